@@ -1,0 +1,43 @@
+"""Message pipelines on Apache Spark with a decision for every single message.
+
+from ebbflow import Datum, Message, Pipeline, nack
+
+def enrich(datum: Datum) -> Message:
+    if not ready(datum):
+        nack(delay="700ms", reason="customer not known yet")
+    return Message(datum.value.upper())
+
+Pipeline("orders").source("in", generator={"messages": 100}).map("enrich", enrich).sink(
+    "out", log=True
+).run(drain=True)
+"""
+
+from ebbflow.errors import (
+    ContractViolation,
+    EbbflowError,
+    MessageTooLarge,
+    SetupError,
+    SpecError,
+    TargetError,
+)
+from ebbflow.message import Datum, Message, Response
+from ebbflow.options import Nack, NackOptions, nack
+from ebbflow.pipeline import Pipeline
+from ebbflow.version import __version__
+
+__all__ = [
+    "ContractViolation",
+    "Datum",
+    "EbbflowError",
+    "Message",
+    "MessageTooLarge",
+    "Nack",
+    "NackOptions",
+    "Pipeline",
+    "Response",
+    "SetupError",
+    "SpecError",
+    "TargetError",
+    "__version__",
+    "nack",
+]

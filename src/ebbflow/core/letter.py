@@ -1,0 +1,109 @@
+"""The dead letter: a message that left the pipeline, with all that is known about why.
+
+A letter is a plain JetStream message: the body is the original value and the headers carry the
+facts, so that any NATS tool can read it. ``to_headers`` and ``from_message`` are inverse.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+PREFIX = "Ebbflow-"
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """One dead letter. ``size`` is the length of the original value when ``value`` was cut."""
+
+    id: str
+    vertex: str
+    value: bytes
+    reason: str
+    error: str | None
+    traceback: str | None
+    deliveries: int
+    first_seen: datetime | None
+    last_seen: datetime
+    event_time: datetime | None
+    keys: list[str]
+    headers: dict[str, str]
+    metadata: dict[str, dict[str, bytes]]
+    size: int | None = None
+
+    def fitting(self, limit: int) -> Letter:
+        """This letter, its value cut if it would not fit into a message of ``limit`` bytes."""
+        taken = sum(len(k) + len(v) + 4 for k, v in self.to_headers().items()) + 1024
+        if len(self.value) + taken <= limit:
+            return self
+        facts = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        facts |= {"value": self.value[: max(0, limit - taken)], "size": len(self.value)}
+        if taken > limit:
+            facts |= {"headers": {}, "metadata": {}, "keys": [], "traceback": None}
+        return Letter(**facts)
+
+    def to_headers(self) -> dict[str, str]:
+        """The facts as message headers; absent facts have no header."""
+        metadata = {
+            group: {key: base64.b64encode(value).decode() for key, value in entries.items()}
+            for group, entries in self.metadata.items()
+        }
+        facts: dict[str, Any] = {
+            "Id": self.id,
+            "Vertex": self.vertex,
+            "Reason": self.reason,
+            "Error": self.error,
+            "Traceback": self.traceback,
+            "Deliveries": self.deliveries,
+            "First-Seen": _iso(self.first_seen),
+            "Last-Seen": _iso(self.last_seen),
+            "Event-Time": _iso(self.event_time),
+            "Keys": self.keys or None,
+            "Headers": self.headers or None,
+            "Metadata": metadata or None,
+            "Size": self.size,
+        }
+        # JSON keeps every header on one line of plain ASCII, which is all that NATS carries.
+        return {PREFIX + name: json.dumps(f) for name, f in facts.items() if f is not None}
+
+    @classmethod
+    def from_message(cls, value: bytes, headers: Mapping[str, str]) -> Letter:
+        """The letter that a message of the dead-letter stream holds."""
+        facts = {
+            name.removeprefix(PREFIX): json.loads(text)
+            for name, text in headers.items()
+            if name.startswith(PREFIX)
+        }
+        last_seen = _time(facts["Last-Seen"])
+        assert last_seen is not None
+        return cls(
+            id=facts["Id"],
+            vertex=facts["Vertex"],
+            value=value,
+            reason=facts["Reason"],
+            error=facts.get("Error"),
+            traceback=facts.get("Traceback"),
+            deliveries=facts["Deliveries"],
+            first_seen=_time(facts.get("First-Seen")),
+            last_seen=last_seen,
+            event_time=_time(facts.get("Event-Time")),
+            keys=facts.get("Keys", []),
+            headers=facts.get("Headers", {}),
+            metadata={
+                group: {key: base64.b64decode(text) for key, text in entries.items()}
+                for group, entries in facts.get("Metadata", {}).items()
+            },
+            size=facts.get("Size"),
+        )
+
+
+def _iso(time: datetime | None) -> str | None:
+    return None if time is None else time.astimezone(UTC).isoformat()
+
+
+def _time(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)

@@ -1,0 +1,115 @@
+"""How far a partition of a vertex is, as one record that is replaced by compare-and-set.
+
+A vertex reads two streams: its inlet (the buffer, or the source) and its redeliveries. Each has a
+``Mark`` up to which everything is settled (``done``) and one up to which publishing may have begun
+(``intent``). After a crash the rows between the two are replayed as exactly one chunk, so that
+outputs carry the ids they had and JetStream drops the copies. The counts are part of the record:
+they change in the same write as ``done``, so they are exact across crashes.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ebbflow.outcome import Counts
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Mark:
+    """All frames up to sequence ``seq``, and ``row`` rows of the frame that follows it."""
+
+    seq: int = 0
+    row: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A mark in each of the two streams."""
+
+    inlet: Mark = Mark()
+    redelivery: Mark = Mark()
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The record of one partition. ``lineage`` tells apart pipelines that were started anew.
+
+    ``owner`` is the task that claimed it, ``attempts`` counts the tasks that have taken up the
+    present intent, and ``exhausted`` is set when a source has nothing more to give, for good.
+    """
+
+    lineage: str
+    epoch: int = 0
+    owner: str = ""
+    done: Span = Span()
+    intent: Span = Span()
+    attempts: int = 0
+    exhausted: bool = False
+    counts: Counts = field(default_factory=Counts)
+
+    def claimed(self, owner: str) -> Position:
+        """As a new task takes it over; the old one's next write will fail."""
+        return replace(self, epoch=self.epoch + 1, owner=owner, attempts=self.attempts + 1)
+
+    def intending(self, end: Span) -> Position:
+        """Before anything of the chunk that ends at ``end`` is published."""
+        return replace(self, intent=end)
+
+    def settled(self, end: Span, counts: Counts) -> Position:
+        """After everything of the chunk that ends at ``end`` is confirmed."""
+        total = self.counts + counts
+        return replace(self, done=end, intent=end, counts=total, attempts=0)
+
+    @property
+    def replays(self) -> bool:
+        """Whether a chunk was begun and not settled."""
+        return self.done != self.intent
+
+    def to_json(self) -> bytes:
+        """The record as it is stored."""
+        return json.dumps(
+            {
+                "lineage": self.lineage,
+                "epoch": self.epoch,
+                "owner": self.owner,
+                "done": _dump(self.done.inlet),
+                "intent": _dump(self.intent.inlet),
+                "redelivery_done": _dump(self.done.redelivery),
+                "redelivery_intent": _dump(self.intent.redelivery),
+                "attempts": self.attempts,
+                "exhausted": self.exhausted,
+                "counts": self.counts.as_dict(),
+            }
+        ).encode()
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> Position:
+        """The record from what was stored."""
+        stored: dict[str, Any] = json.loads(raw)
+        return cls(
+            lineage=stored["lineage"],
+            epoch=stored["epoch"],
+            owner=stored["owner"],
+            done=Span(Mark(*stored["done"]), Mark(*stored["redelivery_done"])),
+            intent=Span(Mark(*stored["intent"]), Mark(*stored["redelivery_intent"])),
+            attempts=stored["attempts"],
+            exhausted=stored["exhausted"],
+            counts=Counts(**stored["counts"]),
+        )
+
+
+def _dump(mark: Mark) -> list[int]:
+    return [mark.seq, mark.row]
+
+
+def chunk_key(lineage: str, vertex: str, partition: int, start: Span, end: Span) -> str:
+    """A name for the rows between two spans that no other rows of any run will ever have."""
+    inlet = f"{_text(start.inlet)}-{_text(end.inlet)}"
+    redelivery = f"{_text(start.redelivery)}-{_text(end.redelivery)}"
+    return f"{lineage}:{vertex}:{partition}:{inlet}:{redelivery}"
+
+
+def _text(mark: Mark) -> str:
+    return f"{mark.seq}.{mark.row}" if mark.row else str(mark.seq)

@@ -1,0 +1,68 @@
+"""Whether a message comes back, when, and how often: the rules of nack and of failed user code.
+
+Guarantees: ``max_deliveries: n`` allows exactly n redeliveries; a redelivery is never due before
+the delay asked for is over; an exception can be retried only as often as the policy says.
+"""
+
+from __future__ import annotations
+
+import traceback
+
+from ebbflow.errors import MessageTooLarge
+from ebbflow.options import Backoff, Nack, NackOptions
+from ebbflow.outcome import DeadLetter, Outcome, Redeliver
+
+MAX_ERROR = 2_000
+MAX_TRACEBACK = 8_000
+
+# Due times are rounded up to a grid so that rows nacked together travel together.
+_GRID = ((1_000, 10), (60_000, 100))
+_COARSE = 1_000
+
+
+def nacked(options: NackOptions | None, deliveries: int, failures: int) -> Outcome:
+    """The outcome of a nack of a message that has been delivered ``deliveries`` times."""
+    wish = options or NackOptions()
+    if wish.max_deliveries is not None and deliveries > wish.max_deliveries:
+        return DeadLetter(
+            wish.reason or "nacked",
+            error=f"nacked on delivery {deliveries}; max_deliveries is {wish.max_deliveries}",
+        )
+    return Redeliver(wish.delay or 0, wish.reason, failures)
+
+
+def failed(
+    error: BaseException, deliveries: int, failures: int, policy: Backoff, chance: float = 0.5
+) -> Outcome:
+    """The outcome of user code that raised: a nack if it asked for one, else back-off."""
+    if isinstance(error, Nack):
+        return nacked(error.options, deliveries, failures)
+    text = describe(error)
+    if isinstance(error, MessageTooLarge) or failures >= policy.steps:
+        return DeadLetter(_reason(error), error=text, traceback=trace(error))
+    return Redeliver(policy.wait(failures + 1, chance), text, failures + 1)
+
+
+def _reason(error: BaseException) -> str:
+    return "message too large" if isinstance(error, MessageTooLarge) else type(error).__name__
+
+
+def describe(error: BaseException) -> str:
+    """Type and text of an error on one line, cut to a length that fits a header."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    text = text.encode("utf-8", "replace").decode()
+    return text if len(text) <= MAX_ERROR else text[: MAX_ERROR - 1] + "…"
+
+
+def trace(error: BaseException) -> str:
+    """The traceback, its end kept when it is long: that is where the error is."""
+    text = "".join(traceback.format_exception(error)).encode("utf-8", "replace").decode()
+    return text if len(text) <= MAX_TRACEBACK else "…" + text[-MAX_TRACEBACK + 1 :]
+
+
+def due_time(now_ms: int, delay: int) -> int:
+    """When a redelivery is due, in epoch milliseconds: never early, late by at most 1 s."""
+    if delay <= 0:
+        return now_ms
+    grid = next((step for below, step in _GRID if delay < below), _COARSE)
+    return -(-(now_ms + delay) // grid) * grid

@@ -1,0 +1,41 @@
+"""Which edges an output follows: tag conditions as Numaflow has them.
+
+No condition forwards to all. ``or`` wants any of the values among the tags, ``and`` all of them,
+``not`` none of them; a message without tags has an empty set of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Operator = Literal["and", "or", "not"]
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A way out of a vertex, to the buffers of the next one."""
+
+    to: str
+    partitions: int = 1
+    operator: Operator = "or"
+    values: frozenset[str] = frozenset()
+
+    def accepts(self, tags: Sequence[str]) -> bool:
+        """Whether a message with these tags goes this way."""
+        if not self.values:
+            return True
+        if self.operator == "and":
+            return self.values.issubset(tags)
+        return self.values.isdisjoint(tags) is (self.operator == "not")
+
+
+def route(edges: Sequence[Edge], tags: Sequence[Sequence[str]]) -> list[list[int]]:
+    """For each edge the indexes of the outputs that follow it."""
+    return [
+        list(range(len(tags)))
+        if not edge.values
+        else [index for index, these in enumerate(tags) if edge.accepts(these)]
+        for edge in edges
+    ]

@@ -1,0 +1,162 @@
+"""Every error Ebbflow raises, as one small tree.
+
+    EbbflowError
+    ├── SetupError               this machine or its configuration: Java, state folder, NATS server
+    ├── SpecError                a pipeline that does not lint; carries the problems
+    ├── TargetError              a ``module:attribute`` that cannot be used as user code
+    ├── ContractViolation        user code broke the rules of its role (see docs/guarantees.md)
+    ├── MessageTooLarge          a message that no JetStream message can hold
+    ├── Fenced                   another task owns this partition now
+    └── PublishError             JetStream did not take a message
+        ├── NoStreamResponse     nobody listened on the subject
+        ├── PublishTimeout       no answer before the deadline
+        ├── BufferFull           the stream is at its limit
+        └── PermanentPublishError  the server refused the message for good
+
+Each keeps its facts as attributes, says what to do next and survives pickling, because
+errors travel from Spark's workers to the driver. ``Nack`` is not here: it is an answer,
+not an error (see ``options``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ebbflow.spec.problem import Problem
+
+
+class EbbflowError(Exception):
+    """The root of the tree; catching it catches everything Ebbflow raises on purpose.
+
+    Subclasses pass their constructor arguments on to ``Exception`` so that a pickled
+    error is rebuilt with the same attributes.
+    """
+
+
+class SetupError(EbbflowError):
+    """Something about this machine stands in the way; the text ends with the next step."""
+
+    def __init__(self, what: str, next_step: str = "") -> None:
+        super().__init__(what, next_step)
+        self.what = what
+        self.next_step = next_step
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.next_step}".rstrip()
+
+
+class SpecError(EbbflowError):
+    """A pipeline that does not lint. ``problems`` are the lines that ``ebbflow lint`` prints."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__(tuple(problems))
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        return "\n".join(str(problem) for problem in self.problems)
+
+
+class TargetError(EbbflowError):
+    """User code named by ``module:attribute`` cannot be imported or is of the wrong kind."""
+
+    def __init__(self, target: str, reason: str) -> None:
+        super().__init__(target, reason)
+        self.target = target
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"cannot use {self.target!r}: {self.reason}"
+
+
+class ContractViolation(EbbflowError):
+    """User code answered in a way its role does not allow; the messages are redelivered."""
+
+    def __init__(self, vertex: str, what: str, ids: Sequence[str] = (), fix: str = "") -> None:
+        super().__init__(vertex, what, tuple(ids), fix)
+        self.vertex = vertex
+        self.what = what
+        self.ids = tuple(ids)
+        self.fix = fix
+
+    def __str__(self) -> str:
+        shown = ", ".join(self.ids[:5]) + (f" and {len(self.ids) - 5} more" * (len(self.ids) > 5))
+        about = f" (ids: {shown})" if self.ids else ""
+        return f"{self.vertex}: {self.what}{about}. {self.fix}".rstrip()
+
+
+class MessageTooLarge(EbbflowError):
+    """A message over the server's limit. Its input is dead-lettered: a retry cannot help."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(size, limit)
+        self.size = size
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return (
+            f"message of {self.size:,} bytes is over the limit of {self.limit:,} bytes; "
+            "split it, store it elsewhere and send a reference, or raise max_payload of the server"
+        )
+
+
+class Fenced(EbbflowError):
+    """Another task has claimed this partition, so this one must stop without settling."""
+
+    def __init__(self, vertex: str, partition: int) -> None:
+        super().__init__(vertex, partition)
+        self.vertex = vertex
+        self.partition = partition
+
+    def __str__(self) -> str:
+        return f"another task now owns partition {self.partition} of {self.vertex}"
+
+
+class PublishError(EbbflowError):
+    """JetStream did not confirm a message. ``attempts`` and ``seconds`` say what was tried."""
+
+    problem = "not confirmed"
+
+    def __init__(self, subject: str, attempts: int, seconds: float, detail: str = "") -> None:
+        super().__init__(subject, attempts, seconds, detail)
+        self.subject = subject
+        self.attempts = attempts
+        self.seconds = seconds
+        self.detail = detail
+
+    def __str__(self) -> str:
+        tries = f"{self.attempts} attempt{'s' * (self.attempts != 1)}"
+        text = f"{self.subject}: {self.problem} after {tries} in {self.seconds:.2f} s"
+        return f"{text}: {self.detail}" if self.detail else text
+
+
+class NoStreamResponse(PublishError):
+    """Every attempt was answered with "no responders": no stream has this subject."""
+
+    problem = "no response from stream"
+
+
+class PublishTimeout(PublishError):
+    """The deadline came before an answer."""
+
+    problem = "no confirmation before the deadline"
+
+
+class BufferFull(PublishError):
+    """The stream is at its limit (server error 10077); the caller decides whether to wait."""
+
+    problem = "buffer full"
+
+
+class PermanentPublishError(PublishError):
+    """The server refused the message in a way that another attempt cannot change."""
+
+    problem = "refused by the server"
+
+    def __init__(
+        self, subject: str, attempts: int, seconds: float, detail: str = "", code: int = 0
+    ) -> None:
+        super().__init__(subject, attempts, seconds, detail)
+        self.args = (subject, attempts, seconds, detail, code)
+        self.code = code

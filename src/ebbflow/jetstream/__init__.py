@@ -1,0 +1,1 @@
+"""NATS JetStream: connections, publishing, reading by sequence, positions, the embedded server."""

@@ -1,0 +1,63 @@
+"""What the streams, subjects and buckets of a pipeline are called.
+
+Pipeline and vertex names are DNS labels, which have no ``_`` and no ``.``, so names built with
+these cannot run into each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The names of one pipeline."""
+
+    pipeline: str
+
+    def buffer(self, vertex: str, partition: int) -> str:
+        """The stream that holds the frames a partition reads."""
+        return f"ebb_{self.pipeline}_{vertex}_{partition}"
+
+    def buffer_subject(self, vertex: str, partition: int) -> str:
+        """Where frames for a partition are published."""
+        return f"ebb.{self.pipeline}.vertex.{vertex}.{partition}.in"
+
+    def redelivery(self, vertex: str, partition: int) -> str:
+        """The stream that holds what a partition is to get again."""
+        return f"ebb_{self.pipeline}_{vertex}_{partition}_redelivery"
+
+    def due_subject(self, vertex: str, partition: int) -> str:
+        """Where redeliveries are once they are due."""
+        return f"ebb.{self.pipeline}.vertex.{vertex}.{partition}.due"
+
+    def later_subject(self, vertex: str, partition: int, one: str = ">") -> str:
+        """Where a redelivery waits; each has a subject of its own, or it would replace another."""
+        return f"ebb.{self.pipeline}.vertex.{vertex}.{partition}.later.{one}"
+
+    @property
+    def dead_letters(self) -> str:
+        """The stream of dead letters."""
+        return f"ebb_{self.pipeline}_deadletters"
+
+    def dead_letter_subject(self, vertex: str = "*") -> str:
+        """Where dead letters of a vertex are published."""
+        return f"ebb.{self.pipeline}.dead.{vertex}"
+
+    @property
+    def positions(self) -> str:
+        """The key-value bucket of positions."""
+        return f"ebb_{self.pipeline}_positions"
+
+    def position_key(self, vertex: str, partition: int) -> str:
+        """The key of one partition's position."""
+        return f"{vertex}.{partition}"
+
+    @property
+    def control_subject(self) -> str:
+        """Where tasks hear that they are to end. Not stored."""
+        return f"ebb.{self.pipeline}.control"
+
+    def event_subject(self, kind: str = "*") -> str:
+        """Where tasks tell the driver what people may want to see. Not stored."""
+        return f"ebb.{self.pipeline}.event.{kind}"

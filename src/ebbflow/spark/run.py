@@ -1,0 +1,290 @@
+"""A run: everything a pipeline needs is started, watched and stopped here, on the driver.
+
+The order of stopping matters: tasks settle what they hold while NATS and Spark are still there,
+then Spark ends, then the embedded server. Whatever fails on the way, all that was started is
+stopped again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nats.aio.msg import Msg
+
+from ebbflow.jetstream.connection import Link, Server, check_version
+from ebbflow.jetstream.names import Names
+from ebbflow.jetstream.positions import read_all
+from ebbflow.jetstream.server import EmbeddedServer, StateFolder
+from ebbflow.options import Duration, milliseconds
+from ebbflow.outcome import Counts
+from ebbflow.spark import provision
+from ebbflow.spark.plan import VertexPlan, make_plans
+from ebbflow.spark.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from ebbflow.spec.model import PipelineSpec
+
+NATS_URL = "EBBFLOW_NATS_URL"
+_LOOK_EVERY = 0.5
+_STOP_TIMEOUT = 40.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How to run a pipeline. ``drain`` ends it when everything is processed."""
+
+    drain: bool = False
+    timeout: float | None = None
+    master: str | None = None
+    state: Path = Path(".ebbflow")
+    nats: str | None = None
+    nats_port: int = 0
+    durable: bool = False
+    fresh: bool = False
+    epoch: float = 30.0
+    conf: Mapping[str, str] = field(default_factory=dict)
+    search: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VertexView:
+    """One vertex as people see it while it runs."""
+
+    counts: Counts
+    restarts: int
+    failure: str | None
+    nack_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a run came to: counts of this run, and of the pipeline since it was first started."""
+
+    pipeline: str
+    ended: str
+    seconds: float
+    vertices: dict[str, Counts]
+    totals: dict[str, Counts]
+
+    def to_json(self) -> str:
+        """As ``--summary`` writes it."""
+        return json.dumps(
+            {
+                "pipeline": self.pipeline,
+                "ended": self.ended,
+                "seconds": round(self.seconds, 3),
+                "vertices": {name: c.as_dict() for name, c in self.vertices.items()},
+                "totals": {name: c.as_dict() for name, c in self.totals.items()},
+            },
+            indent=2,
+        )
+
+
+class Watcher(Protocol):
+    """Whoever shows a run to people."""
+
+    def stage(self, text: str) -> None:
+        """Something is being started or stopped."""
+
+    def line(self, text: str) -> None:
+        """Something a vertex printed."""
+
+    def look(self, views: Mapping[str, VertexView]) -> None:
+        """The state of all vertices, about twice a second."""
+
+
+class Silent:
+    """Shows nothing."""
+
+    def stage(self, text: str) -> None:
+        """Nothing."""
+
+    def line(self, text: str) -> None:
+        """Nothing."""
+
+    def look(self, views: Mapping[str, VertexView]) -> None:
+        """Nothing."""
+
+
+def run_pipeline(
+    spec: PipelineSpec,
+    *,
+    watcher: Watcher | None = None,
+    timeout: Duration | None = None,
+    **options: Any,
+) -> Summary:
+    """Run a pipeline until it is drained, timed out or stopped. Options as in ``RunOptions``.
+
+    Runs on the driver and blocks. Raises ``SetupError`` when the machine is not ready for it.
+    """
+    seconds = None if timeout is None else milliseconds(timeout) / 1000
+    run = Run(spec, RunOptions(timeout=seconds, **options), watcher or Silent())
+    return run.execute()
+
+
+class Run:
+    """One run of one pipeline."""
+
+    def __init__(self, spec: PipelineSpec, options: RunOptions, watcher: Watcher) -> None:
+        self._spec = spec
+        self._options = options
+        self._watcher = watcher
+        self._names = Names(spec.name)
+        self._stop = threading.Event()
+        self._reasons: dict[str, str] = {}
+
+    def execute(self) -> Summary:
+        """Start everything, wait for the end, stop everything, say what came of it."""
+        began = time.monotonic()
+        with ExitStack() as stack:
+            self._watcher.stage("starting NATS")
+            self._link = stack.enter_context(
+                connected(self._options.state, self._options.nats, self._options)
+            )
+            plans = self._plans()
+            before = self._totals(plans)
+            self._watcher.stage("starting Spark")
+            stack.enter_context(self._listening())
+            spark = stack.enter_context(self._session(plans))
+            supervisor = Supervisor(spark, plans, self._options.epoch)
+            stack.enter_context(self._signals())
+            supervisor.start()
+            self._watcher.stage("running")
+            try:
+                ended = self._wait(plans, supervisor, before)
+            finally:
+                self._watcher.stage("stopping")
+                supervisor.stop(self._tell_stop, _STOP_TIMEOUT)
+            self._look(plans, supervisor, before)
+            self._link.flush()
+            totals = self._totals(plans)
+        vertices = {name: totals[name] - before[name] for name in totals}
+        return Summary(self._spec.name, ended, time.monotonic() - began, vertices, totals)
+
+    def _plans(self) -> list[VertexPlan]:
+        link, search = self._link, self._options.search
+        if self._options.fresh:
+            link.run(provision.remove(link, self._spec.name))
+        plans = make_plans(
+            self._spec, link.server, link.client.max_payload, str(search) if search else None
+        )
+        link.run(provision.provision(link, plans))
+        return plans
+
+    def _session(self, plans: Sequence[VertexPlan]) -> AbstractContextManager[SparkSession]:
+        from ebbflow.spark.session import session
+
+        tasks = sum(plan.partitions for plan in plans)
+        options = self._options
+        logs = options.state.resolve() / "logs"
+        return session(self._spec.name, options.master, tasks, logs, options.conf)
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Hear what tasks have to tell."""
+        subject = self._names.event_subject()
+        subscription = self._link.run(self._link.client.subscribe(subject, cb=self._on_event))
+        yield
+        with contextlib.suppress(Exception):
+            self._link.run(subscription.unsubscribe(), timeout=5)
+
+    async def _on_event(self, message: Msg) -> None:
+        if message.subject.endswith(".log"):
+            self._watcher.line(message.data.decode("utf-8", "replace"))
+        else:
+            told = json.loads(message.data)
+            self._reasons[told["vertex"]] = next(iter(told["reasons"]))
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM end the run in good order. Only the main thread can hear them."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        saved = [signal.signal(number, lambda *_: self._stop.set()) for number in numbers]
+        try:
+            yield
+        finally:
+            for number, handler in zip(numbers, saved, strict=True):
+                signal.signal(number, handler)
+
+    def _wait(
+        self, plans: Sequence[VertexPlan], supervisor: Supervisor, before: dict[str, Counts]
+    ) -> str:
+        timeout = self._options.timeout
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._stop.wait(_LOOK_EVERY):
+            self._look(plans, supervisor, before)
+            if self._options.drain and self._link.run(provision.drained(self._link, plans)):
+                return "drained"
+            if deadline is not None and time.monotonic() > deadline:
+                return "timeout"
+        return "stopped"
+
+    def _look(
+        self, plans: Sequence[VertexPlan], supervisor: Supervisor, before: dict[str, Counts]
+    ) -> None:
+        totals = self._totals(plans)
+        self._watcher.look(
+            {
+                vertex.plan.vertex: VertexView(
+                    totals[vertex.plan.vertex] - before[vertex.plan.vertex],
+                    vertex.restarts,
+                    vertex.failure,
+                    self._reasons.get(vertex.plan.vertex),
+                )
+                for vertex in supervisor.vertices
+            }
+        )
+
+    def _totals(self, plans: Sequence[VertexPlan]) -> dict[str, Counts]:
+        positions = self._link.run(read_all(self._link, self._names))
+        totals = {plan.vertex: Counts() for plan in plans}
+        for (vertex, _), position in positions.items():
+            if vertex in totals:
+                totals[vertex] += position.counts
+        return totals
+
+    def _tell_stop(self) -> None:
+        self._link.run(self._link.client.publish(self._names.control_subject, b"stop"))
+
+
+@contextmanager
+def connected(state: Path, nats: str | None, options: RunOptions | None = None) -> Iterator[Link]:
+    """A link to the user's NATS server, or to an embedded one that is started for it."""
+    url = nats or os.environ.get(NATS_URL)
+    with ExitStack() as stack:
+        server = Server(url) if url else stack.enter_context(embedded(state, options))
+        link = Link(server)
+        stack.callback(link.close)
+        check_version(link)
+        yield link
+
+
+@contextmanager
+def embedded(state: Path, options: RunOptions | None = None) -> Iterator[Server]:
+    """The embedded server in a state folder, for as long as the context lasts."""
+    chosen = options or RunOptions()
+    folder = StateFolder(state)
+    folder.acquire()
+    try:
+        server = EmbeddedServer(folder, port=chosen.nats_port, sync_always=chosen.durable)
+        try:
+            yield server.start()
+        finally:
+            server.stop()
+    finally:
+        folder.release()

@@ -1,0 +1,186 @@
+"""The Spark session of a run: settings that were measured, and a JVM that keeps quiet.
+
+What the JVM has to say goes to ``spark.log`` in the state folder. In local mode everything binds
+to the loopback interface. User settings (``--conf``) win over ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.version import __version__ as pyspark_version
+
+from ebbflow.errors import SetupError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OLDEST_JAVA = 17
+# Slots beyond the tasks, so that a vertex starting again never waits for one that ends.
+_SPARE_SLOTS = 2
+
+_LOG4J = """
+rootLogger.level = warn
+rootLogger.appenderRef.file.ref = file
+appender.file.type = File
+appender.file.name = file
+appender.file.fileName = {log}
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d{{HH:mm:ss.SSS}} %p %c{{1}}: %m%n%ex
+"""
+
+
+@functools.cache
+def java_version() -> int:
+    """The major version of the Java that Spark will use; ``SetupError`` when it will not do."""
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
+    advice = "Install it, on Debian and Ubuntu with: apt-get install openjdk-17-jre-headless"
+    if java is None:
+        where = f"in JAVA_HOME ({home})" if home else "on the path"
+        raise SetupError(f"Spark needs Java 17 or newer, and there is none {where}.", f"{advice}.")
+    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    match = re.search(r'version "(?:1\.)?(\d+)', told)
+    version = int(match[1]) if match else 0
+    if version < OLDEST_JAVA:
+        raise SetupError(f"Spark needs Java {OLDEST_JAVA}, and {java} is {version}.", f"{advice}.")
+    return version
+
+
+@contextlib.contextmanager
+def session(
+    name: str, master: str | None, tasks: int, logs: Path, conf: Mapping[str, str]
+) -> Iterator[SparkSession]:
+    """Spark for a pipeline of so many tasks: the session there is, or one of its own."""
+    from pyspark.sql import SparkSession
+
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        yield active
+        return
+    spark = start_session(name, master, tasks, logs, conf)
+    try:
+        yield spark
+    finally:
+        stop_session(spark)
+
+
+def start_session(
+    name: str, master: str | None, tasks: int, logs: Path, conf: Mapping[str, str]
+) -> SparkSession:
+    """Start Spark with the settings that suit resident tasks."""
+    from pyspark.sql import SparkSession
+
+    java_version()
+    logs.mkdir(parents=True, exist_ok=True)
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    local = master is None or master.startswith("local")
+    if local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.appName(f"ebbflow {name}").master(
+        master or f"local[{tasks + _SPARE_SLOTS}]"
+    )
+    for key, value in {**_settings(logs, local), **conf}.items():
+        builder = builder.config(key, value)
+    with _quiet(logs / "jvm.log"):
+        return builder.getOrCreate()
+
+
+def stop_session(spark: SparkSession) -> None:
+    """Stop Spark and wait until its JVM is gone, so that nothing is left running."""
+    from pyspark import SparkContext
+
+    spark.stop()
+    gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
+    process = getattr(gateway, "proc", None)
+    if gateway is None or process is None:
+        return
+    gateway.shutdown()
+    process.stdin.close()
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    ClassArchive().keep()
+
+
+class ClassArchive:
+    """The JVM's loaded classes, kept from the first run on: later ones start in half the time.
+
+    One file per user and version of Spark and Java, in the user's cache folder. It is written
+    under another name and moved into place whole, so that a killed JVM leaves no broken one.
+    """
+
+    def __init__(self) -> None:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        self._folder = cache / "ebbflow"
+        self._file = self._folder / f"spark-{pyspark_version}-java-{java_version()}.jsa"
+        self._draft = f"{self._file}.{os.getpid()}"
+
+    def java_option(self) -> str:
+        """How the JVM is to use the archive, or to write it when there is none."""
+        if self._file.exists():
+            # The archive holds for one collector only; for a driver this small it is the best.
+            return f"-XX:+UseSerialGC -XX:SharedArchiveFile={self._file} -Xlog:cds=off"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return "-XX:+UseSerialGC"
+        return f"-XX:+UseSerialGC -XX:ArchiveClassesAtExit={self._draft} -Xlog:cds=off"
+
+    def keep(self) -> None:
+        """Move what the JVM of this process wrote into place, once it has ended."""
+        with contextlib.suppress(OSError):
+            os.replace(self._draft, self._file)
+
+
+def _settings(logs: Path, local: bool) -> dict[str, str]:
+    log4j = logs / "log4j2.properties"
+    log4j.write_text(_LOG4J.format(log=logs / "spark.log"), encoding="utf-8")
+    # The JVM only places tasks; compiling it to the last bit costs start-up time for nothing.
+    java = f"-XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile=file:{log4j}"
+    settings = {
+        "spark.driver.extraJavaOptions": java,
+        "spark.scheduler.mode": "FAIR",
+        "spark.speculation": "false",
+        "spark.python.daemon.module": "ebbflow.spark.daemon",
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.warehouse.dir": str(logs / "warehouse"),
+        "spark.sql.ui.retainedExecutions": "20",
+        "spark.ui.retainedJobs": "100",
+        "spark.ui.retainedStages": "100",
+        "spark.ui.retainedTasks": "1000",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.ui.enabled": "false",
+    }
+    if local:
+        settings["spark.driver.extraJavaOptions"] += f" {ClassArchive().java_option()}"
+        settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    return settings
+
+
+@contextlib.contextmanager
+def _quiet(log: Path) -> Iterator[None]:
+    """Give the JVM that is started inside a file to write to, instead of our terminal."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with open(log, "ab") as file:
+        saved = os.dup(1), os.dup(2)
+        try:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+            yield
+        finally:
+            for descriptor, number in zip(saved, (1, 2), strict=True):
+                os.dup2(descriptor, number)
+                os.close(descriptor)

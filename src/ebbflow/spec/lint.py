@@ -1,0 +1,128 @@
+"""Every problem of a pipeline at once: ``lint`` and ``load`` for files, ``check`` and ``build``.
+
+Files and pipelines built in Python go through the same rules; only the way a place is named
+differs. Problems come in the order in which a reader meets them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ebbflow.errors import SpecError
+from ebbflow.spec.document import read
+from ebbflow.spec.fields import shown
+from ebbflow.spec.graph import check_graph
+from ebbflow.spec.model import API_VERSION, PipelineSpec
+from ebbflow.spec.problem import FieldPath, Finding, Problem
+from ebbflow.spec.support import KINDS_NOT_YET, check_support
+from ebbflow.spec.validate import concerns, validate
+from ebbflow.spec.vertices import check_vertices
+
+_FIELDS = ("apiVersion", "kind", "metadata", "spec")
+
+
+def lint(path: str | Path) -> list[Problem]:
+    """Every problem in every document of the file, in order; none if it can be run."""
+    return _examine_file(Path(path))[1]
+
+
+def load(path: str | Path) -> PipelineSpec:
+    """The one pipeline in the file; ``SpecError`` with all problems if there are any."""
+    specs, problems = _examine_file(Path(path))
+    if len(specs) > 1 and not problems:
+        message = f"one pipeline is expected here, but the file holds {len(specs)}"
+        problems = [Problem(str(path), 1, 1, "EB006", message)]
+    if problems:
+        raise SpecError(problems)
+    return specs[0]
+
+
+def check(spec: PipelineSpec, search: Path | None = None) -> list[Problem]:
+    """Every problem of a model made in Python; ``search`` is where its modules are looked for."""
+    return [_told(finding, spec.model_dump(by_alias=True)) for finding in _rules(spec, search)]
+
+
+def build(data: Mapping[str, Any]) -> PipelineSpec:
+    """A model from what the builder collected; ``SpecError`` with all problems if there are any.
+
+    Fields may have Python's names or YAML's.
+    """
+    spec, findings = _examine(data, None, python_names=True)
+    if findings or spec is None:
+        raise SpecError([_told(finding, data) for finding in findings])
+    return spec
+
+
+def _examine_file(file: Path) -> tuple[list[PipelineSpec], list[Problem]]:
+    documents, problems = read(file)
+    specs: list[PipelineSpec] = []
+    for document in documents:
+        spec, findings = _examine_document(document.data, file.parent)
+        specs += [spec] if spec is not None else []
+        problems += [*document.problems, *map(document.problem, findings)]
+    return specs, sorted(problems, key=lambda problem: (problem.line, problem.column))
+
+
+def _examine_document(data: Any, search: Path) -> tuple[PipelineSpec | None, list[Finding]]:
+    header = list(_header(data))
+    if not isinstance(data, dict) or data.get("kind", "Pipeline") != "Pipeline":
+        return None, header
+    # A wrong apiVersion has been reported; the rest is still worth reading.
+    spec, findings = _examine({**data, "apiVersion": API_VERSION}, search, python_names=False)
+    return spec, [*header, *findings]
+
+
+def _header(data: Any) -> Iterator[Finding]:
+    if not isinstance(data, dict):
+        message = f"a pipeline is a mapping of {', '.join(_FIELDS)}, not {shown(data)}"
+        yield Finding("EB103", message, ())
+        return
+    if data.get("apiVersion") != API_VERSION:
+        yield from _wrong_header("apiVersion", data, API_VERSION)
+    kind = data.get("kind")
+    if kind in KINDS_NOT_YET:
+        yield Finding("EB901", f"kind {kind} is not supported yet", ("kind",))
+    elif kind != "Pipeline":
+        yield from _wrong_header("kind", data, "Pipeline")
+
+
+def _wrong_header(field: str, data: Mapping[str, Any], expected: str) -> Iterator[Finding]:
+    if field in data:
+        message = f"unknown {field} {shown(data[field])}; expected {expected}"
+        yield Finding("EB005", message, (field,))
+    else:
+        yield Finding("EB102", f"{field!r} is missing; write {field}: {expected}", (field,))
+
+
+def _examine(
+    data: Any, search: Path | None, *, python_names: bool
+) -> tuple[PipelineSpec | None, list[Finding]]:
+    spec, wrong = validate(data, python_names=python_names)
+    if spec is None:
+        return None, wrong
+    echoes = [finding.path for finding in wrong]
+    more = [one for one in _rules(spec, search) if not any(concerns(one, path) for path in echoes)]
+    return spec, [*wrong, *more]
+
+
+def _rules(spec: PipelineSpec, search: Path | None) -> Iterable[Finding]:
+    yield from check_vertices(spec, search)
+    yield from check_graph(spec)
+    yield from check_support(spec)
+
+
+def _told(finding: Finding, data: Mapping[str, Any]) -> Problem:
+    parts = [f"pipeline {data['metadata']['name']}", *_part(finding.path, data)]
+    return Problem("", 0, 0, finding.code, finding.message, ", ".join(parts))
+
+
+def _part(path: FieldPath, data: Mapping[str, Any]) -> list[str]:
+    match path:
+        case ("spec", "vertices", int(index), *_):
+            return [f"vertex {data['spec']['vertices'][index]['name']}"]
+        case ("spec", "edges", int(index), *_):
+            edge = data["spec"]["edges"][index]
+            return [f"edge {edge['from']} → {edge['to']}"]
+    return []

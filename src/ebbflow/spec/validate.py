@@ -1,0 +1,142 @@
+"""Plain data → the model, with every wrong field found.
+
+A wrong field does not hide the rest: it is set aside, so that a model can still be made and the
+rules about vertices and edges can look at it. ``concerns`` then tells which of their findings are
+only echoes of a field that has been reported already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from ebbflow.spec.fields import shown
+from ebbflow.spec.model import PipelineSpec
+from ebbflow.spec.nearest import did_you_mean
+from ebbflow.spec.problem import CODES, FieldPath, Finding
+
+_EXPECTED = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "model_type": "a mapping",
+}
+_LIMITS = {
+    "greater_than_equal": "at least {ge:g}",
+    "less_than_equal": "at most {le:g}",
+    "less_than": "below {lt:g}",
+    "finite_number": "finite",
+    "literal_error": "{expected}",
+}
+_ROUNDS = 8
+
+
+def validate(data: Any, *, python_names: bool) -> tuple[PipelineSpec | None, list[Finding]]:
+    """The model and what is wrong with its fields.
+
+    ``python_names`` accepts ``read_batch_size`` beside ``readBatchSize``. With findings, the
+    model is only good for looking for more; ``None`` if too little was left to make one.
+    """
+    findings: list[Finding] | None = None
+    rest = _copied(data)
+    for _ in range(_ROUNDS):
+        try:
+            model = PipelineSpec.model_validate(rest, by_alias=True, by_name=python_names)
+        except ValidationError as error:
+            errors = error.errors(include_url=False)
+            findings = findings if findings is not None else [_finding(one) for one in errors]
+            for one in errors:
+                _set_aside(rest, one["loc"], one["type"])
+        else:
+            return model, findings or []
+    return None, findings or []
+
+
+def concerns(finding: Finding, path: FieldPath) -> bool:
+    """Whether the finding is about this field, something in it or something around it."""
+    shorter = min(len(finding.path), len(path))
+    return finding.path[:shorter] == path[:shorter]
+
+
+def _finding(error: ErrorDetails) -> Finding:
+    kind, path = error["type"], error["loc"]
+    label = _label(path)
+    if kind in CODES:
+        return Finding(kind, f"{label}: {error['msg']}", path)
+    if kind == "extra_forbidden":
+        return Finding("EB101", _unknown(path), path, at_key=True)
+    if kind == "missing":
+        return Finding("EB102", f"{label} is missing", path)
+    if kind in _LIMITS:
+        allowed = _LIMITS[kind].format(**error.get("ctx", {}))
+        return Finding("EB104", f"{label} must be {allowed}, not {shown(error['input'])}", path)
+    if kind in _EXPECTED:
+        return Finding("EB103", f"{label} must be {_EXPECTED[kind]}, not {_given(error)}", path)
+    return Finding("EB103", f"{label}: {error['msg']}", path)
+
+
+def _given(error: ErrorDetails) -> str:
+    value = error["input"]
+    quotable = isinstance(value, bool | int | float)
+    return shown(value) + ("; put it in quotes" * (error["type"] == "string_type" and quotable))
+
+
+def _label(path: FieldPath) -> str:
+    names = [index for index, part in enumerate(path) if isinstance(part, str)]
+    last = names[-1] if names else len(path)
+    return repr("".join(f"[{p}]" if isinstance(p, int) else p for p in path[last:]) or "pipeline")
+
+
+def _unknown(path: FieldPath) -> str:
+    name = str(path[-1])
+    section = _section(path[:-1])
+    names = [str(field.alias) for field in section.model_fields.values()]
+    return f"unknown field {name!r}; {did_you_mean(name, names, 'valid here:')}"
+
+
+def _section(path: FieldPath) -> type[BaseModel]:
+    """The class of the mapping at ``path``."""
+    section: type[BaseModel] = PipelineSpec
+    for part in path:
+        for name, field in section.model_fields.items():
+            if part in (name, field.alias):
+                section = _class_in(field.annotation) or section
+    return section
+
+
+def _class_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_class_in, get_args(annotation))), None)
+
+
+def _copied(value: Any) -> Any:
+    # Not deepcopy: user code stays the very object it is.
+    if isinstance(value, Mapping):
+        return {key: _copied(item) for key, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list) else value
+
+
+def _set_aside(data: Any, path: FieldPath, kind: str) -> None:
+    """Take the wrong field out, or put an empty one in where there has to be one."""
+    for part in path[:-1]:
+        try:
+            data = data[part]
+        except (KeyError, IndexError, TypeError):
+            return
+    last = path[-1] if path else None
+    if isinstance(data, dict) and isinstance(last, str):
+        if kind == "missing" or last in ("name", "from", "to"):
+            data[last] = {} if last in ("metadata", "spec") else _STAND_IN
+        else:
+            data.pop(last, None)
+    elif isinstance(data, list) and isinstance(last, int):
+        data[last] = {} if kind == "model_type" else _STAND_IN
+
+
+_STAND_IN = ""

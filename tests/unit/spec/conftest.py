@@ -1,0 +1,39 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ebbflow.spec.lint import lint
+
+HANDLERS = """
+LIMIT = 3
+
+def enrich(datum):
+    return None
+
+def first_look(datum):
+    return None
+
+class Store:
+    def __call__(self, data):
+        return []
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with user code in it, for a pipeline to be put beside."""
+    (tmp_path / "handlers.py").write_text(HANDLERS)
+    return tmp_path
+
+
+@pytest.fixture
+def problems_of(folder: Path) -> Callable[[str], list[str]]:
+    """Lint a text as a file; problems without the file's name: ``line:col: code message``."""
+
+    def run(text: str) -> list[str]:
+        file = folder / "pipeline.yaml"
+        file.write_text(text)
+        return [str(problem).removeprefix(f"{file}:") for problem in lint(file)]
+
+    return run

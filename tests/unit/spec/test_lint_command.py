@@ -1,0 +1,41 @@
+from pathlib import Path
+
+import typer
+from typer.testing import CliRunner
+
+from ebbflow.cli.lint import lint
+
+GOOD = """\
+apiVersion: numaflow.numaproj.io/v1alpha1
+kind: Pipeline
+metadata: {name: orders}
+spec:
+  vertices:
+  - {name: in, source: {generator: {}}}
+  - {name: out, sink: {log: {}}}
+  edges:
+  - {from: in, to: out}
+"""
+
+app = typer.Typer()
+app.command()(lint)
+
+
+def test_clean_files_are_counted(tmp_path: Path) -> None:
+    for name in ("a.yaml", "b.yaml"):
+        (tmp_path / name).write_text(GOOD)
+    files = [str(tmp_path / "a.yaml"), str(tmp_path / "b.yaml")]
+    one, two = CliRunner().invoke(app, files[:1]), CliRunner().invoke(app, files)
+    assert (one.exit_code, one.stdout) == (0, "1 file ok\n")
+    assert (two.exit_code, two.stdout) == (0, "2 files ok\n")
+
+
+def test_problems_are_printed_one_a_line_and_the_exit_code_is_1(tmp_path: Path) -> None:
+    bad, missing = tmp_path / "bad.yaml", tmp_path / "missing.yaml"
+    bad.write_text(GOOD.replace("to: out", "to: ot"))
+    result = CliRunner().invoke(app, [str(bad), str(missing)])
+    assert result.exit_code == 1
+    assert result.stdout == (
+        f"{bad}:9:20: EB301 there is no vertex 'ot'; did you mean 'out'?\n"
+        f"{missing}:1:1: EB001 cannot be read: No such file or directory\n"
+    )

@@ -1,0 +1,448 @@
+"""Each case changes one thing in a pipeline that lints and says what lint then reports."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ebbflow.spec.problem import CODES
+
+Lint = Callable[[str], list[str]]
+
+GOOD = """\
+apiVersion: numaflow.numaproj.io/v1alpha1
+kind: Pipeline
+metadata: {name: orders}
+spec:
+  vertices:
+  - {name: in, source: {generator: {}}}
+  - {name: enrich, udf: {python: "handlers:enrich"}}
+  - {name: out, sink: {log: {}}}
+  edges:
+  - {from: in, to: enrich}
+  - {from: enrich, to: out}
+"""
+
+NAME_RULE = (
+    "is not a valid name: use at most 63 lower-case letters, digits and '-', "
+    "starting with a letter and not ending with '-'"
+)
+SOURCES = "generator, udsource, http, jetstream, nats, kafka, pulsar, sqs, serving"
+SINKS = "log, blackhole, udsink, kafka, pulsar, sqs, serve"
+IN, ENRICH, OUT = (line for line in GOOD.splitlines() if "name: " in line and "- " in line)
+EDGES = "".join(GOOD.partition("  edges:\n")[1:])
+TO_OUT = "{from: enrich, to: out}"
+
+HEADER = [
+    ("kind: Pipeline\n", "", ["1:1: EB102 'kind' is missing; write kind: Pipeline"]),
+    ("Pipeline\n", "Deployment\n", ["2:7: EB005 unknown kind 'Deployment'; expected Pipeline"]),
+    ("Pipeline\n", "MonoVertex\n", ["2:7: EB901 kind MonoVertex is not supported yet"]),
+    (
+        "v1alpha1",
+        "v2",
+        [
+            "1:13: EB005 unknown apiVersion 'numaflow.numaproj.io/v2'; "
+            "expected numaflow.numaproj.io/v1alpha1"
+        ],
+    ),
+    ("metadata: {name: orders}\n", "", ["1:1: EB102 'metadata' is missing"]),
+    ("{name: orders}", "{}", ["3:11: EB102 'name' is missing"]),
+    ("orders", "Orders", [f"3:18: EB107 'Orders' {NAME_RULE}"]),
+    (GOOD.partition("spec:")[2], " 5\n", ["4:7: EB103 'spec' must be a mapping, not 5"]),
+    (
+        GOOD,
+        "just text\n",
+        ["1:1: EB103 a pipeline is a mapping of apiVersion, kind, metadata, spec, not 'just text'"],
+    ),
+]
+
+FIELDS = [
+    ("  vertices:", "  vertexs:", ["5:3: EB101 unknown field 'vertexs'; did you mean 'vertices'?"]),
+    (
+        "log: {}",
+        "log: {zq: 1}",
+        ["8:30: EB101 unknown field 'zq'; valid here: none"],
+    ),
+    (
+        "{from: in, to: enrich}",
+        "{from: in, to: enrich, zq: 1}",
+        ["10:28: EB101 unknown field 'zq'; valid here: from, to, conditions, onFull"],
+    ),
+    (
+        "generator: {}",
+        "generator: {msg_size: 3}",
+        ["6:37: EB101 unknown field 'msg_size'; did you mean 'msgSize'?"],
+    ),
+    (
+        "generator: {}",
+        "generator: {rpu: '5'}",
+        ["6:42: EB103 'rpu' must be a whole number, not '5'"],
+    ),
+    ("generator: {}", "generator: {rpu: 0}", ["6:42: EB104 'rpu' must be at least 1, not 0"]),
+    (
+        "generator: {}",
+        "generator: {duration: 5}",
+        ["6:47: EB105 'duration': 5 has no unit; write for example 1s"],
+    ),
+    (
+        "generator: {}",
+        "generator: {duration: 5 sec}",
+        ["6:47: EB105 'duration': '5 sec' is not a duration; write for example 700ms, 5s or 1m30s"],
+    ),
+    (
+        "generator: {}",
+        "generator: {valueBlob: 'abc'}",
+        ["6:48: EB106 'valueBlob': not base64: Incorrect padding"],
+    ),
+    ("generator: {}", "generator: 5", ["6:36: EB103 'generator' must be a mapping, not 5"]),
+    (
+        "name: enrich, ",
+        "name: enrich, limits: {readBatchSize: 0}, ",
+        ["7:44: EB104 'readBatchSize' must be at least 1, not 0"],
+    ),
+    (
+        "name: enrich, ",
+        "name: enrich, limits: {bufferUsageLimit: 101}, ",
+        ["7:47: EB104 'bufferUsageLimit' must be at most 100, not 101"],
+    ),
+    (
+        "name: out,",
+        "name: out, partitions: 0,",
+        ["8:29: EB104 'partitions' must be at least 1, not 0"],
+    ),
+    (
+        "name: out,",
+        "name: out, partitions: true,",
+        ["8:29: EB103 'partitions' must be a whole number, not true"],
+    ),
+    (
+        "name: out,",
+        "name: out, ordered: {enabled: 'no'},",
+        ["8:36: EB103 'enabled' must be true or false, not 'no'"],
+    ),
+    (
+        "name: out, ",
+        "",
+        [
+            "8:5: EB102 'name' is missing",
+            "11:24: EB301 there is no vertex 'out'; there are in, enrich",
+        ],
+    ),
+    (
+        "{name: out, sink: {log: {}}}",
+        "out",
+        [
+            "8:5: EB103 'vertices[2]' must be a mapping, not 'out'",
+            "11:24: EB301 there is no vertex 'out'; there are in, enrich",
+        ],
+    ),
+    ("from: in,", "", ["10:5: EB102 'from' is missing", "6:12: EB305 vertex 'in' is in no edge"]),
+]
+
+VERTICES = [
+    (
+        "name: out, sink: {log: {}}",
+        "name: out, udf: {python: 'handlers:enrich'}",
+        ["5:3: EB204 the pipeline has no sink", "8:12: EB304 map 'out' needs an edge out of it"],
+    ),
+    (ENRICH, f"{ENRICH}\n{ENRICH}", ["8:12: EB205 there is already a vertex named 'enrich'"]),
+    (
+        "name: out, sink: {log: {}}",
+        "name: out",
+        [
+            "8:5: EB206 vertex 'out' must have exactly one of source, udf and sink; "
+            "it has none of them",
+        ],
+    ),
+    (
+        "sink: {log: {}}",
+        "sink: {log: {}}, source: {generator: {}}, udf: {python: 'handlers:enrich'}",
+        [
+            "8:5: EB206 vertex 'out' must have exactly one of source, udf and sink; "
+            "it has source, udf and sink",
+        ],
+    ),
+    ("{generator: {}}", "{}", [f"6:24: EB207 'source' needs one of {SOURCES}"]),
+    ("{log: {}}", "{}", [f"8:23: EB207 'sink' needs one of {SINKS}"]),
+    (
+        "{log: {}}",
+        "{log: {}, blackhole: {}}",
+        ["8:23: EB207 'sink' can be only one of log and blackhole"],
+    ),
+    (
+        "name: out,",
+        "name: out-,",
+        [
+            f"8:12: EB107 'out-' {NAME_RULE}",
+            "11:24: EB301 there is no vertex 'out'; did you mean 'out-'?",
+        ],
+    ),
+    (
+        GOOD.partition("  vertices:")[2],
+        " []\n",
+        ["5:3: EB201 the pipeline has no vertices: give it a source and a sink"],
+    ),
+]
+
+USER_CODE = [
+    (
+        '{python: "handlers:enrich"}',
+        "{}",
+        ["7:25: EB208 'udf' has no code: name a Python function with python: module:attribute"],
+    ),
+    (
+        'python: "handlers:enrich"',
+        "container: {image: enrich:1}",
+        [
+            "7:26: EB902 containers are not run yet; name a Python function with "
+            "python: module:attribute"
+        ],
+    ),
+    (
+        "handlers:enrich",
+        "handlers.enrich",
+        ["7:34: EB401 'handlers.enrich' is not of the form module:attribute"],
+    ),
+    ('"handlers:enrich"', "5", ["7:34: EB401 'python': 5 is not of the form module:attribute"]),
+    (
+        "handlers:enrich",
+        "handlers:enrch",
+        [
+            "7:34: EB402 cannot use 'handlers:enrch': "
+            "'handlers' has no 'enrch'; did you mean 'enrich'?"
+        ],
+    ),
+    (
+        "{generator: {}}",
+        "{generator: {}, transformer: {python: 'nowhere:fn'}}",
+        [
+            "6:62: EB402 cannot use 'nowhere:fn': "
+            "there is no module 'nowhere' beside the pipeline or on the Python path"
+        ],
+    ),
+    (
+        "{log: {}}",
+        "{udsink: {python: 'handlers:LIMIT'}}",
+        [
+            "8:41: EB402 cannot use 'handlers:LIMIT': "
+            "'LIMIT' is of type int, not a function or class"
+        ],
+    ),
+]
+
+GRAPH = [
+    (EDGES, "", ["5:3: EB202 the pipeline has no edges: connect its vertices"]),
+    (
+        f"{IN}\n",
+        "",
+        [
+            "5:3: EB203 the pipeline has no source",
+            "9:12: EB301 there is no vertex 'in'; there are enrich, out",
+        ],
+    ),
+    (
+        "to: enrich}",
+        "to: enrch}",
+        ["10:20: EB301 there is no vertex 'enrch'; did you mean 'enrich'?"],
+    ),
+    (TO_OUT, f"{TO_OUT}\n  - {TO_OUT}", ["12:5: EB302 the edge enrich → out is already there"]),
+    (
+        "to: out}",
+        "to: out, conditions: {tags: {operator: and}}}",
+        ["11:48: EB303 the condition needs values: the tags to look for with 'and'"],
+    ),
+    (
+        "to: out}",
+        "to: out, conditions: {tags: {values: [yes]}}}",
+        ["11:58: EB103 'values[0]' must be text, not true; put it in quotes"],
+    ),
+    (
+        "to: out}",
+        "to: out, conditions: {tags: {operator: nor, values: [a]}}}",
+        ["11:59: EB104 'operator' must be 'and', 'or' or 'not', not 'nor'"],
+    ),
+    (
+        TO_OUT,
+        f"{TO_OUT}\n  - {{from: out, to: in}}",
+        [
+            "6:12: EB304 source 'in' cannot have edges into it",
+            "8:12: EB304 sink 'out' cannot have edges out of it",
+            "12:21: EB307 cycles are not supported yet: in → enrich → out → in",
+        ],
+    ),
+    (
+        f"  - {TO_OUT}\n",
+        "",
+        [
+            "7:12: EB304 map 'enrich' needs an edge out of it",
+            "8:12: EB305 vertex 'out' is in no edge",
+        ],
+    ),
+    (
+        "{from: in, to: enrich}",
+        "{from: in, to: out}",
+        ["7:12: EB304 map 'enrich' needs an edge into it"],
+    ),
+    (
+        TO_OUT,
+        f"{TO_OUT}\n  - {{from: enrich, to: enrich}}",
+        ["12:24: EB307 cycles are not supported yet: enrich → enrich"],
+    ),
+    (
+        EDGES,
+        "  edges: [{from: in, to: out}, {from: enrich, to: enrich}]\n",
+        [
+            "7:12: EB306 no source leads to map 'enrich'",
+            "9:51: EB307 cycles are not supported yet: enrich → enrich",
+        ],
+    ),
+    (
+        EDGES,
+        "  - {name: in2, source: {generator: {}}}\n  - {name: out2, sink: {log: {}}}\n"
+        f"{EDGES}  - {{from: in2, to: out2}}\n",
+        ["9:12: EB306 source 'in2' is not connected with 'in': make it a pipeline of its own"],
+    ),
+]
+
+RETRIES = [
+    ("onFailure: retry", []),
+    ("backoff: {interval: 5s, cap: 5s}", []),
+    ("backoff: {interval: 5s, cap: 1s}", ["EB501 'cap' (1000 ms) is below 'interval' (5000 ms)"]),
+    ("backoff: {cap: 0s}", ["EB501 'cap' (0 ms) is below 'interval' (1 ms)"]),
+    ("backoff: {steps: 0}", ["EB104 'steps' must be at least 1, not 0"]),
+    ("backoff: {factor: 0.5}", ["EB104 'factor' must be at least 1, not 0.5"]),
+    ("backoff: {factor: .inf}", ["EB104 'factor' must be finite, not inf"]),
+    ("backoff: {jitter: 1}", ["EB104 'jitter' must be below 1, not 1"]),
+    ("backoff: {jitter: -0.1}", ["EB104 'jitter' must be at least 0, not -0.1"]),
+    ("onFailure: fallback", ["EB502 onFailure is fallback, but there is no fallback sink"]),
+    ("onFailure: Drop", ["EB104 'onFailure' must be 'retry', 'fallback' or 'drop', not 'Drop'"]),
+]
+
+NOT_YET = [
+    ("{generator: {}}", "{http: {}}", "6:25: EB901 the http source is not supported yet"),
+    ("{generator: {}}", "{kafka: {topic: a}}", "6:25: EB901 the kafka source is not supported yet"),
+    (
+        "{generator: {}}",
+        "{udsource: {python: 'handlers:Store'}}",
+        "6:25: EB901 a user-defined source is not supported yet",
+    ),
+    ("{log: {}}", "{kafka: {}}", "8:24: EB901 the kafka sink is not supported yet"),
+    (
+        "{log: {}}",
+        "{log: {}, fallback: {log: {}}}",
+        "8:33: EB901 a fallback sink is not supported yet",
+    ),
+    (
+        "{log: {}}",
+        "{log: {}, onSuccess: {log: {}}}",
+        "8:33: EB901 an onSuccess sink is not supported yet",
+    ),
+    (
+        "{log: {}}",
+        "{log: {}, retryStrategy: {}}",
+        "8:33: EB901 retryStrategy of a sink is not supported yet",
+    ),
+    (
+        "{name: out,",
+        "{name: out, ordered: {enabled: true},",
+        "8:27: EB901 ordered processing is not supported yet",
+    ),
+    ("{name: out,", "{name: out, sideInputs: [a],", "8:17: EB901 sideInputs is not supported yet"),
+    (
+        "{name: out,",
+        "{name: out, limits: {rateLimit: {}},",
+        "8:26: EB901 rateLimit is not supported yet",
+    ),
+    ("{python:", "{groupBy: {}, python:", "7:26: EB901 groupBy is not supported yet"),
+    (
+        "to: out}",
+        "to: out, onFull: discardLatest}",
+        "11:29: EB901 onFull: discardLatest is not supported yet",
+    ),
+]
+
+ACCEPTED = [
+    ("to: out}", "to: out, onFull: retryUntilSuccess}"),
+    ("name: out,", "name: out, ordered: {enabled: false},"),
+    ("name: out,", "name: out, onError: {backoff: {steps: 0}},"),
+    ("name: out,", "name: out, partitions: 4, limits: {concurrency: 2},"),
+    (
+        "{generator: {}}",
+        "{generator: {messages: 10, jitter: 5ms}, transformer: {python: 'handlers:first_look'}}",
+    ),
+    ("{log: {}}", "{udsink: {python: 'handlers:Store', container: {image: 'a:1'}}}"),
+    ("to: out}", "to: out, conditions: {tags: {operator: not, values: [small]}}}"),
+    ('python: "handlers:enrich"', "python: os.path:join"),
+    (GOOD, f"---\n{GOOD}---\n"),
+    (GOOD, f"# two pipelines\n{GOOD}---\n{GOOD.replace('orders', 'returns')}"),
+]
+
+
+def changed(old: str, new: str) -> str:
+    assert old in GOOD, old
+    return GOOD.replace(old, new, 1)
+
+
+def in_order(problems: list[str]) -> list[str]:
+    return sorted(problems, key=lambda text: tuple(map(int, text.split(":")[:2])))
+
+
+def test_a_good_pipeline_has_no_problems(problems_of: Lint) -> None:
+    assert problems_of(GOOD) == []
+
+
+@pytest.mark.parametrize(("old", "new", "expected"), HEADER + FIELDS + VERTICES + USER_CODE + GRAPH)
+def test_each_mistake_is_reported_where_it_is(
+    problems_of: Lint, old: str, new: str, expected: list[str]
+) -> None:
+    assert problems_of(changed(old, new)) == in_order(expected)
+
+
+@pytest.mark.parametrize(("strategy", "expected"), RETRIES)
+def test_a_retry_strategy_must_make_sense(
+    problems_of: Lint, strategy: str, expected: list[str]
+) -> None:
+    found = problems_of(changed("{log: {}}", f"{{log: {{}}, retryStrategy: {{{strategy}}}}}"))
+    told = [problem.partition(": ")[2] for problem in found]
+    assert [text for text in told if "not supported yet" not in text] == expected
+
+
+@pytest.mark.parametrize(("old", "new", "expected"), NOT_YET)
+def test_what_the_runtime_cannot_do_yet_is_refused(
+    problems_of: Lint, old: str, new: str, expected: str
+) -> None:
+    assert problems_of(changed(old, new)) == [expected]
+
+
+@pytest.mark.parametrize(("old", "new"), ACCEPTED)
+def test_what_the_runtime_can_do_is_accepted(problems_of: Lint, old: str, new: str) -> None:
+    assert problems_of(changed(old, new)) == []
+
+
+def test_all_problems_are_reported_at_once_in_the_order_of_the_file(problems_of: Lint) -> None:
+    text = GOOD.replace("orders", "Orders").replace("generator: {}", "generator: {rpu: 0, rpm: 1}")
+    text = text.replace("handlers:enrich", "handlers:LIMIT").replace("to: out}", "to: outt}")
+    assert problems_of(text) == [
+        f"3:18: EB107 'Orders' {NAME_RULE}",
+        "6:42: EB104 'rpu' must be at least 1, not 0",
+        "6:45: EB101 unknown field 'rpm'; did you mean 'rpu'?",
+        "7:34: EB402 cannot use 'handlers:LIMIT': 'LIMIT' is of type int, not a function or class",
+        "11:24: EB301 there is no vertex 'outt'; did you mean 'out'?",
+    ]
+
+
+def test_every_document_of_a_file_is_checked(problems_of: Lint) -> None:
+    second = GOOD.replace("to: out}", "to: in}")
+    assert problems_of(f"{GOOD}---\n{second}") == [
+        "18:12: EB304 source 'in' cannot have edges into it",
+        "20:12: EB305 vertex 'out' is in no edge",
+        "23:24: EB307 cycles are not supported yet: in → enrich → in",
+    ]
+
+
+def test_every_code_that_a_rule_uses_is_in_the_table() -> None:
+    import ebbflow.spec
+
+    sources = "".join(file.read_text() for file in Path(ebbflow.spec.__path__[0]).glob("*.py"))
+    unused = [code for code in CODES if sources.count(f'"{code}"') < 2]
+    assert unused == []

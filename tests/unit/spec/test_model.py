@@ -1,0 +1,206 @@
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark import cloudpickle
+
+from ebbflow.errors import SpecError
+from ebbflow.options import DEFAULT_ON_ERROR, Backoff
+from ebbflow.spec.kubernetes import NO_EFFECT
+from ebbflow.spec.lint import check, load
+from ebbflow.spec.model import EffectiveLimits, PipelineSpec, VertexKind
+from ebbflow.spec.problem import Problem
+
+FULL = """\
+apiVersion: numaflow.numaproj.io/v1alpha1
+kind: Pipeline
+metadata:
+  name: orders
+  namespace: shop
+  labels: {team: checkout}
+  annotations: {numaflow.numaproj.io/instance: "0"}
+  creationTimestamp: 2025-03-01T10:00:00Z
+spec:
+  interStepBufferServiceName: shared
+  interStepBuffer: {compression: {type: lz4}}
+  lifecycle: {desiredPhase: Running, pauseGracePeriodSeconds: 60}
+  watermark: {disabled: false, maxDelay: 2s, idleSource: {threshold: 5s, incrementBy: 3s}}
+  templates:
+    daemon: {replicas: 1, containerTemplate: {resources: {limits: {memory: 500Mi}}}}
+    vertex: {podTemplate: {nodeSelector: {pool: batch}}}
+  limits:
+    readBatchSize: 200
+    bufferMaxLength: 10000
+    bufferUsageLimit: 70
+    readTimeout: 500ms
+  vertices:
+    - name: in
+      scale: {min: 1, max: 3, lookbackSeconds: 60}
+      containerTemplate:
+        env: [{name: LOG_LEVEL, value: debug}]
+        resources: {requests: {cpu: 100m}}
+      source:
+        generator:
+          rpu: 50
+          duration: 1s
+          msgSize: 16
+          keyCount: 4
+          messages: 1000
+        transformer:
+          python: handlers:first_look
+          container: {image: "shop/first-look:1.2", env: [{name: A, value: b}]}
+    - name: enrich
+      partitions: 2
+      metadata: {labels: {tier: gold}}
+      nodeSelector: {disk: ssd}
+      tolerations: [{key: spot, operator: Exists}]
+      affinity: {nodeAffinity: {}}
+      serviceAccountName: orders
+      imagePullSecrets: [{name: registry}]
+      updateStrategy: {type: RollingUpdate, rollingUpdate: {maxUnavailable: 25%}}
+      volumes: [{name: cache, emptyDir: {}}]
+      initContainers: [{name: warm-up, image: "shop/warm:1"}]
+      sidecars: [{name: proxy, image: "shop/proxy:1"}]
+      limits: {readBatchSize: 50}
+      udf:
+        python: handlers:enrich
+        container:
+          image: shop/enrich:7
+          volumeMounts: [{name: cache, mountPath: /cache}]
+          livenessProbe: {periodSeconds: 10}
+      onError: {backoff: {interval: 2m, steps: 3}}
+    - name: store
+      sink:
+        udsink:
+          python: handlers:Store
+          container: {image: "shop/store:3"}
+    - name: rest
+      sink: {log: {}}
+  edges:
+    - from: in
+      to: enrich
+      onFull: retryUntilSuccess
+    - from: enrich
+      to: store
+      conditions: {tags: {operator: and, values: [paid, complete]}}
+    - from: enrich
+      to: rest
+      conditions: {tags: {operator: not, values: [paid, complete]}}
+status: {phase: Running}
+"""
+
+
+@pytest.fixture
+def spec(folder: Path) -> PipelineSpec:
+    (folder / "orders.yaml").write_text(FULL)
+    return load(folder / "orders.yaml")
+
+
+def test_a_whole_numaflow_pipeline_lints_when_its_python_code_is_named(
+    problems_of: Callable[[str], list[str]],
+) -> None:
+    assert problems_of(FULL) == []
+
+
+def test_kubernetes_fields_must_still_be_spelt_right(
+    problems_of: Callable[[str], list[str]],
+) -> None:
+    assert problems_of(FULL.replace("tolerations:", "toleration:")) == [
+        "42:7: EB101 unknown field 'toleration'; did you mean 'tolerations'?"
+    ]
+
+
+def test_the_fields_without_effect_are_listed() -> None:
+    assert "interStepBufferServiceName" in NO_EFFECT["spec"]
+    assert {"containerTemplate", "scale", "volumes", "sidecars"} <= set(
+        NO_EFFECT["spec.vertices[]"]
+    )
+
+
+def test_a_pipeline_gives_its_vertices_and_edges_by_name(spec: PipelineSpec) -> None:
+    assert spec.name == "orders"
+    assert [vertex.kind for vertex in spec.vertices] == ["source", "map", "sink", "sink"]
+    assert spec.vertex("enrich").kind is VertexKind.MAP
+    assert [edge.to for edge in spec.edges_from("enrich")] == ["store", "rest"]
+    assert [edge.from_ for edge in spec.edges_into("enrich")] == ["in"]
+    with pytest.raises(KeyError, match="nothing"):
+        spec.vertex("nothing")
+
+
+def test_a_source_and_a_sink_say_their_kind(spec: PipelineSpec) -> None:
+    source, sink = spec.vertex("in").source, spec.vertex("store").sink
+    assert source is not None
+    assert sink is not None
+    assert (source.kind, sink.kind) == ("generator", "udsink")
+
+
+def test_limits_of_a_vertex_come_before_those_of_the_pipeline(spec: PipelineSpec) -> None:
+    assert spec.limits_of("enrich") == EffectiveLimits(
+        read_batch_size=50,
+        buffer_max_length=10_000,
+        buffer_usage_limit=70,
+        read_timeout=500,
+        concurrency=50,
+    )
+    assert spec.limits_of(spec.vertex("store")).read_batch_size == 200
+
+
+def test_limits_that_nobody_set_have_numaflows_defaults() -> None:
+    spec = PipelineSpec.model_validate(
+        {"metadata": {"name": "a"}, "spec": {"vertices": [{"name": "in"}]}}
+    )
+    assert spec.limits_of("in") == EffectiveLimits(500, 30_000, 80, 1_000, 500)
+
+
+def test_the_policy_for_errors_is_filled_up_from_the_default(spec: PipelineSpec) -> None:
+    # The default cap of a minute would cut the interval that was asked for.
+    assert spec.vertex("enrich").on_error.policy == Backoff(120_000, 3, 2.0, 120_000)
+    assert spec.vertex("store").on_error.policy == DEFAULT_ON_ERROR
+
+
+def test_a_value_blob_may_be_written_in_several_lines() -> None:
+    from ebbflow.spec.model import Generator
+
+    assert Generator.model_validate({"valueBlob": "aGVs\nbG8=\n"}).blob == b"hello"
+
+
+@pytest.mark.parametrize("pickler", [pickle, cloudpickle])
+def test_a_spec_survives_pickling(spec: PipelineSpec, pickler: object) -> None:
+    assert pickle.loads(pickler.dumps(spec)) == spec  # type: ignore[attr-defined]
+
+
+def test_a_spec_can_be_dumped_and_read_again(spec: PipelineSpec) -> None:
+    assert PipelineSpec.model_validate_json(spec.model_dump_json(by_alias=True)) == spec
+
+
+def test_a_loaded_spec_has_no_problems_as_a_model_either(spec: PipelineSpec, folder: Path) -> None:
+    assert check(spec, folder) == []
+
+
+def test_a_spec_error_survives_pickling_with_its_problems() -> None:
+    problems = [
+        Problem("a.yaml", 3, 7, "EB101", "unknown field 'x'"),
+        Problem("", 0, 0, "EB202", "no edges", place="pipeline orders"),
+    ]
+    error = pickle.loads(pickle.dumps(SpecError(problems)))
+    assert error.problems == tuple(problems)
+    assert str(error) == ("a.yaml:3:7: EB101 unknown field 'x'\npipeline orders: EB202 no edges")
+
+
+def test_loading_a_file_with_two_pipelines_is_refused(folder: Path) -> None:
+    (folder / "two.yaml").write_text(f"{FULL}---\n{FULL}")
+    with pytest.raises(SpecError) as caught:
+        load(folder / "two.yaml")
+    assert str(caught.value) == (
+        f"{folder / 'two.yaml'}:1:1: EB006 one pipeline is expected here, but the file holds 2"
+    )
+
+
+def test_loading_reports_every_problem(folder: Path) -> None:
+    (folder / "bad.yaml").write_text(
+        FULL.replace("rpu: 50", "rpu: x").replace("to: rest", "to: res")
+    )
+    with pytest.raises(SpecError) as caught:
+        load(folder / "bad.yaml")
+    assert [problem.code for problem in caught.value.problems] == ["EB103", "EB301"]
