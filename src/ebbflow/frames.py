@@ -58,7 +58,10 @@ def decode(payload: bytes) -> pa.RecordBatch:
     """The batch of an encoded frame; ``ValueError`` when it is not a frame of this version."""
     if payload[:8] != _MAGIC:
         raise ValueError(f"not an Ebbflow frame of version 1: starts with {payload[:8]!r}")
-    return pa.ipc.read_record_batch(pa.py_buffer(payload).slice(8), SCHEMA)
+    try:
+        return pa.ipc.read_record_batch(pa.py_buffer(payload).slice(8), SCHEMA)
+    except (pa.ArrowException, EOFError, OSError) as error:
+        raise ValueError(f"a damaged Ebbflow frame of {len(payload)} bytes: {error}") from error
 
 
 def batch_of(columns: dict[str, Any], rows: int) -> pa.RecordBatch:

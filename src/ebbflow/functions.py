@@ -26,8 +26,12 @@ MapFunction = Callable[[Datum], MapResult | Awaitable[MapResult] | AsyncIterator
 SinkFunction = Callable[[list[Datum]], Iterable[Response] | Awaitable[Iterable[Response]]]
 """Runs on a worker, with at most ``limits.readBatchSize`` data, one response for each."""
 
-# SystemExit too: a handler that calls sys.exit() has failed on its message, nothing more.
-USER_ERRORS = (Exception, SystemExit)
+# SystemExit too: a handler that calls sys.exit() has failed on its message, nothing more. So has
+# one that waits for a task of its own that was cancelled; nobody else cancels anything here.
+USER_ERRORS = (Exception, SystemExit, asyncio.CancelledError)
+
+# What most maps return; anything else may have to be waited for.
+_AT_HAND = frozenset({Message, list, type(None)})
 
 
 @runtime_checkable
@@ -54,17 +58,15 @@ class Handler:
         self.call: Callable[..., Any] = made
         entry = made if inspect.isroutine(made) else type(made).__call__
         self.is_async = inspect.iscoroutinefunction(entry) or inspect.isasyncgenfunction(entry)
-        self._runner = asyncio.Runner() if self.is_async or self._has_async_hooks() else None
+        self._runner: asyncio.Runner | None = None
         if isinstance(self.call, Openable):
-            self._finish(self.call.open())
+            self.finished(self.call.open())
 
-    def _has_async_hooks(self) -> bool:
-        hooks = (getattr(self.call, name, None) for name in ("open", "close"))
-        return any(inspect.iscoroutinefunction(hook) for hook in hooks)
-
-    def _finish(self, result: Any) -> None:
-        if inspect.isawaitable(result):
-            self.wait_for(result)
+    def finished(self, result: Any) -> Any:
+        """What a call returned, waited for if it is of ``async`` code behind a plain function."""
+        if inspect.isasyncgen(result):
+            return self.wait_for(_gathered(result))
+        return self.wait_for(result) if inspect.isawaitable(result) else result
 
     def wait_for(self, awaitable: Awaitable[Any]) -> Any:
         """Run something of the user's ``async`` code to its end."""
@@ -72,15 +74,19 @@ class Handler:
         async def run() -> Any:
             return await awaitable
 
-        assert self._runner is not None
+        self._runner = self._runner or asyncio.Runner()
         return self._runner.run(run())
 
     def close(self) -> None:
         """Give back what the user's code holds; the handler is not called again."""
         if isinstance(self.call, Closable):
-            self._finish(self.call.close())
+            self.finished(self.call.close())
         if self._runner is not None:
             self._runner.close()
+
+
+async def _gathered(results: AsyncIterator[Any]) -> list[Any]:
+    return [result async for result in results]
 
 
 def run_map(handler: Handler, verdict: Verdict, concurrency: int) -> None:
@@ -91,7 +97,8 @@ def run_map(handler: Handler, verdict: Verdict, concurrency: int) -> None:
     call, returned, raised = handler.call, verdict.returned, verdict.raised
     for index, datum in enumerate(verdict.rows.data()):
         try:
-            returned(index, call(datum))
+            result = call(datum)
+            returned(index, result if type(result) in _AT_HAND else handler.finished(result))
         except USER_ERRORS as error:
             raised(index, error)
 
@@ -104,7 +111,7 @@ async def _map_all(call: Callable[..., Any], verdict: Verdict, concurrency: int)
             try:
                 result = call(datum)
                 if inspect.isasyncgen(result):
-                    return [message async for message in result]
+                    return await _gathered(result)
                 return await result
             except USER_ERRORS as error:
                 return error
@@ -130,10 +137,7 @@ def run_sink(handler: Handler, verdict: Verdict, batch_size: int) -> None:
     for start, end in batches(verdict.rows.column("failures"), batch_size):
         batch = data[start:end]
         try:
-            answers = handler.call(batch)
-            if inspect.isawaitable(answers):
-                answers = handler.wait_for(answers)
-            answered(verdict, start, batch, answers)
+            answered(verdict, start, batch, handler.finished(handler.call(batch)))
         except USER_ERRORS as error:
             verdict.raised_for(range(start, end), error)
 

@@ -6,39 +6,48 @@ written the same way everywhere: in Python, in YAML and on the wire.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from datetime import timedelta
+from fractions import Fraction
+from numbers import Real
 from typing import NoReturn
 
 Duration = timedelta | int | float | str
 """A ``timedelta``, a number of milliseconds, or text such as ``"700ms"``, ``"5s"``, ``"1m30s"``."""
 
-_UNITS = {"ns": 1e-6, "us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3, "m": 60e3, "h": 3600e3}
+_MS = timedelta(milliseconds=1)
+_NANOS = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9}
+_NANOS["h"] = 60 * _NANOS["m"]
 _PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 
 
 def milliseconds(duration: Duration) -> int:
     """The duration in whole milliseconds, rounded up so that a wait is never too short."""
-    if isinstance(duration, bool):
-        raise ValueError(f"{duration!r} is not a duration")
-    if isinstance(duration, timedelta):
-        value = duration.total_seconds() * 1000
-    elif isinstance(duration, str):
-        value = _parse(duration)
-    else:
-        value = float(duration)
+    # Exact, not in floats: 0.07 s is 70 ms, where 0.07 * 1000 is a little more.
+    value = _exact(duration)
     if not 0 <= value < 2**53:
         raise ValueError(f"{duration!r} is not a duration from 0 up")
-    return -int(-value // 1)
+    return math.ceil(value)
 
 
-def _parse(text: str) -> float:
+def _exact(duration: Duration) -> Fraction | float | int:
+    if isinstance(duration, timedelta):
+        return -(-duration // _MS)
+    if isinstance(duration, str):
+        return _parse(duration)
+    if isinstance(duration, bool) or not isinstance(duration, Real):
+        raise ValueError(f"{duration!r} is not a duration")
+    return duration
+
+
+def _parse(text: str) -> Fraction:
     stripped = text.strip()
     parts = list(_PART.finditer(stripped))
     if not parts or "".join(part.group() for part in parts) != stripped:
         raise ValueError(f"{text!r} is not a duration; write for example 700ms, 5s or 1m30s")
-    return sum(float(part[1]) * _UNITS[part[2]] for part in parts)
+    return sum((Fraction(part[1]) * _NANOS[part[2]] for part in parts), Fraction()) / 10**6
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -122,8 +131,10 @@ class Backoff:
 
     def wait(self, retry: int, chance: float = 0.5) -> int:
         """Milliseconds before the given retry (1 is the first). ``chance`` is from [0, 1)."""
-        # The exponent is bounded so that a long retry count cannot overflow a float.
-        grown = self.interval * self.factor ** min(retry - 1, 64)
+        try:
+            grown = self.interval * self.factor ** (retry - 1)
+        except OverflowError:
+            return self.cap
         spread = 1 + self.jitter * (2 * chance - 1)
         return int(min(grown * spread, self.cap))
 

@@ -1,0 +1,1 @@
+"""The command ``ebbflow``: one module a command."""

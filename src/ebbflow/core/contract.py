@@ -7,60 +7,87 @@ redelivered with back-off and finally dead-lettered. Nothing stalls and nothing 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, assert_never
 
 from ebbflow.core.verdict import Verdict
 from ebbflow.errors import ContractViolation
 from ebbflow.message import Datum, Response, Status
+from ebbflow.options import NackOptions
 from ebbflow.outcome import DeadLetter
 
 
 def answered(verdict: Verdict, start: int, batch: Sequence[Datum], answers: Any) -> None:
     """Record the responses to ``batch``, whose first message is the input at ``start``."""
-    responses = _responses(verdict.vertex, answers)
-    times = Counter(response.id for response in responses)
-    given = {response.id: response for response in responses}
-    violations = _violations(verdict.vertex, batch, times)
-    for offset, datum in enumerate(batch):
-        if times[datum.id] == 1:
-            _record(verdict, start + offset, given[datum.id])
+    valid, wrong = _responses(verdict.vertex, answers)
+    given: defaultdict[str, deque[Response]] = defaultdict(deque)
+    for response in valid:
+        given[response.id].append(response)
+    # A message that was delivered twice may be in one batch twice, and is then answered twice.
+    copies = Counter(datum.id for datum in batch)
+    kept = {i for i, number in copies.items() if len(given[i]) == number}
+    violation = _violation(verdict.vertex, copies, given, wrong)
+    for index, datum in enumerate(batch, start):
+        if datum.id in kept:
+            _record(verdict, index, given[datum.id].popleft())
         else:
-            verdict.raised(start + offset, violations)
+            verdict.raised(index, violation)
 
 
-def _responses(vertex: str, answers: Any) -> list[Response]:
+def _responses(vertex: str, answers: Any) -> tuple[list[Response], list[str]]:
+    """The responses that are valid, and what is wrong with the others."""
     if not isinstance(answers, Iterable) or isinstance(answers, (str, bytes)):
         raise ContractViolation(
             vertex,
             f"returned {type(answers).__name__} where a list of responses belongs",
-            fix="Return one Response a message, for example [Response.ok(d.id) for d in data].",
+            fix="Return one Response for each message: [Response.ok(d.id) for d in data].",
         )
-    responses = list(answers)
-    wrong = next((r for r in responses if not isinstance(r, Response)), None)
-    if wrong is not None:
-        raise ContractViolation(
-            vertex,
-            f"returned {type(wrong).__name__} where a Response belongs",
-            fix="Make responses with Response.ok, .failure or .nack.",
-        )
-    return responses
+    valid, wrong = [], []
+    for answer in answers:
+        problem = _problem(answer)
+        if problem is None:
+            valid.append(answer)
+        else:
+            wrong.append(problem)
+    return valid, wrong
 
 
-def _violations(vertex: str, batch: Sequence[Datum], times: Counter[str]) -> ContractViolation:
-    ids = {datum.id for datum in batch}
+def _problem(answer: Any) -> str | None:
+    if not isinstance(answer, Response):
+        return f"{type(answer).__name__} where a Response belongs"
+    for what, value, kind in (
+        ("id", answer.id, str),
+        ("status", answer.status, Status),
+        ("error", answer.error, str | None),
+        ("nack_options", answer.nack_options, NackOptions | None),
+    ):
+        if not isinstance(value, kind):
+            return f"a Response whose {what} is {type(value).__name__}"
+    return None
+
+
+def _violation(
+    vertex: str,
+    copies: Counter[str],
+    given: Mapping[str, Collection[Response]],
+    wrong: Sequence[str],
+) -> ContractViolation:
     found = {
-        "no response": [datum.id for datum in batch if not times[datum.id]],
-        "several responses": [i for i in times if times[i] > 1 and i in ids],
-        "responses for unknown ids": [i for i in times if i not in ids],
+        "no response": [i for i in copies if not given[i]],
+        "several responses": [i for i in copies if len(given[i]) > copies[i]],
+        "too few responses": [i for i in copies if 0 < len(given[i]) < copies[i]],
+        "responses for unknown ids": [i for i in given if i not in copies],
     }
-    what = "; ".join(f"{kind} for {len(hit)}" for kind, hit in found.items() if hit)
+    problems = [f"{kind} for {len(hit)}" for kind, hit in found.items() if hit]
+    problems += [f"{Counter(wrong)[what]} x {what}" for what in dict.fromkeys(wrong)]
+    answers = sum(map(len, given.values())) + len(wrong)
     return ContractViolation(
         vertex,
-        f"answered {times.total()} responses to {len(batch)} messages: {what}",
+        f"answered {answers} responses to {copies.total()} messages: {'; '.join(problems)}",
         [i for hit in found.values() for i in hit],
-        "Return exactly one Response for each message of the batch, with its id.",
+        "Return exactly one Response for each message of the batch, with its id; "
+        "make it with Response.ok, .failure or .nack.",
     )
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 PREFIX = "Ebbflow-"
+_BRIEF = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +37,24 @@ class Letter:
     size: int | None = None
 
     def fitting(self, limit: int) -> Letter:
-        """This letter, its value cut if it would not fit into a message of ``limit`` bytes."""
-        taken = sum(len(k) + len(v) + 4 for k, v in self.to_headers().items()) + 1024
-        if len(self.value) + taken <= limit:
+        """This letter, cut if it would not fit into a message of ``limit`` bytes.
+
+        The value is cut first. Where the facts alone are too much, those that help least go; of
+        the id nothing is ever cut, so a letter fits whenever its id leaves room for it.
+        """
+        if len(self.value) + self._taken() <= limit:
             return self
-        facts = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        facts |= {"value": self.value[: max(0, limit - taken)], "size": len(self.value)}
-        if taken > limit:
-            facts |= {"headers": {}, "metadata": {}, "keys": [], "traceback": None}
-        return Letter(**facts)
+        letter = replace(self, size=len(self.value))
+        if letter._taken() > limit:
+            letter = replace(letter, headers={}, metadata={}, keys=[], traceback=None)
+        if letter._taken() > limit:
+            error = None if letter.error is None else letter.error[:_BRIEF]
+            letter = replace(letter, reason=letter.reason[:_BRIEF], error=error)
+        return replace(letter, value=self.value[: max(0, limit - letter._taken())])
+
+    def _taken(self) -> int:
+        """What the headers take of a message, with room for those that publishing adds."""
+        return sum(len(k) + len(v) + 4 for k, v in self.to_headers().items()) + 1024
 
     def to_headers(self) -> dict[str, str]:
         """The facts as message headers; absent facts have no header."""

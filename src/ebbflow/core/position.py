@@ -51,11 +51,12 @@ class Position:
 
     def claimed(self, owner: str) -> Position:
         """As a new task takes it over; the old one's next write will fail."""
-        return replace(self, epoch=self.epoch + 1, owner=owner, attempts=self.attempts + 1)
+        attempts = self.attempts + 1 if self.replays else 0
+        return replace(self, epoch=self.epoch + 1, owner=owner, attempts=attempts)
 
     def intending(self, end: Span) -> Position:
         """Before anything of the chunk that ends at ``end`` is published."""
-        return replace(self, intent=end)
+        return replace(self, intent=end, attempts=max(1, self.attempts))
 
     def settled(self, end: Span, counts: Counts) -> Position:
         """After everything of the chunk that ends at ``end`` is confirmed."""

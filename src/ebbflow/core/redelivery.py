@@ -23,12 +23,13 @@ _COARSE = 1_000
 def nacked(options: NackOptions | None, deliveries: int, failures: int) -> Outcome:
     """The outcome of a nack of a message that has been delivered ``deliveries`` times."""
     wish = options or NackOptions()
+    reason = None if wish.reason is None else _cut(wish.reason)
     if wish.max_deliveries is not None and deliveries > wish.max_deliveries:
         return DeadLetter(
-            wish.reason or "nacked",
+            reason or "nacked",
             error=f"nacked on delivery {deliveries}; max_deliveries is {wish.max_deliveries}",
         )
-    return Redeliver(wish.delay or 0, wish.reason, failures)
+    return Redeliver(wish.delay or 0, reason, failures)
 
 
 def failed(
@@ -49,8 +50,15 @@ def _reason(error: BaseException) -> str:
 
 def describe(error: BaseException) -> str:
     """Type and text of an error on one line, cut to a length that fits a header."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    text = text.encode("utf-8", "replace").decode()
+    try:
+        said = str(error)
+    except Exception:  # an error that cannot say what it is must not become a second one
+        said = "(its text cannot be shown)"
+    text = " ".join(f"{type(error).__name__}: {said}".split())
+    return _cut(text.encode("utf-8", "replace").decode())
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= MAX_ERROR else text[: MAX_ERROR - 1] + "…"
 
 

@@ -26,6 +26,11 @@ from ebbflow.core.verdict import Outputs, Verdict
 from ebbflow.frames import Rows
 from ebbflow.outcome import Counts, DeadLetter, Done, Dropped, Redeliver
 
+_LETTER_FACTS = (
+    *("id", "value", "keys", "headers", "metadata"),
+    *("event_time", "first_seen", "deliveries"),
+)
+
 
 class Stage(IntEnum):
     """When a publication must be confirmed: everything of a stage before the next begins."""
@@ -154,7 +159,7 @@ def _redeliveries(
 
 
 def _again(batch: pa.RecordBatch, indexes: list[int], how: list[Redeliver]) -> pa.RecordBatch:
-    taken = batch.take(pa.array(indexes, pa.int64()))
+    taken = _taken(batch, indexes)
     columns = {name: taken.column(name) for name in taken.schema.names}
     columns["deliveries"] = pc.add(columns["deliveries"], pa.scalar(1, pa.uint32()))
     columns["failures"] = pa.array([h.failures for h in how], pa.uint32())
@@ -162,11 +167,17 @@ def _again(batch: pa.RecordBatch, indexes: list[int], how: list[Redeliver]) -> p
     return frames.batch_of(columns, len(indexes))
 
 
+def _taken(batch: pa.RecordBatch, indexes: Sequence[int]) -> pa.RecordBatch:
+    return batch.take(pa.array(indexes, pa.int64()))  # typed: an empty list would have no type
+
+
 def _letters(
     chunk: Chunk, dead: dict[int, DeadLetter], place: Place, now: datetime
 ) -> Iterator[Publication]:
-    for index, outcome in sorted(dead.items()):
-        letter = _letter(chunk.rows, index, outcome, place.vertex, now).fitting(place.max_payload)
+    # From the batch, not from the lists that user code was shown and may have changed.
+    rows = Rows(_taken(chunk.rows.batch, sorted(dead)))
+    for number, (_, outcome) in enumerate(sorted(dead.items())):
+        letter = _letter(rows, number, outcome, place.vertex, now).fitting(place.max_payload)
         yield Publication(
             Stage.DEAD_LETTER,
             place.vertex,
@@ -188,19 +199,7 @@ def _letter(rows: Rows, index: int, why: DeadLetter, vertex: str, now: datetime)
         traceback=why.traceback,
         last_seen=now.astimezone(UTC),
         **{  # type: ignore[arg-type]
-            name: fact(name)
-            for name in (
-                [
-                    "id",
-                    "value",
-                    "deliveries",
-                    "first_seen",
-                    "event_time",
-                    "keys",
-                    "headers",
-                    "metadata",
-                ]
-            )
+            name: fact(name) for name in _LETTER_FACTS
         },
     )
 
@@ -214,7 +213,7 @@ def _outputs(
     outputs = verdict.outputs
     if outputs is None:
         batch, parents = chunk.rows.batch, finished
-        batch = batch if len(finished) == len(chunk.rows) else batch.take(pa.array(finished))
+        batch = batch if len(finished) == len(chunk.rows) else _taken(batch, finished)
         tags: Sequence[Sequence[str]] = [()] * len(finished)
     else:
         batch = _output_batch(outputs, chunk.rows, place.vertex, now)
@@ -234,7 +233,7 @@ def _routed(
     written = 0
     for edge, indexes in zip(place.edges, route(place.edges, tags), strict=True):
         everything = len(indexes) == batch.num_rows
-        chosen = batch if everything else batch.take(pa.array(indexes, pa.int64()))
+        chosen = batch if everything else _taken(batch, indexes)
         publications += _frames_for(chunk, edge, chosen)
         reached.update(parents if everything else (parents[i] for i in indexes))
         written += len(indexes)
@@ -286,10 +285,10 @@ def _output_ids(parents: pa.Array, indexes: list[int], vertex: str) -> pa.Array:
 
 
 def _output_keys(outputs: Outputs, rows: Rows, parents: pa.Array) -> pa.Array | list[Sequence[str]]:
+    inherited = rows.batch.column("keys").take(parents)
     if not any(keys is not None for keys in outputs.keys):
-        return rows.batch.column("keys").take(parents)
-    inherited = rows.column("keys")
+        return inherited
     return [
-        inherited[parent] if keys is None else list(keys)
-        for parent, keys in zip(outputs.parents, outputs.keys, strict=True)
+        given if keys is None else keys
+        for given, keys in zip(inherited.to_pylist(), outputs.keys, strict=True)
     ]

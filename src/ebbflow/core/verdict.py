@@ -7,21 +7,25 @@ in ``outcomes`` is done. A nack among the outputs of an input takes back all its
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from random import Random
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from ebbflow.core.redelivery import failed, nacked
 from ebbflow.errors import ContractViolation, MessageTooLarge
-from ebbflow.frames import Rows
+from ebbflow.frames import TIME, Rows
 from ebbflow.message import Message, Signal
 from ebbflow.options import Backoff, NackOptions
 from ebbflow.outcome import Dropped, Outcome
 
 EMPTY = Dropped("empty result")
+
+# Iterable, but never a list of messages; an empty one must not pass for "nothing to forward".
+_NOT_MESSAGES = (str, bytes, bytearray, memoryview, Mapping)
 
 
 class Outputs:
@@ -45,9 +49,16 @@ class Outputs:
         self.parents.append(parent)
         self.indexes.append(index)
         self.values.append(message.value)
-        self.keys.append(message.keys)
-        self.tags.append(message.tags)
+        # Copies: the lists are the user's, who may go on with them.
+        self.keys.append(None if message.keys is None else list(message.keys))
+        self.tags.append(tuple(message.tags) if message.tags else ())
         self.event_times.append(message.event_time)
+
+    def extend(self, start: int, others: Outputs) -> None:
+        """Append outputs whose parents are counted from ``start``."""
+        self.parents += [start + parent for parent in others.parents]
+        for name in ("indexes", "values", "keys", "tags", "event_times"):
+            getattr(self, name).extend(getattr(others, name))
 
 
 class Verdict:
@@ -73,6 +84,16 @@ class Verdict:
                 if size > self._largest:
                     self.raised(index, MessageTooLarge(size, self._largest))
 
+    def part(self, rows: Rows) -> Verdict:
+        """An empty verdict on some of the rows, under the same rules."""
+        return Verdict(self.vertex, rows, self._policy, self._largest, self._chance)
+
+    def merge(self, start: int, outcomes: dict[int, Outcome], outputs: Outputs | None) -> None:
+        """Take over the verdict on a part whose first row is the input at ``start``."""
+        self.outcomes.update({start + index: outcome for index, outcome in outcomes.items()})
+        if self.outputs is not None and outputs is not None:
+            self.outputs.extend(start, outputs)
+
     def returned(self, index: int, result: Any) -> None:
         """Take what a map or transformer returned for the input at ``index``."""
         if result is None:
@@ -80,8 +101,14 @@ class Verdict:
         elif type(result) is Message and result.signal is None:
             self._check(result)
             self._forward(index, 0, result)
+        elif type(result) is list:
+            self._several(index, result)
+        elif isinstance(result, Message):
+            self._several(index, [result])
+        elif isinstance(result, Iterable) and not isinstance(result, _NOT_MESSAGES):
+            self._several(index, list(result))
         else:
-            self._several(index, [result] if isinstance(result, Message) else list(result))
+            self._check(result)
 
     def _several(self, index: int, messages: list[Message]) -> None:
         for message in messages:
@@ -112,27 +139,56 @@ class Verdict:
                 f"returned a Message whose value is {type(message.value).__name__}, not bytes",
                 fix="Encode it first, for example with json.dumps(...).encode().",
             )
-        if len(message.value) > self._largest:
-            raise MessageTooLarge(len(message.value), self._largest)
+        size = len(message.value)
         if message.keys is not None:
-            self._check_texts("keys", message.keys)
+            size += self._check_texts("keys", message.keys)
+        if size > self._largest:
+            raise MessageTooLarge(size, self._largest)
         if message.tags:
             self._check_texts("tags", message.tags)
-        if message.event_time is not None and not isinstance(message.event_time, datetime):
+        if message.event_time is not None:
+            self._check_time(message.event_time)
+        if message.signal is not None:
+            self._check_signal(message)
+
+    def _check_time(self, event_time: datetime) -> None:
+        if not isinstance(event_time, datetime):
             raise ContractViolation(
                 self.vertex,
-                f"returned an event_time of type {type(message.event_time).__name__}",
+                f"returned an event_time of type {type(event_time).__name__}",
                 fix="Give a datetime with a time zone.",
             )
+        pa.scalar(event_time, TIME).as_py()  # refuses what is out of range, as for texts below
 
-    def _check_texts(self, what: str, texts: Sequence[str]) -> None:
-        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+    def _check_signal(self, message: Message) -> None:
+        if not isinstance(message.signal, Signal):
+            raise ContractViolation(
+                self.vertex,
+                f"returned a Message whose signal is {message.signal!r:.80}",
+                fix="Make it with Message.to_drop() or Message.to_nack().",
+            )
+        if not isinstance(message.nack_options, NackOptions | None):
+            raise ContractViolation(
+                self.vertex,
+                f"nacked with options of type {type(message.nack_options).__name__}",
+                fix="Give NackOptions(delay=..., max_deliveries=..., reason=...).",
+            )
+
+    def _check_texts(self, what: str, texts: Sequence[str]) -> int:
+        """The size of the texts together."""
+        # A collection, because what can be gone through only once would be empty afterwards.
+        if (
+            isinstance(texts, str)
+            or not isinstance(texts, Collection)
+            or not all(isinstance(text, str) for text in texts)
+        ):
             raise ContractViolation(
                 self.vertex,
                 f"returned a Message whose {what} are {texts!r:.80}",
                 fix=f"Give {what} as a list of texts.",
             )
-        "".join(texts).encode()  # refuses what no frame could hold, while one message is at stake
+        # Encoding refuses what no frame could hold, while only one message is at stake.
+        return len("".join(texts).encode())
 
     def nack(self, index: int, options: NackOptions | None) -> None:
         """The input at ``index`` is to be redelivered, as far as its options allow."""

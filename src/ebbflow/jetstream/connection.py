@@ -61,20 +61,24 @@ class Link:
 
     async def _connect(self) -> Client:
         try:
-            return await nats.connect(
+            client = await nats.connect(
                 servers=[self.server.url],
                 user=self.server.user,
                 password=self.server.password,
                 connect_timeout=5,
-                max_reconnect_attempts=-1,
+                max_reconnect_attempts=2,
                 reconnect_time_wait=0.2,
                 ping_interval=10,
                 allow_reconnect=True,
                 pending_size=64 * 1024 * 1024,
                 error_cb=self._on_error,
             )
-        except (TimeoutError, nats.errors.Error, OSError) as error:
-            raise _unreachable(self.server, error) from error
+            # A server that was never there is an error; one that went away is waited for.
+            client.options["max_reconnect_attempts"] = -1
+            return client
+        except (nats.errors.Error, OSError, ValueError) as error:
+            # What the server said came to ``_on_error``; this error says only that all was in vain.
+            raise _unreachable(self.server, self.errors[-1:] or [str(error)]) from error
 
     async def _on_error(self, error: Exception) -> None:
         # The last few, for whoever has to explain a silence; the client reconnects by itself.
@@ -108,8 +112,8 @@ class Link:
         self._thread.join(timeout=5)
 
 
-def _unreachable(server: Server, error: Exception) -> SetupError:
-    text = str(error) or type(error).__name__
+def _unreachable(server: Server, told: list[str]) -> SetupError:
+    text = told[0].strip().removesuffix(".") or "no answer"
     if re.search("authorization", text, re.IGNORECASE):
         return SetupError(
             f"NATS at {server} refused the login: {text}.",

@@ -19,9 +19,12 @@ async def publish_all(client: Client, names: Names, settlement: Settlement) -> N
     """Return when everything is confirmed; the first error that cannot be waited out is raised."""
     gate = asyncio.Semaphore(IN_FLIGHT)
     for stage in settlement.stages():
-        async with asyncio.TaskGroup() as group:
-            for publication in stage:
-                group.create_task(_publish(client, names, publication, gate))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for publication in stage:
+                    group.create_task(_publish(client, names, publication, gate))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
 
 
 async def _publish(

@@ -1,0 +1,1 @@
+"""Spark: the session, resident tasks in epochs, and the driver that keeps them running."""

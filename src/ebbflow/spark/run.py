@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import threading
 import time
@@ -19,12 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import nats.errors
 from nats.aio.msg import Msg
 
-from ebbflow.jetstream.connection import Link, Server, check_version
+from ebbflow.jetstream import streams
+from ebbflow.jetstream.access import connected
 from ebbflow.jetstream.names import Names
 from ebbflow.jetstream.positions import read_all
-from ebbflow.jetstream.server import EmbeddedServer, StateFolder
 from ebbflow.options import Duration, milliseconds
 from ebbflow.outcome import Counts
 from ebbflow.spark import provision
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
     from ebbflow.spec.model import PipelineSpec
 
-NATS_URL = "EBBFLOW_NATS_URL"
 _LOOK_EVERY = 0.5
 _STOP_TIMEOUT = 40.0
+_TURN = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,19 +147,22 @@ class Run:
 
     def execute(self) -> Summary:
         """Start everything, wait for the end, stop everything, say what came of it."""
-        began = time.monotonic()
+        began, options = time.monotonic(), self._options
         with ExitStack() as stack:
+            stack.enter_context(self._signals())
             self._watcher.stage("starting NATS")
             self._link = stack.enter_context(
-                connected(self._options.state, self._options.nats, self._options)
+                connected(
+                    options.state, options.nats, port=options.nats_port, sync_always=options.durable
+                )
             )
             plans = self._plans()
             before = self._totals(plans)
             self._watcher.stage("starting Spark")
             stack.enter_context(self._listening())
             spark = stack.enter_context(self._session(plans))
-            supervisor = Supervisor(spark, plans, self._options.epoch)
-            stack.enter_context(self._signals())
+            stack.enter_context(self._signals())  # starting Spark has put its own in place
+            supervisor = Supervisor(spark, plans, self._epoch_seconds(spark, plans))
             supervisor.start()
             self._watcher.stage("running")
             try:
@@ -189,7 +192,19 @@ class Run:
         tasks = sum(plan.partitions for plan in plans)
         options = self._options
         logs = options.state.resolve() / "logs"
-        return session(self._spec.name, options.master, tasks, logs, options.conf)
+        return session(self._spec.name, options.master, tasks, logs, options.conf, options.search)
+
+    def _epoch_seconds(self, spark: SparkSession, plans: Sequence[VertexPlan]) -> float:
+        """As asked for, or short turns when Spark has fewer slots than there are tasks."""
+        tasks = sum(plan.partitions for plan in plans)
+        slots = spark.sparkContext.defaultParallelism
+        if tasks <= slots:
+            return self._options.epoch
+        self._watcher.stage(
+            f"{tasks} tasks have only {slots} slots, so vertices take turns of {_TURN:.0f} s; "
+            "give Spark more cores to have them run side by side"
+        )
+        return min(self._options.epoch, _TURN)
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
@@ -227,9 +242,11 @@ class Run:
         timeout = self._options.timeout
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._stop.wait(_LOOK_EVERY):
-            self._look(plans, supervisor, before)
-            if self._options.drain and self._link.run(provision.drained(self._link, plans)):
-                return "drained"
+            # A server that is being restarted answers the next time.
+            with contextlib.suppress(nats.errors.Error, streams.ApiError):
+                self._look(plans, supervisor, before)
+                if self._options.drain and self._link.run(provision.drained(self._link, plans)):
+                    return "drained"
             if deadline is not None and time.monotonic() > deadline:
                 return "timeout"
         return "stopped"
@@ -260,31 +277,3 @@ class Run:
 
     def _tell_stop(self) -> None:
         self._link.run(self._link.client.publish(self._names.control_subject, b"stop"))
-
-
-@contextmanager
-def connected(state: Path, nats: str | None, options: RunOptions | None = None) -> Iterator[Link]:
-    """A link to the user's NATS server, or to an embedded one that is started for it."""
-    url = nats or os.environ.get(NATS_URL)
-    with ExitStack() as stack:
-        server = Server(url) if url else stack.enter_context(embedded(state, options))
-        link = Link(server)
-        stack.callback(link.close)
-        check_version(link)
-        yield link
-
-
-@contextmanager
-def embedded(state: Path, options: RunOptions | None = None) -> Iterator[Server]:
-    """The embedded server in a state folder, for as long as the context lasts."""
-    chosen = options or RunOptions()
-    folder = StateFolder(state)
-    folder.acquire()
-    try:
-        server = EmbeddedServer(folder, port=chosen.nats_port, sync_always=chosen.durable)
-        try:
-            yield server.start()
-        finally:
-            server.stop()
-    finally:
-        folder.release()

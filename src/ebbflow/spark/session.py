@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,9 +59,17 @@ def java_version() -> int:
 
 @contextlib.contextmanager
 def session(
-    name: str, master: str | None, tasks: int, logs: Path, conf: Mapping[str, str]
+    name: str,
+    master: str | None,
+    tasks: int,
+    logs: Path,
+    conf: Mapping[str, str],
+    modules: Path | None,
 ) -> Iterator[SparkSession]:
-    """Spark for a pipeline of so many tasks: the session there is, or one of its own."""
+    """Spark for a pipeline of so many tasks: the session there is, or one of its own.
+
+    ``modules`` is the folder of the user's code; it is sent along to workers on other machines.
+    """
     from pyspark.sql import SparkSession
 
     active = SparkSession.getActiveSession()
@@ -69,6 +78,8 @@ def session(
         return
     spark = start_session(name, master, tasks, logs, conf)
     try:
+        if modules is not None and not _is_local(master):
+            spark.sparkContext.addPyFile(_zipped(modules, logs))
         yield spark
     finally:
         stop_session(spark)
@@ -83,9 +94,11 @@ def start_session(
     java_version()
     logs.mkdir(parents=True, exist_ok=True)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    local = master is None or master.startswith("local")
+    local = _is_local(master)
     if local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        # Workers on this machine import what the driver can: a script's own modules, too.
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, map(os.path.abspath, sys.path)))
     builder = SparkSession.builder.appName(f"ebbflow {name}").master(
         master or f"local[{tasks + _SPARE_SLOTS}]"
     )
@@ -93,6 +106,21 @@ def start_session(
         builder = builder.config(key, value)
     with _quiet(logs / "jvm.log"):
         return builder.getOrCreate()
+
+
+def _is_local(master: str | None) -> bool:
+    return master is None or master.startswith("local")
+
+
+def _zipped(folder: Path, logs: Path) -> str:
+    """The Python modules of a folder as one file that Spark can ship."""
+    target = logs / "modules.zip"
+    with zipfile.ZipFile(target, "w") as archive:
+        for path in sorted(folder.rglob("*.py")):
+            inside = path.relative_to(folder)
+            if not any(part.startswith(".") for part in inside.parts):
+                archive.write(path, inside)
+    return str(target)
 
 
 def stop_session(spark: SparkSession) -> None:
@@ -130,12 +158,12 @@ class ClassArchive:
         """How the JVM is to use the archive, or to write it when there is none."""
         if self._file.exists():
             # The archive holds for one collector only; for a driver this small it is the best.
-            return f"-XX:+UseSerialGC -XX:SharedArchiveFile={self._file} -Xlog:cds=off"
+            return f'-XX:+UseSerialGC "-XX:SharedArchiveFile={self._file}" -Xlog:cds=off'
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError:
             return "-XX:+UseSerialGC"
-        return f"-XX:+UseSerialGC -XX:ArchiveClassesAtExit={self._draft} -Xlog:cds=off"
+        return f'-XX:+UseSerialGC "-XX:ArchiveClassesAtExit={self._draft}" -Xlog:cds=off'
 
     def keep(self) -> None:
         """Move what the JVM of this process wrote into place, once it has ended."""
@@ -147,7 +175,7 @@ def _settings(logs: Path, local: bool) -> dict[str, str]:
     log4j = logs / "log4j2.properties"
     log4j.write_text(_LOG4J.format(log=logs / "spark.log"), encoding="utf-8")
     # The JVM only places tasks; compiling it to the last bit costs start-up time for nothing.
-    java = f"-XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile=file:{log4j}"
+    java = f'-XX:TieredStopAtLevel=1 "-Dlog4j2.configurationFile={log4j.as_uri()}"'
     settings = {
         "spark.driver.extraJavaOptions": java,
         "spark.scheduler.mode": "FAIR",

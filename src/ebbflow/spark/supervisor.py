@@ -7,10 +7,12 @@ what it had in hand is replayed from its position.
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
 from pyspark import InheritableThread
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 _STEADY = 60.0
+_RECOVERED = 5.0
+_WORKER_DIED = "Python worker exited unexpectedly"
 _ERROR_LINE = re.compile(
     r"^(?:[\w.]+\.)?(\w+(?:Error|Exception|Fenced|Violation|Timeout)): (.+)$", re.M
 )
@@ -31,16 +35,24 @@ _ERROR_LINE = re.compile(
 class VertexSupervisor:
     """One vertex and the thread that runs its epochs."""
 
-    def __init__(self, spark: SparkSession, plan: VertexPlan, epoch_seconds: float) -> None:
+    def __init__(
+        self, spark: SparkSession, plan: VertexPlan, first_epoch: float, epoch_seconds: float
+    ) -> None:
         self.plan = plan
         self.epoch = 0
         self.restarts = 0
-        self.failure: str | None = None
+        self._failure: str | None = None
+        self._began = math.inf
         self._spark = spark
-        self._epoch_seconds = epoch_seconds
+        self._lengths = chain([first_epoch], repeat(epoch_seconds))
         self._stopping = threading.Event()
         self._thread = InheritableThread(target=self._run, name=f"vertex-{plan.vertex}")
         self._thread.daemon = True
+
+    @property
+    def failure(self) -> str | None:
+        """Why the vertex failed last, until it has been running again for a while."""
+        return None if time.monotonic() - self._began > _RECOVERED else self._failure
 
     def start(self) -> None:
         """Begin the first epoch."""
@@ -61,20 +73,22 @@ class VertexSupervisor:
 
     def _run(self) -> None:
         wait = _FIRST_WAIT
+        careful = False
         while not self._stopping.is_set():
             self.epoch += 1
-            began = time.monotonic()
+            self._began = time.monotonic()
             try:
-                run_epoch(self._spark, self.plan, self.epoch, self._epoch_seconds)
-                self.failure = None
-                wait = _FIRST_WAIT
+                run_epoch(self._spark, self.plan, self.epoch, next(self._lengths), careful)
+                self._failure, careful, wait = None, False, _FIRST_WAIT
             except Exception as error:
                 if self._stopping.is_set():
                     return
                 self.restarts += 1
-                self.failure = explain(error)
-                if time.monotonic() - began > _STEADY:
+                self._failure = explain(error)
+                careful = _WORKER_DIED in str(error)
+                if time.monotonic() - self._began > _STEADY:
                     wait = _FIRST_WAIT
+                self._began = math.inf
                 self._stopping.wait(wait)
                 wait = min(wait * 2, _LONGEST_WAIT)
 
@@ -82,6 +96,8 @@ class VertexSupervisor:
 def explain(error: BaseException) -> str:
     """Why an epoch failed, on one line: the Python error behind Spark's."""
     text = str(error)
+    if _WORKER_DIED in text:
+        return "a Python worker died; looking for the message that killed it"
     found = _ERROR_LINE.findall(text)
     if found:
         kind, what = found[-1]
@@ -95,7 +111,12 @@ class Supervisor:
     def __init__(
         self, spark: SparkSession, plans: Sequence[VertexPlan], epoch_seconds: float
     ) -> None:
-        self.vertices = [VertexSupervisor(spark, plan, epoch_seconds) for plan in plans]
+        # Epochs that end one after another leave each vertex the workers it had.
+        firsts = [epoch_seconds * (number + 1) / len(plans) for number in range(len(plans))]
+        self.vertices = [
+            VertexSupervisor(spark, plan, first, epoch_seconds)
+            for plan, first in zip(plans, firsts, strict=True)
+        ]
 
     def start(self) -> None:
         """Start every vertex, the last ones first, so that nobody waits for a reader."""

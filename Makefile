@@ -1,0 +1,41 @@
+# Everything a newcomer needs: `make demo` and `make test` work on a bare checkout.
+# They need Python 3.11 or newer and a network to install from; the rest is set up here.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SEED ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types bench chaos clean
+
+help: ## Show the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.ready ## Set up .venv with everything, and Java where it is missing
+
+$(VENV)/.ready: pyproject.toml uv.lock scripts/setup
+	@PYTHON=$(PYTHON) sh scripts/setup $(VENV)
+	@touch $@
+
+demo: setup ## Run a real pipeline on the embedded defaults and watch it
+	@$(BIN)/python -m examples.orders.demo
+
+test: setup ## Run all tests (make test ARGS="-k nack" for some)
+	$(BIN)/pytest $(ARGS)
+
+lint: setup ## Check style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup ## Check types
+	$(BIN)/mypy
+
+bench: setup ## Measure a hop beside a plain nats-py worker; table and plot in benchmarks/results
+	$(BIN)/python -m benchmarks.hop
+
+chaos: setup ## Kill a pipeline 20 times with -9 and count what arrives (SEED=n to repeat a run)
+	$(BIN)/python -m tests.chaos.kill_and_restart --kills 20 --messages 50000 $(if $(SEED),--seed $(SEED))
+
+clean: ## Remove what setup and runs have left
+	rm -rf $(VENV) .ebbflow .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,503 @@
+"""Write docs/reference from the code, so that it cannot say anything else than the code does.
+
+    python docs/generate.py           write the pages
+    python docs/generate.py --check   exit 1 if a page on disk is not what would be written
+
+Each page is a function that returns text. Tables come from the same objects that the program
+uses: the lint codes, the models of the spec, the commands, the counters, the public names.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from typer.main import get_command
+
+import ebbflow
+from ebbflow.cli.main import app
+from ebbflow.cli.run import EXIT_CODES
+from ebbflow.core.letter import PREFIX, Letter
+from ebbflow.options import DEFAULT_ON_ERROR
+from ebbflow.outcome import COUNTERS
+from ebbflow.spark.run import RunOptions, Summary
+from ebbflow.spec import fields as kinds
+from ebbflow.spec.kubernetes import NO_EFFECT
+from ebbflow.spec.model import EffectiveLimits, PipelineSpec
+from ebbflow.spec.problem import CODES
+from ebbflow.spec.support import KINDS_NOT_YET, NOT_YET
+
+REFERENCE = Path(__file__).parent / "reference"
+MADE = "<!-- Made from the code by docs/generate.py; change the code and run that. -->\n"
+
+GROUPS = {
+    "EB0": "The file",
+    "EB1": "Fields",
+    "EB2": "Vertices",
+    "EB3": "Edges",
+    "EB4": "User code",
+    "EB5": "Retries",
+    "EB9": "Not there yet",
+}
+
+COUNTER_MEANING = {
+    "read": "messages given to the vertex, redeliveries included",
+    "written": "output messages, once for each edge they went to; of a sink, messages written",
+    "done": "inputs that were processed",
+    "redelivered": "inputs that were sent back to come again",
+    "dead_lettered": "inputs that went to the dead letters",
+    "dropped": "inputs that ended without output: nothing returned, or no edge wanted it",
+    "fallback": "inputs given to the fallback sink (0 for now)",
+    "served": "of the done ones, those answered through serving (0 for now)",
+    "on_success": "of the done ones, those passed on to the on-success sink (0 for now)",
+}
+
+OPTION_MEANING = {
+    "drain": "end when sources are exhausted and nothing is left on its way",
+    "timeout": "end after this time, in any case",
+    "master": "a Spark master; this machine if left out",
+    "state": "folder of the embedded server's data and of the logs",
+    "nats": "URL of a NATS server of your own; `EBBFLOW_NATS_URL` says the same",
+    "nats_port": "port of the embedded server; 0 picks a free one",
+    "durable": "the embedded server syncs every write to disk",
+    "fresh": "forget all earlier runs of this pipeline, dead letters too",
+    "epoch": "seconds that Spark tasks live before they are renewed",
+    "conf": "Spark settings; they win over Ebbflow's own",
+    "search": "folder to look in first for `module:attribute` targets",
+}
+
+
+NOTES = {
+    "Pipeline": "Options of every step: `partitions`, `limits` and `on_error`, as in YAML "
+    '(`limits={"read_batch_size": 50}`, `on_error={"interval": "2s", "steps": 3}`).',
+    "Response": "For now a sink that answers `fallback`, `serve` or `on_success` breaks its "
+    "contract: nothing can be configured for them yet.",
+}
+
+
+def pages() -> dict[str, str]:
+    """Every page by the name of its file."""
+    made = {
+        "README.md": index(),
+        "lint-codes.md": lint_codes(),
+        "spec.md": spec(),
+        "commands.md": commands(),
+        "python.md": python(),
+        "counters.md": counters(),
+    }
+    return {
+        name: re.sub(r"\n{3,}", "\n\n", f"{MADE}\n{text.strip()}\n") for name, text in made.items()
+    }
+
+
+def index() -> str:
+    """What is where."""
+    return """# Reference
+
+Made from the code.
+
+- [Spec](spec.md): every field of a pipeline in YAML, with its default
+- [Lint codes](lint-codes.md): what each code means
+- [Commands](commands.md): options and exit codes
+- [Python](python.md): every public name
+- [Counters](counters.md): the summary of a run, the facts of a dead letter
+"""
+
+
+# --- lint codes ---------------------------------------------------------------------------------
+
+
+def lint_codes() -> str:
+    """One table a group of codes."""
+    parts = [
+        "# Lint codes",
+        "`ebbflow lint` prints `file:line:column: code message`. "
+        "A code keeps its meaning for ever.",
+    ]
+    for prefix, title in GROUPS.items():
+        rows = [(f"`{code}`", text) for code, text in CODES.items() if code.startswith(prefix)]
+        parts += [f"## {title}", table(("code", "meaning"), rows)]
+    return "\n\n".join(parts)
+
+
+# --- the spec -----------------------------------------------------------------------------------
+
+
+def spec() -> str:
+    """Every field, those without effect, and what is refused."""
+    no_effect = [
+        (f"`{where or '(top)'}`", ", ".join(f"`{name}`" for name in names))
+        for where, names in NO_EFFECT.items()
+    ]
+    missing = [(f"`{field}`", what) for field, (what, _) in NOT_YET.items()]
+    missing += [(f"`kind: {kind}`", f"the kind {kind}") for kind in KINDS_NOT_YET]
+    missing += [("`container` without `python`", "running containers (EB902)")]
+    return "\n\n".join(
+        [
+            "# Spec",
+            "A pipeline is a Numaflow `Pipeline` (`numaflow.numaproj.io/v1alpha1`). "
+            "Beyond Numaflow there are `python` beside each `container`, `onError` on a vertex and "
+            "`messages` of the generator. Unknown fields are refused.",
+            "## Fields",
+            table(("field", "value", "default", "meaning"), spec_fields(PipelineSpec, "")),
+            "The limits of a vertex come before those of the pipeline. Where neither says "
+            f"anything: {effective_limits()}. If `readBatchSize` is set and `concurrency` is not, "
+            "`concurrency` is the same number.",
+            f"`onError.backoff`, where it says nothing: {backoff_text()}. "
+            "`steps` counts redeliveries after the first call.",
+            "## Accepted without effect",
+            "Fields that mean something on Kubernetes only. They are checked for spelling.",
+            table(("in", "fields"), no_effect),
+            "## Refused for now",
+            "Lint refuses these with EB901, so that nothing is silently without effect.",
+            table(("field", "feature"), missing),
+        ]
+    )
+
+
+def spec_fields(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, ...]]:
+    """A row for each field, and for those of the sections inside."""
+    for field in section.model_fields.values():
+        path = f"{prefix}{field.alias}"
+        if not runs(path):
+            continue
+        inside, listed = section_in(field.annotation)
+        if inside is None:
+            yield f"`{path}`", value_text(field), default_text(field), meaning(path)
+        elif inside.model_fields:
+            yield from spec_fields(inside, f"{path}{'[]' * listed}.")
+        else:
+            yield f"`{path}`", "`{}`", "none", meaning(path)
+
+
+FIELD_MEANING = {
+    "apiVersion": "always this",
+    "kind": "always this",
+    "metadata.name": "the pipeline's name: a DNS label",
+    "vertices[].name": "a DNS label, unique in the pipeline",
+    "rpu": "messages per `duration`; without it and with `messages`: as fast as it goes",
+    "duration": "the time that `rpu` is about",
+    "msgSize": "bytes: 8 and the padding in the payload",
+    "keyCount": "so many different keys; 0 for none",
+    "generator.value": "the number in every payload, in place of a count from 0",
+    "valueBlob": "the whole payload of every message",
+    "generator.jitter": "without effect",
+    "messages": "end after so many",
+    "container": "not run; `python` is needed beside it",
+    "python": "the function or class, found beside the file or on the Python path",
+    "log": "prints every message",
+    "blackhole": "forgets every message",
+    "partitions": "so many buffers and Spark tasks",
+    "readBatchSize": "the most messages that one call of a sink gets",
+    "bufferMaxLength": "the most frames in a buffer, per partition",
+    "bufferUsageLimit": "the percentage of `bufferMaxLength` at which the buffer is full",
+    "readTimeout": "without effect",
+    "concurrency": "how many calls of an `async` map run at once",
+    "ordered.enabled": "only `false` for now",
+    "backoff.interval": "the first wait after an exception",
+    "backoff.steps": "redeliveries before the dead letter; 0 for none",
+    "backoff.factor": "how much longer each wait is than the one before",
+    "backoff.cap": "the longest wait",
+    "backoff.jitter": "the share by which a wait may be longer or shorter",
+    "from": "the vertex the messages leave",
+    "to": "the vertex they go to",
+    "operator": "any, all or none of the tags",
+    "values": "the tags",
+    "onFull": "only `retryUntilSuccess` for now: wait for room",
+}
+
+
+def meaning(path: str) -> str:
+    """What a field is for; the longest ending that is known says it."""
+    endings = [path.split(".")[-count:] for count in (2, 1)]
+    return next(FIELD_MEANING[name] for e in endings if (name := ".".join(e)) in FIELD_MEANING)
+
+
+def runs(path: str) -> bool:
+    """Whether a field has a meaning here, at least for some of its values."""
+    where, _, name = path.rpartition(".")
+    return name not in NO_EFFECT.get(where, ()) and (
+        path not in NOT_YET or path.endswith((".onFull", ".enabled"))
+    )
+
+
+def section_in(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
+    """The section that a field holds, and whether it is a list of them."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation, False
+    for argument in get_args(annotation):
+        inside, listed = section_in(argument)
+        if inside is not None:
+            return inside, listed or get_origin(annotation) is tuple
+    return None, False
+
+
+KIND_TEXT = {
+    kinds.Millis: "duration, such as `5s`",
+    kinds.Base64: "bytes in base64",
+    kinds.Code: "`module:attribute`",
+    kinds.Positive: "whole number from 1",
+    kinds.Count: "whole number from 0",
+    kinds.Percentage: "whole number from 1 to 100",
+    kinds.Factor: "number from 1",
+    kinds.Jitter: "number from 0 to below 1",
+}
+PLAIN_TEXT = {str: "text", int: "whole number", bool: "`true` or `false`", Any: "anything"}
+
+
+def value_text(field: FieldInfo) -> str:
+    """What may be written there."""
+    # Of a kind that cannot be left out pydantic keeps the type and the bounds apart.
+    bounds = {
+        name: getattr(part, name)
+        for part in field.metadata
+        for name in ("ge", "le")
+        if getattr(part, name, None) is not None
+    }
+    text = type_text(field.rebuild_annotation() if field.metadata else field.annotation)
+    text += f" from {bounds['ge']}" if "ge" in bounds else ""
+    return text + (f" to {bounds['le']}" if "le" in bounds else "")
+
+
+def type_text(annotation: Any) -> str:
+    """A type in words."""
+    for kind, text in KIND_TEXT.items():
+        if annotation == kind:
+            return text
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        return type_text(next(a for a in arguments if a is not NoneType))
+    if origin is Literal:
+        return " or ".join(f"`{a}`" for a in arguments)
+    if origin is tuple:
+        return f"list of {type_text(arguments[0])}"
+    if hasattr(annotation, "__metadata__"):
+        return type_text(arguments[0])
+    return PLAIN_TEXT[annotation]
+
+
+def default_text(field: FieldInfo) -> str:
+    """What holds if it is left out."""
+    if field.is_required() or field.alias in ("apiVersion", "kind"):
+        return "required"
+    value = field.default
+    if value is None or value == ():
+        return "none"
+    if "5s" in value_text(field):
+        return f"`{value}ms`"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def effective_limits() -> str:
+    """The limits that hold when nobody sets any."""
+    limits = EffectiveLimits()
+    return ", ".join(
+        f"`{camel(one.name)}` {getattr(limits, one.name):,}"
+        + (" ms" if "timeout" in one.name else "")
+        for one in fields(limits)
+    )
+
+
+def camel(name: str) -> str:
+    """``read_batch_size`` → ``readBatchSize``."""
+    first, *rest = name.split("_")
+    return first + "".join(map(str.title, rest))
+
+
+def backoff_text() -> str:
+    """The policy for exceptions, in words."""
+    policy = DEFAULT_ON_ERROR
+    return (
+        f"`interval` {policy.interval} ms, `factor` {policy.factor:g}, `cap` {policy.cap} ms, "
+        f"`steps` {policy.steps}, `jitter` {policy.jitter:g}"
+    )
+
+
+# --- commands -----------------------------------------------------------------------------------
+
+
+def commands() -> str:
+    """Every command with its arguments and options."""
+    parts = ["# Commands"]
+    for name, command in leaves(get_command(app), "ebbflow"):
+        context = command.make_context(name, ["x"] * required(command), resilient_parsing=True)
+        records = [parameter.get_help_record(context) for parameter in command.params]
+        rows = [(f"`{tidy(left)}`", tidy(right)) for left, right in filter(None, records)]
+        parts += [f"## {name}", tidy(command.help), table(("argument or option", "meaning"), rows)]
+    parts += [
+        "## Exit codes",
+        table(("code", "meaning"), [(str(int(code)), text) for code, text in EXIT_CODES.items()]),
+    ]
+    return "\n\n".join(parts)
+
+
+def leaves(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """The commands that do something, by what is typed."""
+    inside = getattr(command, "commands", None)
+    if inside is None:
+        yield name, command
+        return
+    for part, one in inside.items():
+        yield from leaves(one, f"{name} {part}")
+
+
+def required(command: Any) -> int:
+    """How many arguments must be there."""
+    return sum(p.required and p.param_type_name == "argument" for p in command.params)
+
+
+def tidy(text: str | None) -> str:
+    """On one line, and safe in a table."""
+    return " ".join((text or "").split()).replace("|", "\\|")
+
+
+# --- Python -------------------------------------------------------------------------------------
+
+
+def python() -> str:
+    """Every public name, from its docstring."""
+    parts = ["# Python", "Everything that `import ebbflow` gives."]
+    for name in (n for n in ebbflow.__all__ if not n.startswith("__")):
+        thing = getattr(ebbflow, name)
+        parts += [f"## {name}", f"```text\n{name}{signature(thing)}\n```", docstring(thing)]
+        parts += [table(("member", "meaning"), rows)] if (rows := members(thing)) else []
+        parts += [NOTES[name]] if name in NOTES else []
+    defaults = {one.name: one.default for one in fields(RunOptions)}
+    rows = [(f"`{n}`", OPTION_MEANING[n], f"`{shown(v)}`") for n, v in defaults.items()]
+    parts += [
+        "## Options of Pipeline.run",
+        table(("option", "meaning", "default"), rows),
+        "`watcher` gets progress and what vertices print; without one a run says nothing. "
+        f"The result is a `Summary` with {', '.join(f'`{f.name}`' for f in fields(Summary))}.",
+    ]
+    return "\n\n".join(parts)
+
+
+def shown(default: Any) -> str:
+    """A default as one would write it."""
+    if isinstance(default, Path):
+        return str(default)
+    return repr(default) if isinstance(default, str | int | float | NoneType) else "{}"
+
+
+def signature(thing: Any) -> str:
+    """How it is called."""
+    if inspect.isclass(thing) and "__init__" not in vars(thing):
+        return ""
+    text = str(inspect.signature(thing))
+    # Annotations are texts here; defaults that are empty texts keep their quotes.
+    return re.sub(r"'([^']*)'", lambda quoted: quoted[1] or '""', text)
+
+
+def docstring(thing: Any) -> str:
+    """The docstring in Markdown."""
+    text = inspect.cleandoc(thing.__doc__ or "")
+    return re.sub(r"``([^`]+)``", r"`\1`", text)
+
+
+def members(thing: Any) -> list[tuple[str, str]]:
+    """The public methods and properties that say what they are."""
+    found = []
+    for name, member in vars(thing).items() if inspect.isclass(thing) else ():
+        function = getattr(member, "__func__", None) or getattr(member, "fget", None) or member
+        if name.startswith("_") or not inspect.isfunction(function):
+            continue
+        call = "" if isinstance(member, property) else f"({parameters(function)})"
+        summary = docstring(function).partition("\n\n")[0]
+        found.append((f"`{name}{call}`", tidy(summary)))
+    return found
+
+
+def parameters(function: Any) -> str:
+    """The names to call it with."""
+    names = []
+    for one in inspect.signature(function).parameters.values():
+        if one.name in ("self", "cls"):
+            continue
+        if one.kind is one.KEYWORD_ONLY and "*" not in names:
+            names.append("*")
+        names.append(f"**{one.name}" if one.kind is one.VAR_KEYWORD else one.name)
+    return ", ".join(names)
+
+
+# --- counters -----------------------------------------------------------------------------------
+
+
+def counters() -> str:
+    """The summary and the headers of a dead letter."""
+    rows = [(f"`{name}`", COUNTER_MEANING[name]) for name in COUNTERS]
+    return "\n\n".join(
+        [
+            "# Counters",
+            "`ebbflow run --summary FILE` writes JSON with these keys: "
+            f"{', '.join(f'`{f.name}`' for f in fields(Summary))}. "
+            "`vertices` has the counts of this run by vertex, `totals` those since the pipeline "
+            "was first started. `ended` is `drained`, `timeout` or `stopped`.",
+            table(("counter", "what it counts"), rows),
+            "For every vertex `read = done + redelivered + dead_lettered + dropped + fallback`.",
+            "## Facts of a dead letter",
+            "A dead letter is a plain JetStream message. Its body is the value; each fact is a "
+            f"header whose name begins with `{PREFIX}` and whose text is JSON.",
+            table(("header", "fact"), letter_facts()),
+        ]
+    )
+
+
+def letter_facts() -> Iterable[tuple[str, str]]:
+    """The headers in the order of the class."""
+    for field in fields(Letter):
+        if field.name != "value":
+            header = "-".join(map(str.title, field.name.split("_")))
+            yield f"`{PREFIX}{header}`", LETTER_MEANING[field.name]
+
+
+LETTER_MEANING = {
+    "id": "the id of the message",
+    "vertex": "the vertex where it died",
+    "reason": "why, in a few words",
+    "error": "the error on one line, if there was one",
+    "traceback": "the traceback, if user code raised",
+    "deliveries": "how often it had been given to the vertex",
+    "first_seen": "when it first came to the vertex",
+    "last_seen": "when it died",
+    "event_time": "its event time",
+    "keys": "its keys",
+    "headers": "its headers",
+    "metadata": "its metadata, values in base64",
+    "size": "the length of the value, if the value had to be cut",
+}
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main() -> int:
+    """Write the pages, or compare them."""
+    stale = []
+    for name, text in pages().items():
+        path = REFERENCE / name
+        if "--check" not in sys.argv:
+            path.write_text(text, encoding="utf-8")
+        elif not path.exists() or path.read_text(encoding="utf-8") != text:
+            stale.append(name)
+    if stale:
+        print(f"not up to date: {', '.join(stale)}; run: python docs/generate.py", file=sys.stderr)
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

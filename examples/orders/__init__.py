@@ -1,0 +1,1 @@
+"""An orders pipeline: late customers, a store that is sometimes down, orders nobody can take."""

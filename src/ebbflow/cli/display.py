@@ -1,0 +1,221 @@
+"""How a run is shown while it goes on: a live table on a terminal, plain lines elsewhere.
+
+On a terminal what vertices print appears above the table. Elsewhere only that goes to standard
+output and everything about the run goes to standard error, so ``ebbflow run … | grep …`` sees
+messages and nothing else. Vertices print through the NATS thread and the run speaks from the main
+thread; both may call at any time.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from ebbflow.outcome import Counts
+    from ebbflow.spark.run import VertexView
+
+_EVERY = 2.0
+_RATE_OVER = 3.0
+_UNKNOWN_WIDTH = 160
+_COLUMNS = ("read", "done", "written", "redelivered", "dead", "dropped", "rate/s")
+
+
+class Display(Protocol):
+    """A ``Watcher`` that can be closed. ``console`` is where results belong afterwards."""
+
+    console: Console
+
+    def stage(self, text: str) -> None:
+        """Something is being started or stopped."""
+
+    def line(self, text: str) -> None:
+        """Something a vertex printed; called from another thread."""
+
+    def look(self, views: Mapping[str, VertexView]) -> None:
+        """The state of all vertices."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was found."""
+
+
+@contextmanager
+def opened(plain: bool) -> Iterator[Display]:
+    """The display that suits standard output, for as long as the context lasts."""
+    display: Display = PlainLines() if plain or not sys.stdout.isatty() else LiveTable()
+    try:
+        yield display
+    finally:
+        display.close()
+
+
+def console_for(file: TextIO) -> Console:
+    """A console that cuts nothing off where there is no terminal to be too narrow."""
+    return Console(file=file, width=None if file.isatty() else _UNKNOWN_WIDTH, highlight=False)
+
+
+class Rates:
+    """How many messages a second each vertex reads, over the last few seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: dict[str, deque[tuple[float, int]]] = {}
+
+    def update(self, vertex: str, read: int) -> float:
+        """Take note of how many have been read by now; returns the present rate."""
+        now = self._clock()
+        seen = self._seen.setdefault(vertex, deque())
+        seen.append((now, read))
+        while len(seen) > 2 and now - seen[1][0] >= _RATE_OVER:
+            seen.popleft()
+        then, before = seen[0]
+        return (read - before) / (now - then) if now > then else 0.0
+
+
+class LiveTable:
+    """One row a vertex, redrawn in place; what vertices print goes above it."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False)
+        self._rates = Rates()
+        self._title = ""
+        self._live: Live | None = None
+
+    def stage(self, text: str) -> None:
+        """A line while there is no table yet, its title from then on."""
+        self._title = text
+        # Not live before: standard output is lent to the JVM's log while Spark starts.
+        if text == "running":
+            self._live = Live(console=self.console, refresh_per_second=4, transient=True)
+            self._live.start()
+        elif self._live is None:
+            self.console.print(f"{text} …", style="dim")
+
+    def line(self, text: str) -> None:
+        """Print above the table, as it is."""
+        self.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+    def look(self, views: Mapping[str, VertexView]) -> None:
+        """Redraw the table."""
+        if self._live is not None:
+            self._live.update(self._table(views))
+
+    def close(self) -> None:
+        """Take the table away; the result of the run takes its place."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _table(self, views: Mapping[str, VertexView]) -> Table:
+        table = Table("vertex", title=self._title, title_justify="left")
+        for name in _COLUMNS:
+            table.add_column(name, justify="right")
+        table.add_column("state", overflow="ellipsis", no_wrap=True)
+        table.add_column("last nack reason", overflow="ellipsis", no_wrap=True)
+        for vertex, view in views.items():
+            table.add_row(vertex, *self._numbers(vertex, view.counts), *_words(view))
+        return table
+
+    def _numbers(self, vertex: str, counts: Counts) -> list[str]:
+        shown = [counts.read, counts.done, counts.written, counts.redelivered]
+        shown += [counts.dead_lettered, counts.dropped]
+        rate = self._rates.update(vertex, counts.read)
+        return [f"{number:,}" for number in shown] + [f"{rate:,.0f}"]
+
+
+def _words(view: VertexView) -> tuple[Text, Text]:
+    style = "red" if view.failure else "green"
+    return Text(state_of(view), style), Text(one_line(view.nack_reason or ""))
+
+
+def state_of(view: VertexView) -> str:
+    """Whether a vertex runs, and why it had to be started again if that was lately."""
+    if view.failure:
+        return one_line(f"restarting (restart {view.restarts}): {view.failure}")
+    return f"running, {view.restarts} restarts" if view.restarts else "running"
+
+
+def one_line(text: str) -> str:
+    """The text without anything that could move the cursor or change the terminal."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+class PlainLines:
+    """Lines for files, pipes and logs: nothing is repeated, nothing is redrawn."""
+
+    def __init__(
+        self,
+        out: TextIO | None = None,
+        err: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._out = out or sys.stdout
+        self._err = err or sys.stderr
+        self.console = console_for(self._err)
+        self._clock = clock
+        self._began = self._shown_at = clock()
+        self._progress = ""
+        self._restarts: dict[str, int] = {}
+        self._reader_gone = False
+        self._lock = threading.Lock()
+
+    def stage(self, text: str) -> None:
+        """A line at once."""
+        self._tell(text)
+
+    def line(self, text: str) -> None:
+        """To standard output. When nobody reads it any more the run is stopped in good order."""
+        with self._lock:
+            if self._reader_gone:
+                return
+            try:
+                self._out.write(f"{text}\n")
+                self._out.flush()
+            except BrokenPipeError:
+                self._reader_gone = True
+                _discard(self._out)
+                _thread.interrupt_main()
+
+    def look(self, views: Mapping[str, VertexView]) -> None:
+        """Restarts at once; counts when they have changed, but not more often than need be."""
+        for vertex, view in views.items():
+            if view.restarts > self._restarts.get(vertex, 0):
+                self._restarts[vertex] = view.restarts
+                self._tell(f"{vertex}: {state_of(view)}")
+        counted = {vertex: _nonzero(view.counts) for vertex, view in views.items()}
+        progress = "  ".join(f"{vertex}: {text}" for vertex, text in counted.items() if text)
+        if progress != self._progress and self._clock() - self._shown_at >= _EVERY:
+            self._progress, self._shown_at = progress, self._clock()
+            self._tell(progress)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _tell(self, text: str) -> None:
+        with self._lock:
+            self._err.write(f"{self._clock() - self._began:7.1f} s  {text}\n")
+            self._err.flush()
+
+
+def _nonzero(counts: Counts) -> str:
+    shown = [f"{name}={number}" for name, number in counts.as_dict().items() if number]
+    return " ".join(shown)
+
+
+def _discard(file: TextIO) -> None:
+    """Let later writes go nowhere, or Python complains about the pipe once more at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, file.fileno())
+    os.close(nowhere)

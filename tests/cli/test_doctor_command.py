@@ -1,0 +1,60 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ebbflow.cli.main import app
+from ebbflow.jetstream.connection import Link
+
+
+def test_a_machine_that_is_ready_gets_only_ticks(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["doctor", "--state", str(tmp_path / "state")])
+    *findings, last = result.stdout.splitlines()
+    assert (result.exit_code, last) == (0, "Ready.")
+    assert all(line.startswith("✓ ") for line in findings)
+    for word in ("Python 3", "Java", "pyspark 4", "embedded NATS server 2.", "state folder"):
+        assert word in result.stdout
+    assert not (tmp_path / "state").exists()
+
+
+def test_each_trouble_comes_with_the_next_step(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    # A process of its own, because Java is asked for its version only once in each.
+    result = subprocess.run(
+        [Path(sys.executable).with_name("ebbflow"), "doctor", "--state", tmp_path / "file"],
+        env={**os.environ, "JAVA_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 3
+    trouble, step = result.stdout.splitlines()[1:3]
+    assert trouble.startswith("✗ Spark needs Java")
+    assert trouble.endswith(f"in JAVA_HOME ({tmp_path}).")
+    assert step.startswith("  → Install")
+    assert f"✗ state folder {tmp_path / 'file'}\n  → It cannot be written" in result.stdout
+    assert "Ready." not in result.stdout
+
+
+def test_a_state_folder_in_use_is_told_with_its_owner(state: Path) -> None:
+    result = CliRunner().invoke(app, ["doctor", "--state", str(state)])
+    assert f"✓ state folder {state} is in use by process {os.getpid()}\n" in result.stdout
+
+
+def test_a_server_of_ones_own_is_tried_and_its_password_not_shown(link: Link) -> None:
+    server = link.server
+    url = server.url.replace("://", f"://{server.user}:{server.password}@")
+    result = CliRunner().invoke(app, ["doctor"], env={"EBBFLOW_NATS_URL": url})
+    assert result.exit_code == 0
+    assert f" at {server.url}\n" in result.stdout
+    assert str(server.password) not in result.output
+
+
+@pytest.mark.slow
+def test_a_server_that_does_not_answer_is_told_without_its_password() -> None:
+    result = CliRunner().invoke(app, ["doctor", "--nats", "nats://me:secret@127.0.0.1:1"])
+    assert result.exit_code == 3
+    assert "nats://127.0.0.1:1" in result.stdout
+    assert "secret" not in result.output

@@ -1,0 +1,169 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from ebbflow.cli.main import app
+from ebbflow.cli.run import EXIT_CODES
+from ebbflow.version import __version__
+
+EBBFLOW = Path(sys.executable).with_name("ebbflow")
+
+SPEC = """\
+apiVersion: numaflow.numaproj.io/v1alpha1
+kind: Pipeline
+metadata: {name: tiny}
+spec:
+  vertices:
+  - {name: in, source: {generator: {messages: 50}}}
+  - name: enrich
+    udf: {python: "handlers:enrich"}
+    onError: {backoff: {interval: 50ms, steps: 1}}
+  - {name: out, sink: {log: {}}}
+  edges:
+  - {from: in, to: enrich}
+  - {from: enrich, to: out}
+"""
+
+HANDLERS = """\
+import json
+from ebbflow import Message
+
+def enrich(datum):
+    if json.loads(datum.value)["data"]["value"] == 7:
+        raise ValueError("not seven")
+    return Message(datum.value)
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    (tmp_path / "handlers.py").write_text(HANDLERS)
+    file = tmp_path / "tiny.yaml"
+    file.write_text(SPEC)
+    return file
+
+
+def invoke(*args: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(arg) for arg in args])
+
+
+def test_problems_of_a_pipeline_are_printed_as_by_lint(spec: Path) -> None:
+    spec.write_text(SPEC.replace("to: out", "to: ot").replace("handlers:", "handlers;"))
+    run, lint = invoke("run", spec), invoke("lint", spec)
+    assert (run.exit_code, run.stdout) == (1, lint.stdout)
+    assert "EB301 there is no vertex 'ot'" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["--timeout", "5"], "--timeout: '5' is not a duration; write for example 700ms, 5s"),
+        (["--timeout", "0s"], "--timeout: must be longer than 0."),
+        (["--epoch", "soon"], "--epoch: 'soon' is not a duration"),
+        (["--conf", "spark.x"], "--conf: 'spark.x' is not of the form key=value."),
+        (["--summary", "/nowhere/s.json"], "--summary: cannot write a file '/nowhere/s.json'."),
+        (["--durability", "maybe"], "'maybe' is not one of"),
+        (["--nats-port", "70000"], "--nats-port"),
+        (["--drian"], "No such option: --drian"),
+    ],
+)
+def test_wrong_usage_is_told_before_anything_starts(spec: Path, args: list[str], told: str) -> None:
+    result = invoke("run", spec, *args)
+    assert result.exit_code == 2
+    assert told in result.stderr
+
+
+def test_a_state_folder_in_use_exits_with_3_and_names_its_owner(spec: Path, state: Path) -> None:
+    result = invoke("run", spec, "--state", state)
+    assert result.exit_code == 3
+    assert result.stderr.endswith(
+        f"ebbflow: The state folder {state} belongs to a running instance "
+        f"(process {os.getpid()}). Stop that one first, or choose another folder with "
+        "--state DIR.\n"
+    )
+
+
+def test_help_tells_every_exit_code() -> None:
+    result = invoke("run", "--help")
+    for code, meaning in EXIT_CODES.items():
+        assert f"  {code:5}  {meaning}\n" in result.stdout
+
+
+def test_the_version_is_printed() -> None:
+    assert invoke("--version").stdout == f"ebbflow {__version__}\n"
+
+
+def test_the_command_starts_without_importing_what_it_may_not_need() -> None:
+    heavy = ("pyspark", "nats", "pyarrow", "pydantic", "rich")
+    code = f"import sys, ebbflow.cli.main; print([m for m in {heavy} if m in sys.modules])"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert told.stdout == "[]\n"
+
+
+def test_a_bug_shows_a_plain_traceback_and_is_not_taken_for_a_problem_of_the_spec() -> None:
+    code = (
+        "from ebbflow.cli import main\n"
+        "@main.app.command()\n"
+        "def broken():\n"
+        "    secret = 'pass' + 'word'\n"
+        "    raise RuntimeError('oh')\n"
+        "main.main()\n"
+    )
+    told = subprocess.run([sys.executable, "-c", code, "broken"], capture_output=True, text=True)
+    assert told.returncode == 3
+    assert told.stderr.startswith("Traceback (most recent call last):\n")
+    assert told.stderr.endswith("RuntimeError: oh\n")
+    assert "password" not in told.stderr
+
+
+def ebbflow(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([EBBFLOW, *args], cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.slow
+def test_a_run_prints_messages_counts_and_what_to_do_next(spec: Path) -> None:
+    folder = spec.parent
+    drain = ("run", "tiny.yaml", "--drain", "--timeout", "60s", "--summary", "s.json")
+    first = ebbflow(folder, *drain)
+    assert first.returncode == 0, first.stderr
+    lines = first.stdout.splitlines()
+    assert len(lines) == 49
+    assert all(line.startswith("(out) id=in-") for line in lines)
+    assert "Adds up: every message read has exactly one end.\ndrained after" in first.stderr
+    assert "1 dead letter; see why: ebbflow dlq list tiny\n" in first.stderr
+    counts = json.loads((folder / "s.json").read_text())["vertices"]
+    assert counts["enrich"]["read"] == 51
+    assert counts["enrich"]["dead_lettered"] == 1
+    assert [p.name for p in folder.glob("*s.json*")] == ["s.json"]
+
+    listed = ebbflow(folder, "dlq", "list", "tiny", "--json")
+    assert json.loads(listed.stdout)["error"] == "ValueError: not seven"
+    handlers = folder / "handlers.py"
+    handlers.write_text(HANDLERS.replace("== 7", "== -1"))
+    assert ebbflow(folder, "dlq", "replay", "tiny", "--all").stdout == "1 dead letter sent back\n"
+    again = ebbflow(folder, *drain)
+    assert [line.split()[1] for line in again.stdout.splitlines()] == ["id=in-7/enrich"]
+
+    idle = ebbflow(folder, *drain)
+    assert idle.stderr.endswith(
+        "Nothing was read: the sources gave all they have in an earlier run.\n"
+        "Forget that and start over: ebbflow run tiny.yaml --fresh\n"
+    )
+
+
+@pytest.mark.slow
+def test_a_drain_that_takes_too_long_exits_with_4_and_still_writes_the_summary(
+    spec: Path,
+) -> None:
+    spec.write_text(SPEC.replace("messages: 50", "rpu: 5"))
+    result = ebbflow(spec.parent, "run", "tiny.yaml", "--drain", "--timeout", "2s",
+                     "--summary", "s.json", "--state", "elsewhere")  # fmt: skip
+    assert result.returncode == 4
+    assert "timeout after" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert json.loads((spec.parent / "s.json").read_text())["ended"] == "timeout"

@@ -1,0 +1,130 @@
+"""Every snippet in README and docs holds: Python runs, YAML lints, commands exist."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from ebbflow import Pipeline
+from ebbflow.cli.main import app
+from ebbflow.outcome import Counts
+from ebbflow.spark.run import RunOptions, Summary
+from ebbflow.spec.lint import lint
+from tests.docs.pages import BLOCKS, PAGES, ROOT, Block, Page, commands
+
+LANGUAGES = {"python", "yaml", "console", "text"}
+# Programs that are there anyway, beside ebbflow and make.
+OTHERS = {"mkdir", "cd", "."}
+
+
+def of(*languages: str) -> list[Block]:
+    return [block for block in BLOCKS if block.language in languages]
+
+
+def test_every_block_says_what_it_is() -> None:
+    assert [str(block) for block in BLOCKS if block.language not in LANGUAGES] == []
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A place to run in, where nothing that a snippet imports stays behind."""
+    before = set(sys.modules)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def checked_run(self: Pipeline, *, watcher: Any = None, **options: Any) -> Summary:
+    """In place of Pipeline.run: everything is checked and nothing is started."""
+    vertices = {vertex.name: Counts() for vertex in self.spec.vertices}
+    RunOptions(**options)
+    return Summary(self.spec.name, "drained", 0.0, vertices, vertices)
+
+
+@pytest.mark.parametrize("block", [b for b in of("python") if b.name is None], ids=str)
+def test_python_runs(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pipeline, "run", checked_run)
+    exec(compile(block.text, str(block), "exec"), {"__name__": "snippet"})
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if any(b.name for b in p.blocks)], ids=str)
+def test_files_of_a_page_fit_together(page: Page, folder: Path) -> None:
+    for block in page.blocks:
+        if block.name is not None:
+            (folder / block.name).write_text(block.text, encoding="utf-8")
+    for path in sorted(folder.iterdir()):
+        if path.suffix == ".yaml":
+            assert [str(problem) for problem in lint(path)] == []
+        else:
+            code = compile(path.read_text(encoding="utf-8"), path.name, "exec")
+            names: dict[str, Any] = {"__name__": path.stem}
+            exec(code, names)
+            for test in (v for n, v in names.items() if n.startswith("test_")):
+                test()
+
+
+@pytest.mark.parametrize("block", [b for b in of("yaml") if b.name is None], ids=str)
+def test_yaml_lints(block: Block, folder: Path) -> None:
+    (folder / "snippet.yaml").write_text(block.text, encoding="utf-8")
+    assert [str(problem) for problem in lint(folder / "snippet.yaml")] == []
+
+
+@pytest.mark.parametrize("block", of("console"), ids=str)
+def test_commands_exist_with_their_options(block: Block) -> None:
+    found = commands(block.text)
+    assert found, "a console block has lines that begin with $"
+    for command, _ in found:
+        words = [w for w in shlex.split(command) if not re.fullmatch(r"[A-Z_]+=.*", w)]
+        if words[0] == "ebbflow":
+            parse(words[1:])
+        elif words[0] == "make":
+            assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        else:
+            assert words[0] in OTHERS, command
+
+
+def parse(words: list[str]) -> None:
+    """As the command line would, without doing anything."""
+    command = get_command(app)
+    while inside := getattr(command, "commands", None):
+        command = inside[words.pop(0)]
+    command.make_context("ebbflow", words)
+
+
+def test_what_lint_is_said_to_print_is_what_it_prints(folder: Path) -> None:
+    """The tutorial shows one problem with its line and column."""
+    tutorial = next(page for page in PAGES if page.path.name == "tutorial.md")
+    files = {block.name: block.text for block in tutorial.blocks if block.name}
+    (folder / "steps.py").write_text(files["steps.py"], encoding="utf-8")
+    broken = files["pipeline.yaml"].replace("to: greet", "to: gret")
+    (folder / "pipeline.yaml").write_text(broken, encoding="utf-8")
+    told = str(lint(Path("pipeline.yaml"))[0])
+    assert f"```text\n{told}\n```" in tutorial.text
+
+
+def test_the_example_of_the_package_is_python() -> None:
+    import ebbflow
+
+    assert ebbflow.__doc__ is not None
+    _, _, example = ebbflow.__doc__.partition("\n\n")
+    compile(example, "ebbflow", "exec")
+
+
+def test_the_readme_gives_the_exit_codes_of_the_command() -> None:
+    from ebbflow.cli.run import EXIT_CODES
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    told = re.search(r"Exit codes: (.*?)\n\n", readme, re.DOTALL)
+    assert told is not None
+    assert [int(n) for n in re.findall(r"(?:^|, )(\d+) ", told[1].replace(os.linesep, " "))] == [
+        int(code) for code in EXIT_CODES
+    ]

@@ -1,0 +1,50 @@
+"""The tutorial, followed to the letter: the files it shows, the commands, what they print."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import PAGES, commands
+
+TUTORIAL = next(page for page in PAGES if page.path.name == "tutorial.md")
+
+
+@pytest.mark.slow
+def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
+    for block in TUTORIAL.blocks:
+        if block.name is not None:
+            (tmp_path / block.name).write_text(block.text, encoding="utf-8")
+        elif "run" in block.words:
+            for command, expected in commands(block.text):
+                told = printed(command, tmp_path)
+                assert re.fullmatch(pattern(expected), told, re.DOTALL), f"$ {command}\n{told}"
+
+
+def printed(command: str, folder: Path) -> str:
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment.pop("EBBFLOW_NATS_URL", None)
+    done = subprocess.run(
+        command.split(),
+        cwd=folder,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def pattern(expected: list[str]) -> str:
+    """Three dots stand for anything, also for several lines."""
+    text = "\n".join(expected).replace("\n...\n", "...").removeprefix("...\n")
+    pieces = [re.escape(piece) for piece in text.split("...")]
+    start = ".*" if expected[0] == "..." else ""
+    return start + ".*".join(pieces) + r"\s*"

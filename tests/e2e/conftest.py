@@ -1,0 +1,114 @@
+"""Whole runs of the command ``ebbflow``, as processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SPEC = """
+apiVersion: numaflow.numaproj.io/v1alpha1
+kind: Pipeline
+metadata:
+  name: whole
+spec:
+  vertices:
+    - name: in
+      source:
+        generator: {generator}
+    - name: work
+      udf:
+        python: "steps:work"
+    - name: out
+      sink:
+        udsink:
+          python: "steps:Store"
+  edges:
+    - from: in
+      to: work
+    - from: work
+      to: out
+"""
+
+STEPS = '''
+import json, os
+from pathlib import Path
+from ebbflow import Message, Response
+
+HERE = Path(__file__).parent
+
+def work(datum):
+    return Message(datum.value)
+
+class Store:
+    """Writes numbers to a file a worker, and when it was opened and closed."""
+
+    def open(self):
+        self.file = open(HERE / f"stored-{os.getpid()}", "a")
+        print("opened", file=self.file, flush=True)
+
+    def close(self):
+        print("closed", file=self.file, flush=True)
+
+    def __call__(self, data):
+        for datum in data:
+            print(json.loads(datum.value)["data"]["value"], file=self.file)
+        self.file.flush()
+        return [Response.ok(datum.id) for datum in data]
+'''
+
+
+class Whole:
+    """A pipeline in a folder, run by the command."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "steps.py").write_text(textwrap.dedent(STEPS))
+
+    def write(self, generator: dict[str, Any]) -> None:
+        text = SPEC.replace("{generator}", json.dumps(generator))
+        (self.folder / "pipeline.yaml").write_text(text)
+
+    def start(self, *options: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "ebbflow", "run", "pipeline.yaml", *options],
+            cwd=self.folder,
+            env=os.environ | {"COLUMNS": "200"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def stored(self) -> list[int]:
+        """The numbers that the sink wrote."""
+        return sorted(int(word) for word in self._words() if word.isdigit())
+
+    def marks(self) -> list[str]:
+        """How often the sink was opened and closed."""
+        return sorted(word for word in self._words() if not word.isdigit())
+
+    def _words(self) -> list[str]:
+        files = self.folder.glob("stored-*")
+        return [word for file in files for word in file.read_text().split()]
+
+    def wait_until(self, condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+        """Wait for something to happen while the run goes on."""
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Whole:
+    return Whole(tmp_path)

@@ -1,0 +1,88 @@
+"""The demo as a newcomer runs it, smaller: it adds up, and what it says to try next works."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from examples.orders import steps
+
+from ebbflow import Datum, Nack
+from ebbflow.message import Status
+
+ROOT = Path(__file__).parents[2]
+ORDERS = 500
+# In 500 orders: numbers 150 and 450 have a bad amount, the customer of number 499 never appears.
+BAD, WITHOUT_CUSTOMER = 2, 1
+
+
+def order(number: int, deliveries: int = 1) -> Datum:
+    value = b'{"number": %d, "customer": "c-1", "amount": 9, "name": "x"}' % number
+    return Datum(value, id=f"in-{number}", deliveries=deliveries)
+
+
+def shell(command: str) -> str:
+    environment = {k: v for k, v in os.environ.items() if k != "EBBFLOW_NATS_URL"}
+    done = subprocess.run(
+        command,
+        shell=True,
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_demo_adds_up_and_its_next_commands_work(tmp_path: Path) -> None:
+    state = tmp_path / "demo"
+    told = shell(f"{sys.executable} -m examples.orders.demo --orders {ORDERS} --state {state}")
+    numbers = {
+        what.strip(): int(number.replace(",", ""))
+        for what, number in re.findall(r"^│ ([a-z ]+?) +│ +([\d,]+) │$", told, re.MULTILINE)
+    }
+    dead = BAD + WITHOUT_CUSTOMER
+    assert numbers == {
+        "made by the source": ORDERS,
+        "in the store": ORDERS - dead,
+        "dead letters": dead,
+        "missing": 0,
+    }
+    assert "Every order is in the store or among the dead letters." in told
+
+    commands = re.findall(r"^(?:[A-Z_]+=\S+ )*\S+ebbflow (?:dlq|run) .*$", told, re.MULTILINE)
+    listed, shown, replayed, through = map(shell, commands)
+    assert f"{dead} dead letters" in listed
+    assert "has a negative amount" in shown
+    assert f"{WITHOUT_CUSTOMER} dead letter sent back" in replayed
+    assert re.search(r"│ store  │ +1 │ +1 │ +1 │", through), through
+    with sqlite3.connect(state / "orders.db") as database:
+        assert database.execute("SELECT count(*) FROM orders").fetchone() == (ORDERS - BAD,)
+
+
+def test_orders_of_late_customers_come_back_twice() -> None:
+    with pytest.raises(Nack) as nacked:
+        steps.enrich(order(3, deliveries=2))
+    assert (nacked.value.options.delay, nacked.value.options.max_deliveries) == (1_500, 3)
+    assert b"Customer c-1" in steps.enrich(order(3, deliveries=3)).value
+
+
+def test_the_store_answers_for_each_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "DATABASE", tmp_path / "orders.db")
+    store = steps.Store()
+    store.open()
+    bad = Datum(b'{"number": 4, "amount": -1, "name": "x"}', id="in-4")
+    responses = store([order(1), order(650), bad, order(650, deliveries=3), order(1)])
+    rows = store.database.execute("SELECT number FROM orders ORDER BY number").fetchall()
+    store.close()
+    expected = [Status.OK, Status.NACK, Status.FAILURE, Status.OK, Status.OK]
+    assert [response.status for response in responses] == expected
+    assert rows == [(1,), (650,)]

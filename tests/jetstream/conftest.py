@@ -1,0 +1,37 @@
+"""A real nats-server for the folder, with streams of its own for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+from ebbflow.jetstream.access import embedded, linked
+from ebbflow.jetstream.connection import Link
+from ebbflow.jetstream.names import Names
+
+_numbers = count()
+
+
+@pytest.fixture(scope="session")
+def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Link]:
+    with embedded(tmp_path_factory.mktemp("state")) as server, linked(server) as link:
+        yield link
+
+
+@pytest.fixture
+def names() -> Names:
+    """Names of a pipeline that no other test uses."""
+    return Names(f"p{next(_numbers)}")
+
+
+@pytest.fixture
+def ensure(link: Link) -> Any:
+    from ebbflow.jetstream import streams
+
+    def make(config: dict[str, Any]) -> None:
+        link.run(streams.ensure(link.client, config))
+
+    return make

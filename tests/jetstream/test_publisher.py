@@ -1,0 +1,67 @@
+"""Publishing until it is confirmed, and telling clearly when it is not."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from ebbflow.errors import BufferFull, NoStreamResponse, PermanentPublishError, PublishTimeout
+from ebbflow.jetstream import streams
+from ebbflow.jetstream.publisher import Retry, publish
+
+
+def send(link, subject, **options):
+    return link.run(publish(link.client, subject, b"x", **options))
+
+
+def test_the_same_id_is_stored_once(link, names, ensure):
+    ensure(streams.buffer_config(names, "v", 0, 10))
+    subject = names.buffer_subject("v", 0)
+
+    first, second = (send(link, subject, msg_id="one") for _ in range(2))
+
+    assert (first.seq, first.duplicate) == (1, False)
+    assert (second.seq, second.duplicate) == (1, True)
+
+
+def test_nobody_listening_is_an_error_after_the_attempts_are_used_up(link, names):
+    began = time.monotonic()
+    with pytest.raises(NoStreamResponse) as failed:
+        send(link, names.buffer_subject("nobody", 0), retry=Retry(wait=0.1, attempts=2))
+
+    assert failed.value.attempts == 3
+    assert 0.2 <= time.monotonic() - began < 1
+
+
+def test_the_deadline_ends_endless_attempts(link, names):
+    retry = Retry(wait=0.1, attempts=-1, ack_wait=0.45)
+    began = time.monotonic()
+    with pytest.raises(PublishTimeout):
+        send(link, names.buffer_subject("nobody", 0), retry=retry)
+
+    assert 0.4 <= time.monotonic() - began < 0.8
+
+
+def test_a_full_buffer_is_told_apart_or_waited_for(link, names, ensure):
+    ensure(streams.buffer_config(names, "v", 0, 1))
+    subject = names.buffer_subject("v", 0)
+    send(link, subject)
+    with pytest.raises(BufferFull):
+        send(link, subject)
+
+    waiting = link.submit(
+        publish(link.client, subject, b"y", retry=Retry(wait=0.02, ack_wait=5, until_room=True))
+    )
+    assert not waiting.done()
+    link.run(streams.purge(link.client, names.buffer("v", 0), subject, 1))
+    assert waiting.result(5).seq == 2
+
+
+def test_a_refusal_for_good_is_not_tried_again(link, names, ensure):
+    ensure(streams.buffer_config(names, "v", 0, 10))
+    headers = {"Nats-Expected-Stream": "another"}
+    with pytest.raises(PermanentPublishError) as refused:
+        send(link, names.buffer_subject("v", 0), headers=headers)
+
+    assert (refused.value.attempts, refused.value.code) == (1, 10060)

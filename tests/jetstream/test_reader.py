@@ -1,0 +1,120 @@
+"""Reading frames: in order, exactly once, from any mark on."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from ebbflow import frames
+from ebbflow.core.position import Mark
+from ebbflow.jetstream import streams
+from ebbflow.jetstream.publisher import BUFFER, publish
+from ebbflow.jetstream.reader import FrameReader
+
+
+@pytest.fixture
+def buffer(link, names, ensure):
+    """Publish frames with so many rows each; rows are numbered on."""
+    ensure(streams.buffer_config(names, "v", 0, 10_000))
+    made = 0
+
+    def write(*sizes):
+        nonlocal made
+        for size in sizes:
+            ids = [str(n) for n in range(made, made + size)]
+            made += size
+            batch = frames.batch_of({"id": ids, "value": [b"x"] * size}, size)
+            subject = names.buffer_subject("v", 0)
+            link.run(publish(link.client, subject, frames.encode(batch), retry=BUFFER))
+
+    return write
+
+
+@pytest.fixture
+def reader(link, names):
+    """Open readers from a mark on; they are closed at the end."""
+    opened = []
+
+    def start(mark=Mark()):  # noqa: B008
+        opened.append(
+            FrameReader(
+                link, names.buffer("v", 0), names.buffer_subject("v", 0), mark, threading.Event()
+            )
+        )
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        one.close()
+
+
+def ids(batches):
+    return [row for batch in batches for row in batch.column("id").to_pylist()]
+
+
+def take(reader, rows):
+    """Take until so many rows are there, waiting for arrivals."""
+    found = []
+    deadline = time.monotonic() + 10
+    while len(found) < rows and time.monotonic() < deadline:
+        found += ids(reader.take(rows - len(found)))
+        if len(found) < rows:
+            reader._wake.wait(0.05)
+            reader._wake.clear()
+    return found
+
+
+def test_rows_come_in_order_and_the_mark_follows_row_by_row(buffer, reader):
+    buffer(3, 4)
+    one = reader()
+
+    assert take(one, 2) == ["0", "1"]
+    assert one.mark == Mark(0, 2)
+    assert take(one, 3) == ["2", "3", "4"]
+    assert one.mark == Mark(1, 2)
+    assert take(one, 2) == ["5", "6"]
+    assert one.mark == Mark(2)
+
+
+def test_reading_goes_on_in_the_middle_of_a_frame(buffer, reader):
+    buffer(3, 4)
+
+    assert take(reader(Mark(1, 2)), 2) == ["5", "6"]
+
+
+def test_exactly_the_rows_up_to_a_mark_are_replayed(buffer, reader):
+    buffer(5, 5, 5)
+    one = reader(Mark(0, 3))
+
+    assert ids(one.take_until(Mark(2, 1))) == [str(n) for n in range(3, 11)]
+    assert one.mark == Mark(2, 1)
+    assert take(one, 4) == ["11", "12", "13", "14"]
+
+
+def test_more_frames_than_the_window_all_arrive(buffer, reader):
+    one = reader()
+    buffer(*[2] * 300)
+
+    assert take(one, 600) == [str(n) for n in range(600)]
+
+
+def test_what_is_done_is_deleted_and_what_is_not_stays(link, names, buffer, reader):
+    buffer(1, 1, 1)
+    one = reader()
+    take(one, 2)
+    link.run(one._purge(one.mark.seq))
+
+    assert link.run(streams.state(link.client, names.buffer("v", 0))).messages == 1
+    assert take(reader(one.mark), 1) == ["2"]
+
+
+def test_a_reader_whose_consumer_vanished_goes_on_after_the_last_frame(link, buffer, reader):
+    buffer(1, 1)
+    one = reader()
+    assert take(one, 2) == ["0", "1"]
+    link.run(streams.api(link.client, f"CONSUMER.DELETE.{one.stream}.{one._consumer}"))
+    buffer(1, 1)
+
+    assert take(one, 2) == ["2", "3"]

@@ -1,0 +1,128 @@
+"""The embedded server: private, owned by one, back after a crash; and servers that will not do."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from ebbflow.errors import SetupError
+from ebbflow.jetstream import streams
+from ebbflow.jetstream.access import embedded, linked
+from ebbflow.jetstream.connection import Link, Server, check_version
+from ebbflow.jetstream.server import EmbeddedServer, StateFolder
+
+
+def test_it_listens_on_loopback_only_and_its_password_is_its_owners_alone(tmp_path):
+    with embedded(tmp_path) as server:
+        assert server.url.startswith("nats://127.0.0.1:")
+        password = tmp_path / "nats" / "password"
+        assert stat.S_IMODE(password.stat().st_mode) == 0o600
+        assert stat.S_IMODE((tmp_path / "nats" / "nats.conf").stat().st_mode) == 0o600
+        assert server.password not in repr(server)
+        assert server.password not in str(server)
+
+
+def test_a_wrong_password_is_refused(tmp_path):
+    with (
+        embedded(tmp_path) as server,
+        pytest.raises(SetupError, match="refused the login"),
+    ):
+        Link(Server(server.url, "ebbflow", "guess"))
+
+
+def test_what_was_stored_is_there_after_the_server_was_killed(tmp_path):
+    folder = StateFolder(tmp_path)
+    folder.acquire()
+    server = EmbeddedServer(folder)
+    try:
+        with linked(server.start()) as link:
+            config = {"name": "kept", "subjects": ["kept"], "storage": "file"}
+            link.run(streams.ensure(link.client, config))
+            first = server.pid
+            os.kill(first, signal.SIGKILL)
+            deadline = time.monotonic() + 10
+            while server.pid == first and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert link.run(streams.state(link.client, "kept")).messages == 0
+        assert server.restarts == 1
+    finally:
+        server.stop()
+        folder.release()
+
+
+def test_a_server_left_by_a_killed_owner_is_ended_before_the_next_one(tmp_path):
+    folder = StateFolder(tmp_path)
+    folder.acquire()
+    orphan = EmbeddedServer(folder)
+    orphan.start()
+    orphan._stopping.set()  # its owner is gone and watches no more
+    folder.release()
+
+    with embedded(tmp_path) as server, linked(server):
+        assert orphan._process.wait(5) == -signal.SIGKILL
+
+
+def test_a_folder_has_one_owner_at_a_time(tmp_path):
+    with embedded(tmp_path), pytest.raises(SetupError) as refused, embedded(tmp_path):
+        pass
+    assert str(refused.value) == (
+        f"The state folder {tmp_path} belongs to a running instance (process {os.getpid()}). "
+        "Stop that one first, or choose another folder with --state DIR."
+    )
+
+
+def test_a_server_that_is_not_there_is_told_at_once_and_clearly():
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        began = time.monotonic()
+        with pytest.raises(SetupError, match=f"No NATS server answers at nats://127.0.0.1:{port}"):
+            Link(Server(f"nats://user:secret@127.0.0.1:{port}"))
+        assert time.monotonic() - began < 10
+
+
+@contextmanager
+def announcing(info):
+    """A port where a server introduces itself as ``info`` and answers pings."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+
+        def serve():
+            connection, _ = listening.accept()
+            with connection, connection.makefile("rwb", buffering=0) as stream:
+                stream.write(b"INFO " + json.dumps(info).encode() + b"\r\n")
+                while line := stream.readline():
+                    if line.startswith(b"PING"):
+                        stream.write(b"PONG\r\n")
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield Server(f"nats://127.0.0.1:{listening.getsockname()[1]}")
+
+
+@pytest.mark.parametrize(
+    ("info", "told"),
+    [
+        (
+            {"version": "2.11.9", "jetstream": True},
+            "is version 2.11.9; Ebbflow needs 2.12 or newer",
+        ),
+        ({"version": "2.15.1"}, "runs without JetStream"),
+    ],
+)
+def test_a_server_that_cannot_do_what_is_needed_is_refused(info, told):
+    with announcing(info | {"max_payload": 1048576, "headers": True}) as server:
+        link = Link(server)
+        try:
+            with pytest.raises(SetupError, match=told):
+                check_version(link)
+        finally:
+            link.close()

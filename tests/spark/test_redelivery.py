@@ -1,0 +1,176 @@
+"""Nack for real: delay, max deliveries, reason and count, on Spark and JetStream."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter, defaultdict
+
+import pytest
+
+from ebbflow import Message, NackOptions, Pipeline, Response, nack
+
+pytestmark = pytest.mark.slow
+
+
+def generated(count: int, name: str = "test") -> Pipeline:
+    return Pipeline(name).source("in", generator={"messages": count})
+
+
+def test_ten_thousand_messages_nacked_twice_arrive_on_their_third_delivery(run, journal):
+    def nack_twice(datum):
+        if datum.deliveries < 3:
+            return Message.to_nack(NackOptions(delay=700, reason="not yet"))
+        return Message(datum.value)
+
+    def observed(datum):
+        now = time.time()
+        result = nack_twice(datum)
+        journal.write([json.loads(datum.value)["data"]["value"], datum.deliveries, now])
+        return result
+
+    def store(data):
+        return [Response.ok(datum.id) for datum in data]
+
+    summary = run(generated(10_000).map("twice", observed).sink("out", store))
+
+    calls = defaultdict(list)
+    for value, deliveries, at in journal.read():
+        calls[value].append((deliveries, at))
+    assert summary.vertices["out"].done == 10_000
+    assert sorted(calls) == list(range(10_000))
+    assert all([d for d, _ in sorted(seen)] == [1, 2, 3] for seen in calls.values())
+    waits = [
+        later - earlier
+        for seen in calls.values()
+        for (_, earlier), (_, later) in zip(sorted(seen), sorted(seen)[1:], strict=False)
+    ]
+    assert min(waits) >= 0.7
+    twice = summary.vertices["twice"]
+    assert (twice.read, twice.redelivered, twice.done) == (30_000, 20_000, 10_000)
+
+
+def test_max_deliveries_two_means_three_calls_and_then_one_dead_letter(run, journal, tmp_path):
+    def always_nack(datum):
+        journal.write(datum.deliveries)
+        nack(delay="10ms", max_deliveries=2, reason="no customer")
+
+    summary = run(generated(1).map("stubborn", always_nack).sink("out", blackhole=True))
+
+    assert sorted(journal.read()) == [1, 2, 3]
+    assert summary.vertices["stubborn"].dead_lettered == 1
+    assert summary.vertices["stubborn"].redelivered == 2
+
+
+def test_a_nack_among_several_outputs_forwards_none_of_them(run, journal):
+    def three_then_nack(datum):
+        yield Message(b"one")
+        yield Message(b"two")
+        if datum.deliveries == 1:
+            yield Message.to_nack(NackOptions(delay=50))
+        yield Message(b"three")
+
+    def store(data):
+        journal.write(*(datum.value.decode() for datum in data))
+        return [Response.ok(datum.id) for datum in data]
+
+    summary = run(generated(20).map("several", three_then_nack).sink("out", store))
+
+    assert Counter(journal.read()) == {"one": 20, "two": 20, "three": 20}
+    assert summary.vertices["several"].redelivered == 20
+
+
+def test_messages_nacked_with_a_long_delay_do_not_hold_up_the_others(run, journal):
+    def park_every_fifth(datum):
+        if json.loads(datum.value)["data"]["value"] % 5 == 0:
+            nack(delay="30s", reason="parked")
+        return Message(datum.value)
+
+    def store(data):
+        journal.write(*(time.time() for _ in data))
+        return [Response.ok(datum.id) for datum in data]
+
+    began = time.time()
+    summary = run(
+        generated(5_000).map("park", park_every_fifth).sink("out", store), drain=False, timeout="8s"
+    )
+
+    assert summary.vertices["park"].redelivered == 1_000
+    assert summary.vertices["out"].done == 4_000
+    assert max(journal.read()) - began < 8
+
+
+def test_an_exception_is_retried_with_back_off_and_then_dead_lettered_with_its_traceback(
+    run, server_letters
+):
+    def fragile(datum):
+        value = json.loads(datum.value)["data"]["value"]
+        if value == 7:
+            raise KeyError("customer 7 has no address")
+        return Message(datum.value)
+
+    quick = {"interval": "20ms", "steps": 2, "factor": 2}
+    summary = run(generated(50).map("fragile", fragile, on_error=quick).sink("out", blackhole=True))
+
+    assert summary.vertices["out"].done == 49
+    assert summary.vertices["fragile"].redelivered == 2
+    (letter,) = server_letters("test")
+    assert (letter.reason, letter.vertex, letter.deliveries) == ("KeyError", "fragile", 3)
+    assert letter.error == "KeyError: 'customer 7 has no address'"
+    assert "in fragile" in letter.traceback
+    assert json.loads(letter.value)["data"]["value"] == 7
+    assert letter.first_seen <= letter.last_seen
+
+
+def test_a_sink_decides_about_each_message_of_its_batch(run, journal, server_letters):
+    def store(data):
+        for datum in data:
+            value = json.loads(datum.value)["data"]["value"]
+            if value % 10 == 3:
+                yield Response.failure(datum.id, f"{value} is not wanted")
+            elif value % 10 == 4 and datum.deliveries == 1:
+                yield Response.nack(datum.id, NackOptions(delay="100ms", reason="store is busy"))
+            else:
+                journal.write([value, datum.deliveries, datum.nack_reason])
+                yield Response.ok(datum.id)
+
+    summary = run(generated(200).sink("out", store, limits={"read_batch_size": 16}))
+
+    written = {value: (deliveries, reason) for value, deliveries, reason in journal.read()}
+    assert sorted(written) == [value for value in range(200) if value % 10 != 3]
+    assert written[4] == (2, "store is busy")
+    assert written[5] == (1, None)
+    out = summary.vertices["out"]
+    assert (out.done, out.dead_lettered, out.redelivered) == (180, 20, 20)
+    assert {letter.error for letter in server_letters("test")} >= {"3 is not wanted"}
+
+
+def test_one_bad_message_in_a_sink_batch_does_not_take_its_neighbours_along(run, journal):
+    def store(data):
+        if any(json.loads(datum.value)["data"]["value"] == 5 for datum in data):
+            raise RuntimeError("5 breaks the batch")
+        journal.write(*(json.loads(datum.value)["data"]["value"] for datum in data))
+        return [Response.ok(datum.id) for datum in data]
+
+    quick = {"interval": "20ms", "steps": 2}
+    summary = run(generated(300).sink("out", store, on_error=quick))
+
+    assert sorted(journal.read()) == [value for value in range(300) if value != 5]
+    assert summary.vertices["out"].dead_lettered == 1
+
+
+def test_a_message_larger_than_the_servers_limit_is_dead_lettered_with_that_reason(
+    run, server_letters
+):
+    def inflate(datum):
+        if json.loads(datum.value)["data"]["value"] == 1:
+            return Message(b"x" * 9_000_000)
+        return Message(datum.value)
+
+    summary = run(generated(3).map("inflate", inflate).sink("out", blackhole=True))
+
+    assert summary.vertices["out"].done == 2
+    (letter,) = server_letters("test")
+    assert letter.reason == "message too large"
+    assert letter.deliveries == 1
+    assert "9,000,000 bytes is over the limit" in letter.error

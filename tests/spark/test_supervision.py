@@ -1,0 +1,119 @@
+"""A vertex that fails is started again, and a message that kills its worker is found."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+
+import pytest
+
+from ebbflow import Message, Pipeline, Response
+from tests.spark.conftest import Failures
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("deadly", "cause"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "signal SIGSEGV"),
+        (lambda: os._exit(3), "exit code 3"),
+    ],
+    ids=["segfault", "exit"],
+)
+def test_a_message_that_kills_its_worker_is_dead_lettered_alone(
+    run, journal, server_letters, deadly, cause
+):
+    def fragile(datum):
+        if json.loads(datum.value)["data"]["value"] == 321:
+            deadly()
+        return Message(datum.value)
+
+    def store(data):
+        journal.write(*(json.loads(datum.value)["data"]["value"] for datum in data))
+        return [Response.ok(datum.id) for datum in data]
+
+    pipeline = Pipeline("test").source("in", generator={"messages": 1_000})
+    summary = run(pipeline.map("fragile", fragile).sink("out", store))
+
+    assert sorted(set(journal.read())) == [n for n in range(1_000) if n != 321]
+    assert summary.vertices["fragile"].dead_lettered == 1
+    (letter,) = server_letters("test")
+    assert letter.reason == "killed its worker"
+    assert cause in letter.error
+
+
+def test_a_vertex_that_cannot_open_is_retried_while_the_others_go_on(run, journal, tmp_path):
+    ready = tmp_path / "ready"
+
+    class NeedsTime:
+        def open(self):
+            if not ready.exists():
+                raise ConnectionError("the store is not up")
+
+        def __call__(self, data):
+            return [Response.ok(datum.id) for datum in data]
+
+    seen = []
+
+    class Watching(Failures):
+        def look(self, views):
+            if views["out"].failure and views["first"].counts.done == 100:
+                seen.append(views["out"].failure)
+                ready.touch()
+
+    pipeline = Pipeline("test").source("in", generator={"messages": 100})
+    pipeline = pipeline.map("first", lambda datum: Message(datum.value)).sink("out", NeedsTime)
+    summary = run(pipeline, watcher=Watching())
+
+    assert seen[0] == "ConnectionError: the store is not up"
+    assert summary.vertices["out"].done == 100
+
+
+def test_epochs_follow_each_other_without_losing_or_repeating_anything(run, journal):
+    def store(data):
+        journal.write(*(json.loads(datum.value)["data"]["value"] for datum in data))
+        return [Response.ok(datum.id) for datum in data]
+
+    pipeline = Pipeline("test").source("in", generator={"messages": 2_000, "rpu": 500})
+    summary = run(pipeline.map("m", lambda d: Message(d.value)).sink("out", store), epoch=0.7)
+
+    assert sorted(journal.read()) == list(range(2_000))
+    assert summary.vertices["out"].read == 2_000
+
+
+def test_partitions_share_the_work_and_lose_nothing(run, journal):
+    def store(data):
+        journal.write(*(json.loads(datum.value)["data"]["value"] for datum in data))
+        return [Response.ok(datum.id) for datum in data]
+
+    pipeline = Pipeline("test").source(
+        "in", generator={"messages": 9_000, "rpu": 9_000}, partitions=2
+    )
+    pipeline = pipeline.map("m", lambda d: Message(d.value), partitions=3).sink("out", store)
+    summary = run(pipeline)
+
+    assert sorted(journal.read()) == list(range(9_000))
+    assert summary.vertices["m"].done == 9_000
+
+
+def test_user_code_is_opened_once_a_worker_and_kept_for_the_next_epochs(run, journal):
+    class Counting:
+        def open(self):
+            journal.write("open")
+
+        def close(self):
+            journal.write("close")
+
+        def __call__(self, datum):
+            return Message(datum.value)
+
+    pipeline = Pipeline("test").source("in", generator={"messages": 600, "rpu": 200})
+    run(pipeline.map("m", Counting).sink("out", blackhole=True), epoch=0.5)
+
+    by_worker = [path.read_text().split() for path in journal.folder.iterdir()]
+    turns = [" ".join(entries).replace('"', "") for entries in by_worker]
+    assert all(re.fullmatch("(open close ?)*(open)?", turn) for turn in turns)
+    assert any("close" in turn for turn in turns)

@@ -1,0 +1,107 @@
+import importlib
+import pickle
+import pkgutil
+import re
+
+import pytest
+
+import ebbflow
+from ebbflow import errors
+from ebbflow.errors import EbbflowError
+from ebbflow.spec.problem import Problem
+
+PUBLISH = ("ebb.p.v", 3, 1.5, "quiet")
+SAMPLES: dict[str, tuple] = {
+    "EbbflowError": ("something",),
+    "SetupError": ("no Java.", "Install it."),
+    "SpecError": ([Problem("p.yaml", 3, 5, "EB101", "no such field")],),
+    "TargetError": ("mod:attr", "no such module"),
+    "ContractViolation": ("out", "no response for 6", [str(i) for i in range(7)], "Answer."),
+    "MessageTooLarge": (2_000_000, 1_000_000),
+    "Fenced": ("v", 3),
+    "PublishError": PUBLISH,
+    "NoStreamResponse": PUBLISH,
+    "PublishTimeout": PUBLISH,
+    "BufferFull": PUBLISH,
+    "PermanentPublishError": (*PUBLISH, 10077),
+}
+"""Constructor arguments for every error there is."""
+
+
+def tree(root: type = EbbflowError) -> list[type]:
+    return [root, *(found for child in root.__subclasses__() for found in tree(child))]
+
+
+def drawn() -> list[tuple[str, str | None]]:
+    """Class and parent, as the drawing in the module's docstring has them."""
+    ancestors: list[str] = []
+    found = []
+    for line in errors.__doc__.splitlines():
+        if match := re.match(r"^    ([ │├└─]*)([A-Z]\w+)", line):
+            depth = len(match[1]) // 4
+            ancestors[depth:] = [match[2]]
+            found.append((match[2], ancestors[depth - 1] if depth else None))
+    return found
+
+
+@pytest.mark.parametrize("error", [c for c in tree() if c.__module__ == errors.__name__])
+def test_every_error_survives_pickling_with_its_facts_and_text(error):
+    original = error(*SAMPLES[error.__name__])
+    copy = pickle.loads(pickle.dumps(original))
+    assert type(copy) is error
+    assert vars(copy) == vars(original)
+    assert copy.args == original.args
+    assert str(copy) == str(original) != ""
+
+
+def test_the_drawing_shows_exactly_the_classes_there_are():
+    defined = {(c.__name__, c.__base__.__name__) for c in tree() if c is not EbbflowError}
+    defined = {(name, base) for name, base in defined if name in vars(errors)}
+    assert set(drawn()) == defined | {("EbbflowError", None)}
+    assert len(drawn()) == len(SAMPLES)
+
+
+def test_no_error_is_defined_outside_the_tree_module():
+    for module in pkgutil.walk_packages(ebbflow.__path__, "ebbflow."):
+        if not module.name.startswith(("ebbflow.spark", "ebbflow.cli", "ebbflow.__main__")):
+            importlib.import_module(module.name)
+    # What tests of other folders may define does not count.
+    ours = [c for c in tree() if c.__module__.startswith("ebbflow")]
+    assert [c for c in ours if c.__module__ != errors.__name__] == []
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (errors.SetupError("no Java.", "Install it."), "no Java. Install it."),
+        (errors.SetupError("no Java."), "no Java."),
+        (errors.TargetError("a:b", "no module a"), "cannot use 'a:b': no module a"),
+        (errors.ContractViolation("out", "no answer"), "out: no answer."),
+        (
+            errors.ContractViolation("out", "no answer", list("abcdefg"), "Answer."),
+            "out: no answer (ids: a, b, c, d, e and 2 more). Answer.",
+        ),
+        (errors.Fenced("v", 3), "another task now owns partition 3 of v"),
+        (
+            errors.PublishTimeout("s", 1, 0.5),
+            "s: no confirmation before the deadline after 1 attempt in 0.50 s",
+        ),
+        (
+            errors.NoStreamResponse("s", 3, 0.5, "503"),
+            "s: no response from stream after 3 attempts in 0.50 s: 503",
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_text_names_the_facts_and_the_next_step(error, text):
+    assert str(error) == text
+
+
+def test_one_except_clause_catches_every_publish_error():
+    assert {c.__name__ for c in tree(errors.PublishError)} == {
+        "PublishError",
+        "NoStreamResponse",
+        "PublishTimeout",
+        "BufferFull",
+        "PermanentPublishError",
+    }

@@ -1,0 +1,29 @@
+import json
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import ebbflow.core
+
+CORE = [f"ebbflow.core.{module.name}" for module in pkgutil.iter_modules(ebbflow.core.__path__)]
+PURE = [*CORE, "ebbflow.message", "ebbflow.outcome", "ebbflow.options", "ebbflow.errors"]
+
+
+def loaded_by(*modules: str) -> set[str]:
+    """The top-level packages that a fresh interpreter has after importing these."""
+    code = f"import {', '.join(modules)}, json, sys; print(json.dumps(list(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    return {name.partition(".")[0] for name in json.loads(done.stdout)}
+
+
+@pytest.mark.parametrize("modules", [["ebbflow.message"], PURE], ids=["message", "all of core"])
+def test_the_pure_parts_import_neither_spark_nor_nats(modules):
+    assert not loaded_by(*modules) & {"pyspark", "nats"}
+
+
+def test_importing_ebbflow_alone_starts_neither_spark_nor_nats():
+    assert not loaded_by("ebbflow") & {"pyspark", "nats"}

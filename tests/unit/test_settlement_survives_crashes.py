@@ -1,0 +1,190 @@
+"""Whatever crashes where, and however user code decides on the next attempt: nothing is lost.
+
+First the guarantee, by hypothesis over long runs and by enumerating every short one. Then what
+each rule is for: with the rule broken, the same enumeration finds a message that is lost.
+"""
+
+from collections.abc import Iterator
+from itertools import product
+from random import Random
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from ebbflow import frames
+from ebbflow.core.position import Mark, Position
+from ebbflow.core.settlement import Settlement, Stage
+from ebbflow.errors import Fenced
+from tests.unit.crash_model import (
+    DECISIONS,
+    Chances,
+    Rules,
+    Server,
+    Task,
+    UserCode,
+    inlet_of,
+    run_to_the_end,
+)
+
+crashes = st.lists(
+    st.builds(
+        Chances,
+        random=st.randoms(use_true_random=False),
+        crash_after=st.integers(0, 25),
+        zombie=st.sampled_from([0, 0, 1, 99]),
+    ),
+    max_size=6,
+)
+inlets = st.lists(st.integers(1, 4), min_size=1, max_size=5)
+scripts = st.lists(st.sampled_from(DECISIONS), max_size=40)
+
+
+@settings(max_examples=300)
+@given(inlets, scripts, crashes)
+def test_every_message_is_done_dead_lettered_or_dropped_in_the_end(sizes, script, given_crashes):
+    server = Server(inlet_of(*sizes))
+    event(f"{len(given_crashes)} crashes")
+    assert run_to_the_end(server, UserCode(script), given_crashes) == set()
+
+
+@settings(max_examples=150)
+@given(inlets, scripts, crashes)
+def test_when_a_chunk_is_done_all_that_was_decided_is_on_the_server(sizes, script, given_crashes):
+    """The reason for the guarantee: what was dropped as a copy held the same rows."""
+    server = Server(inlet_of(*sizes))
+
+    def honoured(settlement: Settlement) -> None:
+        held = {
+            Stage.REDELIVER: server.coming_back(),
+            Stage.DEAD_LETTER: set(server.letters),
+            Stage.OUTPUT: set(server.outputs),
+        }
+        for publication in settlement.publications:
+            if publication.stage is Stage.DEAD_LETTER:
+                ids = [publication.headers["Ebbflow-Id"].strip('"')]
+            else:
+                ids = frames.decode(publication.payload).column("id").to_pylist()
+            assert set(ids) <= held[publication.stage]
+
+    run_to_the_end(server, UserCode(script), given_crashes, on_settled=honoured)
+
+
+@settings(max_examples=150)
+@given(inlets, scripts, crashes)
+def test_the_counts_are_exact_across_crashes(sizes, script, given_crashes):
+    server = Server(inlet_of(*sizes))
+    run_to_the_end(server, UserCode(script), given_crashes)
+    position = Position.from_json(server.stored)
+    assert not position.replays
+    assert position.done.inlet == Mark(len(sizes))
+    assert position.counts.read == position.counts.ended
+    assert position.counts.read == sum(sizes) + sum(batch.num_rows for batch in server.due)
+
+
+@given(inlets, st.lists(st.sampled_from(["forward", "two"])), crashes)
+def test_code_that_always_decides_the_same_leaves_no_copies(sizes, script, given_crashes):
+    """A replay is cut as it was and so makes frames with the ids they had."""
+    kind = script[0] if script else "forward"
+    server = Server(inlet_of(*sizes))
+    run_to_the_end(server, UserCode([kind] * 1_000), given_crashes)
+    assert len(set(server.outputs)) == len(server.outputs) or kind == "two"
+    per_edge = 1 if kind == "forward" else 3
+    assert len(server.outputs) == per_edge * sum(sizes)
+
+
+def test_a_task_that_was_replaced_cannot_write_any_more():
+    server = Server(inlet_of(3))
+    old = Task(server, UserCode(()), Rules(), Chances())
+    new = Task(server, UserCode(()), Rules(), Chances())
+    with pytest.raises(Fenced):
+        old.run()
+    assert server.outputs == []
+    new.run()
+    assert sorted(server.outputs) == ["m0/v", "m1/v", "m2/v"]
+
+
+class OneChunk(Random):
+    """Takes all there is as one chunk, keeps every order, and records at the end."""
+
+    def randint(self, a: int, b: int) -> int:
+        return 100
+
+    def sample(self, population, k, *, counts=None):
+        return list(population)
+
+    def random(self) -> float:
+        return 1.0
+
+    def choice(self, seq):
+        return seq[0]
+
+
+def every_short_run(
+    rules: Rules, only_improving: bool = False, rows: int = 2
+) -> Iterator[tuple[tuple, tuple, int, set[str]]]:
+    """All runs of one chunk with one crash: first decisions, second ones, the step, the lost."""
+    for first, second in product(product(("forward", "nack", "dead"), repeat=rows), repeat=2):
+        improves = all(
+            a == b or (a, b) == ("nack", "forward") for a, b in zip(first, second, strict=True)
+        )
+        if only_improving and not improves:
+            continue
+        for crash_after in range(8):
+            server = Server(inlet_of(rows))
+            crash = Chances(OneChunk(), crash_after)
+            lost = run_to_the_end(server, UserCode([*first, *second]), [crash], rules)
+            yield first, second, crash_after, lost
+
+
+def lost_by(rules: Rules, **which: bool) -> list[tuple]:
+    return [
+        (first, second, step)
+        for first, second, step, lost in every_short_run(rules, **which)
+        if lost
+    ]
+
+
+OUTPUTS_FIRST = (Stage.OUTPUT, Stage.DEAD_LETTER, Stage.REDELIVER)
+
+
+def test_no_short_run_loses_anything():
+    assert lost_by(Rules()) == []
+
+
+def test_an_id_without_the_content_hash_loses_messages():
+    """The second attempt's redelivery is taken for a copy of the first one's, of other rows."""
+    losing = lost_by(Rules(content_hash=False))
+    assert (("forward", "nack"), ("nack", "forward"), 3) in losing
+
+
+def test_done_before_everything_is_confirmed_loses_messages():
+    losing = lost_by(Rules(done_after_publishing=False))
+    assert any(set(first) == {"forward"} for first, _, _ in losing), "even the simplest case"
+
+
+def test_outputs_before_redeliveries_lose_messages_if_an_id_says_nothing_about_the_content():
+    """Even for code that only ever turns from "not yet" to "done".
+
+    Such code is safe without a content hash as long as redeliveries come first: a frame that is
+    wrongly dropped as a copy holds nothing that is not coming back anyway. Turned round, the
+    output of a message that was nacked at first is taken for a copy, and it does not come back.
+    """
+    redeliveries_first = Rules(content_hash=False)
+    outputs_first = Rules(content_hash=False, order=OUTPUTS_FIRST)
+    assert lost_by(redeliveries_first, only_improving=True) == []
+    losing = lost_by(outputs_first, only_improving=True)
+    assert (("forward", "nack"), ("forward", "forward"), 3) in losing
+
+
+def test_with_the_content_hash_the_order_of_the_stages_alone_loses_nothing():
+    """So the order is a second line of defence, not the first; see the test above."""
+    assert lost_by(Rules(order=OUTPUTS_FIRST)) == []
+
+
+@settings(max_examples=100)
+@given(inlets, scripts, crashes)
+def test_nor_does_it_in_long_runs(sizes, script, given_crashes):
+    server = Server(inlet_of(*sizes))
+    rules = Rules(order=OUTPUTS_FIRST)
+    assert run_to_the_end(server, UserCode(script), given_crashes, rules) == set()
