@@ -2,12 +2,12 @@ import pickle
 
 import pyarrow as pa
 import pytest
-import sample_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow import frames
 from ebbflow.frames import Rows, fingerprint
+from tests.unit import sample_rows
 from tests.unit.sample_rows import batch, rows
 
 
