@@ -36,6 +36,7 @@ bench: setup ## Measure a hop beside a plain nats-py worker; table and plot in b
 
 chaos: setup ## Kill a pipeline 20 times with -9 and count what arrives (SEED=n to repeat a run)
 	$(BIN)/python -m tests.chaos.kill_and_restart --kills 20 --messages 50000 $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.chaos.kill_and_restart --kills 5 --messages 10000 --form mono $(if $(SEED),--seed $(SEED))
 
 clean: ## Remove what setup and runs have left
 	rm -rf $(VENV) .ebbflow .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import NoneType, UnionType
@@ -26,14 +26,15 @@ import ebbflow
 from ebbflow.cli.main import app
 from ebbflow.cli.run import EXIT_CODES
 from ebbflow.core.letter import PREFIX, Letter
-from ebbflow.options import DEFAULT_ON_ERROR
+from ebbflow.options import DEFAULT_ON_ERROR, Backoff
 from ebbflow.outcome import COUNTERS
 from ebbflow.spark.run import RunOptions, Summary
 from ebbflow.spec import fields as kinds
-from ebbflow.spec.kubernetes import NO_EFFECT
-from ebbflow.spec.model import EffectiveLimits, PipelineSpec
+from ebbflow.spec import sections
+from ebbflow.spec.kubernetes import MONOVERTEX_NO_EFFECT, NO_EFFECT
+from ebbflow.spec.model import EffectiveLimits, MonoVertexSpec, PipelineSpec
 from ebbflow.spec.problem import CODES
-from ebbflow.spec.support import KINDS_NOT_YET, NOT_YET
+from ebbflow.spec.support import ANY, KINDS_NOT_YET, NOT_YET
 
 REFERENCE = Path(__file__).parent / "reference"
 MADE = "<!-- Made from the code by docs/generate.py; change the code and run that. -->\n"
@@ -50,14 +51,16 @@ GROUPS = {
 
 COUNTER_MEANING = {
     "read": "messages given to the vertex, redeliveries included",
-    "written": "output messages, once for each edge they went to; of a sink, messages written",
+    "written": "output messages, once for each edge they went to; of a sink, messages taken, once "
+    "for each of its sinks that took them",
     "done": "inputs that were processed",
-    "redelivered": "inputs that were sent back to come again",
+    "redelivered": "inputs that were sent back to come again, for a nack, an exception or a retry",
     "dead_lettered": "inputs that went to the dead letters",
-    "dropped": "inputs that ended without output: nothing returned, or no edge wanted it",
-    "fallback": "inputs given to the fallback sink (0 for now)",
-    "served": "of the done ones, those answered through serving (0 for now)",
-    "on_success": "of the done ones, those passed on to the on-success sink (0 for now)",
+    "dropped": "inputs that ended without output: nothing returned, no edge wanted it, or a full "
+    "buffer with `discardLatest` did not take it",
+    "fallback": "inputs that the fallback sink took",
+    "served": "of the done ones, those that were answered with SERVE",
+    "on_success": "of the done ones, those that the on-success sink took as well",
 }
 
 OPTION_MEANING = {
@@ -76,10 +79,11 @@ OPTION_MEANING = {
 
 
 NOTES = {
-    "Pipeline": "Options of every step: `partitions`, `limits` and `on_error`, as in YAML "
-    '(`limits={"read_batch_size": 50}`, `on_error={"interval": "2s", "steps": 3}`).',
-    "Response": "For now a sink that answers `fallback`, `serve` or `on_success` breaks its "
-    "contract: nothing can be configured for them yet.",
+    "Pipeline": "Options of every step: `partitions`, `limits`, `ordered` and `on_error`, as in "
+    'YAML (`limits={"read_batch_size": 50}`, `on_error={"interval": "2s", "steps": 3}`).',
+    "Response": "A failure is tried again first if the sink has a `retryStrategy`. `fallback`, "
+    "`serve` and `on_success` need a fallback sink, a serving store and an on-success sink; "
+    "without them they break the contract. See [sinks](../guides/sinks.md).",
 }
 
 
@@ -104,7 +108,7 @@ def index() -> str:
 
 Made from the code.
 
-- [Spec](spec.md): every field of a pipeline in YAML, with its default
+- [Spec](spec.md): every field of a Pipeline and a MonoVertex in YAML, with its default
 - [Lint codes](lint-codes.md): what each code means
 - [Commands](commands.md): options and exit codes
 - [Python](python.md): every public name
@@ -132,48 +136,105 @@ def lint_codes() -> str:
 
 
 def spec() -> str:
-    """Every field, those without effect, and what is refused."""
-    no_effect = [
-        (f"`{where or '(top)'}`", ", ".join(f"`{name}`" for name in names))
-        for where, names in NO_EFFECT.items()
-    ]
-    missing = [(f"`{field}`", what) for field, (what, _) in NOT_YET.items()]
-    missing += [(f"`kind: {kind}`", f"the kind {kind}") for kind in KINDS_NOT_YET]
-    missing += [("`container` without `python`", "running containers (EB902)")]
+    """Every field of both kinds, those without effect, and what is refused."""
+    columns = ("field", "value", "default", "meaning")
     return "\n\n".join(
         [
             "# Spec",
-            "A pipeline is a Numaflow `Pipeline` (`numaflow.numaproj.io/v1alpha1`). "
-            "Beyond Numaflow there are `python` beside each `container`, `onError` on a vertex and "
-            "`messages` of the generator. Unknown fields are refused.",
-            "## Fields",
-            table(("field", "value", "default", "meaning"), spec_fields(PipelineSpec, "")),
+            "A file holds a Numaflow `Pipeline` or `MonoVertex` (`numaflow.numaproj.io/v1alpha1`). "
+            "Beyond Numaflow there are `python` beside each `container`, `mode` of a udf, "
+            "`onError`, `servingStore`, `partitions` of a MonoVertex and `messages` of the "
+            "generator. Unknown fields are refused.",
+            "## Fields of a Pipeline",
+            table(columns, spec_fields(PipelineSpec, "", NO_EFFECT, FOLDED)),
+            "## Fields of a MonoVertex",
+            table(
+                columns, spec_fields(MonoVertexSpec, "", MONOVERTEX_NO_EFFECT, FOLDED | AS_ABOVE)
+            ),
+            "## Retry strategy",
+            table(columns, spec_fields(sections.RetryStrategy, "retryStrategy.", {}, {})),
+            "## Limits",
             "The limits of a vertex come before those of the pipeline. Where neither says "
             f"anything: {effective_limits()}. If `readBatchSize` is set and `concurrency` is not, "
             "`concurrency` is the same number.",
-            f"`onError.backoff`, where it says nothing: {backoff_text()}. "
-            "`steps` counts redeliveries after the first call.",
+            "## Back-off",
+            "`onError` has the same `backoff`; there `steps` may be 0. `steps` counts what comes "
+            "after the first call. Where a back-off says nothing:",
+            table(
+                ("of", *(one.name for one in fields(sections.DEFAULT_RETRY))),
+                [
+                    ("`onError`", *backoff_texts(DEFAULT_ON_ERROR)),
+                    ("`retryStrategy`", *backoff_texts(sections.DEFAULT_RETRY)),
+                ],
+            ),
+            "A `cap` that is left out is never below the `interval`.",
             "## Accepted without effect",
-            "Fields that mean something on Kubernetes only. They are checked for spelling.",
-            table(("in", "fields"), no_effect),
+            "Fields that mean something on Kubernetes only. They are checked for spelling. Of "
+            "these `metadata.namespace` is told to user code, as `NUMAFLOW_NAMESPACE`.",
+            table(("kind", "in", "fields"), no_effect()),
             "## Refused for now",
             "Lint refuses these with EB901, so that nothing is silently without effect.",
-            table(("field", "feature"), missing),
+            table(("feature", "field"), missing()),
         ]
     )
 
 
-def spec_fields(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, ...]]:
+def no_effect() -> Iterator[tuple[str, ...]]:
+    """The fields that are accepted without effect, by kind and place."""
+    for kind, places in (("Pipeline", NO_EFFECT), ("MonoVertex", MONOVERTEX_NO_EFFECT)):
+        for where, names in places.items():
+            yield kind, f"`{where or '(top)'}`", ", ".join(f"`{name}`" for name in names)
+
+
+def missing() -> Iterator[tuple[str, str]]:
+    """What is refused, each feature once; fields as they are called inside a vertex."""
+    places: dict[str, list[str]] = {}
+    for field, (feature, _) in NOT_YET.items():
+        short = field.removeprefix("spec.").removeprefix("vertices[].")
+        if f"`{short}`" not in places.setdefault(feature, []):
+            places[feature].append(f"`{short}`")
+    for feature, names in places.items():
+        yield feature, ", ".join(names)
+    for kind in KINDS_NOT_YET:
+        yield f"the kind {kind}", f"`kind: {kind}`"
+    yield "running containers (EB902)", "`container` without `python`"
+
+
+FOLDED: dict[type[BaseModel], tuple[str, str]] = {
+    sections.RetryStrategy: (
+        "[retry strategy](#retry-strategy)",
+        "retries of what user code reports as failed",
+    ),
+    sections.OnErrorBackoff: ("[back-off](#back-off)", "redeliveries after an exception"),
+    sections.SinkTarget: ("`log`, `blackhole` or `udsink`, as in `sink`", "another sink"),
+}
+AS_ABOVE: dict[type[BaseModel], tuple[str, str]] = {
+    sections.Source: ("as `spec.vertices[].source` above", "where messages come from; required"),
+    sections.Udf: ("as `spec.vertices[].udf` above", "the map; may be left out"),
+    sections.Sink: ("as `spec.vertices[].sink` above", "where messages end; required"),
+}
+"""Sections that are told in one line, because they are told in full elsewhere on the page."""
+
+
+def spec_fields(
+    section: type[BaseModel],
+    prefix: str,
+    ignored: Mapping[str, Sequence[str]],
+    folded: Mapping[type[BaseModel], tuple[str, str]],
+) -> Iterator[tuple[str, ...]]:
     """A row for each field, and for those of the sections inside."""
     for field in section.model_fields.values():
         path = f"{prefix}{field.alias}"
-        if not runs(path):
+        if not runs(path, ignored):
             continue
         inside, listed = section_in(field.annotation)
         if inside is None:
             yield f"`{path}`", value_text(field), default_text(field), meaning(path)
+        elif inside in folded:
+            value, text = folded[inside]
+            yield f"`{path}`", value, "none", FIELD_MEANING.get(str(field.alias), text)
         elif inside.model_fields:
-            yield from spec_fields(inside, f"{path}{'[]' * listed}.")
+            yield from spec_fields(inside, f"{path}{'[]' * listed}.", ignored, folded)
         else:
             yield f"`{path}`", "`{}`", "none", meaning(path)
 
@@ -181,7 +242,7 @@ def spec_fields(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, ..
 FIELD_MEANING = {
     "apiVersion": "always this",
     "kind": "always this",
-    "metadata.name": "the pipeline's name: a DNS label",
+    "metadata.name": "a DNS label; the name that commands and streams use",
     "vertices[].name": "a DNS label, unique in the pipeline",
     "rpu": "messages per `duration`; without it and with `messages`: as fast as it goes",
     "duration": "the time that `rpu` is about",
@@ -195,23 +256,37 @@ FIELD_MEANING = {
     "python": "the function or class, found beside the file or on the Python path",
     "log": "prints every message",
     "blackhole": "forgets every message",
-    "partitions": "so many buffers and Spark tasks",
-    "readBatchSize": "the most messages that one call of a sink gets",
+    "mode": "what one call gets and how it answers: see [maps](../guides/maps.md)",
+    "vertices[].partitions": "so many buffers and Spark tasks",
+    "spec.partitions": "so many Spark tasks; left out, `replicas`, else 1",
+    "replicas": "as `partitions`",
+    "streaming": "only `false` for now",
+    "readBatchSize": "the most messages that one call of a sink, or of a map in the modes "
+    "`batch`, `columnar` and `pandas`, gets",
     "bufferMaxLength": "the most frames in a buffer, per partition",
     "bufferUsageLimit": "the percentage of `bufferMaxLength` at which the buffer is full",
     "readTimeout": "without effect",
     "concurrency": "how many calls of an `async` map run at once",
-    "ordered.enabled": "only `false` for now",
-    "backoff.interval": "the first wait after an exception",
-    "backoff.steps": "redeliveries before the dead letter; 0 for none",
+    "ordered.enabled": "messages with the same keys stay in order: see "
+    "[routing](../guides/routing.md); a vertex that says nothing does as the pipeline",
+    "desiredPhase": "`Paused`: sources read nothing new; what was read goes on",
+    "nats.bucket": "the key-value bucket for answers; letters, digits, `_` and `-`",
+    "nats.ttl": "how long answers are kept",
+    "servingStore.python": "a class with `put` and `get`, in place of `nats`",
+    "backoff.interval": "the first wait",
+    "backoff.steps": "how often at most",
+    "onFailure": "after the last step: go on, to the fallback sink (sinks only), or to the dead "
+    "letters",
+    "fallback": "the sink for what `sink` cannot write",
+    "onSuccess": "the sink for what `sink` passes on",
+    "tags.operator": "any, all or none of the tags",
+    "tags.values": "the tags",
     "backoff.factor": "how much longer each wait is than the one before",
     "backoff.cap": "the longest wait",
     "backoff.jitter": "the share by which a wait may be longer or shorter",
     "from": "the vertex the messages leave",
     "to": "the vertex they go to",
-    "operator": "any, all or none of the tags",
-    "values": "the tags",
-    "onFull": "only `retryUntilSuccess` for now: wait for room",
+    "onFull": "a full buffer: wait for room, or drop and count",
 }
 
 
@@ -221,12 +296,11 @@ def meaning(path: str) -> str:
     return next(FIELD_MEANING[name] for e in endings if (name := ".".join(e)) in FIELD_MEANING)
 
 
-def runs(path: str) -> bool:
+def runs(path: str, ignored: Mapping[str, Sequence[str]]) -> bool:
     """Whether a field has a meaning here, at least for some of its values."""
     where, _, name = path.rpartition(".")
-    return name not in NO_EFFECT.get(where, ()) and (
-        path not in NOT_YET or path.endswith((".onFull", ".enabled"))
-    )
+    _, needing = NOT_YET.get(path, ("", None))
+    return name not in ignored.get(where, ()) and needing is not ANY
 
 
 def section_in(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
@@ -243,6 +317,7 @@ def section_in(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
 KIND_TEXT = {
     kinds.Millis: "duration, such as `5s`",
     kinds.Base64: "bytes in base64",
+    kinds.Bucket: "text",
     kinds.Code: "`module:attribute`",
     kinds.Positive: "whole number from 1",
     kinds.Count: "whole number from 0",
@@ -292,8 +367,16 @@ def default_text(field: FieldInfo) -> str:
     if value is None or value == ():
         return "none"
     if "5s" in value_text(field):
-        return f"`{value}ms`"
+        return f"`{duration(value)}`"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def duration(milliseconds: int) -> str:
+    """As one would write it."""
+    for size, unit in ((3_600_000, "h"), (1_000, "s")):
+        if milliseconds and milliseconds % size == 0:
+            return f"{milliseconds // size}{unit}"
+    return f"{milliseconds}ms"
 
 
 def effective_limits() -> str:
@@ -312,13 +395,13 @@ def camel(name: str) -> str:
     return first + "".join(map(str.title, rest))
 
 
-def backoff_text() -> str:
-    """The policy for exceptions, in words."""
-    policy = DEFAULT_ON_ERROR
-    return (
-        f"`interval` {policy.interval} ms, `factor` {policy.factor:g}, `cap` {policy.cap} ms, "
-        f"`steps` {policy.steps}, `jitter` {policy.jitter:g}"
-    )
+def backoff_texts(policy: Backoff) -> Iterator[str]:
+    """A back-off, field by field."""
+    for one in fields(policy):
+        value = getattr(policy, one.name)
+        longest = one.name == "cap" and value == sections.DEFAULT_RETRY.cap
+        unit = " ms" if one.name in ("interval", "cap") else ""
+        yield "none" if longest else f"{value:g}{unit}" if value < 10**5 else f"{value}{unit}"
 
 
 # --- commands -----------------------------------------------------------------------------------
@@ -375,7 +458,8 @@ def python() -> str:
     parts += [
         "## Options of Pipeline.run",
         table(("option", "meaning", "default"), rows),
-        "`watcher` gets progress and what vertices print; without one a run says nothing. "
+        "The same for `MonoVertex.run`. A run shows what the command shows; `quiet=True` shows "
+        "nothing, and a `watcher` of your own gets it all instead. "
         f"The result is a `Summary` with {', '.join(f'`{f.name}`' for f in fields(Summary))}.",
     ]
     return "\n\n".join(parts)

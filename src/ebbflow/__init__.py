@@ -21,6 +21,7 @@ from ebbflow.errors import (
     TargetError,
 )
 from ebbflow.message import Datum, Message, Response
+from ebbflow.monovertex import MonoVertex
 from ebbflow.options import Nack, NackOptions, nack
 from ebbflow.pipeline import Pipeline
 from ebbflow.version import __version__
@@ -31,6 +32,7 @@ __all__ = [
     "EbbflowError",
     "Message",
     "MessageTooLarge",
+    "MonoVertex",
     "Nack",
     "NackOptions",
     "Pipeline",

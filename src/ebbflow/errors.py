@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ebbflow.jetstream.publisher import Ack
     from ebbflow.spec.problem import Problem
 
 
@@ -114,9 +115,14 @@ class Fenced(EbbflowError):
 
 
 class PublishError(EbbflowError):
-    """JetStream did not confirm a message. ``attempts`` and ``seconds`` say what was tried."""
+    """JetStream did not confirm a message. ``attempts`` and ``seconds`` say what was tried.
+
+    When it was one of many that were published together, ``acks`` has an entry for each one that
+    was sent, in their order: its ack, or None.
+    """
 
     problem = "not confirmed"
+    acks: tuple[Ack | None, ...] = ()
 
     def __init__(self, subject: str, attempts: int, seconds: float, detail: str = "") -> None:
         super().__init__(subject, attempts, seconds, detail)
@@ -132,7 +138,7 @@ class PublishError(EbbflowError):
 
 
 class NoStreamResponse(PublishError):
-    """Every attempt was answered with "no responders": no stream has this subject."""
+    """The attempts are used up and the last found nobody: no stream has this subject."""
 
     problem = "no response from stream"
 

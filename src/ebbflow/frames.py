@@ -30,6 +30,7 @@ SCHEMA = pa.schema(
         pa.field("metadata", pa.map_(pa.string(), pa.map_(pa.string(), pa.binary()))),
         pa.field("deliveries", pa.uint32(), nullable=False),
         pa.field("failures", pa.uint32(), nullable=False),
+        pa.field("retries", pa.uint32(), nullable=False),
         pa.field("first_seen", TIME),
         pa.field("nack_reason", pa.string()),
     ]
@@ -66,7 +67,8 @@ def decode(payload: bytes) -> pa.RecordBatch:
 
 def batch_of(columns: dict[str, Any], rows: int) -> pa.RecordBatch:
     """A batch from columns given as Arrow arrays or lists; those left out are null or 1st-time."""
-    absent: dict[str, Any] = {"deliveries": _repeat(1, rows), "failures": _repeat(0, rows)}
+    absent: dict[str, Any] = {"deliveries": _repeat(1, rows)}
+    absent |= {"failures": _repeat(0, rows), "retries": _repeat(0, rows)}
     arrays = [_array(columns.get(f.name, absent.get(f.name)), f, rows) for f in SCHEMA]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
@@ -88,6 +90,17 @@ def _array(column: Any, field: pa.Field, rows: int) -> pa.Array:
 def empty() -> pa.RecordBatch:
     """A batch of no rows."""
     return batch_of({"id": [], "value": []}, 0)
+
+
+def with_columns(batch: pa.RecordBatch, **columns: Any) -> pa.RecordBatch:
+    """The batch with some columns replaced."""
+    kept = {name: batch.column(name) for name in batch.schema.names}
+    return batch_of(kept | columns, batch.num_rows)
+
+
+def taken(batch: pa.RecordBatch, indexes: Sequence[int]) -> pa.RecordBatch:
+    """The rows at the indexes, in their order."""
+    return batch.take(pa.array(indexes, pa.int64()))  # typed: an empty list would have no type
 
 
 def concat(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
@@ -178,7 +191,7 @@ class RowDatum(Datum):
 
     def __reduce__(self) -> Any:
         names = ("id", "keys", "event_time", "watermark", "headers", "metadata")
-        state = {name: self._get(name) for name in (*names, "deliveries", "nack_reason")}
+        state = {name: self._get(name) for name in (*names, "deliveries", "nack_reason", "retries")}
         return _rebuild, (self.value, state)
 
 

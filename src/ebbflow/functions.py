@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from ebbflow.core.contract import answered
-from ebbflow.core.verdict import Verdict
+from ebbflow.core.columns import COLUMNS, columns_returned
+from ebbflow.core.contract import answered, results_by_id
+from ebbflow.core.verdict import NOT_MESSAGES, Verdict
 from ebbflow.message import Datum, Message, Response
 
 MapResult = Message | Iterable[Message] | None
@@ -55,6 +56,7 @@ class Handler:
 
     def __init__(self, target: Any) -> None:
         made: Any = target() if inspect.isclass(target) else target
+        self.made = made
         self.call: Callable[..., Any] = made
         entry = made if inspect.isroutine(made) else type(made).__call__
         self.is_async = inspect.iscoroutinefunction(entry) or inspect.isasyncgenfunction(entry)
@@ -77,6 +79,18 @@ class Handler:
         self._runner = self._runner or asyncio.Runner()
         return self._runner.run(run())
 
+    def yielded(self, result: Any) -> Iterator[Any]:
+        """What a call yields, one by one as it comes."""
+        if inspect.isasyncgen(result):
+            while True:
+                try:
+                    yield self.wait_for(anext(result))
+                except StopAsyncIteration:
+                    return
+        else:
+            result = self.finished(result)
+            yield from () if result is None else _listed(result)
+
     def close(self) -> None:
         """Give back what the user's code holds; the handler is not called again."""
         if isinstance(self.call, Closable):
@@ -85,13 +99,18 @@ class Handler:
             self._runner.close()
 
 
+def _listed(result: Any) -> Iterable[Any]:
+    one = isinstance(result, (Message, *NOT_MESSAGES)) or not isinstance(result, Iterable)
+    return (result,) if one else result
+
+
 async def _gathered(results: AsyncIterator[Any]) -> list[Any]:
     return [result async for result in results]
 
 
 def run_map(handler: Handler, verdict: Verdict, concurrency: int) -> None:
     """Give every row to the map, one by one or, if it is ``async``, ``concurrency`` at a time."""
-    if handler.is_async:
+    if handler.is_async and not verdict.ordered:
         handler.wait_for(_map_all(handler.call, verdict, concurrency))
         return
     call, returned, raised = handler.call, verdict.returned, verdict.raised
@@ -101,6 +120,9 @@ def run_map(handler: Handler, verdict: Verdict, concurrency: int) -> None:
             returned(index, result if type(result) in _AT_HAND else handler.finished(result))
         except USER_ERRORS as error:
             raised(index, error)
+        if verdict.ordered and verdict.holds_up(index, index + 1):
+            verdict.unreached = index + 1
+            return
 
 
 async def _map_all(call: Callable[..., Any], verdict: Verdict, concurrency: int) -> None:
@@ -132,28 +154,95 @@ def _record(verdict: Verdict, index: int, result: Any) -> None:
 
 
 def run_sink(handler: Handler, verdict: Verdict, batch_size: int) -> None:
-    """Give the rows to the sink in batches and record its responses."""
+    """Give the rows to the sink in batches and record its responses.
+
+    The list is the user's own, to sort or to empty; here and in batch maps.
+    """
     data = verdict.rows.data()
-    for start, end in batches(verdict.rows.column("failures"), batch_size):
+
+    def give(start: int, end: int) -> None:
         batch = data[start:end]
+        answered(verdict, start, batch, handler.finished(handler.call(list(batch))))
+
+    _in_batches(verdict, batch_size, give)
+
+
+def run_batch_map(handler: Handler, verdict: Verdict, batch_size: int) -> None:
+    """Give the rows to the map in batches; it returns what it made of each, by id."""
+    data = verdict.rows.data()
+
+    def give(start: int, end: int) -> None:
+        batch = data[start:end]
+        result = handler.finished(handler.call(list(batch)))
+        results = results_by_id(verdict.vertex, batch, result)
+        for index, result in enumerate(results, start):
+            _record(verdict, index, result)
+
+    _in_batches(verdict, batch_size, give)
+
+
+def run_columnar(handler: Handler, verdict: Verdict, batch_size: int, pandas: bool) -> None:
+    """Give the rows to the map as record batches, or as data frames."""
+    rows = verdict.rows.batch.select(COLUMNS)
+
+    def give(start: int, end: int) -> None:
+        part = rows.slice(start, end - start)
+        result = handler.finished(handler.call(part.to_pandas() if pandas else part))
+        columns_returned(verdict, start, end - start, result)
+
+    _in_batches(verdict, batch_size, give)
+
+
+def run_stream(handler: Handler, verdict: Verdict) -> None:
+    """Give the rows to the map one by one and forward what it yields while it goes on.
+
+    Outputs that have been forwarded stay forwarded when the input is nacked afterwards.
+    """
+    for index, datum in enumerate(verdict.rows.data()):
         try:
-            answered(verdict, start, batch, handler.finished(handler.call(batch)))
+            for number, message in enumerate(handler.yielded(handler.call(datum))):
+                verdict.yielded(index, number, message)
+            verdict.ended(index)
+        except USER_ERRORS as error:
+            verdict.taken_back(index)
+            verdict.raised(index, error)
+        if verdict.holds_up(index, index + 1):
+            verdict.unreached = index + 1
+            return
+
+
+def _in_batches(verdict: Verdict, size: int, give: Callable[[int, int], None]) -> None:
+    """Have user code decide about batch after batch; whatever it raises is its batch's."""
+    keys = verdict.rows.column("keys") if verdict.ordered else None
+    for start, end in batches(verdict.rows.column("failures"), size, keys):
+        try:
+            give(start, end)
         except USER_ERRORS as error:
             verdict.raised_for(range(start, end), error)
+        if verdict.holds_up(start, end):
+            verdict.unreached = end
+            return
 
 
-def batches(failures: Sequence[int], size: int) -> Iterable[tuple[int, int]]:
+def batches(
+    failures: Sequence[int], size: int, keys: Sequence[Sequence[str]] | None = None
+) -> Iterable[tuple[int, int]]:
     """Where to cut: at most ``size`` rows a call, and rows that failed before go alone.
 
     Alone, so that a bad message that failed its batch once cannot take its neighbours along to
-    the dead letters: they pass on their second delivery.
+    the dead letters: they pass on their second delivery. Where order counts, ``keys`` are given
+    and no two rows with the same keys are in one call: the second must not be done before the
+    first.
     """
     start = 0
     while start < len(failures):
         end = start + 1
+        seen = {tuple(keys[start])} if keys else None
         while not failures[start] and end < len(failures) and end - start < size:
-            if failures[end]:
+            if failures[end] or (keys and seen is not None and tuple(keys[end]) in seen):
                 break
+            if keys and seen is not None:
+                seen.add(tuple(keys[end]))
             end += 1
         yield start, end
         start = end

@@ -40,6 +40,7 @@ class Datum:
         metadata: Metadata | None = None,
         deliveries: int = 1,
         nack_reason: str | None = None,
+        retries: int = 0,
     ) -> None:
         self._fields = {
             "value": value,
@@ -51,6 +52,7 @@ class Datum:
             "metadata": {group: dict(entries) for group, entries in (metadata or {}).items()},
             "deliveries": deliveries,
             "nack_reason": nack_reason,
+            "retries": retries,
         }
 
     def _get(self, name: str) -> Any:
@@ -92,6 +94,11 @@ class Datum:
         return self._get("metadata")  # type: ignore[no-any-return]
 
     @property
+    def system_metadata(self) -> dict[str, dict[str, bytes]]:
+        """What the platform knows: ``["sink"]["retry_count"]`` is ``b"0"`` on the first try."""
+        return {"sink": {"retry_count": b"%d" % self._get("retries")}}
+
+    @property
     def deliveries(self) -> int:
         """How often this message has been given to this vertex, this time included."""
         return self._get("deliveries")  # type: ignore[no-any-return]
@@ -110,14 +117,15 @@ class Signal(Enum):
 
     DROP = "drop"
     NACK = "nack"
+    FAIL = "fail"
 
 
 @dataclass(slots=True)
 class Message:
     """One output of a map or transformer.
 
-    ``keys`` left out keeps the keys of the input. ``tags`` choose the edges to follow.
-    ``event_time`` is for source transformers; elsewhere the input's event time is kept.
+    ``keys`` left out keeps the keys of the input, and so do ``event_time`` and ``metadata``.
+    ``tags`` choose the edges to follow.
     """
 
     value: bytes
@@ -126,6 +134,8 @@ class Message:
     event_time: datetime | None = None
     signal: Signal | None = None
     nack_options: NackOptions | None = None
+    error: str | None = None
+    metadata: Metadata | None = None
 
     @classmethod
     def to_drop(cls, event_time: datetime | None = None) -> Message:
@@ -138,6 +148,15 @@ class Message:
     ) -> Message:
         """The whole input is redelivered; none of its other outputs is forwarded."""
         return cls(b"", event_time=event_time, signal=Signal.NACK, nack_options=options)
+
+    @classmethod
+    def to_fail(cls, error: str = "failed", event_time: datetime | None = None) -> Message:
+        """The input has failed: tried again by the vertex's ``retryStrategy``.
+
+        Without a strategy, or after its last retry, the input goes to the dead letters. None of
+        its other outputs is forwarded.
+        """
+        return cls(b"", event_time=event_time, signal=Signal.FAIL, error=error)
 
 
 class Status(Enum):
@@ -169,7 +188,7 @@ class Response:
 
     @classmethod
     def failure(cls, id: str, error: str) -> Response:
-        """Cannot be written, for good: the message goes to the dead letters with this error."""
+        """Not written: tried again by the sink's ``retryStrategy``, or else a dead letter."""
         if not isinstance(error, str) or not error.strip():
             raise ValueError("Response.failure needs an error message that says what went wrong")
         return cls(id, Status.FAILURE, error=error)

@@ -103,6 +103,12 @@ class Nack(Exception):
         self.options = NackOptions(delay, max_deliveries, reason)
         super().__init__(self.options.delay, max_deliveries, reason)
 
+    @classmethod
+    def of(cls, options: NackOptions | None) -> Nack:
+        """The exception that asks for what the options say."""
+        wish = options or NackOptions()
+        return cls(wish.delay, wish.max_deliveries, wish.reason)
+
     def __str__(self) -> str:
         return self.options.reason or "nack"
 

@@ -32,6 +32,31 @@ class Redeliver:
 
 
 @dataclass(frozen=True, slots=True)
+class Retry:
+    """Comes back after ``delay`` milliseconds for another try of the same delivery."""
+
+    delay: int
+    error: str
+    retries: int
+    failures: int
+
+
+@dataclass(frozen=True, slots=True)
+class FellBack:
+    """Taken by the fallback sink."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Done, and answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    """Done, and the on-success sink has taken it as well."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeadLetter:
     """Out of the pipeline, kept with everything needed to understand and replay it."""
 
@@ -40,7 +65,7 @@ class DeadLetter:
     traceback: str | None = None
 
 
-Outcome = Done | Dropped | Redeliver | DeadLetter
+Outcome = Done | Dropped | Redeliver | Retry | FellBack | Served | Succeeded | DeadLetter
 
 DONE = Done()
 

@@ -15,6 +15,14 @@ the same step. ``after`` names other steps to read from, and ``tags`` says which
         .sink("rest", log=True, after="split", tags=["big"], operator="not")
     )
 
+A sink may have others behind it, and may be called again for what it reports as failed::
+
+    .sink("store", store, retry={"interval": "1s", "steps": 3}, on_failure="fallback",
+          fallback="log")
+
+``retry`` is a ``Backoff`` or its fields. ``fallback`` and ``on_success`` are user code, ``"log"``
+or ``"blackhole"``; a text with a colon in it is user code.
+
 Everything that YAML can be wrong about is checked here as well, by the same rules, when ``spec``
 is asked for. The model is imported only then: importing this module must stay cheap, because
 every Spark worker does it.
@@ -22,20 +30,16 @@ every Spark worker does it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
-from ebbflow.options import Backoff
+from ebbflow.spec import parts
+from ebbflow.spec.parts import Policy, SinkChoice, Store
+from ebbflow.spec.words import Code, Mode, OnFailure, OnFull, Operator
 
 if TYPE_CHECKING:
+    from ebbflow.spark.run import Summary
     from ebbflow.spec.model import PipelineSpec
-
-Code = str | Callable[..., Any]
-"""User code: the function or class itself, or ``"module:attribute"``."""
-
-Operator = Literal["and", "or", "not"]
-"""Follow an edge if a message has all, any or none of the edge's tags."""
 
 
 class VertexOptions(TypedDict, total=False):
@@ -47,17 +51,32 @@ class VertexOptions(TypedDict, total=False):
 
     partitions: int
     limits: Mapping[str, Any]
-    on_error: Backoff | Mapping[str, Any]
+    ordered: bool
+    on_error: Policy
 
 
 class Pipeline:
-    """Builds a pipeline step by step; ``run`` runs it and ``spec`` gives the checked model."""
+    """Builds a pipeline step by step; ``run`` runs it and ``spec`` gives the checked model.
 
-    def __init__(self, name: str, *, limits: Mapping[str, Any] | None = None) -> None:
+    ``serving_store`` is a class of yours or ``{"nats": {"bucket": "answers"}}``. ``limits`` and
+    ``ordered`` hold for every step that does not say otherwise.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        limits: Mapping[str, Any] | None = None,
+        serving_store: Store | None = None,
+        ordered: bool = False,
+    ) -> None:
         self._name = name
-        self._limits = dict(limits or {})
         self._vertices: list[dict[str, Any]] = []
         self._edges: list[dict[str, Any]] = []
+        self._body: dict[str, Any] = {"vertices": self._vertices, "edges": self._edges}
+        self._body |= {"limits": dict(limits or {}), "ordered": {"enabled": ordered}}
+        if serving_store is not None:
+            self._body["servingStore"] = parts.store(serving_store)
         self._previous: str | None = None
 
     def source(
@@ -67,20 +86,17 @@ class Pipeline:
         *,
         generator: Mapping[str, Any] | None = None,
         transformer: Code | None = None,
+        retry: Policy | None = None,
+        on_failure: OnFailure | None = None,
         **options: Unpack[VertexOptions],
     ) -> Self:
         """Add a source: user code, or ``generator={"messages": 100, "rpu": 5}``.
 
-        The transformer sees each message before it is first stored.
+        The transformer sees each message before it is first stored; ``retry`` and ``on_failure``
+        are for what it reports as failed.
         """
-        source: dict[str, Any] = {}
-        if code is not None:
-            source["udsource"] = {"python": code}
-        if generator is not None:
-            source["generator"] = dict(generator)
-        if transformer is not None:
-            source["transformer"] = {"python": transformer}
-        self._add({"name": name, "source": source}, options)
+        part = parts.source(code, generator, transformer, retry, on_failure)
+        self._add({"name": name, "source": part}, options)
         self._previous = name
         return self
 
@@ -89,17 +105,22 @@ class Pipeline:
         name: str,
         code: Code,
         *,
+        mode: Mode = "unary",
+        retry: Policy | None = None,
+        on_failure: OnFailure | None = None,
         after: str | Iterable[str] | None = None,
-        tags: Iterable[str] | None = None,
+        tags: str | Iterable[str] | None = None,
         operator: Operator = "or",
+        on_full: OnFull = "retryUntilSuccess",
         **options: Unpack[VertexOptions],
     ) -> Self:
         """Add a map that reads from the step before it, or from those named by ``after``.
 
-        ``after=()`` connects it to nothing; ``edge`` can then do so.
+        ``after=()`` connects it to nothing; ``edge`` can then do so. ``mode`` says what the code
+        is given at a time: one message, a batch, or a table of them.
         """
-        self._add({"name": name, "udf": {"python": code}}, options)
-        self._connect(name, after, tags, operator)
+        self._add({"name": name, "udf": parts.udf(code, mode, retry, on_failure)}, options)
+        self._connect(name, after, tags, operator, on_full)
         self._previous = name
         return self
 
@@ -110,21 +131,31 @@ class Pipeline:
         *,
         log: bool = False,
         blackhole: bool = False,
+        fallback: SinkChoice | None = None,
+        on_success: SinkChoice | None = None,
+        retry: Policy | None = None,
+        on_failure: OnFailure | None = None,
         after: str | Iterable[str] | None = None,
-        tags: Iterable[str] | None = None,
+        tags: str | Iterable[str] | None = None,
         operator: Operator = "or",
+        on_full: OnFull = "retryUntilSuccess",
         **options: Unpack[VertexOptions],
     ) -> Self:
-        """Add a sink, either user code, ``log=True`` or ``blackhole=True``; connected as a map."""
-        sink: dict[str, Any] = {}
-        if code is not None:
-            sink["udsink"] = {"python": code}
-        if log:
-            sink["log"] = {}
-        if blackhole:
-            sink["blackhole"] = {}
-        self._add({"name": name, "sink": sink}, options)
-        self._connect(name, after, tags, operator)
+        """Add a sink, either user code, ``log=True`` or ``blackhole=True``; connected as a map.
+
+        ``fallback`` gets what the sink cannot write, ``on_success`` what it passes on.
+        """
+        part = parts.sink(
+            code,
+            log=log,
+            blackhole=blackhole,
+            fallback=fallback,
+            on_success=on_success,
+            retry=retry,
+            on_failure=on_failure,
+        )
+        self._add({"name": name, "sink": part}, options)
+        self._connect(name, after, tags, operator, on_full)
         return self
 
     def edge(
@@ -132,13 +163,17 @@ class Pipeline:
         from_: str,
         to: str,
         *,
-        tags: Iterable[str] | None = None,
+        tags: str | Iterable[str] | None = None,
         operator: Operator = "or",
+        on_full: OnFull = "retryUntilSuccess",
     ) -> Self:
-        """Connect two steps by name, in addition to what the chain connects."""
-        edge: dict[str, Any] = {"from": from_, "to": to}
+        """Connect two steps by name, in addition to what the chain connects.
+
+        A map may be connected with itself or with an earlier one, to have messages come again.
+        """
+        edge: dict[str, Any] = {"from": from_, "to": to, "onFull": on_full}
         if tags is not None:
-            edge["conditions"] = {"tags": {"operator": operator, "values": _listed(tags)}}
+            edge["conditions"] = parts.conditions(tags, operator)
         self._edges.append(edge)
         return self
 
@@ -146,51 +181,40 @@ class Pipeline:
     def spec(self) -> PipelineSpec:
         """The checked model; ``SpecError`` with every problem if there are any."""
         from ebbflow.spec.lint import build
+        from ebbflow.spec.model import PipelineSpec
 
-        spec = {"vertices": self._vertices, "edges": self._edges, "limits": self._limits}
-        return build({"metadata": {"name": self._name}, "spec": spec})
+        return build(PipelineSpec, {"metadata": {"name": self._name}, "spec": self._body})
 
-    def run(self, **options: Any) -> Any:
-        """Check the pipeline and run it, with the options of ``ebbflow.spark.run.run_pipeline``."""
-        spec = self.spec
-        from ebbflow.spark.run import run_pipeline
+    def run(self, *, quiet: bool = False, **options: Any) -> Summary:
+        """Check the pipeline and run it; blocks until it is drained, timed out or stopped.
 
-        return run_pipeline(spec, **options)
+        What happens is shown as ``ebbflow run`` does, unless ``quiet``. The other options are
+        those of ``ebbflow.spark.run.RunOptions``; ``SetupError`` when the machine is not ready.
+        """
+        from ebbflow.cli.show import shown
+
+        return shown(self.spec, quiet, options)
 
     def _add(self, vertex: dict[str, Any], options: VertexOptions) -> None:
         if "partitions" in options:
             vertex["partitions"] = options["partitions"]
         if "limits" in options:
             vertex["limits"] = dict(options["limits"])
+        if "ordered" in options:
+            vertex["ordered"] = {"enabled": options["ordered"]}
         if "on_error" in options:
-            vertex["onError"] = {"backoff": _backoff(options["on_error"])}
+            vertex["onError"] = {"backoff": parts.backoff(options["on_error"])}
         self._vertices.append(vertex)
 
     def _connect(
         self,
         name: str,
         after: str | Iterable[str] | None,
-        tags: Iterable[str] | None,
+        tags: str | Iterable[str] | None,
         operator: Operator,
+        on_full: OnFull,
     ) -> None:
         before = self._previous if after is None else after
-        listed = None if tags is None else _listed(tags)
-        for one in [] if before is None else _listed(before):
-            self.edge(one, name, tags=listed, operator=operator)
-
-
-def _listed(names: str | Iterable[str]) -> list[str]:
-    # A lone text is one name: as an iterable it would be its letters.
-    return [names] if isinstance(names, str) else list(names)
-
-
-def _backoff(policy: Backoff | Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(policy, Backoff):
-        return dict(policy)
-    return {
-        "interval": timedelta(milliseconds=policy.interval),
-        "steps": policy.steps,
-        "factor": policy.factor,
-        "cap": timedelta(milliseconds=policy.cap),
-        "jitter": policy.jitter,
-    }
+        listed = None if tags is None else parts.listed(tags)
+        for one in [] if before is None else parts.listed(before):
+            self.edge(one, name, tags=listed, operator=operator, on_full=on_full)

@@ -3,7 +3,7 @@
 Every number that the source made must be in the sink's journal or among the dead letters. Numbers
 that are there twice are allowed, counted and reported. The seed of the moments is printed.
 
-    python -m tests.chaos.kill_and_restart --kills 20 --messages 50000 [--seed N]
+    python -m tests.chaos.kill_and_restart --kills 20 --messages 50000 [--form mono] [--seed N]
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ import psutil
 from ebbflow.deadletters import DeadLetters
 from ebbflow.jetstream.access import embedded, linked
 
-PIPELINE = Path(__file__).parent / "pipeline" / "orders.yaml"
+FOLDER = Path(__file__).parent / "pipeline"
+FORMS = {"pipeline": "orders.yaml", "mono": "mono.yaml"}
 # One kill in four comes while things are being started, the others while messages flow.
 WHILE_STARTING = 0.25
 STARTING, FLOWING = (0.5, 6.0), (0.0, 5.0)
@@ -52,16 +53,16 @@ class Tally:
 class Chaos:
     """One pipeline in a folder of its own, killed and restarted."""
 
-    def __init__(self, folder: Path, messages: int, rate: int, seed: int) -> None:
+    def __init__(self, folder: Path, messages: int, rate: int, seed: int, form: str) -> None:
         self._folder = folder
         self._messages = messages
         self._random = random.Random(seed)
-        self._spec = folder / "orders.yaml"
-        text = PIPELINE.read_text(encoding="utf-8").replace(
-            "messages: 50000", f"messages: {messages}"
-        )
-        self._spec.write_text(text.replace("rpu: 2000", f"rpu: {rate}"), encoding="utf-8")
-        steps = PIPELINE.with_name("steps.py").read_text(encoding="utf-8")
+        self._spec = folder / "chaos.yaml"
+        text = (FOLDER / FORMS[form]).read_text(encoding="utf-8")
+        text = text.replace("rpu: 2000", f"rpu: {rate}")
+        text = text.replace("messages: 50000", f"messages: {messages}")
+        self._spec.write_text(text, encoding="utf-8")
+        steps = (FOLDER / "steps.py").read_text(encoding="utf-8")
         (folder / "steps.py").write_text(steps, encoding="utf-8")
 
     def run(self, kills: int) -> Tally:
@@ -140,12 +141,13 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--messages", type=int, default=50_000)
     parser.add_argument("--rate", type=int, default=800)
+    parser.add_argument("--form", choices=FORMS, default="pipeline")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="ebbflow-chaos-") as folder:
-        chaos = Chaos(Path(folder), arguments.messages, arguments.rate, arguments.seed)
-        tally = chaos.run(arguments.kills)
+        options = (arguments.messages, arguments.rate, arguments.seed, arguments.form)
+        tally = Chaos(Path(folder), *options).run(arguments.kills)
     print(tally)
     sys.exit(1 if tally.lost else 0)
 

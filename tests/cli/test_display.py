@@ -5,7 +5,7 @@ import time
 import pytest
 from rich.console import Console
 
-from ebbflow.cli.display import LiveTable, PlainLines, Rates, state_of
+from ebbflow.cli.display import LiveTable, PlainLines, Rates, result_table, state_of
 from ebbflow.outcome import Counts
 from ebbflow.spark.run import VertexView
 
@@ -98,6 +98,22 @@ def test_the_rate_is_that_of_the_last_three_seconds() -> None:
     assert rate == 0
 
 
+def test_counters_that_counted_nothing_have_no_column() -> None:
+    screen = io.StringIO()
+    counted = {"in": Counts(read=3, done=3, written=3), "out": Counts(read=3, dead_lettered=3)}
+    Console(file=screen, width=80).print(result_table(counted))
+    titles = [cell.strip() for cell in screen.getvalue().splitlines()[1].split("┃")[1:-1]]
+    assert titles == ["vertex", "read", "written", "done", "dead"]
+
+
+def test_a_new_nack_reason_is_told_once() -> None:
+    plain = Plain()
+    nacked = VertexView(Counts(), 0, None, "not yet")
+    plain.lines.look({"in": nacked})
+    plain.lines.look({"in": nacked})
+    assert plain.told == ["    0.0 s  in: sent back: not yet"]
+
+
 def test_the_table_shows_a_row_a_vertex_with_lines_above_it() -> None:
     screen = io.StringIO()
     table = LiveTable(Console(file=screen, force_terminal=True, width=140, color_system=None))
@@ -111,5 +127,5 @@ def test_the_table_shows_a_row_a_vertex_with_lines_above_it() -> None:
     assert shown.startswith("starting Spark …\n")
     rows = [line.split("│")[1:-1] for line in shown.splitlines() if line.startswith("│ enrich")]
     cells = [cell.strip() for cell in rows[-1]]
-    assert cells == ["enrich", "1,200", "0", "0", "3", "0", "0", "0", "running", "not [yet]"]
+    assert cells == ["enrich", "1,200", "0", "0", "3", "0", "running; not [yet]"]
     assert "[bold]printed\n" in shown

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.main import get_command
 
-from ebbflow import Pipeline
+from ebbflow import MonoVertex, Pipeline
 from ebbflow.cli.main import app
 from ebbflow.outcome import Counts
 from ebbflow.spark.run import RunOptions, Summary
@@ -33,7 +33,7 @@ def test_every_block_says_what_it_is() -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A place to run in, where nothing that a snippet imports stays behind."""
     before = set(sys.modules)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
@@ -43,16 +43,22 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         del sys.modules[name]
 
 
-def checked_run(self: Pipeline, *, watcher: Any = None, **options: Any) -> Summary:
-    """In place of Pipeline.run: everything is checked and nothing is started."""
-    vertices = {vertex.name: Counts() for vertex in self.spec.vertices}
+def checked_run(
+    self: Pipeline | MonoVertex, *, quiet: bool = False, watcher: Any = None, **options: Any
+) -> Summary:
+    """In place of run: everything is checked and nothing is started."""
+    names = [self.spec.name]
+    if isinstance(self, Pipeline):
+        names = [vertex.name for vertex in self.spec.vertices]
+    vertices = dict.fromkeys(names, Counts())
     RunOptions(**options)
     return Summary(self.spec.name, "drained", 0.0, vertices, vertices)
 
 
 @pytest.mark.parametrize("block", [b for b in of("python") if b.name is None], ids=str)
 def test_python_runs(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Pipeline, "run", checked_run)
+    for builder in (Pipeline, MonoVertex):
+        monkeypatch.setattr(builder, "run", checked_run)
     exec(compile(block.text, str(block), "exec"), {"__name__": "snippet"})
 
 
@@ -125,6 +131,5 @@ def test_the_readme_gives_the_exit_codes_of_the_command() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     told = re.search(r"Exit codes: (.*?)\n\n", readme, re.DOTALL)
     assert told is not None
-    assert [int(n) for n in re.findall(r"(?:^|, )(\d+) ", told[1].replace(os.linesep, " "))] == [
-        int(code) for code in EXIT_CODES
-    ]
+    parts = told[1].replace("\n", " ").split(", ")
+    assert [int(part.split()[0]) for part in parts] == [int(code) for code in EXIT_CODES]

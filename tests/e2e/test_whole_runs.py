@@ -133,3 +133,32 @@ def work(datum):
     assert code == 0, output
     assert Counter(calls()) == {"1": 10, "2": 10, "3": 10}
     assert whole.stored() == list(range(10))
+
+
+ORDERED = """
+def work(datum):
+    from ebbflow import nack
+    number = json.loads(datum.value)["data"]["value"]
+    if number % 50 == 49 and datum.deliveries < 2:
+        nack(delay="300ms", reason="hold")
+    return Message(datum.value)
+"""
+
+
+def test_an_ordered_pipeline_keeps_its_order_across_a_kill_of_everything(whole):
+    (whole.folder / "steps.py").write_text((whole.folder / "steps.py").read_text() + ORDERED)
+    whole.write({"messages": 600, "rpu": 150})
+    spec = whole.folder / "pipeline.yaml"
+    spec.write_text(spec.read_text().replace("spec:\n", "spec:\n  ordered:\n    enabled: true\n"))
+    process = whole.start("--drain", "--timeout", "60s")
+    whole.wait_until(lambda: len(whole.stored()) > 150, process)
+    kill_tree(process.pid)
+    process.communicate()
+    code, output = finish(whole.start("--drain", "--timeout", "60s"))
+
+    assert code == 0, output
+    assert set(whole.stored()) == set(range(600))
+    for worker in whole.folder.glob("stored-*"):
+        numbers = [int(word) for word in worker.read_text().split() if word.isdigit()]
+        firsts = list(dict.fromkeys(numbers))
+        assert firsts == sorted(firsts)

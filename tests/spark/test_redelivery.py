@@ -124,6 +124,7 @@ def test_an_exception_is_retried_with_back_off_and_then_dead_lettered_with_its_t
 
 def test_a_sink_decides_about_each_message_of_its_batch(run, journal, server_letters):
     def store(data):
+        assert len(data) <= 16
         for datum in data:
             value = json.loads(datum.value)["data"]["value"]
             if value % 10 == 3:

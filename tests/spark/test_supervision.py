@@ -27,6 +27,7 @@ def test_a_message_that_kills_its_worker_is_dead_lettered_alone(
     run, journal, server_letters, deadly, cause
 ):
     def fragile(datum):
+        print("working on", datum.id)
         if json.loads(datum.value)["data"]["value"] == 321:
             deadly()
         return Message(datum.value)

@@ -9,22 +9,26 @@ can break one and show what it is for.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from random import Random
 
 import pyarrow as pa
 
 from ebbflow import Datum, Message, Nack, frames
 from ebbflow.core.position import Mark, Position, Span, chunk_key
+from ebbflow.core.publications import Chunk, Place, Publication, Stage
+from ebbflow.core.retry import RetryStrategy, call_with_retries
 from ebbflow.core.routing import Edge
-from ebbflow.core.settlement import Chunk, Place, Publication, Settlement, Stage, settle
-from ebbflow.core.verdict import Verdict
+from ebbflow.core.settlement import Settlement, settle
+from ebbflow.core.verdict import EMPTY, Verdict
 from ebbflow.errors import Fenced, MessageTooLarge
 from ebbflow.frames import Rows
 from ebbflow.functions import Handler, run_map
 from ebbflow.options import Backoff
-from ebbflow.outcome import Counts, Dropped
+from ebbflow.outcome import Counts, Dropped, FellBack, Served
 
-PLACE = Place("v", 0, [Edge("x", 2), Edge("y", values=frozenset("y"))], max_payload=1_000_000)
+PLACE = Place("v", 0, [Edge("x", 2), Edge("y", values=frozenset("y"))], 1_000_000, "answers")
+RETRIES = RetryStrategy(Backoff(interval=5_000, steps=2), "drop")
 POLICY = Backoff(interval=1_000, steps=2)
 
 
@@ -69,6 +73,9 @@ class Server:
     waiting: list[tuple[int, bytes]] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     letters: list[str] = field(default_factory=list)
+    answers: list[str] = field(default_factory=list)
+    fallen: set[str] = field(default_factory=set)
+    """What a fallback sink has taken; it is not on the server, but no crash takes it back."""
     now: int = 1_000_000
     late: list[Publication] = field(default_factory=list)
     dropped: set[str] = field(default_factory=set)
@@ -84,6 +91,8 @@ class Server:
         self._seen.add((stream, publication.msg_id))
         if publication.stage is Stage.DEAD_LETTER:
             self.letters.append(publication.headers["Ebbflow-Id"].strip('"'))
+        elif publication.stage is Stage.ANSWER:
+            self.answers.append(publication.key.partition(".")[0])
         elif publication.stage is Stage.OUTPUT:
             self.outputs += frames.decode(publication.payload).column("id").to_pylist()
         elif publication.due is None:
@@ -108,7 +117,8 @@ class Server:
 
     def ended(self) -> set[str]:
         """The inputs that have come to an end that lasts."""
-        return {i.partition("/")[0] for i in self.outputs} | set(self.letters) | self.dropped
+        forwarded = {i.partition("/")[0] for i in self.outputs}
+        return forwarded | {*self.letters, *self.answers} | self.dropped | self.fallen
 
     def coming_back(self) -> set[str]:
         """The inputs that some redelivery holds."""
@@ -154,6 +164,7 @@ class UserCode:
 
     def __init__(self, script: Sequence[str]) -> None:
         self._script = list(script)
+        self._asides: dict[str, FellBack | Served] = {}
 
     def __call__(self, datum: Datum) -> object:
         decision = self._script.pop(0) if self._script else "forward"
@@ -172,11 +183,30 @@ class UserCode:
                 raise ValueError
             case "dead":
                 raise MessageTooLarge(9, 5)
+            case "retry":
+                return Message.to_fail("not yet")
+            case "fall back":
+                self._asides[datum.id] = FellBack()
+            case "serve":
+                self._asides[datum.id] = Served()
             case other:
                 raise NotImplementedError(other)
+        return None
+
+    def decide(self, verdict: Verdict) -> None:
+        """As a vertex with a retry strategy, a fallback sink and a serving store would."""
+        self._asides.clear()
+        call = partial(run_map, Handler(self), concurrency=1)
+        call_with_retries(verdict, call, RETRIES, lambda _seconds: None, "map")
+        for index, row_id in enumerate(verdict.rows.column("id")):
+            if (aside := self._asides.get(row_id)) and verdict.outcomes.get(index) == EMPTY:
+                verdict.outcomes[index] = aside
+                if isinstance(aside, Served):
+                    verdict.answers[index] = [b"answer"]
 
 
 DECISIONS = ("forward", "two", "nack", "nack later", "drop", "fail", "dead")
+DECISIONS += ("retry", "fall back", "serve")
 
 
 @dataclass
@@ -248,12 +278,14 @@ class Task:
         start = self._unrecorded.end if self._unrecorded else self._position.done
         end = Span(self._inlet.mark, self._redeliveries.mark)
         verdict = Verdict("v", rows, POLICY, 10**6, Random(1))
-        run_map(Handler(self._code), verdict, 1)
+        self._code.decide(verdict)
         key = chunk_key(self._position.lineage, "v", 0, start, end)
         now = datetime.fromtimestamp(self._server.now / 1000, UTC)
         settlement = settle(Chunk(key, rows), verdict, PLACE, now)
         ids = rows.column("id")
         dropped = {ids[i] for i, o in verdict.outcomes.items() if isinstance(o, Dropped)}
+        fallen = {ids[i] for i, o in verdict.outcomes.items() if isinstance(o, FellBack)}
+        self._server.fallen |= fallen
         self._settle(key, settlement, _Settled(end, settlement.counts, dropped))
 
     def _settle(self, key: str, settlement: Settlement, settled: _Settled) -> None:

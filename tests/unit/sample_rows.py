@@ -37,6 +37,7 @@ rows = st.fixed_dictionaries(
         ),
         "deliveries": counts.map(lambda n: n + 1),
         "failures": counts,
+        "retries": counts,
         "first_seen": st.none() | times,
         "nack_reason": st.none() | texts,
     }

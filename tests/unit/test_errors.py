@@ -1,7 +1,9 @@
+import ast
 import importlib
 import pickle
 import pkgutil
 import re
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +70,28 @@ def test_no_error_is_defined_outside_the_tree_module():
     # What tests of other folders may define does not count.
     ours = [c for c in tree() if c.__module__.startswith("ebbflow")]
     assert [c for c in ours if c.__module__ != errors.__name__] == []
+
+
+NOT_ERRORS_OF_OURS = {
+    "options.py": {"Nack"},  # an answer of user code, not an error
+    "jetstream/streams.py": {"ApiError"},  # the server's "no", handled by those who asked
+    "spark/task.py": {"Unsettled"},  # ends a stopping task's loop, never leaves its module
+}
+"""Exceptions that have a reason not to be in the tree: nobody outside is to catch them."""
+
+
+def test_what_else_is_an_exception_has_a_reason_to_be():
+    """From the source, so that Spark need not be imported; any class named as a base counts."""
+    root = Path(ebbflow.__file__).parent
+    names = {"Exception", "BaseException", *(c.__name__ for c in tree())}
+    found: dict[str, set[str]] = {}
+    for path in sorted(root.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            bases = {ast.unparse(b).rpartition(".")[2] for b in getattr(node, "bases", ())}
+            if isinstance(node, ast.ClassDef) and bases & names:
+                found.setdefault(str(path.relative_to(root)), set()).add(node.name)
+    assert found.pop("errors.py") == SAMPLES.keys()
+    assert found == NOT_ERRORS_OF_OURS
 
 
 @pytest.mark.parametrize(

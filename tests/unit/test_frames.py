@@ -46,6 +46,7 @@ def test_columns_left_out_are_null_and_a_first_delivery():
             "value": b"1",
             "deliveries": 1,
             "failures": 0,
+            "retries": 0,
             **dict.fromkeys(
                 ("keys", "event_time", "headers", "metadata", "first_seen", "nack_reason")
             ),

@@ -12,6 +12,7 @@ from ebbflow.options import Backoff
 from ebbflow.pipeline import Pipeline
 from ebbflow.spec.lint import load
 from ebbflow.spec.model import PipelineSpec
+from ebbflow.spec.sections import ServingStore, Sink
 
 YAML = """\
 apiVersion: numaflow.numaproj.io/v1alpha1
@@ -19,20 +20,36 @@ kind: Pipeline
 metadata: {name: orders}
 spec:
   limits: {readBatchSize: 100}
+  ordered: {enabled: true}
+  servingStore: {nats: {bucket: answers, ttl: 10m}}
   vertices:
   - name: in
-    source: {generator: {messages: 100, rpu: 5}, transformer: {python: "os.path:basename"}}
+    source:
+      generator: {messages: 100, rpu: 5}
+      transformer:
+        python: "os.path:basename"
+        retryStrategy: {backoff: {interval: 1s}, onFailure: drop}
   - name: split
     partitions: 2
+    ordered: {enabled: false}
     limits: {readTimeout: 100ms}
     onError: {backoff: {interval: 2s, steps: 3, factor: 1.0, cap: 10s, jitter: 0.0}}
-    udf: {python: "os.path:join"}
-  - {name: big, sink: {udsink: {python: "os.path:split"}}}
-  - {name: rest, sink: {log: {}}}
+    udf:
+      python: "os.path:join"
+      mode: batch
+      retryStrategy: {backoff: {interval: 1s, steps: 2, factor: 1.0, cap: 5s, jitter: 0.0}}
+  - name: big
+    sink:
+      udsink: {python: "os.path:split"}
+      fallback: {udsink: {python: "os.path:exists"}}
+      onSuccess: {log: {}}
+      retryStrategy: {backoff: {interval: 1s, steps: 3}, onFailure: fallback}
+  - {name: rest, sink: {log: {}, fallback: {blackhole: {}}}}
   edges:
-  - {from: in, to: split}
+  - {from: in, to: split, onFull: discardLatest}
   - {from: split, to: big, conditions: {tags: {values: [big]}}}
   - {from: split, to: rest, conditions: {tags: {operator: not, values: [big]}}}
+  - {from: split, to: split, conditions: {tags: {values: [again]}}, onFull: discardLatest}
 """
 
 
@@ -56,17 +73,40 @@ def started() -> Pipeline:
 def test_the_builder_and_yaml_give_equal_models(tmp_path: Path) -> None:
     (tmp_path / "orders.yaml").write_text(YAML)
     built = (
-        Pipeline("orders", limits={"read_batch_size": 100})
-        .source("in", generator={"messages": 100, "rpu": 5}, transformer="os.path:basename")
+        Pipeline(
+            "orders",
+            limits={"read_batch_size": 100},
+            ordered=True,
+            serving_store={"nats": {"bucket": "answers", "ttl": "10m"}},
+        )
+        .source(
+            "in",
+            generator={"messages": 100, "rpu": 5},
+            transformer="os.path:basename",
+            retry={"interval": "1s", "on_failure": "drop"},
+        )
         .map(
             "split",
             "os.path:join",
+            mode="batch",
+            retry=Backoff(interval=1_000, steps=2, cap=5_000),
+            on_full="discardLatest",
             partitions=2,
+            ordered=False,
             limits={"readTimeout": "100ms"},
             on_error=Backoff(interval=2_000, steps=3, cap=10_000),
         )
-        .sink("big", "os.path:split", tags=["big"])
-        .sink("rest", log=True, tags=["big"], operator="not")
+        .sink(
+            "big",
+            "os.path:split",
+            fallback="os.path:exists",
+            on_success="log",
+            retry={"interval": "1s", "steps": 3},
+            on_failure="fallback",
+            tags=["big"],
+        )
+        .sink("rest", log=True, fallback="blackhole", tags=["big"], operator="not")
+        .edge("split", "split", tags=["again"], on_full="discardLatest")
     )
     assert built.spec == load(tmp_path / "orders.yaml")
 
@@ -107,6 +147,69 @@ def test_an_edge_may_be_given_by_itself() -> None:
 def test_the_policy_for_errors_may_be_a_mapping() -> None:
     spec = started().sink("out", log=True, on_error={"interval": "2s", "steps": 0}).spec
     assert spec.vertex("out").on_error.policy == Backoff(2_000, 0, 2.0, 60_000)
+
+
+RETRIES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {}),
+    ({"retry": {}}, {"retryStrategy": {"backoff": {}}}),
+    ({"on_failure": "drop"}, {"retryStrategy": {"onFailure": "drop"}}),
+    (
+        {"retry": {"steps": 3, "onFailure": "drop"}},
+        {"retryStrategy": {"backoff": {"steps": 3}, "onFailure": "drop"}},
+    ),
+    (
+        {"retry": {"steps": 3, "on_failure": "retry"}, "on_failure": "drop"},
+        {"retryStrategy": {"backoff": {"steps": 3}, "onFailure": "drop"}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "written"), RETRIES)
+def test_a_retry_strategy_is_there_only_when_something_is_said_about_it(
+    given: dict[str, Any], written: dict[str, Any]
+) -> None:
+    spec = started().sink("out", log=True, **given).spec
+    assert spec.vertex("out").sink == Sink.model_validate({"log": {}, **written})
+
+
+def test_a_serving_store_may_be_a_class() -> None:
+    class Answers: ...
+
+    store = (
+        Pipeline("orders", serving_store=Answers).source("in", generator={}).sink("out", log=True)
+    )
+    assert store.spec.serving_store == ServingStore(python=Answers)
+
+
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"fallback": "lgo"}, "EB101 unknown field 'lgo'; did you mean 'log'?"),
+    ({"on_success": "kafka"}, "EB901 the kafka sink is not supported yet"),
+    (
+        {"fallback": "nowhere:fn"},
+        "EB402 cannot use 'nowhere:fn': "
+        "there is no module 'nowhere' beside the pipeline or on the Python path",
+    ),
+    ({"retry": {"intervall": "1s"}}, "EB101 unknown field 'intervall'; did you mean 'interval'?"),
+    ({"retry": {"interval": 1}}, "EB105 'interval': 1 has no unit; write for example 1s"),
+    (
+        {"on_failure": "fallback"},
+        "EB502 onFailure is fallback, but there is no fallback sink",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "problem"), MISTAKES)
+def test_what_is_said_about_a_sink_is_checked(options: dict[str, Any], problem: str) -> None:
+    pipeline = started().sink("out", log=True, **options)
+    assert problems(pipeline) == [f"pipeline orders, vertex out: {problem}"]
+
+
+def test_retries_of_a_transformer_need_one() -> None:
+    pipeline = Pipeline("orders").source("in", generator={}, retry={"steps": 3})
+    assert problems(pipeline.sink("out", log=True)) == [
+        "pipeline orders, vertex in: EB208 'transformer' has no code: "
+        "name a Python function with python: module:attribute"
+    ]
 
 
 def test_functions_and_classes_travel_with_the_spec() -> None:
@@ -151,7 +254,10 @@ def test_run_hands_the_checked_spec_and_the_options_on(monkeypatch: pytest.Monke
     runner = ModuleType("ebbflow.spark.run")
     runner.run_pipeline = lambda spec, **options: (spec.name, options)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "ebbflow.spark.run", runner)
-    assert started().sink("out", log=True).run(drain=True) == ("orders", {"drain": True})
+    assert started().sink("out", log=True).run(drain=True, quiet=True) == (
+        "orders",
+        {"drain": True},
+    )
 
 
 def test_a_pipeline_with_problems_is_not_run() -> None:

@@ -4,13 +4,22 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.core.position import Mark, Position, Span, chunk_key
+from ebbflow.core.position import Held, Mark, Position, Span, chunk_key
 from ebbflow.outcome import COUNTERS, Counts
+from tests.unit.sample_rows import times
 
 numbers = st.integers(0, 2**53)
 marks = st.builds(Mark, numbers, st.integers(0, 1_000))
 spans = st.builds(Span, marks, marks)
 counts = st.builds(Counts, **dict.fromkeys(COUNTERS, numbers))
+helds = st.builds(
+    Held,
+    due=numbers,
+    deliveries=numbers,
+    failures=numbers,
+    retries=numbers,
+    reason=st.none() | st.text(),
+)
 positions = st.builds(
     Position,
     lineage=st.text(max_size=8),
@@ -20,6 +29,8 @@ positions = st.builds(
     intent=spans,
     attempts=st.integers(0, 9),
     exhausted=st.booleans(),
+    watermark=st.none() | times,
+    held=st.none() | helds,
     counts=counts,
 )
 
@@ -61,6 +72,22 @@ def test_settling_moves_done_and_counts_in_one_step(position, end, more):
     assert settled.counts == position.counts + more
     assert settled.counts - more == position.counts
     assert not settled.replays
+
+
+@given(positions, spans, counts, st.none() | times, st.none() | helds)
+def test_settling_keeps_the_watermark_it_had_and_only_the_row_held_now(
+    position, end, more, watermark, held
+):
+    settled = position.settled(end, more, watermark, held)
+    assert settled.watermark == (watermark or position.watermark)
+    assert settled.held == held
+    assert position.settled(end, more).held is None, "the row that was held is through"
+
+
+@given(positions, spans, st.text(max_size=8))
+def test_the_held_row_and_the_watermark_outlast_restarts_and_intents(position, end, owner):
+    later = position.claimed(owner).intending(end)
+    assert (later.held, later.watermark) == (position.held, position.watermark)
 
 
 @given(positions, spans, spans, counts)

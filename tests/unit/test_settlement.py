@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from ebbflow import Datum, Message, Nack, NackOptions, frames
 from ebbflow.core.letter import Letter
+from ebbflow.core.publications import Chunk, Place, Publication, Stage
 from ebbflow.core.routing import Edge
-from ebbflow.core.settlement import Chunk, Place, Publication, Settlement, Stage, settle
+from ebbflow.core.settlement import Settlement, settle
 from ebbflow.core.verdict import Verdict
 from ebbflow.errors import MessageTooLarge
 from ebbflow.frames import Rows
@@ -185,6 +186,7 @@ def test_finished_inputs_leave_their_outputs_on_exactly_the_edges_that_accept_th
                             "metadata": row["metadata"],
                             "deliveries": 1,
                             "failures": 0,
+                            "retries": 0,
                             "first_seen": NOW,
                             "nack_reason": None,
                         }
@@ -324,7 +326,7 @@ def test_stages_come_in_the_order_that_loses_nothing_and_leave_nothing_out(
     assert [p for stage in stages for p in stage] == sorted(
         settlement.publications, key=lambda p: p.stage
     )
-    assert list(Stage) == [Stage.REDELIVER, Stage.DEAD_LETTER, Stage.OUTPUT]
+    assert list(Stage) == [Stage.REDELIVER, Stage.DEAD_LETTER, Stage.ANSWER, Stage.OUTPUT]
 
 
 @settings(max_examples=80)

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from ebbflow import frames
 from ebbflow.core.position import Mark, Position
-from ebbflow.core.settlement import Settlement, Stage
+from ebbflow.core.publications import Stage
+from ebbflow.core.settlement import Settlement
 from ebbflow.errors import Fenced
 from tests.unit.crash_model import (
     DECISIONS,
@@ -58,11 +59,14 @@ def test_when_a_chunk_is_done_all_that_was_decided_is_on_the_server(sizes, scrip
         held = {
             Stage.REDELIVER: server.coming_back(),
             Stage.DEAD_LETTER: set(server.letters),
+            Stage.ANSWER: set(server.answers),
             Stage.OUTPUT: set(server.outputs),
         }
         for publication in settlement.publications:
             if publication.stage is Stage.DEAD_LETTER:
                 ids = [publication.headers["Ebbflow-Id"].strip('"')]
+            elif publication.stage is Stage.ANSWER:
+                ids = [publication.key.partition(".")[0]]
             else:
                 ids = frames.decode(publication.payload).column("id").to_pylist()
             assert set(ids) <= held[publication.stage]
@@ -145,7 +149,11 @@ def lost_by(rules: Rules, **which: bool) -> list[tuple]:
     ]
 
 
-OUTPUTS_FIRST = (Stage.OUTPUT, Stage.DEAD_LETTER, Stage.REDELIVER)
+OUTPUTS_FIRST = (Stage.OUTPUT, Stage.ANSWER, Stage.DEAD_LETTER, Stage.REDELIVER)
+
+
+def test_the_rules_under_test_leave_no_stage_out():
+    assert set(OUTPUTS_FIRST) == set(Rules().order) == set(Stage)
 
 
 def test_no_short_run_loses_anything():

@@ -3,12 +3,14 @@
 import asyncio
 import random
 import sys
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow import Datum, Message, Nack, NackOptions, Response
+from ebbflow.core.retry import call_with_retries
 from ebbflow.core.verdict import Verdict
 from ebbflow.functions import Handler, batches, run_sink
 from ebbflow.message import Status
@@ -21,9 +23,14 @@ def sunk(target, *ids: str, size: int = 100, policy: Backoff = POLICY, **columns
     """The verdict of a sink on rows with these ids."""
     verdict = verdict_on(some(*ids or ("a", "b", "c"), **columns), policy)
     handler = Handler(target)
-    run_sink(handler, verdict, size)
+    call = partial(run_sink, handler, batch_size=size)
+    call_with_retries(verdict, call, strategy=None, pause=never, what="sink")
     handler.close()
     return verdict
+
+
+def never(_seconds: float) -> None:
+    raise AssertionError("without a retry strategy nothing is waited for")
 
 
 def all_ok(data: list[Datum]) -> list[Response]:
@@ -100,7 +107,7 @@ def test_every_message_keeps_its_own_answer():
 
 FIX = (
     "Return exactly one Response for each message of the batch, with its id; "
-    "make it with Response.ok, .failure or .nack."
+    "make it with the class methods of Response."
 )
 
 
@@ -159,14 +166,22 @@ def test_what_is_no_list_of_responses_fails_the_batch(answers):
 
 
 @pytest.mark.parametrize(
-    "response",
-    [Response.fallback("a"), Response.serve("a", b""), Response.on_success("a", Message(b""))],
-    ids=lambda response: response.status.name,
+    ("response", "needed", "field"),
+    [
+        (Response.fallback("a"), "fallback sink", "sink.fallback"),
+        (Response.serve("a", b""), "serving store", "spec.servingStore"),
+        (Response.on_success("a", Message(b"")), "on-success sink", "sink.onSuccess"),
+    ],
+    ids=["FALLBACK", "SERVE", "ON_SUCCESS"],
 )
-def test_an_answer_that_nothing_is_configured_for_is_a_violation(response):
+def test_an_answer_that_nothing_is_configured_for_is_a_violation(response, needed, field):
     verdict = sunk(lambda data: [response, Response.ok("b"), Response.ok("c")])
-    assert verdict.outcomes.keys() == {0}
-    assert f"answered {response.status.name}, which this sink has" in verdict.outcomes[0].reason
+    error = (
+        f"ContractViolation: v: answered {response.status.name}, but there is no {needed} for it "
+        f"(ids: a). Configure {field}, or answer with Response.ok, .failure or .nack. "
+        "Fallback and on-success sinks can answer only with these three."
+    )
+    assert verdict.outcomes == {0: Redeliver(1_000, error, 1)}
 
 
 def test_a_message_that_is_in_the_batch_twice_is_answered_twice():

@@ -23,14 +23,16 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ebbflow.outcome import COUNTERS, Counts
+
 if TYPE_CHECKING:
-    from ebbflow.outcome import Counts
     from ebbflow.spark.run import VertexView
 
 _EVERY = 2.0
 _RATE_OVER = 3.0
 _UNKNOWN_WIDTH = 160
-_COLUMNS = ("read", "done", "written", "redelivered", "dead", "dropped", "rate/s")
+_ALWAYS = ("read", "done", "written")
+_SHORT = {"redelivered": "again", "dead_lettered": "dead", "on_success": "on success"}
 
 
 class Display(Protocol):
@@ -119,25 +121,44 @@ class LiveTable:
             self._live = None
 
     def _table(self, views: Mapping[str, VertexView]) -> Table:
-        table = Table("vertex", title=self._title, title_justify="left")
-        for name in _COLUMNS:
-            table.add_column(name, justify="right")
-        table.add_column("state", overflow="ellipsis", no_wrap=True)
-        table.add_column("last nack reason", overflow="ellipsis", no_wrap=True)
+        table, names = counts_table({v: view.counts for v, view in views.items()}, self._title)
+        table.add_column("rate/s", justify="right", no_wrap=True)
+        table.add_column("state and last nack reason", overflow="ellipsis", no_wrap=True)
         for vertex, view in views.items():
-            table.add_row(vertex, *self._numbers(vertex, view.counts), *_words(view))
+            rate = self._rates.update(vertex, view.counts.read)
+            table.add_row(*_cells(vertex, view.counts, names), f"{rate:,.0f}", _words(view))
         return table
 
-    def _numbers(self, vertex: str, counts: Counts) -> list[str]:
-        shown = [counts.read, counts.done, counts.written, counts.redelivered]
-        shown += [counts.dead_lettered, counts.dropped]
-        rate = self._rates.update(vertex, counts.read)
-        return [f"{number:,}" for number in shown] + [f"{rate:,.0f}"]
+
+def counts_table(counted: Mapping[str, Counts], title: str = "") -> tuple[Table, list[str]]:
+    """A table with a column for every counter that has counted anything, and their names."""
+    names = [
+        name
+        for name in COUNTERS
+        if name in _ALWAYS or any(getattr(counts, name) for counts in counted.values())
+    ]
+    table = Table(title=title, title_justify="left")
+    table.add_column("vertex", no_wrap=True)
+    for name in names:
+        table.add_column(_SHORT.get(name, name), justify="right", no_wrap=True)
+    return table, names
 
 
-def _words(view: VertexView) -> tuple[Text, Text]:
-    style = "red" if view.failure else "green"
-    return Text(state_of(view), style), Text(one_line(view.nack_reason or ""))
+def result_table(counted: Mapping[str, Counts]) -> Table:
+    """What a run came to, one row a vertex."""
+    table, names = counts_table(counted)
+    for vertex, counts in counted.items():
+        table.add_row(*_cells(vertex, counts, names))
+    return table
+
+
+def _cells(vertex: str, counts: Counts, names: list[str]) -> list[str]:
+    return [vertex, *(f"{getattr(counts, name):,}" for name in names)]
+
+
+def _words(view: VertexView) -> Text:
+    words = Text(state_of(view), "red" if view.failure else "green")
+    return words.append(f"; {one_line(view.nack_reason)}", "") if view.nack_reason else words
 
 
 def state_of(view: VertexView) -> str:
@@ -168,6 +189,7 @@ class PlainLines:
         self._began = self._shown_at = clock()
         self._progress = ""
         self._restarts: dict[str, int] = {}
+        self._reasons: dict[str, str] = {}
         self._reader_gone = False
         self._lock = threading.Lock()
 
@@ -189,11 +211,14 @@ class PlainLines:
                 _thread.interrupt_main()
 
     def look(self, views: Mapping[str, VertexView]) -> None:
-        """Restarts at once; counts when they have changed, but not more often than need be."""
+        """Restarts and new nack reasons at once; counts now and then, when they have changed."""
         for vertex, view in views.items():
             if view.restarts > self._restarts.get(vertex, 0):
                 self._restarts[vertex] = view.restarts
                 self._tell(f"{vertex}: {state_of(view)}")
+            if view.nack_reason and view.nack_reason != self._reasons.get(vertex):
+                self._reasons[vertex] = view.nack_reason
+                self._tell(f"{vertex}: sent back: {one_line(view.nack_reason)}")
         counted = {vertex: _nonzero(view.counts) for vertex, view in views.items()}
         progress = "  ".join(f"{vertex}: {text}" for vertex, text in counted.items() if text)
         if progress != self._progress and self._clock() - self._shown_at >= _EVERY:

@@ -20,7 +20,6 @@ from ebbflow.options import milliseconds
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from ebbflow.spark.run import Summary
 
@@ -188,7 +187,9 @@ def _where(state: Path, nats: str | None) -> str:
 
 
 def _report(console: Console, result: Summary, spec: Path, where: str) -> None:
-    console.print(_table(result))
+    from ebbflow.cli.display import result_table
+
+    console.print(result_table(result.vertices))
     wrong = [name for name, c in result.vertices.items() if c.read != c.ended]
     if wrong:
         console.print(f"Does not add up: {', '.join(wrong)} read more or less than ended.")
@@ -203,19 +204,6 @@ def _report(console: Console, result: Summary, spec: Path, where: str) -> None:
         console.print("Nothing was read: the sources gave all they have in an earlier run.")
         command = f"ebbflow run {shlex.quote(str(spec))}{where} --fresh"
         console.print(f"Forget that and start over: {command}", markup=False, soft_wrap=True)
-
-
-def _table(result: Summary) -> Table:
-    from rich.table import Table
-
-    from ebbflow.outcome import COUNTERS
-
-    table = Table("vertex")
-    for name in COUNTERS:
-        table.add_column(name.replace("_", " "), justify="right")
-    for vertex, counts in result.vertices.items():
-        table.add_row(vertex, *(f"{number:,}" for number in counts.as_dict().values()))
-    return table
 
 
 def _exhausted_before(result: Summary) -> bool:

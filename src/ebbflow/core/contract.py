@@ -13,7 +13,7 @@ from typing import Any, assert_never
 
 from ebbflow.core.verdict import Verdict
 from ebbflow.errors import ContractViolation
-from ebbflow.message import Datum, Response, Status
+from ebbflow.message import Datum, Message, Response, Status
 from ebbflow.options import NackOptions
 from ebbflow.outcome import DeadLetter
 
@@ -33,6 +33,27 @@ def answered(verdict: Verdict, start: int, batch: Sequence[Datum], answers: Any)
             _record(verdict, index, given[datum.id].popleft())
         else:
             verdict.raised(index, violation)
+
+
+def results_by_id(vertex: str, batch: Sequence[Datum], results: Any) -> list[Any]:
+    """What a batch map made of each message, in order; an error where it says nothing."""
+    if not isinstance(results, Mapping):
+        raise ContractViolation(
+            vertex,
+            f"returned {type(results).__name__} where a mapping of results by id belongs",
+            fix="Return {datum.id: messages} with an entry for each message of the batch.",
+        )
+    ids = dict.fromkeys(datum.id for datum in batch)
+    missing = [i for i in ids if i not in results]
+    unknown = [i for i in results if i not in ids]
+    violation = ContractViolation(
+        vertex,
+        f"returned no result for {len(missing)} and results for {len(unknown)} unknown ids "
+        f"of {len(batch)} messages",
+        [*missing, *map(str, unknown)],
+        "Return {datum.id: messages} with an entry for each message of the batch.",
+    )
+    return [results.get(datum.id, violation) for datum in batch]
 
 
 def _responses(vertex: str, answers: Any) -> tuple[list[Response], list[str]]:
@@ -60,6 +81,8 @@ def _problem(answer: Any) -> str | None:
         ("id", answer.id, str),
         ("status", answer.status, Status),
         ("error", answer.error, str | None),
+        ("payload", answer.payload, bytes | None),
+        ("message", answer.message, Message | None),
         ("nack_options", answer.nack_options, NackOptions | None),
     ):
         if not isinstance(value, kind):
@@ -87,7 +110,7 @@ def _violation(
         f"answered {answers} responses to {copies.total()} messages: {'; '.join(problems)}",
         [i for hit in found.values() for i in hit],
         "Return exactly one Response for each message of the batch, with its id; "
-        "make it with Response.ok, .failure or .nack.",
+        "make it with the class methods of Response.",
     )
 
 
@@ -98,17 +121,32 @@ def _record(verdict: Verdict, index: int, response: Response) -> None:
         case Status.NACK:
             verdict.nack(index, response.nack_options)
         case Status.FAILURE:
-            verdict.outcomes[index] = DeadLetter("sink failure", error=response.error)
-        case Status.FALLBACK | Status.SERVE | Status.ON_SUCCESS:
+            verdict.fail(index, response.error or "failed")
+        case _ if response.status not in verdict.allowed:
             verdict.raised(index, _unconfigured(verdict.vertex, response))
+        case Status.FALLBACK:
+            verdict.fallback[index] = DeadLetter("sent to the fallback sink")
+        case Status.SERVE:
+            verdict.served[index] = response.payload or b""
+        case Status.ON_SUCCESS:
+            verdict.succeeds(index, response.message)
         case never:
             assert_never(never)
 
 
+_NEEDS = {
+    Status.FALLBACK: ("fallback sink", "sink.fallback"),
+    Status.SERVE: ("serving store", "spec.servingStore"),
+    Status.ON_SUCCESS: ("on-success sink", "sink.onSuccess"),
+}
+
+
 def _unconfigured(vertex: str, response: Response) -> ContractViolation:
+    needed, field = _NEEDS[response.status]
     return ContractViolation(
         vertex,
-        f"answered {response.status.name}, which this sink has nothing configured for",
+        f"answered {response.status.name}, but there is no {needed} for it",
         [response.id],
-        "Answer with Response.ok, .failure or .nack.",
+        f"Configure {field}, or answer with Response.ok, .failure or .nack. "
+        "Fallback and on-success sinks can answer only with these three.",
     )

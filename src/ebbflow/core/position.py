@@ -10,7 +10,8 @@ they change in the same write as ``done``, so they are exact across crashes.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 from ebbflow.outcome import Counts
@@ -33,6 +34,17 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """The row right behind ``done`` of an ordered vertex, which has to come back before others."""
+
+    due: int
+    deliveries: int
+    failures: int
+    retries: int
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Position:
     """The record of one partition. ``lineage`` tells apart pipelines that were started anew.
 
@@ -47,6 +59,8 @@ class Position:
     intent: Span = Span()
     attempts: int = 0
     exhausted: bool = False
+    watermark: datetime | None = None
+    held: Held | None = None
     counts: Counts = field(default_factory=Counts)
 
     def claimed(self, owner: str) -> Position:
@@ -58,10 +72,23 @@ class Position:
         """Before anything of the chunk that ends at ``end`` is published."""
         return replace(self, intent=end, attempts=max(1, self.attempts))
 
-    def settled(self, end: Span, counts: Counts) -> Position:
+    def settled(
+        self,
+        end: Span,
+        counts: Counts,
+        watermark: datetime | None = None,
+        held: Held | None = None,
+    ) -> Position:
         """After everything of the chunk that ends at ``end`` is confirmed."""
-        total = self.counts + counts
-        return replace(self, done=end, intent=end, counts=total, attempts=0)
+        return replace(
+            self,
+            done=end,
+            intent=end,
+            attempts=0,
+            watermark=watermark or self.watermark,
+            held=held,
+            counts=self.counts + counts,
+        )
 
     @property
     def replays(self) -> bool:
@@ -81,6 +108,8 @@ class Position:
                 "redelivery_intent": _dump(self.intent.redelivery),
                 "attempts": self.attempts,
                 "exhausted": self.exhausted,
+                "watermark": self.watermark.isoformat() if self.watermark else None,
+                "held": asdict(self.held) if self.held else None,
                 "counts": self.counts.as_dict(),
             }
         ).encode()
@@ -97,6 +126,8 @@ class Position:
             intent=Span(Mark(*stored["intent"]), Mark(*stored["redelivery_intent"])),
             attempts=stored["attempts"],
             exhausted=stored["exhausted"],
+            watermark=datetime.fromisoformat(stored["watermark"]) if stored["watermark"] else None,
+            held=Held(**stored["held"]) if stored["held"] else None,
             counts=Counts(**stored["counts"]),
         )
 

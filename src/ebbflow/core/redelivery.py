@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 
-from ebbflow.errors import MessageTooLarge
+from ebbflow.errors import ContractViolation, MessageTooLarge
 from ebbflow.options import Backoff, Nack, NackOptions
 from ebbflow.outcome import DeadLetter, Outcome, Redeliver
 
@@ -23,7 +23,7 @@ _COARSE = 1_000
 def nacked(options: NackOptions | None, deliveries: int, failures: int) -> Outcome:
     """The outcome of a nack of a message that has been delivered ``deliveries`` times."""
     wish = options or NackOptions()
-    reason = None if wish.reason is None else _cut(wish.reason)
+    reason = None if wish.reason is None else brief(wish.reason)
     if wish.max_deliveries is not None and deliveries > wish.max_deliveries:
         return DeadLetter(
             reason or "nacked",
@@ -40,7 +40,9 @@ def failed(
         return nacked(error.options, deliveries, failures)
     text = describe(error)
     if isinstance(error, MessageTooLarge) or failures >= policy.steps:
-        return DeadLetter(_reason(error), error=text, traceback=trace(error))
+        # A violation is told by its text; its traceback would show only our own check.
+        traced = None if isinstance(error, ContractViolation) else trace(error)
+        return DeadLetter(_reason(error), error=text, traceback=traced)
     return Redeliver(policy.wait(failures + 1, chance), text, failures + 1)
 
 
@@ -55,10 +57,12 @@ def describe(error: BaseException) -> str:
     except Exception:  # an error that cannot say what it is must not become a second one
         said = "(its text cannot be shown)"
     text = " ".join(f"{type(error).__name__}: {said}".split())
-    return _cut(text.encode("utf-8", "replace").decode())
+    return brief(text)
 
 
-def _cut(text: str) -> str:
+def brief(text: str) -> str:
+    """The text, cut to a length that fits a header, without what cannot be encoded."""
+    text = text.encode("utf-8", "replace").decode()
     return text if len(text) <= MAX_ERROR else text[: MAX_ERROR - 1] + "…"
 
 

@@ -15,12 +15,18 @@ Operator = Literal["and", "or", "not"]
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A way out of a vertex, to the buffers of the next one."""
+    """A way out of a vertex, to the buffers of the next one.
+
+    ``keyed`` sends messages with the same keys to the same partition, in order; ``discards`` gives
+    messages up when the buffer is full.
+    """
 
     to: str
     partitions: int = 1
     operator: Operator = "or"
     values: frozenset[str] = frozenset()
+    keyed: bool = False
+    discards: bool = False
 
     def accepts(self, tags: Sequence[str]) -> bool:
         """Whether a message with these tags goes this way."""

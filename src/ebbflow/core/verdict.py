@@ -7,7 +7,8 @@ in ``outcomes`` is done. A nack among the outputs of an input takes back all its
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from random import Random
 from typing import Any
@@ -15,84 +16,132 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ebbflow.core.redelivery import failed, nacked
+from ebbflow.core.outputs import AnyOutputs, Outputs
+from ebbflow.core.redelivery import brief, failed, nacked
 from ebbflow.errors import ContractViolation, MessageTooLarge
-from ebbflow.frames import TIME, Rows
-from ebbflow.message import Message, Signal
-from ebbflow.options import Backoff, NackOptions
-from ebbflow.outcome import Dropped, Outcome
+from ebbflow.frames import SCHEMA, TIME, Rows
+from ebbflow.message import Message, Metadata, Signal, Status
+from ebbflow.options import Backoff, Nack, NackOptions
+from ebbflow.outcome import DeadLetter, Dropped, Outcome, Redeliver, Retry
 
 EMPTY = Dropped("empty result")
 
 # Iterable, but never a list of messages; an empty one must not pass for "nothing to forward".
-_NOT_MESSAGES = (str, bytes, bytearray, memoryview, Mapping)
+NOT_MESSAGES = (str, bytes, bytearray, memoryview, Mapping)
 
 
-class Outputs:
-    """The messages that user code returned, as columns; ``parents`` are indexes of inputs."""
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What user code reported about an input that failed, and how often it had been retried."""
 
-    __slots__ = ("event_times", "indexes", "keys", "parents", "tags", "values")
+    error: str
+    retries: int
+
+
+class Decisions:
+    """What has been decided about the rows of a chunk, by index; can be pickled.
+
+    ``outcomes`` are final. ``unreached`` is where an ordered vertex stopped: rows from there on
+    have not been given to user code. ``failed``, ``fallback``, ``on_success`` and ``served`` are
+    what user code asked for and something has still to be done about. ``answers`` are to be
+    stored with the chunk. ``outputs`` of ``None`` forwards the inputs as they are.
+    """
 
     def __init__(self) -> None:
-        self.parents: list[int] = []
-        self.indexes: list[int] = []
-        self.values: list[bytes] = []
-        self.keys: list[Sequence[str] | None] = []
-        self.tags: list[Sequence[str]] = []
-        self.event_times: list[datetime | None] = []
+        self.outcomes: dict[int, Outcome] = {}
+        self.outputs: AnyOutputs | None = Outputs()
+        self.failed: dict[int, Failure] = {}
+        self.fallback: dict[int, DeadLetter] = {}
+        self.on_success: dict[int, Message | None] = {}
+        self.served: dict[int, bytes] = {}
+        self.answers: dict[int, list[bytes]] = {}
+        self.unreached: int | None = None
+        self.event_times: list[datetime] = []
 
-    def __len__(self) -> int:
-        return len(self.values)
+    def merge(self, at: Sequence[int], part: Decisions) -> None:
+        """Take over what was decided about some of the rows, those at the indexes ``at``."""
+        for name in ("outcomes", "failed", "fallback", "on_success", "served", "answers"):
+            mine, theirs = getattr(self, name), getattr(part, name)
+            mine.update({at[index]: what for index, what in theirs.items()})
+        self.event_times += part.event_times
+        if part.unreached is not None and part.unreached < len(at):
+            self.stop_at(at[part.unreached])
+        if part.outputs is None:
+            self.outputs = None
+        elif self.outputs is not None and len(part.outputs):
+            if not len(self.outputs):
+                self.outputs = type(part.outputs)()
+            self.outputs.extend(at, part.outputs)  # type: ignore[arg-type]
 
-    def add(self, parent: int, index: int, message: Message) -> None:
-        """Append one output; the parent's other outputs have been checked before."""
-        self.parents.append(parent)
-        self.indexes.append(index)
-        self.values.append(message.value)
-        # Copies: the lists are the user's, who may go on with them.
-        self.keys.append(None if message.keys is None else list(message.keys))
-        self.tags.append(tuple(message.tags) if message.tags else ())
-        self.event_times.append(message.event_time)
+    def stop_at(self, index: int) -> None:
+        """The rows from ``index`` on have not been decided about."""
+        self.unreached = index if self.unreached is None else min(self.unreached, index)
 
-    def extend(self, start: int, others: Outputs) -> None:
-        """Append outputs whose parents are counted from ``start``."""
-        self.parents += [start + parent for parent in others.parents]
-        for name in ("indexes", "values", "keys", "tags", "event_times"):
-            getattr(self, name).extend(getattr(others, name))
+    def decisions(self) -> Decisions:
+        """Only the decisions, without the rows and the rules."""
+        told = Decisions()
+        for name in vars(told):
+            setattr(told, name, getattr(self, name))
+        return told
 
 
-class Verdict:
-    """The outcomes and outputs of one chunk. ``outputs`` of ``None`` forwards the inputs as is."""
+class Verdict(Decisions):
+    """The decisions about one chunk, its rows, and the rules that user code is held to."""
 
     def __init__(
         self, vertex: str, rows: Rows, policy: Backoff, largest: int, chance: Random | None = None
     ) -> None:
+        super().__init__()
         self.vertex = vertex
         self.rows = rows
-        self.outcomes: dict[int, Outcome] = {}
-        self.outputs: Outputs | None = Outputs()
+        self.allowed: Collection[Status] = ()
+        self.has_fallback = False
+        self.ordered = False
+        self.emit: Callable[[Verdict], None] | None = None
+        self.emitted: set[int] = set()
+        self.emitted_rows = 0
+        self.chance = chance or Random()  # noqa: S311 - spreads retries, protects nothing
         self._policy = policy
-        self._largest = largest
-        self._chance = chance or Random()  # noqa: S311 - spreads retries, protects nothing
+        self.largest = largest
 
     def forward_inputs(self) -> None:
         """The inputs are the outputs, as they are; those that no message can hold are dead."""
         self.outputs = None
         sizes = pc.binary_length(self.rows.batch.column("value"))
-        if len(self.rows) and pc.max(sizes).as_py() > self._largest:
+        if len(self.rows) and pc.max(sizes).as_py() > self.largest:
             for index, size in enumerate(sizes.to_pylist()):
-                if size > self._largest:
-                    self.raised(index, MessageTooLarge(size, self._largest))
+                if size > self.largest:
+                    self.raised(index, MessageTooLarge(size, self.largest))
 
     def part(self, rows: Rows) -> Verdict:
         """An empty verdict on some of the rows, under the same rules."""
-        return Verdict(self.vertex, rows, self._policy, self._largest, self._chance)
+        part = Verdict(self.vertex, rows, self._policy, self.largest, self.chance)
+        part.allowed, part.has_fallback = self.allowed, self.has_fallback
+        part.ordered = self.ordered
+        return part
 
-    def merge(self, start: int, outcomes: dict[int, Outcome], outputs: Outputs | None) -> None:
-        """Take over the verdict on a part whose first row is the input at ``start``."""
-        self.outcomes.update({start + index: outcome for index, outcome in outcomes.items()})
-        if self.outputs is not None and outputs is not None:
-            self.outputs.extend(start, outputs)
+    def holds_up(self, start: int, end: int) -> bool:
+        """Whether one of these rows has to come back before an ordered vertex may go on."""
+        return self.ordered and any(
+            index in self.failed or isinstance(self.outcomes.get(index), Redeliver | Retry)
+            for index in range(start, end)
+        )
+
+    def first_held(self) -> int | None:
+        """Where an ordered vertex has to stop settling: at a row that comes back, or unreached."""
+        held = (i for i, o in self.outcomes.items() if isinstance(o, Redeliver | Retry))
+        stops = [*held, *(() if self.unreached is None else (self.unreached,))]
+        within = (index for index in stops if index < len(self.rows))
+        return min(within, default=None) if self.ordered else None
+
+    def cut(self, end: int) -> Verdict:
+        """The verdict on the rows before ``end`` alone."""
+        part = self.part(Rows(self.rows.batch.slice(0, end), self.rows.watermark))
+        part.outcomes = {index: o for index, o in self.outcomes.items() if index < end}
+        part.answers = {index: a for index, a in self.answers.items() if index < end}
+        part.outputs = None if self.outputs is None else self.outputs.cut(end)
+        part.event_times = self.event_times
+        return part
 
     def returned(self, index: int, result: Any) -> None:
         """Take what a map or transformer returned for the input at ``index``."""
@@ -105,7 +154,7 @@ class Verdict:
             self._several(index, result)
         elif isinstance(result, Message):
             self._several(index, [result])
-        elif isinstance(result, Iterable) and not isinstance(result, _NOT_MESSAGES):
+        elif isinstance(result, Iterable) and not isinstance(result, NOT_MESSAGES):
             self._several(index, list(result))
         else:
             self._check(result)
@@ -113,17 +162,53 @@ class Verdict:
     def _several(self, index: int, messages: list[Message]) -> None:
         for message in messages:
             self._check(message)
-        nacks = [m.nack_options for m in messages if m.signal is Signal.NACK]
-        data = [m for m in messages if m.signal is None]
-        if nacks:
+        signals = {message.signal for message in messages}
+        # Of nacked and dropped messages the event time still counts toward the watermark.
+        self.event_times += [m.event_time for m in messages if m.signal and m.event_time]
+        if Signal.NACK in signals:
+            nacks = [m.nack_options for m in messages if m.signal is Signal.NACK]
             self.nack(index, next((options for options in nacks if options), None))
-        elif not data:
+        elif Signal.FAIL in signals:
+            self.fail(index, next(m.error or "failed" for m in messages if m.signal is Signal.FAIL))
+        else:
+            self._forward_all(index, [m for m in messages if m.signal is None])
+
+    def yielded(self, index: int, number: int, message: Message) -> None:
+        """Take one message that a stream map yielded, and forward it if it has been a while."""
+        self._check(message)
+        if message.signal and message.event_time:
+            self.event_times.append(message.event_time)
+        match message.signal:
+            case Signal.NACK:
+                raise Nack.of(message.nack_options)
+            case Signal.FAIL:
+                self.taken_back(index)
+                self.fail(index, message.error or "failed")
+            case None if index not in self.failed:
+                self._forward(index, number, message)
+                if self.emit is not None:
+                    self.emit(self)
+
+    def ended(self, index: int) -> None:
+        """A stream map has yielded all it has to for the input at ``index``."""
+        parents = self.outputs.parents if self.outputs is not None else []
+        if index not in self.failed and index not in self.emitted and index not in parents[-1:]:
             self.outcomes[index] = EMPTY
-        for number, message in enumerate(data if not nacks else ()):
+
+    def taken_back(self, index: int) -> None:
+        """What a stream map has yielded for the input, and is not forwarded yet, will not be."""
+        self.failed.pop(index, None)
+        if self.outputs is not None:
+            self.outputs = self.outputs.cut(index)
+
+    def _forward_all(self, index: int, messages: list[Message]) -> None:
+        if not messages:
+            self.outcomes[index] = EMPTY
+        for number, message in enumerate(messages):
             self._forward(index, number, message)
 
     def _forward(self, index: int, number: int, message: Message) -> None:
-        assert self.outputs is not None
+        assert isinstance(self.outputs, Outputs)
         self.outputs.add(index, number, message)
 
     def _check(self, message: Message) -> None:
@@ -142,12 +227,14 @@ class Verdict:
         size = len(message.value)
         if message.keys is not None:
             size += self._check_texts("keys", message.keys)
-        if size > self._largest:
-            raise MessageTooLarge(size, self._largest)
+        if size > self.largest:
+            raise MessageTooLarge(size, self.largest)
         if message.tags:
             self._check_texts("tags", message.tags)
         if message.event_time is not None:
             self._check_time(message.event_time)
+        if message.metadata is not None:
+            self._check_metadata(message.metadata)
         if message.signal is not None:
             self._check_signal(message)
 
@@ -160,12 +247,22 @@ class Verdict:
             )
         pa.scalar(event_time, TIME).as_py()  # refuses what is out of range, as for texts below
 
+    def _check_metadata(self, metadata: Metadata) -> None:
+        try:
+            pa.scalar(metadata, SCHEMA.field("metadata").type)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as error:
+            raise ContractViolation(
+                self.vertex,
+                f"returned a Message whose metadata is {metadata!r:.80}",
+                fix="Give {group: {key: bytes}}.",
+            ) from error
+
     def _check_signal(self, message: Message) -> None:
         if not isinstance(message.signal, Signal):
             raise ContractViolation(
                 self.vertex,
                 f"returned a Message whose signal is {message.signal!r:.80}",
-                fix="Make it with Message.to_drop() or Message.to_nack().",
+                fix="Make it with Message.to_drop(), .to_nack() or .to_fail().",
             )
         if not isinstance(message.nack_options, NackOptions | None):
             raise ContractViolation(
@@ -192,16 +289,46 @@ class Verdict:
 
     def nack(self, index: int, options: NackOptions | None) -> None:
         """The input at ``index`` is to be redelivered, as far as its options allow."""
-        self.outcomes[index] = nacked(options, self._deliveries(index), self._failures(index))
+        outcome = nacked(options, self._deliveries(index), self.failures_of(index))
+        if isinstance(outcome, DeadLetter) and self.has_fallback:
+            self.fallback[index] = outcome
+        else:
+            self.outcomes[index] = outcome
+
+    def succeeds(self, index: int, message: Message | None) -> None:
+        """The on-success sink is to have the message, or the input at ``index`` itself."""
+        try:
+            if message is not None:
+                self._check_handed_on(message)
+        except Exception as error:
+            self.raised(index, error)
+        else:
+            self.on_success[index] = message
+
+    def _check_handed_on(self, message: Message) -> None:
+        self._check(message)
+        if message.signal is not None:
+            raise ContractViolation(
+                self.vertex,
+                f"answered ON_SUCCESS with a message to {message.signal.value}",
+                fix="Give Message(value), or no message to hand on the original.",
+            )
+
+    def fail(self, index: int, error: str) -> None:
+        """User code reports that it failed on the input at ``index``."""
+        self.failed[index] = Failure(brief(error), int(self.rows.column("retries")[index]))
 
     def raised(self, index: int, error: BaseException) -> None:
         """User code raised while it worked on the input at ``index``."""
+        if isinstance(error, Nack):
+            self.nack(index, error.options)
+            return
         self.outcomes[index] = failed(
             error,
             self._deliveries(index),
-            self._failures(index),
+            self.failures_of(index),
             self._policy,
-            self._chance.random(),
+            self.chance.random(),
         )
 
     def raised_for(self, indexes: Iterable[int], error: BaseException) -> None:
@@ -212,5 +339,6 @@ class Verdict:
     def _deliveries(self, index: int) -> int:
         return int(self.rows.column("deliveries")[index])
 
-    def _failures(self, index: int) -> int:
+    def failures_of(self, index: int) -> int:
+        """How often user code has raised on the input at ``index`` so far."""
         return int(self.rows.column("failures")[index])

@@ -1,9 +1,12 @@
-"""Publishing to JetStream until it is confirmed.
+"""Publishing to JetStream until it is confirmed: the one retry loop that everything uses.
 
 ADR-22 retries when nobody answers a subject ("no responders"). That alone does not survive a
 killed leader, where the request in flight meets silence, so each attempt also has a timeout of its
 own inside the total deadline. Every attempt carries the same message id: a copy that did arrive is
 answered with ``duplicate`` and counts once. A full stream is not a failure but back-pressure.
+
+Nothing is sent while there is no connection, so that copies do not pile up in the client; the wait
+for it is part of the deadline and no attempt. No wait goes beyond the deadline.
 """
 
 from __future__ import annotations
@@ -11,32 +14,42 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import nats.errors
 from nats.aio.client import Client
 
 from ebbflow.errors import (
     BufferFull,
+    MessageTooLarge,
     NoStreamResponse,
     PermanentPublishError,
     PublishError,
     PublishTimeout,
 )
 
+E = TypeVar("E", bound=PublishError)
+
 MSG_ID = "Nats-Msg-Id"
 _FULL = 10077
 # Leaderless, out of resources, or asked to slow down: over by itself after a while.
 _TEMPORARY = frozenset({10008, 10023, 10163, 10167})
+_CONNECTION_POLL = 0.05
+_UNANSWERED = "got no answer"
+_CLOSED = (nats.errors.ConnectionClosedError, nats.errors.ConnectionDrainingError)
+# The client's buffer counts as silence too: the message has not left.
+_SILENCE = (TimeoutError, nats.errors.TimeoutError, nats.errors.OutboundBufferLimitError)
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
     """How long and how often to try. ``attempts`` of -1 goes on until the deadline.
 
-    ``until_room`` waits for a full stream as well, within the same deadline.
+    ``until_room`` waits for a full stream as well, within the same deadline; finding it full uses
+    up no attempts.
     """
 
     wait: float = 0.25
@@ -49,10 +62,17 @@ class Retry:
 BUFFER = Retry(wait=0.05, attempts=-1, ack_wait=float("inf"), until_room=True)
 """For vertices: never gives up; a stopping task cancels the wait."""
 
+UNLESS_FULL = replace(BUFFER, until_room=False)
+"""For edges that discard: a full buffer is an answer, everything else is waited out."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """The server's word that a message is stored."""
+    """The server's word that a message is stored.
+
+    ``duplicate`` says that the stream had its id before, be it from an earlier attempt of the same
+    call; ``seq`` is the place of the copy that is stored. ``attempts`` is how often it was sent.
+    """
 
     stream: str
     seq: int
@@ -60,39 +80,128 @@ class Ack:
     attempts: int
 
 
-class _Attempts:
-    """What has been tried for one message so far."""
+class Sending:
+    """One message on its way: what is sent, what has been tried so far and when to give up."""
 
-    def __init__(self, subject: str, retry: Retry, clock: Callable[[], float]) -> None:
-        self.subject = subject
-        self.retry = retry
-        self.count = 0
+    def __init__(
+        self,
+        client: Client,
+        subject: str,
+        payload: bytes,
+        headers: Mapping[str, str],
+        retry: Retry,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        # A message over the limit makes the server end the connection, for everybody who uses it.
+        size = len(payload) + _header_size(headers)
+        if size > client.max_payload:
+            raise MessageTooLarge(size, client.max_payload)
+        self._client = client
+        self._subject = subject
+        self._payload = payload
+        self._headers = dict(headers) or None
+        self._retry = retry
         self._clock = clock
         self._start = clock()
+        self._sent = 0
+        self._uncounted = 0
+        self._seen: Counter[str] = Counter()
+
+    async def confirmed(self) -> Ack:
+        """Send it, as often as it takes and may take, and return the confirmation."""
+        while True:
+            await self._connection()
+            self._sent += 1
+            try:
+                answer = await self._client.request(
+                    self._subject, self._payload, self._timeout, headers=self._headers
+                )
+            except nats.errors.NoRespondersError:
+                self._seen["found no stream"] += 1
+                await self._pause(NoStreamResponse)
+            except _SILENCE:
+                self._seen[_UNANSWERED] += 1
+            except _CLOSED as error:
+                raise self.refusal(PublishError, "the connection is closed") from error
+            else:
+                ack = await self._accepted(_parsed(answer.data))
+                if ack is not None:
+                    return ack
+
+    def refusal(self, kind: type[E], text: str = "") -> E:
+        """The error that ends the attempts; it says so if an earlier one may have succeeded."""
+        silent = self._seen[_UNANSWERED]
+        doubt = f"{silent} {_UNANSWERED}, so it may be stored all the same" if silent else ""
+        return self._error(kind, "; ".join(filter(None, (text, doubt))))
+
+    def _error(self, kind: type[E], detail: str) -> E:
+        return kind(self._subject, self._sent, self._elapsed, detail)
 
     @property
-    def elapsed(self) -> float:
+    def _elapsed(self) -> float:
         return self._clock() - self._start
 
     @property
-    def remaining(self) -> float:
-        return self.retry.ack_wait - self.elapsed
+    def _remaining(self) -> float:
+        return self._retry.ack_wait - self._elapsed
 
     @property
-    def timeout(self) -> float:
-        return max(0.001, min(self.retry.attempt_timeout, self.remaining))
+    def _last(self) -> bool:
+        """Whether the attempts are used up with the one that was begun last."""
+        return 0 <= self._retry.attempts < self._sent - self._uncounted
 
-    def error(self, kind: type[PublishError], detail: str = "") -> PublishError:
-        return kind(self.subject, self.count, self.elapsed, detail)
+    @property
+    def _timeout(self) -> float:
+        """How long to wait for an answer; no other attempt follows the last one, so it has all."""
+        return self._remaining if self._last else min(self._retry.attempt_timeout, self._remaining)
 
-    async def pause(self, last: PublishError, counted: bool) -> None:
+    def _timed_out(self) -> PublishError:
+        seen = ", ".join(f"{times} {what}" for what, times in self._seen.items())
+        return self._error(PublishTimeout, seen or "there was no connection")
+
+    async def _connection(self) -> None:
+        """Return when it can be sent, at once as a rule."""
+        while True:
+            if self._remaining <= 0:
+                raise self._timed_out()
+            if self._client.is_connected or self._client.is_closed:
+                return  # a closed client says so itself
+            await asyncio.sleep(min(_CONNECTION_POLL, self._remaining))
+
+    async def _pause(self, kind: type[PublishError], text: str = "") -> None:
         """Wait before the next attempt, or raise when there is none."""
-        if counted and 0 <= self.retry.attempts < self.count:
-            raise last
-        if self.remaining <= self.retry.wait:
-            await asyncio.sleep(max(0.0, self.remaining))
-            raise self.error(PublishTimeout, last.problem) from last
-        await asyncio.sleep(self.retry.wait)
+        if self._last:
+            raise self.refusal(kind, text)
+        if self._remaining <= self._retry.wait:
+            await asyncio.sleep(max(0.0, self._remaining))
+            raise self._timed_out()
+        await asyncio.sleep(self._retry.wait)
+
+    async def _accepted(self, answer: dict[str, Any]) -> Ack | None:
+        """The confirmation; none when the message is to be sent again."""
+        if error := answer.get("error"):
+            await self._denied(error.get("err_code", 0), error.get("description", ""))
+            return None
+        if "stream" not in answer or "seq" not in answer:
+            raise self.refusal(PermanentPublishError, "what answered is not a stream")
+        return Ack(answer["stream"], answer["seq"], bool(answer.get("duplicate")), self._sent)
+
+    async def _denied(self, code: int, text: str) -> None:
+        """Return when it is worth another attempt."""
+        if code == _FULL:
+            self._seen["found it full"] += 1
+            if not self._retry.until_room:
+                raise self.refusal(BufferFull, text)
+            self._uncounted += 1
+            await self._pause(BufferFull, text)
+        elif code in _TEMPORARY:
+            self._seen[f"heard: {text}"] += 1
+            await self._pause(NoStreamResponse, text)
+        else:
+            error = self.refusal(PermanentPublishError, text)
+            raise PermanentPublishError(
+                error.subject, error.attempts, error.seconds, error.detail, code
+            )
 
 
 async def publish(
@@ -107,43 +216,28 @@ async def publish(
 ) -> Ack:
     """Publish one message and return when the server has confirmed it.
 
-    Raises one of the ``PublishError`` family when it is not confirmed. A call that is cancelled
-    stops waiting at once; the message may or may not have arrived.
+    Raises one of the ``PublishError`` family when it is not confirmed, ``MessageTooLarge`` when it
+    cannot be sent at all. A call that is cancelled stops waiting at once; the message may or may
+    not have arrived.
     """
-    tries = _Attempts(subject, retry or Retry(), clock)
     sent = dict(headers or {})
     if msg_id is not None:
         sent[MSG_ID] = msg_id
-    while True:
-        tries.count += 1
-        try:
-            answer = await client.request(subject, payload, tries.timeout, headers=sent or None)
-        except nats.errors.NoRespondersError:
-            await tries.pause(tries.error(NoStreamResponse), counted=True)
-        except (TimeoutError, nats.errors.TimeoutError, nats.errors.OutboundBufferLimitError):
-            if tries.remaining <= 0:
-                raise tries.error(PublishTimeout, "the server did not answer") from None
-        except nats.errors.MaxPayloadError as error:
-            raise tries.error(PermanentPublishError, str(error)) from error
-        else:
-            ack = await _accepted(tries, json.loads(answer.data))
-            if ack is not None:
-                return ack
+    return await Sending(client, subject, payload, sent, retry or Retry(), clock).confirmed()
 
 
-async def _accepted(tries: _Attempts, answer: dict[str, Any]) -> Ack | None:
-    error = answer.get("error")
-    if error is None:
-        duplicate = bool(answer.get("duplicate"))
-        return Ack(answer["stream"], answer["seq"], duplicate, tries.count)
-    code, text = error.get("err_code", 0), error.get("description", "")
-    if code == _FULL:
-        full = tries.error(BufferFull, text)
-        if not tries.retry.until_room:
-            raise full
-        await tries.pause(full, counted=False)
-    elif code in _TEMPORARY:
-        await tries.pause(tries.error(NoStreamResponse, text), counted=True)
-    else:
-        raise PermanentPublishError(tries.subject, tries.count, tries.elapsed, text, code)
-    return None
+def _header_size(headers: Mapping[str, str]) -> int:
+    """The bytes that headers take; the server counts them as part of the message."""
+    if not headers:
+        return 0
+    lines = sum(len(name.encode()) + len(value.encode()) + 4 for name, value in headers.items())
+    return len("NATS/1.0\r\n\r\n") + lines
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    """The server's answer; nothing when it is none, because anybody may listen on a subject."""
+    try:
+        answer = json.loads(data)
+    except ValueError:
+        return {}
+    return answer if isinstance(answer, dict) else {}

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from datetime import datetime
 
 import nats.errors
 import pyarrow as pa
@@ -23,9 +24,13 @@ from nats.aio.subscription import Subscription
 
 from ebbflow import frames
 from ebbflow.core.position import Mark
+from ebbflow.core.publications import FROM, WATERMARK
 from ebbflow.errors import EbbflowError
 from ebbflow.jetstream import streams
 from ebbflow.jetstream.connection import Link
+
+Origin = tuple[str | None, datetime | None]
+"""The task that wrote a frame, and its watermark then."""
 
 WINDOW = 64
 _NANOS = 1_000_000_000
@@ -46,8 +51,11 @@ class FrameReader:
         self.subject = subject
         self._link = link
         self._wake = wake
-        self._queue: deque[tuple[int, bytes]] = deque()
+        self.origins: list[Origin] = []
+        self._queue: deque[tuple[int, bytes, Origin]] = deque()
         self._head: tuple[int, pa.RecordBatch] | None = None
+        self._before = start
+        self._last_seq = start.seq
         self._seen = start.seq
         self._next_delivery = 1
         self._asked = 0
@@ -127,7 +135,7 @@ class FrameReader:
         self._next_delivery += 1
         self._asked -= 1
         self._seen = seq
-        self._queue.append((seq, message.data))
+        self._queue.append((seq, message.data, _origin(message)))
         self._wake.set()
         await self._ask()
 
@@ -180,10 +188,14 @@ class FrameReader:
         """Whether there is something to take."""
         return self._head is not None or bool(self._queue)
 
-    def take(self, limit: int) -> list[pa.RecordBatch]:
-        """Up to ``limit`` rows that are here already; moves ``mark`` behind them."""
+    def take(self, limit: int, most_frames: int = WINDOW) -> list[pa.RecordBatch]:
+        """Up to ``limit`` rows that are here already; moves ``mark`` behind them.
+
+        ``origins`` then says where the frames came from.
+        """
         taken: list[pa.RecordBatch] = []
-        while limit > 0 and self._load_head():
+        self.origins = []
+        while limit > 0 and len(taken) < most_frames and self._load_head():
             piece = self._cut(limit)
             taken.append(piece)
             limit -= piece.num_rows
@@ -193,14 +205,16 @@ class FrameReader:
 
     def _load_head(self) -> bool:
         if self._head is None and self._queue:
-            seq, payload = self._queue.popleft()
+            seq, payload, origin = self._queue.popleft()
             batch = frames.decode(payload)
             self._head = (seq, batch.slice(self.mark.row))
+            self.origins.append(origin)
         return self._head is not None
 
     def _cut(self, limit: int) -> pa.RecordBatch:
         assert self._head is not None
         seq, batch = self._head
+        self._before, self._last_seq = self.mark, seq
         piece = batch.slice(0, limit)
         if piece.num_rows == batch.num_rows:
             self._head, self.mark = None, Mark(seq)
@@ -209,9 +223,16 @@ class FrameReader:
             self.mark = Mark(self.mark.seq, self.mark.row + limit)
         return piece
 
+    def give_back(self, piece: pa.RecordBatch, used: int) -> None:
+        """Of the piece that was taken last only ``used`` rows are done; the rest comes again."""
+        rest = [piece.slice(used), *([self._head[1]] if self._head else [])]
+        self._head = (self._last_seq, frames.concat(rest))
+        self.mark = Mark(self._before.seq, self._before.row + used)
+
     def take_until(self, end: Mark, timeout: float = 60.0) -> list[pa.RecordBatch]:
         """Exactly the rows up to ``end``, waiting for them to arrive: for replaying a chunk."""
         taken: list[pa.RecordBatch] = []
+        self.origins = []
         deadline = time.monotonic() + timeout
         while self.mark < end:
             self._wake.clear()
@@ -246,6 +267,12 @@ class FrameReader:
         await self._drop_inbox()
         subject = f"$JS.API.CONSUMER.DELETE.{self.stream}.{self._consumer}"
         await self._link.client.publish(subject, b"")
+
+
+def _origin(message: Msg) -> Origin:
+    headers = message.headers or {}
+    watermark = headers.get(WATERMARK)
+    return headers.get(FROM), datetime.fromisoformat(watermark) if watermark else None
 
 
 def _sequences(reply: str) -> tuple[int, int]:

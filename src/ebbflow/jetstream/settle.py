@@ -3,38 +3,66 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from nats.aio.client import Client
 
-from ebbflow.core.settlement import Publication, Settlement, Stage
+from ebbflow.core.publications import Publication, Stage
+from ebbflow.core.settlement import Settlement
+from ebbflow.errors import BufferFull
 from ebbflow.frames import fingerprint
 from ebbflow.jetstream.names import Names
-from ebbflow.jetstream.publisher import BUFFER, publish
+from ebbflow.jetstream.publisher import BUFFER, UNLESS_FULL, publish
 
 IN_FLIGHT = 256
 
 
-async def publish_all(client: Client, names: Names, settlement: Settlement) -> None:
-    """Return when everything is confirmed; the first error that cannot be waited out is raised."""
+async def publish_all(client: Client, names: Names, settlement: Settlement) -> list[Publication]:
+    """Return when everything is confirmed, with the outputs that a full buffer did not take.
+
+    The first error that cannot be waited out is raised.
+    """
     gate = asyncio.Semaphore(IN_FLIGHT)
+    discarded: list[Publication] = []
+
+    async def one_after_another(publications: list[Publication]) -> None:
+        for publication in publications:
+            async with gate:
+                if not await _publish(client, names, publication):
+                    discarded.append(publication)
+
     for stage in settlement.stages():
         try:
             async with asyncio.TaskGroup() as group:
-                for publication in stage:
-                    group.create_task(_publish(client, names, publication, gate))
+                for publications in _lanes(stage):
+                    group.create_task(one_after_another(publications))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
+    return discarded
 
 
-async def _publish(
-    client: Client, names: Names, publication: Publication, gate: asyncio.Semaphore
-) -> None:
+def _lanes(stage: list[Publication]) -> Iterable[list[Publication]]:
+    """What may be published side by side: everything, but for the partitions of ordered edges."""
+    lanes: dict[object, list[Publication]] = defaultdict(list)
+    for number, publication in enumerate(stage):
+        ordered = (publication.target, publication.partition)
+        lanes[ordered if publication.ordered else number].append(publication)
+    return lanes.values()
+
+
+async def _publish(client: Client, names: Names, publication: Publication) -> bool:
+    """Whether it was stored; only what may be discarded can fail to be."""
     subject, headers = address(names, publication)
-    async with gate:
+    retry = UNLESS_FULL if publication.discards else BUFFER
+    try:
         await publish(
-            client, subject, publication.payload, headers, msg_id=publication.msg_id, retry=BUFFER
+            client, subject, publication.payload, headers, msg_id=publication.msg_id, retry=retry
         )
+    except BufferFull:
+        return False
+    return True
 
 
 def address(names: Names, publication: Publication) -> tuple[str, dict[str, str]]:
@@ -42,6 +70,8 @@ def address(names: Names, publication: Publication) -> tuple[str, dict[str, str]
     vertex, partition = publication.target, publication.partition
     if publication.stage is Stage.OUTPUT:
         return names.buffer_subject(vertex, partition), publication.headers
+    if publication.stage is Stage.ANSWER:
+        return f"$KV.{publication.target}.{publication.key}", publication.headers
     if publication.stage is Stage.DEAD_LETTER:
         return names.dead_letter_subject(vertex), publication.headers
     due_subject = names.due_subject(vertex, partition)

@@ -9,17 +9,19 @@ piece may be given to user code again, as after any crash.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import pickle
 import signal
 from collections.abc import Callable
+from typing import cast
 
-from ebbflow.core.verdict import Outputs, Verdict
+from ebbflow.core.verdict import Decisions, Verdict
 from ebbflow.frames import Rows
-from ebbflow.outcome import DeadLetter, Outcome
+from ebbflow.outcome import DeadLetter
 
 Operator = Callable[[Verdict], None]
-Decided = tuple[dict[int, Outcome], Outputs | None]
+Emit = Callable[[str], None]
 
 # Two chunks of the largest size: all that a worker can have had in hand when it died.
 SUSPECTS = 20_000
@@ -29,10 +31,11 @@ class Careful:
     """An operator that tries rows in child processes until the suspects are through.
 
     ``fresh`` makes the operator inside a child, so that user code opens things of its own there
-    and shares no connection with its parent.
+    and shares no connection with its parent. What it prints is handed to the parent with the
+    decisions, because a child cannot use its parent's connection to print.
     """
 
-    def __init__(self, operator: Operator, fresh: Callable[[], Operator]) -> None:
+    def __init__(self, operator: Operator, fresh: Callable[[Emit], Operator]) -> None:
         self._operator = operator
         self._fresh = fresh
         self._suspects = SUSPECTS
@@ -46,19 +49,26 @@ class Careful:
         self._decide(verdict, 0, len(verdict.rows))
 
     def _decide(self, verdict: Verdict, start: int, end: int) -> None:
-        piece = verdict.part(Rows(verdict.rows.batch.slice(start, end - start)))
-        decided = self._in_child(piece)
+        rows = Rows(verdict.rows.batch.slice(start, end - start), verdict.rows.watermark)
+        decided = self._in_child(verdict.part(rows))
         if not isinstance(decided, str):
-            verdict.merge(start, *decided)
+            verdict.merge(range(start, end), decided)
+            if decided.unreached is not None:
+                verdict.unreached = start + decided.unreached
         elif end - start > 1:
-            middle = (start + end) // 2
-            self._decide(verdict, start, middle)
-            self._decide(verdict, middle, end)
+            self._decide_halves(verdict, start, (start + end) // 2, end)
         else:
             verdict.outcomes[start] = DeadLetter("killed its worker", error=decided)
             self._suspects = 0
 
-    def _in_child(self, piece: Verdict) -> Decided | str:
+    def _decide_halves(self, verdict: Verdict, start: int, middle: int, end: int) -> None:
+        self._decide(verdict, start, middle)
+        if verdict.first_held() is None:
+            self._decide(verdict, middle, end)
+        else:
+            verdict.unreached = min(middle, verdict.unreached or middle)
+
+    def _in_child(self, piece: Verdict) -> Decisions | str:
         """What a child decided, or what it died of."""
         reading, writing = os.pipe()
         pid = os.fork()
@@ -69,14 +79,21 @@ class Careful:
         with open(reading, "rb") as pipe:
             answer = pipe.read()
         _, status = os.waitpid(pid, 0)
-        return pickle.loads(answer) if answer else _cause(status)  # noqa: S301 - from our own child
+        if not answer:
+            return _cause(status)
+        decided, printed = pickle.loads(answer)  # noqa: S301 - from our own child
+        if printed:
+            print(printed, end="")
+        return cast("Decisions", decided)
 
 
-def _work(fresh: Callable[[], Operator], piece: Verdict, writing: int) -> None:
+def _work(fresh: Callable[[Emit], Operator], piece: Verdict, writing: int) -> None:
     """The child: decide, answer, and leave without a trace in the parent's affairs."""
     with contextlib.suppress(BaseException):
-        fresh()(piece)
-        answer = pickle.dumps((piece.outcomes, piece.outputs))
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            fresh(print)(piece)
+        answer = pickle.dumps((piece.decisions(), printed.getvalue()))
         with open(writing, "wb") as pipe:
             pipe.write(answer)
         os._exit(0)

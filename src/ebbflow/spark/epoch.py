@@ -6,25 +6,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark import TaskContext
 
-from ebbflow.core.verdict import Verdict
-from ebbflow.functions import run_map, run_sink
-from ebbflow.sinks import blackhole, log
-from ebbflow.spark.careful import Careful
-from ebbflow.spark.events import Events
-from ebbflow.spark.handlers import (
-    close_handler,
-    close_others,
-    forget_handlers,
-    handler_for,
-)
-from ebbflow.spark.plan import BlackholeSink, Forward, LogSink, UserMap, UserSink, VertexPlan
+from ebbflow.spark.handlers import close_handlers, close_others
+from ebbflow.spark.operators import operator_for, set_environment
+from ebbflow.spark.plan import VertexPlan
 from ebbflow.spark.task import Report, VertexTask
 
 if TYPE_CHECKING:
@@ -68,39 +59,12 @@ def run_partition(
     plan: VertexPlan, partition: int, seconds: float, careful: bool = False
 ) -> Report:
     """One task, on a worker. User code stays open for the next epoch unless this was the last."""
-    close_others(plan.pipeline, plan.vertex)
+    vertex = (plan.pipeline, plan.vertex)
+    close_others(vertex)
+    set_environment(plan, partition)
     task = VertexTask(plan, partition, seconds)
     with task.events.printing():
-        report = task.run(operator_for(plan, task.events, careful))
+        report = task.run(operator_for(plan, task.events.log, careful))
     if report.ended == "stop":
-        close_handler(plan.pipeline, plan.vertex)
+        close_handlers(vertex)
     return report
-
-
-def operator_for(plan: VertexPlan, events: Events, careful: bool) -> Callable[[Verdict], None]:
-    """What the vertex does with a chunk."""
-    match plan.role:
-        case UserMap() | UserSink():
-            user = _user_operator(plan)
-            return Careful(user, partial(_fresh_operator, plan)) if careful else user
-        case LogSink():
-            return partial(log.write, emit=events.log)
-        case BlackholeSink():
-            return blackhole.write
-        case Forward():
-            return Verdict.forward_inputs
-        case never:
-            assert_never(never)
-
-
-def _user_operator(plan: VertexPlan) -> Callable[[Verdict], None]:
-    assert isinstance(plan.role, UserMap | UserSink)
-    handler = handler_for(plan.pipeline, plan.vertex, plan.role.code, plan.search)
-    if isinstance(plan.role, UserMap):
-        return partial(run_map, handler, concurrency=plan.concurrency)
-    return partial(run_sink, handler, batch_size=plan.batch_size)
-
-
-def _fresh_operator(plan: VertexPlan) -> Callable[[Verdict], None]:
-    forget_handlers()
-    return _user_operator(plan)

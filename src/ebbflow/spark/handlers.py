@@ -12,36 +12,43 @@ import contextlib
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from ebbflow.functions import USER_ERRORS, Handler
 from ebbflow.spark.plan import Code
 from ebbflow.spec.targets import resolve
 
-_open: dict[tuple[str, str], Handler] = {}
+Vertex = tuple[str, str]
+"""A vertex by the names of its pipeline and its own."""
+
+_open: dict[tuple[Vertex, str], Handler] = {}
 
 
-def handler_for(pipeline: str, vertex: str, code: Code, search: str | None) -> Handler:
-    """The vertex's handler in this process, opened on first use."""
-    key = (pipeline, vertex)
+def handler_for(vertex: Vertex, role: str, code: Code, search: str | None) -> Handler:
+    """The vertex's handler of that role in this process, opened on first use."""
+    key = (vertex, role)
     if key not in _open:
         signal.signal(signal.SIGHUP, _leave)  # how Spark tells idle workers that it ends
-        target = resolve(code, Path(search) if search else None) if isinstance(code, str) else code
-        _open[key] = Handler(target)
+        _open[key] = Handler(resolved(code, search))
     return _open[key]
 
 
-def close_handler(pipeline: str, vertex: str) -> None:
-    """Close the vertex's handler if this process has one. Its errors change nothing any more."""
-    handler = _open.pop((pipeline, vertex), None)
-    if handler is not None:
+def resolved(code: Code, search: str | None) -> Any:
+    """The function or class itself."""
+    return resolve(code, Path(search) if search else None) if isinstance(code, str) else code
+
+
+def close_handlers(vertex: Vertex) -> None:
+    """Close what the vertex has open in this process. Errors change nothing any more."""
+    for key in [key for key in _open if key[0] == vertex]:
         with contextlib.suppress(*USER_ERRORS):
-            handler.close()
+            _open.pop(key).close()
 
 
-def close_others(pipeline: str, vertex: str) -> None:
-    """Close the handlers of all vertices but this one, which the worker now serves."""
-    for key in [key for key in _open if key != (pipeline, vertex)]:
-        close_handler(*key)
+def close_others(vertex: Vertex) -> None:
+    """Close what all vertices but this one have open: the worker now serves this one."""
+    for other in {key[0] for key in _open} - {vertex}:
+        close_handlers(other)
 
 
 def forget_handlers() -> None:
@@ -55,5 +62,4 @@ def _leave(*_: object) -> None:
 
 @atexit.register
 def _close_all() -> None:
-    for key in list(_open):
-        close_handler(*key)
+    close_others(("", ""))

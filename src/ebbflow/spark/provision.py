@@ -10,6 +10,7 @@ from ebbflow.jetstream.connection import Link
 from ebbflow.jetstream.names import Names
 from ebbflow.jetstream.positions import read_all
 from ebbflow.jetstream.streams import StreamState
+from ebbflow.serving.store import bucket_config
 from ebbflow.spark.plan import VertexPlan
 
 Snapshot = dict[str, StreamState | None]
@@ -41,6 +42,8 @@ async def provision(link: Link, plans: Sequence[VertexPlan], replicas: int = 1) 
             configs.append(streams.redelivery_config(names, vertex, partition, replicas))
             if plan.generator is None:
                 configs.append(streams.buffer_config(names, vertex, partition, frames, replicas))
+        if plan.bucket is not None:
+            configs.append(bucket_config(plan.bucket, plan.bucket_ttl, replicas))
     for config in configs:
         await streams.ensure(link.client, config)
 
@@ -79,7 +82,7 @@ async def drained(link: Link, plans: Sequence[VertexPlan]) -> bool:
     """
     positions = await read_all(link, Names(plans[0].pipeline))
     for plan in plans:
-        if plan.generator is not None:
+        if plan.generator is not None and not plan.paused:
             ends = [positions.get((plan.vertex, p)) for p in range(plan.partitions)]
             if not all(end is not None and end.exhausted for end in ends):
                 return False

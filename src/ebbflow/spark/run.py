@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -34,7 +34,7 @@ from ebbflow.spark.supervisor import Supervisor
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from ebbflow.spec.model import PipelineSpec
+    from ebbflow.spec.model import Spec
 
 _LOOK_EVERY = 0.5
 _STOP_TIMEOUT = 40.0
@@ -119,7 +119,7 @@ class Silent:
 
 
 def run_pipeline(
-    spec: PipelineSpec,
+    spec: Spec,
     *,
     watcher: Watcher | None = None,
     timeout: Duration | None = None,
@@ -130,14 +130,19 @@ def run_pipeline(
     Runs on the driver and blocks. Raises ``SetupError`` when the machine is not ready for it.
     """
     seconds = None if timeout is None else milliseconds(timeout) / 1000
-    run = Run(spec, RunOptions(timeout=seconds, **options), watcher or Silent())
-    return run.execute()
+    known = [field.name for field in fields(RunOptions)]
+    if unknown := sorted(options.keys() - set(known)):
+        raise TypeError(f"unknown option {unknown[0]!r}; there are: {', '.join(known)}")
+    for name in ("state", "search"):
+        if options.get(name) is not None:
+            options[name] = Path(options[name])
+    return Run(spec, RunOptions(timeout=seconds, **options), watcher or Silent()).execute()
 
 
 class Run:
     """One run of one pipeline."""
 
-    def __init__(self, spec: PipelineSpec, options: RunOptions, watcher: Watcher) -> None:
+    def __init__(self, spec: Spec, options: RunOptions, watcher: Watcher) -> None:
         self._spec = spec
         self._options = options
         self._watcher = watcher
@@ -162,6 +167,7 @@ class Run:
             stack.enter_context(self._listening())
             spark = stack.enter_context(self._session(plans))
             stack.enter_context(self._signals())  # starting Spark has put its own in place
+            self._warn_of_loopback(spark)
             supervisor = Supervisor(spark, plans, self._epoch_seconds(spark, plans))
             supervisor.start()
             self._watcher.stage("running")
@@ -193,6 +199,14 @@ class Run:
         options = self._options
         logs = options.state.resolve() / "logs"
         return session(self._spec.name, options.master, tasks, logs, options.conf, options.search)
+
+    def _warn_of_loopback(self, spark: SparkSession) -> None:
+        master = spark.sparkContext.master or "local"
+        if not master.startswith("local") and "127.0.0.1" in self._link.server.url:
+            self._watcher.stage(
+                "workers on other machines cannot reach the NATS server on 127.0.0.1; "
+                "name one that they can reach with --nats"
+            )
 
     def _epoch_seconds(self, spark: SparkSession, plans: Sequence[VertexPlan]) -> float:
         """As asked for, or short turns when Spark has fewer slots than there are tasks."""

@@ -18,9 +18,12 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from ebbflow import frames
-from ebbflow.core.position import Position, Span, chunk_key
-from ebbflow.core.settlement import Chunk, Place, Settlement, settle
+from ebbflow.core.outputs import Outputs, event_times
+from ebbflow.core.position import Held, Position, Span, chunk_key
+from ebbflow.core.publications import Chunk, Place
+from ebbflow.core.settlement import Settlement, settle
 from ebbflow.core.verdict import Verdict
+from ebbflow.core.watermark import Watermark
 from ebbflow.frames import Rows
 from ebbflow.jetstream.connection import worker_link
 from ebbflow.jetstream.names import Names
@@ -30,15 +33,17 @@ from ebbflow.jetstream.settle import publish_all
 from ebbflow.outcome import Counts
 from ebbflow.sources.generator import GeneratorInlet
 from ebbflow.sources.inlet import Inlet
+from ebbflow.spark import order
 from ebbflow.spark.events import Events
 from ebbflow.spark.pace import Pace
-from ebbflow.spark.plan import VertexPlan
+from ebbflow.spark.plan import MonoPlan, VertexPlan
 
 Operator = Callable[[Verdict], None]
 
 # How long a stopping task waits for buffers to take what it has in hand before it lets go of it.
 _GRACE = 5.0
 _PURGE_EVERY = 0.25
+_EMIT_EVERY = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,8 @@ class _Settled:
 
     end: Span
     counts: Counts
+    watermark: datetime | None
+    held: Held | None = None
 
 
 class Unsettled(Exception):
@@ -71,15 +78,15 @@ class VertexTask:
         self._deadline = time.monotonic() + seconds
         self._names = Names(plan.pipeline)
         self._link = worker_link(plan.server)
-        self._place = Place(plan.vertex, partition, plan.edges, plan.max_payload)
+        self._place = Place(plan.vertex, partition, plan.edges, plan.max_payload, plan.bucket)
         self._store = PositionStore(self._link.client, self._names, plan.vertex, partition)
         self._wake = threading.Event()
         self._stopped_at: float | None = None
         self._pace = Pace()
         self.events = Events(self._link, self._names, plan.vertex)
-        self._inflight: concurrent.futures.Future[None] | None = None
+        self._inflight: concurrent.futures.Future[Counts] | None = None
         self._unrecorded: _Settled | None = None
-        self._purged = time.monotonic()
+        self._purged = self._emitted_at = time.monotonic()
         self._chunks = self._rows = 0
 
     def run(self, operator: Operator) -> Report:
@@ -89,6 +96,7 @@ class VertexTask:
             self._link.client.subscribe(self._names.control_subject, cb=self._on_control)
         )
         self._position: Position = self._link.run(self._store.claim())
+        self._watermark = Watermark(self._plan.feeders, self._position.watermark)
         self._inlet, self._redeliveries = self._open_inlets()
         try:
             self._work()
@@ -134,65 +142,149 @@ class VertexTask:
         subject = self._names.buffer_subject(plan.vertex, partition)
         return FrameReader(self._link, buffer, subject, done.inlet, self._wake), redeliveries
 
+    # --- taking ---------------------------------------------------------------------------------
+
     def _replay(self) -> None:
         """Settle the chunk that an earlier task began, exactly as it was cut."""
         if self._position.replays:
             intent = self._position.intent
             redelivered = self._redeliveries.take_until(intent.redelivery)
-            self._process([*redelivered, *self._inlet.take_until(intent.inlet)])
+            fresh = self._inlet.take_until(intent.inlet)
+            self._process([*redelivered, *fresh], ordered=self._plan.ordered and not redelivered)
 
     def _step(self) -> bool:
         """Take and process one chunk; ``False`` when there is nothing to take."""
+        if self._plan.ordered:
+            return self._ordered_step()
         limit = self._pace.limit
         redelivered = self._redeliveries.take(max(1, limit // 2))
         room = limit - sum(batch.num_rows for batch in redelivered)
-        fresh = self._inlet.take(max(1, room))
+        fresh = [] if self._plan.paused else self._inlet.take(max(1, room))
         if not (redelivered or fresh):
             return False
         self._process([*redelivered, *fresh])
         return True
 
-    def _process(self, batches: list[pa.RecordBatch]) -> None:
-        rows = Rows(frames.concat(batches))
-        start = self._unrecorded.end if self._unrecorded else self._position.done
-        end = Span(self._inlet.mark, self._redeliveries.mark)
-        verdict = self._decide(rows)
-        key = chunk_key(self._position.lineage, self._plan.vertex, self._partition, start, end)
-        settlement = settle(Chunk(key, rows), verdict, self._place, datetime.now(UTC))
-        self._chunks += 1
-        self._rows += len(rows)
-        self.events.nacked(settlement.reasons)
-        self._begin(settlement, end)
+    def _ordered_step(self) -> bool:
+        """One frame at most, and nothing while a row is held; replayed letters have no order."""
+        if redelivered := self._redeliveries.take(self._pace.limit):
+            self._process(redelivered)
+            return True
+        if self._held_for() > 0:
+            return False
+        assert isinstance(self._inlet, FrameReader)
+        if fresh := self._inlet.take(self._pace.limit, most_frames=1):
+            self._process(fresh, ordered=True)
+            return True
+        return False
 
-    def _decide(self, rows: Rows) -> Verdict:
+    def _held(self) -> Held | None:
+        return self._unrecorded.held if self._unrecorded else self._position.held
+
+    def _held_for(self) -> float:
+        """Seconds until the row that an ordered vertex holds may be tried again."""
+        held = self._held()
+        return 0.0 if held is None else held.due / 1000 - time.time()
+
+    # --- deciding -------------------------------------------------------------------------------
+
+    def _process(self, batches: list[pa.RecordBatch], ordered: bool = False) -> None:
+        batch = frames.concat(batches)
+        if ordered:
+            batch = order.with_held(batch, self._held())
+        start = self._unrecorded.end if self._unrecorded else self._position.done
+        if isinstance(self._inlet, FrameReader):
+            self._watermark.hear(self._inlet.origins)
+        verdict = self._decide(Rows(batch, self._watermark.current), ordered, start)
+        held = None
+        if ordered:
+            verdict, held = order.settled_part(verdict, self._inlet, batch)
+        self._count(verdict)
+        chunk = self._chunk(verdict.rows, start)
+        now = datetime.now(UTC)
+        settlement = settle(chunk, verdict, self._place, now, self._watermark.current)
+        more = Counts(written=verdict.emitted_rows) + (order.HELD_ROW if held else Counts())
+        settlement = replace(settlement, counts=settlement.counts + more)
+        self.events.nacked(settlement.reasons)
+        self._begin(settlement, self._end(), held)
+
+    def _count(self, verdict: Verdict) -> None:
+        self._chunks += 1
+        self._rows += len(verdict.rows)
+        if self._plan.generator is not None:
+            # A MonoVertex has told the times itself: its outputs have gone into the sinks.
+            times = (
+                []
+                if isinstance(self._plan.role, MonoPlan)
+                else event_times(verdict.outputs, verdict.rows)
+            )
+            self._watermark.made([*times, *verdict.event_times])
+
+    def _chunk(self, rows: Rows, start: Span) -> Chunk:
+        lineage, vertex = self._position.lineage, self._plan.vertex
+        return Chunk(chunk_key(lineage, vertex, self._partition, start, self._end()), rows)
+
+    def _end(self) -> Span:
+        return Span(self._inlet.mark, self._redeliveries.mark)
+
+    def _decide(self, rows: Rows, ordered: bool, start: Span) -> Verdict:
         plan = self._plan
         verdict = Verdict(plan.vertex, rows, plan.on_error, plan.largest)
+        verdict.ordered = ordered
+        verdict.emit = lambda given: self._emit(given, start)
         with self._pace.measured(len(rows)):
             self._operator(verdict)
         return verdict
 
-    def _begin(self, settlement: Settlement, end: Span) -> None:
+    def _emit(self, verdict: Verdict, start: Span) -> None:
+        """Forward what a stream map has yielded so far, before its chunk is settled."""
+        now = time.monotonic()
+        if now - self._emitted_at < _EMIT_EVERY or self._plan.ordered or not self._plan.edges:
+            return
+        self._emitted_at = now
+        settlement = self._partial(verdict, start)
+        self._confirm()
+        self._position = self._with_unrecorded(self._position).intending(self._end())
+        self._unrecorded = None
+        self._link.run(self._settle(self._position, settlement))
+
+    def _partial(self, verdict: Verdict, start: Span) -> Settlement:
+        part = verdict.part(verdict.rows)
+        part.outputs, verdict.outputs = verdict.outputs, Outputs()
+        assert part.outputs is not None
+        verdict.emitted.update(part.outputs.parents)
+        chunk = self._chunk(verdict.rows, start)
+        now = datetime.now(UTC)
+        settlement = settle(chunk, part, self._place, now, self._watermark.current)
+        verdict.emitted_rows += settlement.counts.written
+        return settlement
+
+    # --- settling -------------------------------------------------------------------------------
+
+    def _begin(self, settlement: Settlement, end: Span, held: Held | None) -> None:
         """Start to settle a chunk; the last one must be confirmed, and is recorded with it."""
         self._confirm()
         self._position = self._with_unrecorded(self._position).intending(end)
         self._inflight = self._link.submit(self._settle(self._position, settlement))
-        self._unrecorded = _Settled(end, settlement.counts)
+        self._unrecorded = _Settled(end, settlement.counts, self._watermark.current, held)
 
     def _with_unrecorded(self, position: Position) -> Position:
-        settled = self._unrecorded
-        return position.settled(settled.end, settled.counts) if settled else position
+        one = self._unrecorded
+        return position.settled(one.end, one.counts, one.watermark, one.held) if one else position
 
-    async def _settle(self, position: Position, settlement: Settlement) -> None:
+    async def _settle(self, position: Position, settlement: Settlement) -> Counts:
         await self._store.write(position)
-        await publish_all(self._link.client, self._names, settlement)
+        discarded = await publish_all(self._link.client, self._names, settlement)
+        return settlement.counts_without(discarded)
 
     def _confirm(self) -> None:
         """Wait until the chunk in flight is confirmed; let go of it if a stop takes too long."""
         if self._inflight is None:
             return
+        assert self._unrecorded is not None
         while True:
             try:
-                self._inflight.result(0.25)
+                counts = self._inflight.result(0.25)
             except concurrent.futures.TimeoutError:
                 if self._inflight.done():
                     raise
@@ -201,6 +293,7 @@ class VertexTask:
                     raise Unsettled from None
             else:
                 self._inflight = None
+                self._unrecorded = replace(self._unrecorded, counts=counts)
                 self._forget(self._position)
                 return
 
@@ -209,8 +302,9 @@ class VertexTask:
         if self._unrecorded is not None:
             self._record()
             return
+        ready = 1.0 if self._plan.paused else self._held_for() or self._inlet.ready_in()
         until_end = self._deadline - time.monotonic()
-        self._wake.wait(max(0.0, min(self._inlet.ready_in(), until_end, 1.0)))
+        self._wake.wait(max(0.0, min(ready, until_end, 1.0)))
 
     def _record(self) -> None:
         """Write down that everything in hand is done."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Annotated, Any, cast
@@ -27,6 +28,9 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 from ebbflow.options import milliseconds
+from ebbflow.spec import words
+
+_BUCKET = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class Section(BaseModel):
@@ -69,7 +73,17 @@ def _base64(value: str) -> str:
     return value
 
 
-def _code(value: Any) -> str | Callable[..., Any]:
+def _bucket(value: str) -> str:
+    if _BUCKET.fullmatch(value) is None:
+        raise PydanticCustomError(
+            "EB108",
+            "{value} is not a bucket's name: use letters, digits, '_' and '-'",
+            {"value": shown(value)},
+        )
+    return value
+
+
+def _code(value: Any) -> words.Code:
     if isinstance(value, str):
         return value
     if callable(value):
@@ -90,7 +104,10 @@ Millis = Annotated[
 Base64 = Annotated[StrictStr, AfterValidator(_base64)]
 """Bytes written as base64."""
 
-Code = Annotated[str | Callable[..., Any], PlainValidator(_code, json_schema_input_type=str)]
+Bucket = Annotated[StrictStr, AfterValidator(_bucket)]
+"""The name of a key-value bucket in NATS."""
+
+Code = Annotated[words.Code, PlainValidator(_code, json_schema_input_type=str)]
 """User code: ``module:attribute``, or the function or class itself."""
 
 Positive = Annotated[StrictInt, Field(ge=1)]

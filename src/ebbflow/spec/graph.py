@@ -1,5 +1,7 @@
 """Rules about edges and the graph they make.
 
+Maps may send messages back, to themselves or to an earlier map, as long as a source leads there.
+
 An edge whose end is misspelt counts as leading where it was probably meant to, so that one
 mistake is reported once and not as a broken graph as well.
 """
@@ -8,14 +10,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from graphlib import CycleError, TopologicalSorter
 
-from ebbflow.spec.model import Edge, PipelineSpec, VertexKind
+from ebbflow.spec.model import PipelineSpec, VertexKind
 from ebbflow.spec.nearest import did_you_mean, nearest
 from ebbflow.spec.problem import FieldPath, Finding
-
-CYCLES_ALLOWED = False
-"""Numaflow allows maps to send messages back; the runtime does not follow such edges yet."""
+from ebbflow.spec.sections import Edge
+from ebbflow.spec.steps import check_tags
 
 Link = tuple[str, str]
 
@@ -40,8 +40,6 @@ def check_graph(spec: PipelineSpec) -> Iterator[Finding]:
     yield from _shape(spec)
     yield from _unreachable(spec, links)
     yield from _apart(spec, links)
-    if not CYCLES_ALLOWED:
-        yield from _cycles(spec, links)
 
 
 def _edge(spec: PipelineSpec, index: int, edge: Edge) -> Iterator[Finding]:
@@ -55,20 +53,15 @@ def _edge(spec: PipelineSpec, index: int, edge: Edge) -> Iterator[Finding]:
     if any((edge.from_, edge.to) == (other.from_, other.to) for other in spec.edges[:index]):
         yield Finding("EB302", f"the edge {edge.from_} → {edge.to} is already there", path)
     tags = edge.conditions.tags if edge.conditions is not None else None
-    if tags is not None and not tags.values:
-        message = f"the condition needs values: the tags to look for with {tags.operator!r}"
-        yield Finding("EB303", message, (*path, "conditions", "tags"))
+    if tags is not None:
+        yield from check_tags(tags, (*path, "conditions"))
 
 
-def _links(spec: PipelineSpec) -> dict[Link, int]:
-    """Each pair of connected vertices, and the index of its edge."""
+def _links(spec: PipelineSpec) -> set[Link]:
+    """Each pair of connected vertices."""
     names = [vertex.name for vertex in spec.vertices]
-    links: dict[Link, int] = {}
-    for index, edge in enumerate(spec.edges):
-        from_, to = (_meant(name, names) for name in (edge.from_, edge.to))
-        if from_ is not None and to is not None:
-            links.setdefault((from_, to), index)
-    return links
+    meant = ((_meant(edge.from_, names), _meant(edge.to, names)) for edge in spec.edges)
+    return {(from_, to) for from_, to in meant if from_ is not None and to is not None}
 
 
 def _meant(name: str, names: list[str]) -> str | None:
@@ -94,7 +87,7 @@ def _shape(spec: PipelineSpec) -> Iterator[Finding]:
                 yield Finding("EB304", message, path)
 
 
-def _unreachable(spec: PipelineSpec, links: Iterable[Link]) -> Iterator[Finding]:
+def _unreachable(spec: PipelineSpec, links: set[Link]) -> Iterator[Finding]:
     # What lacks an incoming edge has been reported; what follows from it is not its fault.
     entered = {to for _, to in links}
     starts = {v.name for v in spec.vertices if v.kind is VertexKind.SOURCE or v.name not in entered}
@@ -105,7 +98,7 @@ def _unreachable(spec: PipelineSpec, links: Iterable[Link]) -> Iterator[Finding]
             yield Finding("EB306", message, ("spec", "vertices", index, "name"))
 
 
-def _apart(spec: PipelineSpec, links: dict[Link, int]) -> Iterator[Finding]:
+def _apart(spec: PipelineSpec, links: set[Link]) -> Iterator[Finding]:
     if len(links) < len({(edge.from_, edge.to) for edge in spec.edges}):
         return  # an edge that leads nowhere may be what should connect them
     both_ways = [*links, *((to, from_) for from_, to in links)]
@@ -129,25 +122,3 @@ def _reached(starts: set[str], links: Iterable[Link]) -> set[str]:
         reached.update(fresh)
         waiting.extend(fresh)
     return reached
-
-
-def _cycles(spec: PipelineSpec, links: dict[Link, int]) -> Iterator[Finding]:
-    order = {vertex.name: index for index, vertex in enumerate(spec.vertices)}
-    left = dict(links)
-    while (cycle := _cycle(left)) is not None:
-        start = cycle.index(min(cycle, key=order.__getitem__))
-        turned = [*cycle[start:], *cycle[:start]]
-        closing = left.pop((turned[-1], turned[0]))
-        message = f"cycles are not supported yet: {' → '.join([*turned, turned[0]])}"
-        yield Finding("EB307", message, ("spec", "edges", closing, "to"))
-
-
-def _cycle(links: Iterable[Link]) -> list[str] | None:
-    sorter: TopologicalSorter[str] = TopologicalSorter()
-    for from_, to in links:
-        sorter.add(to, from_)
-    try:
-        sorter.prepare()
-    except CycleError as error:
-        return list(error.args[1][:-1])
-    return None

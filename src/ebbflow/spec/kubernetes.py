@@ -1,6 +1,7 @@
 """Fields that only mean something on Kubernetes: accepted, checked for spelling, without effect.
 
-They are here so that a Numaflow pipeline runs unchanged. ``NO_EFFECT`` lists them.
+They are here so that a Numaflow pipeline runs unchanged. ``NO_EFFECT`` lists them for a Pipeline,
+``MONOVERTEX_NO_EFFECT`` for a MonoVertex.
 """
 
 from __future__ import annotations
@@ -40,17 +41,22 @@ class PipelineFields(Section):
 
     inter_step_buffer_service_name: Any = None
     inter_step_buffer: Any = None
-    lifecycle: Any = None
     templates: Any = None
     watermark: Any = None
 
 
-class VertexFields(Section):
-    """Settings of a vertex's pods."""
+class LifecycleFields(Section):
+    """How long a pipeline may take to end."""
+
+    deletion_grace_period_seconds: Any = None
+    delete_grace_period_seconds: Any = None
+    pause_grace_period_seconds: Any = None
+
+
+class PodFields(Section):
+    """Settings of the pods that run user code."""
 
     container_template: Any = None
-    init_container_template: Any = None
-    side_inputs_container_template: Any = None
     init_containers: Any = None
     sidecars: Any = None
     volumes: Any = None
@@ -72,6 +78,19 @@ class VertexFields(Section):
     resource_claims: Any = None
 
 
+class VertexFields(PodFields):
+    """Settings of the pods of a pipeline's vertex."""
+
+    init_container_template: Any = None
+    side_inputs_container_template: Any = None
+
+
+class MonoVertexFields(PodFields):
+    """Settings of the pods of a MonoVertex."""
+
+    daemon_template: Any = None
+
+
 def _names(section: type[Section]) -> tuple[str, ...]:
     return tuple(str(field.alias) for field in section.model_fields.values())
 
@@ -80,6 +99,14 @@ NO_EFFECT: dict[str, tuple[str, ...]] = {
     "": _names(ResourceFields),
     "metadata": _names(MetadataFields),
     "spec": _names(PipelineFields),
+    "spec.lifecycle": _names(LifecycleFields),
     "spec.vertices[]": _names(VertexFields),
 }
-"""Where → the names of the fields that are accepted there without effect."""
+"""Where in a Pipeline → the names of the fields that are accepted there without effect."""
+
+MONOVERTEX_NO_EFFECT: dict[str, tuple[str, ...]] = {
+    "": _names(ResourceFields),
+    "metadata": _names(MetadataFields),
+    "spec": _names(MonoVertexFields),
+}
+"""The same for a MonoVertex."""

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ebbflow.errors import SpecError
 from ebbflow.spec.document import read
 from ebbflow.spec.fields import shown
 from ebbflow.spec.graph import check_graph
-from ebbflow.spec.model import API_VERSION, PipelineSpec
+from ebbflow.spec.model import API_VERSION, MonoVertexSpec, PipelineSpec, Spec
+from ebbflow.spec.monovertex import check_monovertex
 from ebbflow.spec.problem import FieldPath, Finding, Problem
+from ebbflow.spec.steps import check_name, check_store
 from ebbflow.spec.support import KINDS_NOT_YET, check_support
 from ebbflow.spec.validate import concerns, validate
 from ebbflow.spec.vertices import check_vertices
 
+S = TypeVar("S", bound=Spec)
+
 _FIELDS = ("apiVersion", "kind", "metadata", "spec")
+_KINDS: dict[str, type[Spec]] = {"Pipeline": PipelineSpec, "MonoVertex": MonoVertexSpec}
 
 
 def lint(path: str | Path) -> list[Problem]:
@@ -28,8 +33,8 @@ def lint(path: str | Path) -> list[Problem]:
     return _examine_file(Path(path))[1]
 
 
-def load(path: str | Path) -> PipelineSpec:
-    """The one pipeline in the file; ``SpecError`` with all problems if there are any."""
+def load(path: str | Path) -> Spec:
+    """The one pipeline, of either kind, in the file; ``SpecError`` with all problems if any."""
     specs, problems = _examine_file(Path(path))
     if len(specs) > 1 and not problems:
         message = f"one pipeline is expected here, but the file holds {len(specs)}"
@@ -39,25 +44,26 @@ def load(path: str | Path) -> PipelineSpec:
     return specs[0]
 
 
-def check(spec: PipelineSpec, search: Path | None = None) -> list[Problem]:
+def check(spec: Spec, search: Path | None = None) -> list[Problem]:
     """Every problem of a model made in Python; ``search`` is where its modules are looked for."""
-    return [_told(finding, spec.model_dump(by_alias=True)) for finding in _rules(spec, search)]
+    data = spec.model_dump(by_alias=True)
+    return [_told(finding, spec.NOUN, data) for finding in _rules(spec, search)]
 
 
-def build(data: Mapping[str, Any]) -> PipelineSpec:
-    """A model from what the builder collected; ``SpecError`` with all problems if there are any.
+def build(model: type[S], data: Mapping[str, Any]) -> S:
+    """A model from what a builder collected; ``SpecError`` with all problems if there are any.
 
     Fields may have Python's names or YAML's.
     """
-    spec, findings = _examine(data, None, python_names=True)
+    spec, findings = _examine(model, data, None, python_names=True)
     if findings or spec is None:
-        raise SpecError([_told(finding, data) for finding in findings])
+        raise SpecError([_told(finding, model.NOUN, data) for finding in findings])
     return spec
 
 
-def _examine_file(file: Path) -> tuple[list[PipelineSpec], list[Problem]]:
+def _examine_file(file: Path) -> tuple[list[Spec], list[Problem]]:
     documents, problems = read(file)
-    specs: list[PipelineSpec] = []
+    specs: list[Spec] = []
     for document in documents:
         spec, findings = _examine_document(document.data, file.parent)
         specs += [spec] if spec is not None else []
@@ -65,13 +71,24 @@ def _examine_file(file: Path) -> tuple[list[PipelineSpec], list[Problem]]:
     return specs, sorted(problems, key=lambda problem: (problem.line, problem.column))
 
 
-def _examine_document(data: Any, search: Path) -> tuple[PipelineSpec | None, list[Finding]]:
+def _examine_document(data: Any, search: Path) -> tuple[Spec | None, list[Finding]]:
     header = list(_header(data))
-    if not isinstance(data, dict) or data.get("kind", "Pipeline") != "Pipeline":
+    model = _model(data) if isinstance(data, dict) else None
+    if model is None:
         return None, header
     # A wrong apiVersion has been reported; the rest is still worth reading.
-    spec, findings = _examine({**data, "apiVersion": API_VERSION}, search, python_names=False)
+    spec, findings = _examine(
+        model, {**data, "apiVersion": API_VERSION}, search, python_names=False
+    )
     return spec, [*header, *findings]
+
+
+def _model(data: Mapping[str, Any]) -> type[Spec] | None:
+    """What the document says it is, or what it looks like if it does not say."""
+    if "kind" in data:
+        return _KINDS.get(str(data["kind"]))
+    spec = data.get("spec")
+    return MonoVertexSpec if isinstance(spec, dict) and "source" in spec else PipelineSpec
 
 
 def _header(data: Any) -> Iterator[Finding]:
@@ -84,8 +101,8 @@ def _header(data: Any) -> Iterator[Finding]:
     kind = data.get("kind")
     if kind in KINDS_NOT_YET:
         yield Finding("EB901", f"kind {kind} is not supported yet", ("kind",))
-    elif kind != "Pipeline":
-        yield from _wrong_header("kind", data, "Pipeline")
+    elif kind not in tuple(_KINDS):
+        yield from _wrong_header("kind", data, " or ".join(_KINDS))
 
 
 def _wrong_header(field: str, data: Mapping[str, Any], expected: str) -> Iterator[Finding]:
@@ -97,9 +114,9 @@ def _wrong_header(field: str, data: Mapping[str, Any], expected: str) -> Iterato
 
 
 def _examine(
-    data: Any, search: Path | None, *, python_names: bool
-) -> tuple[PipelineSpec | None, list[Finding]]:
-    spec, wrong = validate(data, python_names=python_names)
+    model: type[S], data: Any, search: Path | None, *, python_names: bool
+) -> tuple[S | None, list[Finding]]:
+    spec, wrong = validate(model, data, python_names=python_names)
     if spec is None:
         return None, wrong
     echoes = [finding.path for finding in wrong]
@@ -107,14 +124,19 @@ def _examine(
     return spec, [*wrong, *more]
 
 
-def _rules(spec: PipelineSpec, search: Path | None) -> Iterable[Finding]:
-    yield from check_vertices(spec, search)
-    yield from check_graph(spec)
+def _rules(spec: Spec, search: Path | None) -> Iterable[Finding]:
+    yield from check_name(spec.name, ("metadata", "name"))
+    if isinstance(spec, PipelineSpec):
+        yield from check_vertices(spec, search)
+        yield from check_graph(spec)
+    else:
+        yield from check_monovertex(spec, search)
+    yield from check_store(spec.serving_store, search)
     yield from check_support(spec)
 
 
-def _told(finding: Finding, data: Mapping[str, Any]) -> Problem:
-    parts = [f"pipeline {data['metadata']['name']}", *_part(finding.path, data)]
+def _told(finding: Finding, noun: str, data: Mapping[str, Any]) -> Problem:
+    parts = [f"{noun} {data['metadata']['name']}", *_part(finding.path, data)]
     return Problem("", 0, 0, finding.code, finding.message, ", ".join(parts))
 
 

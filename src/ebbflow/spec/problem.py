@@ -1,6 +1,7 @@
 """What lint reports: ``Problem``, and the table of all codes.
 
-A code keeps its meaning for ever, so that scripts and people can rely on it. Rules speak of
+A code keeps its meaning for ever, so that scripts and people can rely on it; those of rules that
+are no more (EB307) are not used again. Rules speak of
 *findings*, which know the field they are about; a finding becomes a ``Problem`` once the place
 of that field is known.
 """
@@ -23,21 +24,22 @@ CODES: dict[str, str] = {
     "EB105": "not a duration",
     "EB106": "not base64",
     "EB107": "a name that is not a DNS label (RFC 1035)",
+    "EB108": "a name that NATS does not allow for a bucket",
     "EB201": "the pipeline has no vertices",
     "EB202": "the pipeline has no edges",
-    "EB203": "the pipeline has no source",
-    "EB204": "the pipeline has no sink",
+    "EB203": "the pipeline or MonoVertex has no source",
+    "EB204": "the pipeline or MonoVertex has no sink",
     "EB205": "two vertices have the same name",
     "EB206": "a vertex is not exactly one of source, udf and sink",
-    "EB207": "a source or sink does not say exactly one kind",
+    "EB207": "a source, sink or serving store does not say exactly one kind",
     "EB208": "user code is asked for but not named",
+    "EB209": "a bypass leads to a sink that is not there",
     "EB301": "an edge names a vertex that does not exist",
     "EB302": "the same edge is written twice",
     "EB303": "a tag condition has no values",
     "EB304": "a vertex has edges it cannot have, or lacks edges it needs",
     "EB305": "a vertex is in no edge",
     "EB306": "no source leads to a vertex, or the graph falls apart into separate ones",
-    "EB307": "the edges form a cycle",
     "EB401": "a python: target is not of the form module:attribute",
     "EB402": "a python: target cannot be imported, is missing or is not callable",
     "EB501": "a back-off whose cap is below its interval",

@@ -9,46 +9,39 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ebbflow.spec.model import PipelineSpec
+from ebbflow.spec.model import Spec
 from ebbflow.spec.problem import FieldPath, Finding
 
 ANY = object()
 """Whatever the value is, as long as there is one."""
 
+_SOURCES = ("http", "jetstream", "nats", "kafka", "pulsar", "sqs", "serving")
+_SINKS = ("kafka", "pulsar", "sqs", "serve")
+_SINK_PLACES = ("sink", "sink.fallback", "sink.onSuccess")
+
+_STEP: dict[str, tuple[str, object]] = {
+    "limits.rateLimit": ("rateLimit", ANY),
+    "source.udsource": ("a user-defined source", ANY),
+    **{f"source.{name}": (f"the {name} source", ANY) for name in _SOURCES},
+    "udf.groupBy": ("groupBy", ANY),
+    **{f"{place}.{name}": (f"the {name} sink", ANY) for place in _SINK_PLACES for name in _SINKS},
+}
+"""What a vertex of a pipeline and a MonoVertex have in common."""
+
 NOT_YET: dict[str, tuple[str, object]] = {
-    "spec.limits.rateLimit": ("rateLimit", ANY),
-    "spec.ordered.enabled": ("ordered processing", True),
+    **{f"spec.{field}": feature for field, feature in _STEP.items()},
+    **{f"spec.vertices[].{field}": feature for field, feature in _STEP.items()},
     "spec.sideInputs": ("sideInputs", ANY),
     "spec.vertices[].sideInputs": ("sideInputs", ANY),
-    "spec.vertices[].ordered.enabled": ("ordered processing", True),
-    "spec.vertices[].limits.rateLimit": ("rateLimit", ANY),
-    "spec.vertices[].source.udsource": ("a user-defined source", ANY),
-    "spec.vertices[].source.http": ("the http source", ANY),
-    "spec.vertices[].source.jetstream": ("the jetstream source", ANY),
-    "spec.vertices[].source.nats": ("the nats source", ANY),
-    "spec.vertices[].source.kafka": ("the kafka source", ANY),
-    "spec.vertices[].source.pulsar": ("the pulsar source", ANY),
-    "spec.vertices[].source.sqs": ("the sqs source", ANY),
-    "spec.vertices[].source.serving": ("the serving source", ANY),
-    "spec.vertices[].source.transformer.retryStrategy": ("retryStrategy of a transformer", ANY),
-    "spec.vertices[].udf.groupBy": ("groupBy", ANY),
-    "spec.vertices[].udf.retryStrategy": ("retryStrategy of a udf", ANY),
-    "spec.vertices[].sink.kafka": ("the kafka sink", ANY),
-    "spec.vertices[].sink.pulsar": ("the pulsar sink", ANY),
-    "spec.vertices[].sink.sqs": ("the sqs sink", ANY),
-    "spec.vertices[].sink.serve": ("the serve sink", ANY),
-    "spec.vertices[].sink.fallback": ("a fallback sink", ANY),
-    "spec.vertices[].sink.onSuccess": ("an onSuccess sink", ANY),
-    "spec.vertices[].sink.retryStrategy": ("retryStrategy of a sink", ANY),
-    "spec.edges[].onFull": ("onFull: discardLatest", "discardLatest"),
+    "spec.streaming": ("streaming: true", True),
 }
 """Field → what to call it, and the value that needs the missing feature."""
 
-KINDS_NOT_YET = ("MonoVertex", "ServingPipeline", "InterStepBufferService")
+KINDS_NOT_YET = ("ServingPipeline", "InterStepBufferService")
 """Numaflow's other kinds of resource."""
 
 
-def check_support(spec: PipelineSpec) -> Iterator[Finding]:
+def check_support(spec: Spec) -> Iterator[Finding]:
     """One finding for each use of a feature that is not there yet."""
     data = spec.model_dump(by_alias=True, exclude_none=True)
     for pattern, (feature, needing) in NOT_YET.items():

@@ -8,13 +8,12 @@ only echoes of a field that has been reported already.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ebbflow.spec.fields import shown
-from ebbflow.spec.model import PipelineSpec
 from ebbflow.spec.nearest import did_you_mean
 from ebbflow.spec.problem import CODES, FieldPath, Finding
 
@@ -35,26 +34,28 @@ _LIMITS = {
 }
 _ROUNDS = 8
 
+M = TypeVar("M", bound=BaseModel)
 
-def validate(data: Any, *, python_names: bool) -> tuple[PipelineSpec | None, list[Finding]]:
-    """The model and what is wrong with its fields.
+
+def validate(model: type[M], data: Any, *, python_names: bool) -> tuple[M | None, list[Finding]]:
+    """The data as that model, and what is wrong with its fields.
 
     ``python_names`` accepts ``read_batch_size`` beside ``readBatchSize``. With findings, the
     model is only good for looking for more; ``None`` if too little was left to make one.
     """
-    findings: list[Finding] | None = None
+    findings: list[Finding] = []
     rest = _copied(data)
     for _ in range(_ROUNDS):
         try:
-            model = PipelineSpec.model_validate(rest, by_alias=True, by_name=python_names)
+            spec = model.model_validate(rest, by_alias=True, by_name=python_names)
         except ValidationError as error:
             errors = error.errors(include_url=False)
-            findings = findings if findings is not None else [_finding(one) for one in errors]
+            findings = findings or [_finding(model, one) for one in errors]
             for one in errors:
                 _set_aside(rest, one["loc"], one["type"])
         else:
-            return model, findings or []
-    return None, findings or []
+            return spec, findings
+    return None, findings
 
 
 def concerns(finding: Finding, path: FieldPath) -> bool:
@@ -63,13 +64,13 @@ def concerns(finding: Finding, path: FieldPath) -> bool:
     return finding.path[:shorter] == path[:shorter]
 
 
-def _finding(error: ErrorDetails) -> Finding:
+def _finding(model: type[BaseModel], error: ErrorDetails) -> Finding:
     kind, path = error["type"], error["loc"]
     label = _label(path)
     if kind in CODES:
         return Finding(kind, f"{label}: {error['msg']}", path)
     if kind == "extra_forbidden":
-        return Finding("EB101", _unknown(path), path, at_key=True)
+        return Finding("EB101", _unknown(model, path), path, at_key=True)
     if kind == "missing":
         return Finding("EB102", f"{label} is missing", path)
     if kind in _LIMITS:
@@ -92,16 +93,15 @@ def _label(path: FieldPath) -> str:
     return repr("".join(f"[{p}]" if isinstance(p, int) else p for p in path[last:]) or "pipeline")
 
 
-def _unknown(path: FieldPath) -> str:
+def _unknown(model: type[BaseModel], path: FieldPath) -> str:
     name = str(path[-1])
-    section = _section(path[:-1])
+    section = _section(model, path[:-1])
     names = [str(field.alias) for field in section.model_fields.values()]
     return f"unknown field {name!r}; {did_you_mean(name, names, 'valid here:')}"
 
 
-def _section(path: FieldPath) -> type[BaseModel]:
-    """The class of the mapping at ``path``."""
-    section: type[BaseModel] = PipelineSpec
+def _section(section: type[BaseModel], path: FieldPath) -> type[BaseModel]:
+    """The class of the mapping at ``path`` inside a section."""
     for part in path:
         for name, field in section.model_fields.items():
             if part in (name, field.alias):
@@ -131,12 +131,19 @@ def _set_aside(data: Any, path: FieldPath, kind: str) -> None:
             return
     last = path[-1] if path else None
     if isinstance(data, dict) and isinstance(last, str):
-        if kind == "missing" or last in ("name", "from", "to"):
-            data[last] = {} if last in ("metadata", "spec") else _STAND_IN
-        else:
-            data.pop(last, None)
+        data.pop(last, None)
+        if last in _STAND_INS and kind != "extra_forbidden":
+            data[last] = _copied(_STAND_INS[last])
     elif isinstance(data, list) and isinstance(last, int):
-        data[last] = {} if kind == "model_type" else _STAND_IN
+        data[last] = {} if kind == "model_type" else ""
 
 
-_STAND_IN = ""
+_STAND_INS: dict[str, Any] = {
+    "metadata": {},
+    "spec": {},
+    "name": "",
+    "from": "",
+    "to": "",
+    "bucket": "-",
+}
+"""The fields that a section cannot do without, and what to put in their place."""

@@ -1,4 +1,4 @@
-"""User code of the chaos test: nacks at random, loses some for good, and writes down the rest."""
+"""User code of the chaos test: decides at random on each delivery, and writes down what it did."""
 
 from __future__ import annotations
 
@@ -16,21 +16,45 @@ def number_of(datum):
     return json.loads(datum.value)["data"]["value"]
 
 
+def some_nack(**options):
+    return NackOptions(delay=random.choice([None, "50ms", "700ms"]), reason="not now", **options)
+
+
 def work(datum):
-    """Nack 5 %, decided anew on each delivery; every 1000th can never be done."""
-    number = number_of(datum)
-    if number % 1000 == 999:
-        return Message.to_nack(NackOptions(delay="20ms", max_deliveries=2, reason="never"))
+    """Nack 5 %; every 1000th can never be done."""
+    if number_of(datum) % 1000 == 999:
+        raise ValueError("never")
     if random.random() < 0.05:
-        delay = random.choice([None, "50ms", "700ms"])
-        return Message.to_nack(NackOptions(delay=delay, reason="not now"))
+        return Message.to_nack(some_nack())
     return Message(datum.value)
 
 
-def store(data):
-    """Append the numbers to this process's file before answering for them."""
+def write(data):
+    """Append the numbers to this process's file; on disk before anybody answers for them."""
     JOURNAL.mkdir(exist_ok=True)
     lines = "".join(f"{number_of(datum)}\n" for datum in data)
     with open(JOURNAL / str(os.getpid()), "a", encoding="utf-8") as file:
         file.write(lines)
+
+
+def store(data):
+    """Nack 2 %, fail 2 %, fall back 1 %, write the rest."""
+    responses = [answer(datum) for datum in data]
+    ok = {response.id for response in responses if response.status.name == "OK"}
+    write([datum for datum in data if datum.id in ok])
+    return responses
+
+
+def answer(datum):
+    chance = random.random()
+    if chance < 0.02:
+        return Response.nack(datum.id, some_nack())
+    if chance < 0.04:
+        return Response.failure(datum.id, "busy")
+    return Response.fallback(datum.id) if chance < 0.05 else Response.ok(datum.id)
+
+
+def fallback(data):
+    """Takes everything."""
+    write(data)
     return [Response.ok(datum.id) for datum in data]

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from ebbflow.spec.problem import CODES
+from ebbflow.spec.words import Mode
 
 Lint = Callable[[str], list[str]]
 
@@ -34,9 +36,18 @@ EDGES = "".join(GOOD.partition("  edges:\n")[1:])
 TO_OUT = "{from: enrich, to: out}"
 
 HEADER = [
-    ("kind: Pipeline\n", "", ["1:1: EB102 'kind' is missing; write kind: Pipeline"]),
-    ("Pipeline\n", "Deployment\n", ["2:7: EB005 unknown kind 'Deployment'; expected Pipeline"]),
-    ("Pipeline\n", "MonoVertex\n", ["2:7: EB901 kind MonoVertex is not supported yet"]),
+    ("kind: Pipeline\n", "", ["1:1: EB102 'kind' is missing; write kind: Pipeline or MonoVertex"]),
+    (
+        "Pipeline\n",
+        "Deployment\n",
+        ["2:7: EB005 unknown kind 'Deployment'; expected Pipeline or MonoVertex"],
+    ),
+    (
+        "Pipeline\n",
+        "[Pipeline]\n",
+        ["2:7: EB005 unknown kind a list; expected Pipeline or MonoVertex"],
+    ),
+    ("Pipeline\n", "ServingPipeline\n", ["2:7: EB901 kind ServingPipeline is not supported yet"]),
     (
         "v1alpha1",
         "v2",
@@ -135,6 +146,32 @@ FIELDS = [
             "8:5: EB103 'vertices[2]' must be a mapping, not 'out'",
             "11:24: EB301 there is no vertex 'out'; there are in, enrich",
         ],
+    ),
+    (
+        "{log: {}}",
+        "{log: {name: out}, retryStrategy: {onFailure: fallback}}",
+        [
+            "8:30: EB101 unknown field 'name'; valid here: none",
+            "8:69: EB502 onFailure is fallback, but there is no fallback sink",
+        ],
+    ),
+    (
+        "{python:",
+        "{mode: rows, python:",
+        [
+            "7:32: EB104 'mode' must be 'unary', 'batch', 'stream', 'columnar' or 'pandas', "
+            "not 'rows'"
+        ],
+    ),
+    (
+        "{generator: {}}",
+        "{generator: {}, transformer: {python: 'handlers:enrich', mode: batch}}",
+        ["6:81: EB101 unknown field 'mode'; valid here: container, python, retryStrategy"],
+    ),
+    (
+        "spec:\n",
+        "spec:\n  lifecycle: {desiredPhase: Stopped}\n",
+        ["5:29: EB104 'desiredPhase' must be 'Running' or 'Paused', not 'Stopped'"],
     ),
     ("from: in,", "", ["10:5: EB102 'from' is missing", "6:12: EB305 vertex 'in' is in no edge"]),
 ]
@@ -267,7 +304,6 @@ GRAPH = [
         [
             "6:12: EB304 source 'in' cannot have edges into it",
             "8:12: EB304 sink 'out' cannot have edges out of it",
-            "12:21: EB307 cycles are not supported yet: in → enrich → out → in",
         ],
     ),
     (
@@ -284,17 +320,9 @@ GRAPH = [
         ["7:12: EB304 map 'enrich' needs an edge into it"],
     ),
     (
-        TO_OUT,
-        f"{TO_OUT}\n  - {{from: enrich, to: enrich}}",
-        ["12:24: EB307 cycles are not supported yet: enrich → enrich"],
-    ),
-    (
         EDGES,
         "  edges: [{from: in, to: out}, {from: enrich, to: enrich}]\n",
-        [
-            "7:12: EB306 no source leads to map 'enrich'",
-            "9:51: EB307 cycles are not supported yet: enrich → enrich",
-        ],
+        ["7:12: EB306 no source leads to map 'enrich'"],
     ),
     (
         EDGES,
@@ -304,18 +332,111 @@ GRAPH = [
     ),
 ]
 
+SINKS_BEHIND = [
+    ("fallback: {}", [f"8:43: EB207 'fallback' needs one of {SINKS}"]),
+    (
+        "onSuccess: {log: {}, blackhole: {}}",
+        ["8:44: EB207 'onSuccess' can be only one of log and blackhole"],
+    ),
+    (
+        "fallback: {log: {}, fallback: {log: {}}}",
+        [f"8:53: EB101 unknown field 'fallback'; valid here: {SINKS}"],
+    ),
+    (
+        "onSuccess: {log: {}, retryStrategy: {}}",
+        [f"8:54: EB101 unknown field 'retryStrategy'; valid here: {SINKS}"],
+    ),
+    (
+        "fallback: {udsink: {}}",
+        ["8:52: EB208 'udsink' has no code: name a Python function with python: module:attribute"],
+    ),
+    (
+        "onSuccess: {udsink: {python: 'handlers:Stor'}}",
+        ["8:62: EB402 cannot use 'handlers:Stor': 'handlers' has no 'Stor'; did you mean 'Store'?"],
+    ),
+    ("fallback: {kafka: {}}", ["8:44: EB901 the kafka sink is not supported yet"]),
+    ("onSuccess: {serve: {}}", ["8:45: EB901 the serve sink is not supported yet"]),
+    (
+        "fallback: {}, retryStrategy: {onFailure: fallback}",
+        [
+            f"8:43: EB207 'fallback' needs one of {SINKS}",
+            "8:74: EB502 onFailure is fallback, but there is no fallback sink",
+        ],
+    ),
+]
+
 RETRIES = [
+    ("", []),
     ("onFailure: retry", []),
     ("backoff: {interval: 5s, cap: 5s}", []),
+    ("backoff: {interval: 1s, steps: 3, factor: 2, cap: 1m, jitter: 0.5}, onFailure: drop", []),
     ("backoff: {interval: 5s, cap: 1s}", ["EB501 'cap' (1000 ms) is below 'interval' (5000 ms)"]),
+    ("backoff: {cap: 1ms}", []),
     ("backoff: {cap: 0s}", ["EB501 'cap' (0 ms) is below 'interval' (1 ms)"]),
     ("backoff: {steps: 0}", ["EB104 'steps' must be at least 1, not 0"]),
     ("backoff: {factor: 0.5}", ["EB104 'factor' must be at least 1, not 0.5"]),
     ("backoff: {factor: .inf}", ["EB104 'factor' must be finite, not inf"]),
     ("backoff: {jitter: 1}", ["EB104 'jitter' must be below 1, not 1"]),
     ("backoff: {jitter: -0.1}", ["EB104 'jitter' must be at least 0, not -0.1"]),
-    ("onFailure: fallback", ["EB502 onFailure is fallback, but there is no fallback sink"]),
     ("onFailure: Drop", ["EB104 'onFailure' must be 'retry', 'fallback' or 'drop', not 'Drop'"]),
+]
+
+RETRYING = {
+    "sink": ("{log: {}}", "{log: {}, retryStrategy: STRATEGY}"),
+    "map": ("{python:", "{retryStrategy: STRATEGY, python:"),
+    "transformer": (
+        "{generator: {}}",
+        "{generator: {}, transformer: {python: 'handlers:enrich', retryStrategy: STRATEGY}}",
+    ),
+}
+
+NO_FALLBACK = {
+    "sink": "there is no fallback sink",
+    "map": "a map has no fallback sink: use retry or drop",
+    "transformer": "a transformer has no fallback sink: use retry or drop",
+}
+
+STORES = [
+    ("{nats: {bucket: answers}}", []),
+    ("{nats: {bucket: Answers_2-b, ttl: 10m}}", []),
+    ("{python: 'handlers:Store'}", []),
+    (
+        "{python: 'handlers:first_look'}",
+        [
+            "5:26: EB402 cannot use 'handlers:first_look': it has no method 'put'",
+            "5:26: EB402 cannot use 'handlers:first_look': it has no method 'get'",
+        ],
+    ),
+    ("{}", ["5:17: EB207 'servingStore' needs one of nats, python"]),
+    (
+        "{nats: {bucket: a}, python: 'handlers:Store'}",
+        ["5:17: EB207 'servingStore' can be only one of nats and python"],
+    ),
+    ("{redis: {}}", ["5:18: EB101 unknown field 'redis'; valid here: nats, python"]),
+    ("{nats: {}}", ["5:24: EB102 'bucket' is missing"]),
+    ("{nats: {bucket: 5}}", ["5:33: EB103 'bucket' must be text, not 5; put it in quotes"]),
+    (
+        "{nats: {bucket: my.answers}}",
+        [
+            "5:33: EB108 'bucket': 'my.answers' is not a bucket's name: "
+            "use letters, digits, '_' and '-'"
+        ],
+    ),
+    (
+        "{nats: {bucket: a, ttl: 60}}",
+        ["5:41: EB105 'ttl': 60 has no unit; write for example 1s"],
+    ),
+    (
+        "{python: 'handlers.Store'}",
+        ["5:26: EB401 'handlers.Store' is not of the form module:attribute"],
+    ),
+    (
+        "{python: 'handlers:LIMIT'}",
+        [
+            "5:26: EB402 cannot use 'handlers:LIMIT': "
+            "'LIMIT' is of type int, not a function or class"
+        ],
+    ),
 ]
 
 NOT_YET = [
@@ -327,43 +448,42 @@ NOT_YET = [
         "6:25: EB901 a user-defined source is not supported yet",
     ),
     ("{log: {}}", "{kafka: {}}", "8:24: EB901 the kafka sink is not supported yet"),
-    (
-        "{log: {}}",
-        "{log: {}, fallback: {log: {}}}",
-        "8:33: EB901 a fallback sink is not supported yet",
-    ),
-    (
-        "{log: {}}",
-        "{log: {}, onSuccess: {log: {}}}",
-        "8:33: EB901 an onSuccess sink is not supported yet",
-    ),
-    (
-        "{log: {}}",
-        "{log: {}, retryStrategy: {}}",
-        "8:33: EB901 retryStrategy of a sink is not supported yet",
-    ),
-    (
-        "{name: out,",
-        "{name: out, ordered: {enabled: true},",
-        "8:27: EB901 ordered processing is not supported yet",
-    ),
+    ("{log: {}}", "{serve: {}}", "8:24: EB901 the serve sink is not supported yet"),
     ("{name: out,", "{name: out, sideInputs: [a],", "8:17: EB901 sideInputs is not supported yet"),
+    ("spec:\n", "spec:\n  sideInputs: []\n", "5:3: EB901 sideInputs is not supported yet"),
     (
         "{name: out,",
         "{name: out, limits: {rateLimit: {}},",
         "8:26: EB901 rateLimit is not supported yet",
     ),
-    ("{python:", "{groupBy: {}, python:", "7:26: EB901 groupBy is not supported yet"),
     (
-        "to: out}",
-        "to: out, onFull: discardLatest}",
-        "11:29: EB901 onFull: discardLatest is not supported yet",
+        "spec:\n",
+        "spec:\n  limits: {rateLimit: {}}\n",
+        "5:12: EB901 rateLimit is not supported yet",
     ),
+    ("{python:", "{groupBy: {}, python:", "7:26: EB901 groupBy is not supported yet"),
 ]
 
 ACCEPTED = [
     ("to: out}", "to: out, onFull: retryUntilSuccess}"),
+    ("to: out}", "to: out, onFull: discardLatest}"),
+    (TO_OUT, f"{TO_OUT}\n  - {{from: enrich, to: enrich}}"),
+    (
+        EDGES,
+        "  - {name: again, udf: {python: 'handlers:enrich'}}\n"
+        f"{EDGES}  - {{from: enrich, to: again}}\n  - {{from: again, to: enrich}}\n",
+    ),
     ("name: out,", "name: out, ordered: {enabled: false},"),
+    ("name: out,", "name: out, ordered: {enabled: true}, limits: {concurrency: 4},"),
+    ("spec:\n", "spec:\n  ordered: {enabled: true}\n"),
+    ("spec:\n", "spec:\n  lifecycle: {desiredPhase: Paused, pauseGracePeriodSeconds: 5}\n"),
+    *[("{python:", f"{{mode: {mode}, python:") for mode in get_args(Mode)],
+    ("{log: {}}", "{log: {}, fallback: {blackhole: {}}, onSuccess: {log: {}}}"),
+    (
+        "{log: {}}",
+        "{udsink: {python: 'handlers:Store'}, fallback: {udsink: {python: 'handlers:Store'}}, "
+        "retryStrategy: {onFailure: fallback}}",
+    ),
     ("name: out,", "name: out, onError: {backoff: {steps: 0}},"),
     ("name: out,", "name: out, partitions: 4, limits: {concurrency: 2},"),
     (
@@ -398,13 +518,46 @@ def test_each_mistake_is_reported_where_it_is(
     assert problems_of(changed(old, new)) == in_order(expected)
 
 
+@pytest.mark.parametrize(("behind", "expected"), SINKS_BEHIND)
+def test_the_sinks_behind_a_sink_are_checked_as_sinks(
+    problems_of: Lint, behind: str, expected: list[str]
+) -> None:
+    assert problems_of(changed("{log: {}}", f"{{log: {{}}, {behind}}}")) == expected
+
+
+def retrying(where: str, strategy: str) -> str:
+    old, new = RETRYING[where]
+    return changed(old, new.replace("STRATEGY", f"{{{strategy}}}"))
+
+
+@pytest.mark.parametrize("where", RETRYING)
 @pytest.mark.parametrize(("strategy", "expected"), RETRIES)
 def test_a_retry_strategy_must_make_sense(
-    problems_of: Lint, strategy: str, expected: list[str]
+    problems_of: Lint, where: str, strategy: str, expected: list[str]
 ) -> None:
-    found = problems_of(changed("{log: {}}", f"{{log: {{}}, retryStrategy: {{{strategy}}}}}"))
-    told = [problem.partition(": ")[2] for problem in found]
-    assert [text for text in told if "not supported yet" not in text] == expected
+    found = problems_of(retrying(where, strategy))
+    assert [problem.partition(": ")[2] for problem in found] == expected
+
+
+@pytest.mark.parametrize("where", RETRYING)
+def test_ending_retries_in_a_fallback_needs_a_fallback_sink(problems_of: Lint, where: str) -> None:
+    (found,) = problems_of(retrying(where, "onFailure: fallback"))
+    assert found.partition(": ")[2] == f"EB502 onFailure is fallback, but {NO_FALLBACK[where]}"
+
+
+@pytest.mark.parametrize(("store", "expected"), STORES)
+def test_a_serving_store_is_a_bucket_or_a_class(
+    problems_of: Lint, store: str, expected: list[str]
+) -> None:
+    assert problems_of(changed("spec:\n", f"spec:\n  servingStore: {store}\n")) == expected
+
+
+def test_a_wrong_store_does_not_hide_other_problems(problems_of: Lint) -> None:
+    text = changed("spec:\n", "spec:\n  servingStore: {nats: {}}\n").replace("to: out", "to: ot")
+    assert problems_of(text) == [
+        "5:24: EB102 'bucket' is missing",
+        "12:24: EB301 there is no vertex 'ot'; did you mean 'out'?",
+    ]
 
 
 @pytest.mark.parametrize(("old", "new", "expected"), NOT_YET)
@@ -436,7 +589,6 @@ def test_every_document_of_a_file_is_checked(problems_of: Lint) -> None:
     assert problems_of(f"{GOOD}---\n{second}") == [
         "18:12: EB304 source 'in' cannot have edges into it",
         "20:12: EB305 vertex 'out' is in no edge",
-        "23:24: EB307 cycles are not supported yet: in → enrich → in",
     ]
 
 

@@ -11,6 +11,7 @@ from ebbflow.spec.kubernetes import NO_EFFECT
 from ebbflow.spec.lint import check, load
 from ebbflow.spec.model import EffectiveLimits, PipelineSpec, VertexKind
 from ebbflow.spec.problem import Problem
+from ebbflow.spec.sections import Generator, RetryStrategy, ServingStore
 
 FULL = """\
 apiVersion: numaflow.numaproj.io/v1alpha1
@@ -94,7 +95,9 @@ status: {phase: Running}
 @pytest.fixture
 def spec(folder: Path) -> PipelineSpec:
     (folder / "orders.yaml").write_text(FULL)
-    return load(folder / "orders.yaml")
+    loaded = load(folder / "orders.yaml")
+    assert isinstance(loaded, PipelineSpec)
+    return loaded
 
 
 def test_a_whole_numaflow_pipeline_lints_when_its_python_code_is_named(
@@ -113,6 +116,7 @@ def test_kubernetes_fields_must_still_be_spelt_right(
 
 def test_the_fields_without_effect_are_listed() -> None:
     assert "interStepBufferServiceName" in NO_EFFECT["spec"]
+    assert "pauseGracePeriodSeconds" in NO_EFFECT["spec.lifecycle"]
     assert {"containerTemplate", "scale", "volumes", "sidecars"} <= set(
         NO_EFFECT["spec.vertices[]"]
     )
@@ -159,9 +163,58 @@ def test_the_policy_for_errors_is_filled_up_from_the_default(spec: PipelineSpec)
     assert spec.vertex("store").on_error.policy == DEFAULT_ON_ERROR
 
 
-def test_a_value_blob_may_be_written_in_several_lines() -> None:
-    from ebbflow.spec.model import Generator
+RETRY_STRATEGIES = [
+    ({}, Backoff(1, 65_535, 1.0, 2**32 - 1, 0.0), "retry"),
+    ({"onFailure": "drop"}, Backoff(1, 65_535, 1.0, 2**32 - 1, 0.0), "drop"),
+    (
+        {"backoff": {"interval": "1s", "steps": 3, "factor": 2, "cap": "5s", "jitter": 0.1}},
+        Backoff(1_000, 3, 2.0, 5_000, 0.1),
+        "retry",
+    ),
+]
 
+
+@pytest.mark.parametrize(("written", "policy", "on_failure"), RETRY_STRATEGIES)
+def test_a_retry_strategy_is_filled_up_with_numaflows_defaults(
+    written: dict[str, object], policy: Backoff, on_failure: str
+) -> None:
+    strategy = RetryStrategy.model_validate(written)
+    assert (strategy.policy, strategy.on_failure) == (policy, on_failure)
+
+
+def test_answers_in_nats_are_kept_for_two_hours_unless_said_otherwise() -> None:
+    nats = ServingStore.model_validate({"nats": {"bucket": "answers"}}).nats
+    assert nats is not None
+    assert (nats.bucket, nats.ttl) == ("answers", 7_200_000)
+
+
+ORDERED = [
+    ({}, None, False),
+    ({}, {"enabled": True}, True),
+    ({"enabled": True}, None, True),
+    ({"enabled": True}, {"enabled": False}, False),
+    ({"enabled": True}, {}, False),
+]
+
+
+@pytest.mark.parametrize(("pipeline", "vertex", "expected"), ORDERED)
+def test_a_vertex_is_ordered_as_it_says_else_as_the_pipeline_says(
+    pipeline: dict[str, bool], vertex: dict[str, bool] | None, expected: bool
+) -> None:
+    step = {"name": "a", "udf": {"python": "os:getcwd"}, "ordered": vertex}
+    source = {"name": "in", "source": {"generator": {}}, "ordered": {"enabled": True}}
+    body = {"vertices": [source, step], "ordered": pipeline}
+    spec = PipelineSpec.model_validate({"metadata": {"name": "a"}, "spec": body})
+    assert spec.is_ordered("a") is spec.is_ordered(spec.vertex("a")) is expected
+    assert not spec.is_ordered("in")
+
+
+def test_a_pipeline_is_paused_by_its_desired_phase(spec: PipelineSpec, folder: Path) -> None:
+    (folder / "paused.yaml").write_text(FULL.replace("Phase: Running", "Phase: Paused"))
+    assert (spec.paused, load(folder / "paused.yaml").paused) == (False, True)
+
+
+def test_a_value_blob_may_be_written_in_several_lines() -> None:
     assert Generator.model_validate({"valueBlob": "aGVs\nbG8=\n"}).blob == b"hello"
 
 

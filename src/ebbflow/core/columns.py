@@ -1,0 +1,174 @@
+"""Columnar maps: a record batch in, a record batch out, without a Python call for each message.
+
+The input has the columns of a frame. The output needs ``value`` (binary). Without ``id`` it must
+have a row for every input, in order; with ``id`` (of inputs) there may be any number of rows for
+an input, and an input without a row is dropped. Optional: ``keys`` (lists of texts), ``tags``
+(lists of texts), ``event_time``, and to give rows back ``nack`` (true or false) with
+``nack_delay`` (milliseconds), ``nack_max_deliveries`` and ``nack_reason``. A null is as good as
+nothing given: such a row keeps the keys and the event time of its input.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ebbflow import frames
+from ebbflow.core.outputs import ColumnOutputs
+from ebbflow.core.verdict import EMPTY, Verdict
+from ebbflow.errors import ContractViolation, MessageTooLarge
+from ebbflow.options import NackOptions
+
+_TYPES: dict[str, pa.DataType] = {
+    "value": pa.binary(),
+    "id": pa.string(),
+    "keys": pa.list_(pa.string()),
+    "tags": pa.list_(pa.string()),
+    "event_time": frames.TIME,
+    "nack": pa.bool_(),
+    "nack_delay": pa.int64(),
+    "nack_max_deliveries": pa.int64(),
+    "nack_reason": pa.string(),
+}
+
+
+COLUMNS = [
+    *("id", "keys", "value", "event_time", "headers", "metadata"),
+    *("deliveries", "nack_reason"),
+]
+"""What a columnar map is given."""
+
+
+def columns_returned(verdict: Verdict, start: int, count: int, result: Any) -> None:
+    """Take what a columnar map returned for ``count`` inputs from the one at ``start`` on."""
+    columns = _checked(verdict.vertex, result)
+    parents = _parents(verdict, start, count, columns)
+    nacked = _nacked(verdict, parents, columns)
+    _refuse_large(verdict, parents, columns, nacked)
+    kept = [row for row, parent in enumerate(parents) if parent not in nacked]
+    _drop_absent(verdict, start, count, parents)
+    _forward(verdict, parents, kept, columns)
+
+
+def _checked(vertex: str, result: Any) -> dict[str, pa.Array]:
+    batch = result if isinstance(result, pa.Table) else _as_table(vertex, result)
+    columns: dict[str, pa.Array] = {}
+    for name, kind in _TYPES.items():
+        if name in batch.schema.names:
+            try:
+                columns[name] = batch.column(name).combine_chunks().cast(kind)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise _violation(vertex, f"returned a column {name!r}: {error}") from error
+            if pa.types.is_list(kind) and columns[name].flatten().null_count:
+                raise _violation(vertex, f"returned a column {name!r} with nulls in its lists")
+    if "value" not in columns or columns["value"].null_count:
+        raise _violation(vertex, "returned no column 'value' without nulls")
+    return columns
+
+
+def _as_table(vertex: str, result: Any) -> pa.Table:
+    if isinstance(result, pa.RecordBatch):
+        return pa.Table.from_batches([result])
+    if type(result).__name__ == "DataFrame":
+        return pa.Table.from_pandas(result, preserve_index=False)
+    raise _violation(vertex, f"returned {type(result).__name__}")
+
+
+def _violation(vertex: str, what: str) -> ContractViolation:
+    return ContractViolation(
+        vertex,
+        f"{what} from a columnar map",
+        fix="Return a RecordBatch, Table or DataFrame with a binary column 'value', one row for "
+        "each input in order, or with a column 'id' that names the input of each row.",
+    )
+
+
+def _parents(verdict: Verdict, start: int, count: int, columns: dict[str, pa.Array]) -> list[int]:
+    rows = len(columns["value"])
+    if "id" not in columns:
+        if rows != count:
+            raise _violation(verdict.vertex, f"returned {rows} rows for {count} messages")
+        return list(range(start, start + count))
+    places = {i: start + n for n, i in enumerate(verdict.rows.column("id")[start : start + count])}
+    ids = columns["id"].to_pylist()
+    unknown = [i for i in ids if i not in places]
+    if unknown:
+        raise _violation(verdict.vertex, f"returned the unknown id {unknown[0]!r}")
+    return [places[i] for i in ids]
+
+
+def _nacked(verdict: Verdict, parents: Sequence[int], columns: dict[str, pa.Array]) -> set[int]:
+    """A nack of one row gives its whole input back."""
+    if "nack" not in columns:
+        return set()
+    names = ("nack_delay", "nack_max_deliveries", "nack_reason")
+    asked = [columns[n].to_pylist() if n in columns else [None] * len(parents) for n in names]
+    nacked: set[int] = set()
+    times = columns.get("event_time")
+    for row in pc.indices_nonzero(columns["nack"].fill_null(False)).to_pylist():
+        if times is not None and times[row].is_valid:
+            verdict.event_times.append(times[row].as_py())
+        if parents[row] not in nacked:
+            nacked.add(parents[row])
+            verdict.nack(parents[row], NackOptions(*(column[row] for column in asked)))
+    return nacked
+
+
+def _refuse_large(
+    verdict: Verdict, parents: Sequence[int], columns: dict[str, pa.Array], nacked: set[int]
+) -> None:
+    largest, keys = verdict.largest, columns.get("keys")
+    sizes = pc.binary_length(columns["value"])
+    most = pc.max(sizes).as_py() or 0
+    if most + (0 if keys is None else keys.nbytes) > largest:
+        for row, (parent, size) in enumerate(zip(parents, sizes.to_pylist(), strict=True)):
+            own = () if keys is None else keys[row].as_py() or ()
+            size += sum(len(key.encode()) for key in own)
+            if size > largest and parent not in nacked:
+                nacked.add(parent)
+                verdict.raised(parent, MessageTooLarge(size, largest))
+
+
+def _drop_absent(verdict: Verdict, start: int, count: int, parents: Sequence[int]) -> None:
+    if len(parents) != count or len(set(parents)) != count:
+        for index in set(range(start, start + count)) - set(parents):
+            verdict.outcomes[index] = EMPTY
+
+
+def _forward(
+    verdict: Verdict, parents: list[int], kept: list[int], columns: dict[str, pa.Array]
+) -> None:
+    if not isinstance(verdict.outputs, ColumnOutputs):
+        verdict.outputs = ColumnOutputs()
+    everything = len(kept) == len(parents)
+    chosen = pa.array(kept, pa.int64())
+    carried: dict[str, pa.Array] = {
+        n: columns[n] for n in ("value", "keys", "event_time") if n in columns
+    }
+    tags = columns.get("tags")
+    if not everything:
+        carried = {name: column.take(chosen) for name, column in carried.items()}
+        tags = None if tags is None else tags.take(chosen)
+        parents = [parents[row] for row in kept]
+    verdict.outputs.add(
+        parents,
+        _numbers(parents),
+        [()] * len(parents) if tags is None else [t or () for t in tags.to_pylist()],
+        carried,
+    )
+
+
+def _numbers(parents: Sequence[int]) -> list[int]:
+    """Each row's number among the outputs of its input."""
+    if len(set(parents)) == len(parents):
+        return [0] * len(parents)
+    seen: defaultdict[int, int] = defaultdict(int)
+    numbers = []
+    for parent in parents:
+        numbers.append(seen[parent])
+        seen[parent] += 1
+    return numbers

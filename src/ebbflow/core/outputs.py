@@ -1,0 +1,202 @@
+"""The messages that user code returned for a chunk, and how they become rows of the next frames.
+
+Outputs come message by message (``Outputs``) or as whole columns (``ColumnOutputs``). Either way
+a row's id is the way the message took, so ids stay unique where branches meet again, and whatever
+the user did not set is inherited from the input.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ebbflow import frames
+from ebbflow.frames import Rows
+from ebbflow.message import Message, Metadata
+
+INHERITED = ("event_time", "headers", "metadata")
+DELIVERY = ("deliveries", "failures", "retries", "nack_reason", "first_seen")
+"""What a row inherits as well when it stays in the vertex of its input."""
+
+# In a cycle the way would grow with every round; from here on its start is only a hash.
+LONGEST_ID = 240
+
+
+class Outputs:
+    """Messages one by one, as columns; ``parents`` are indexes of inputs."""
+
+    __slots__ = ("event_times", "indexes", "keys", "metadata", "parents", "tags", "values")
+
+    def __init__(self) -> None:
+        self.parents: list[int] = []
+        self.indexes: list[int] = []
+        self.values: list[bytes] = []
+        self.keys: list[Sequence[str] | None] = []
+        self.tags: list[Sequence[str]] = []
+        self.event_times: list[datetime | None] = []
+        self.metadata: list[Metadata | None] = []
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def add(self, parent: int, index: int, message: Message) -> None:
+        """Append one output; the parent's other outputs have been checked before."""
+        self.parents.append(parent)
+        self.indexes.append(index)
+        self.values.append(message.value)
+        # Copies: the lists are the user's, who may go on with them.
+        self.keys.append(None if message.keys is None else list(message.keys))
+        self.tags.append(tuple(message.tags) if message.tags else ())
+        self.event_times.append(message.event_time)
+        self.metadata.append(message.metadata)
+
+    def extend(self, at: Sequence[int], others: Outputs) -> None:
+        """Append outputs of some of the inputs; the first of them is the input at ``at[0]``."""
+        self.parents += [at[parent] for parent in others.parents]
+        for name in ("indexes", "values", "keys", "tags", "event_times", "metadata"):
+            getattr(self, name).extend(getattr(others, name))
+
+    def cut(self, end: int) -> Outputs:
+        """The outputs of the inputs before ``end``; those of retried inputs come behind others."""
+        rows = [row for row, parent in enumerate(self.parents) if parent < end]
+        kept = Outputs()
+        for name in self.__slots__:
+            column = getattr(self, name)
+            setattr(kept, name, [column[row] for row in rows])
+        return kept
+
+    def batch(
+        self, rows: Rows, name: str, now: datetime, inherited: Sequence[str] = INHERITED
+    ) -> pa.RecordBatch:
+        """The outputs as rows; ``name`` is the step they came from."""
+        parents = pa.array(self.parents, pa.int64())
+        columns: dict[str, Any] = {"first_seen": pa.repeat(pa.scalar(now, frames.TIME), len(self))}
+        columns |= {column: rows.batch.column(column).take(parents) for column in inherited}
+        columns["id"] = output_ids(rows.batch.column("id").take(parents), self.indexes, name)
+        columns["value"] = self.values
+        columns["keys"] = self._keys(rows.batch.column("keys").take(parents))
+        if any(time is not None for time in self.event_times):
+            columns["event_time"] = _chosen(self.event_times, columns["event_time"])
+        if any(metadata is not None for metadata in self.metadata):
+            columns["metadata"] = _chosen(self.metadata, columns["metadata"])
+        return frames.batch_of(columns, len(self))
+
+    def _keys(self, inherited: pa.Array) -> pa.Array | list[Any]:
+        given = any(keys is not None for keys in self.keys)
+        return _chosen(self.keys, inherited) if given else inherited
+
+
+def _chosen(own: Sequence[Any], inherited: pa.Array) -> list[Any]:
+    pairs = zip(own, inherited.to_pylist(), strict=True)
+    return [given if mine is None else mine for mine, given in pairs]
+
+
+@dataclass(slots=True)
+class ColumnOutputs:
+    """Messages as whole columns: ``value`` and, if given, ``keys`` and ``event_time``."""
+
+    parents: list[int] = field(default_factory=list)
+    indexes: list[int] = field(default_factory=list)
+    tags: list[Sequence[str]] = field(default_factory=list)
+    pieces: list[dict[str, pa.Array]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    def add(
+        self,
+        parents: list[int],
+        indexes: list[int],
+        tags: list[Sequence[str]],
+        columns: dict[str, pa.Array],
+    ) -> None:
+        """Append the outputs of one call."""
+        self.parents += parents
+        self.indexes += indexes
+        self.tags += tags
+        self.pieces.append(columns)
+
+    def extend(self, at: Sequence[int], others: ColumnOutputs) -> None:
+        """As for ``Outputs``."""
+        self.parents += [at[parent] for parent in others.parents]
+        self.indexes += others.indexes
+        self.tags += others.tags
+        self.pieces += others.pieces
+
+    def cut(self, end: int) -> ColumnOutputs:
+        """As for ``Outputs``."""
+        kept, start = ColumnOutputs(), 0
+        for piece in self.pieces:
+            stop = start + len(piece["value"])
+            rows = [row for row in range(start, stop) if self.parents[row] < end]
+            chosen = pa.array([row - start for row in rows], pa.int64())
+            kept.add(
+                [self.parents[row] for row in rows],
+                [self.indexes[row] for row in rows],
+                [self.tags[row] for row in rows],
+                {name: column.take(chosen) for name, column in piece.items()},
+            )
+            start = stop
+        return kept
+
+    def batch(
+        self, rows: Rows, name: str, now: datetime, inherited: Sequence[str] = INHERITED
+    ) -> pa.RecordBatch:
+        """As for ``Outputs``."""
+        parents = pa.array(self.parents, pa.int64())
+        columns: dict[str, Any] = {"first_seen": pa.repeat(pa.scalar(now, frames.TIME), len(self))}
+        for column in (*inherited, "keys"):
+            columns[column] = rows.batch.column(column).take(parents)
+        columns["id"] = output_ids(rows.batch.column("id").take(parents), self.indexes, name)
+        for column in ("value", "keys", "event_time"):
+            if any(column in piece for piece in self.pieces):
+                columns[column] = self._joined(column, columns.get(column))
+        return frames.batch_of(columns, len(self))
+
+    def _joined(self, column: str, inherited: pa.Array) -> pa.Array:
+        start, arrays = 0, []
+        for piece in self.pieces:
+            count = len(piece["value"])
+            own = piece.get(column)
+            if own is None or own.null_count:
+                given = inherited.slice(start, count)
+                own = given if own is None else pc.coalesce(own, given)
+            arrays.append(own)
+            start += count
+        return pa.concat_arrays(arrays)
+
+
+AnyOutputs = Outputs | ColumnOutputs
+
+
+def event_times(outputs: AnyOutputs | None, rows: Rows) -> list[datetime]:
+    """Event times among which is the earliest of the outputs, given or inherited."""
+    given = [t for t in outputs.event_times if t] if isinstance(outputs, Outputs) else []
+    if not given or (outputs is not None and len(given) < len(outputs)):
+        inherited = pc.min(rows.batch.column("event_time")).as_py()
+        given += [] if inherited is None else [inherited]
+    return [t if t.tzinfo else t.replace(tzinfo=UTC) for t in given]
+
+
+def output_ids(parents: pa.Array, indexes: Sequence[int], name: str) -> pa.Array:
+    """The ids of outputs: the parent's way and this step, numbered from the second output on."""
+    if len(parents) and pc.max(pc.binary_length(parents)).as_py() > LONGEST_ID:
+        parents = pa.array([_shortened(parent) for parent in parents.to_pylist()], pa.string())
+    if not any(indexes):
+        return pc.binary_join_element_wise(parents, name, "/")
+    names = pa.array([f"{name}.{i}" if i else name for i in indexes], pa.string())
+    return pc.binary_join_element_wise(parents, names, "/")
+
+
+def _shortened(way: str) -> str:
+    if len(way.encode()) <= LONGEST_ID:
+        return way
+    # What the message came from stays readable; the way since then is told by its hash.
+    digest = hashlib.blake2b(way.encode(), digest_size=12).hexdigest()
+    return f"{way.partition('/')[0][:100]}/~{digest}"

@@ -1,0 +1,287 @@
+"""The publications of a chunk, each kind by itself: redeliveries, letters, answers, outputs.
+
+All are functions of the chunk, the verdict and the time alone: a replay that decides the same
+makes the same publications with the same ids, to the same partitions.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import zlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import IntEnum
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ebbflow import frames
+from ebbflow.core.letter import Letter
+from ebbflow.core.redelivery import due_time
+from ebbflow.core.routing import Edge, route
+from ebbflow.core.sinking import request_id
+from ebbflow.core.verdict import Verdict
+from ebbflow.frames import Rows
+from ebbflow.outcome import DeadLetter, Redeliver, Retry
+
+FROM = "Ebbflow-From"
+WATERMARK = "Ebbflow-Watermark"
+
+_LETTER_FACTS = (
+    *("id", "value", "keys", "headers", "metadata"),
+    *("event_time", "first_seen", "deliveries"),
+)
+_LONGEST_KEY = 200
+_SAFE_KEY = re.compile(rf"[-/_=a-zA-Z0-9]{{1,{_LONGEST_KEY}}}")
+
+
+class Stage(IntEnum):
+    """When a publication must be confirmed: everything of a stage before the next begins."""
+
+    REDELIVER = 1
+    DEAD_LETTER = 2
+    ANSWER = 3
+    OUTPUT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """One message to publish. ``target`` is a vertex, or the bucket of an answer.
+
+    ``due`` is for redeliveries and ``key`` for answers. An output that ``discards`` is given up
+    when its buffer is full; ``parents`` are then the inputs it came from, one entry a row.
+    ``ordered`` outputs reach a partition one after another.
+    """
+
+    stage: Stage
+    target: str
+    partition: int
+    msg_id: str
+    payload: bytes
+    headers: dict[str, str] = field(default_factory=dict)
+    due: int | None = None
+    key: str = ""
+    discards: bool = False
+    ordered: bool = False
+    parents: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows that are settled together, under a key that only these rows have."""
+
+    key: str
+    rows: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a chunk is being settled. ``max_payload`` is the server's limit for one message.
+
+    ``bucket`` is where answers are stored, if they are stored by us.
+    """
+
+    vertex: str
+    partition: int
+    edges: Sequence[Edge]
+    max_payload: int
+    bucket: str | None = None
+
+
+def redeliveries(
+    chunk: Chunk, again: Mapping[int, Redeliver | Retry], place: Place, now: datetime
+) -> Iterator[Publication]:
+    """Frames for the vertex itself, one or more for each time that rows are due."""
+    groups: dict[int, list[int]] = defaultdict(list)
+    now_ms = -int(-now.timestamp() * 1000 // 1)
+    for index in sorted(again):
+        delay = again[index].delay
+        groups[due_time(now_ms, delay) if delay else 0].append(index)
+    for due, indexes in sorted(groups.items()):
+        batch = again_rows(chunk.rows.batch, indexes, [again[i] for i in indexes])
+        for frame in frames.split(batch):
+            yield Publication(
+                Stage.REDELIVER,
+                place.vertex,
+                place.partition,
+                f"{chunk.key}:again:{_fingerprint(frame)}",
+                frames.encode(frame),
+                due=due or None,
+            )
+
+
+def again_rows(
+    batch: pa.RecordBatch, indexes: Sequence[int], how: Sequence[Redeliver | Retry]
+) -> pa.RecordBatch:
+    """The rows as they come back: a redelivery counts as a delivery, a retry does not."""
+    taken = frames.taken(batch, indexes)
+    retries = [h.retries if isinstance(h, Retry) else 0 for h in how]
+    more = pa.array([0 if isinstance(h, Retry) else 1 for h in how], pa.uint32())
+    return frames.with_columns(
+        taken,
+        deliveries=pc.add(taken.column("deliveries"), more),
+        failures=[h.failures for h in how],
+        retries=retries,
+        nack_reason=[h.error if isinstance(h, Retry) else h.reason for h in how],
+    )
+
+
+def letters(
+    chunk: Chunk, dead: Mapping[int, DeadLetter], place: Place, now: datetime
+) -> Iterator[Publication]:
+    """One plain message for each dead letter."""
+    # From the batch, not from the lists that user code was shown and may have changed.
+    rows = Rows(frames.taken(chunk.rows.batch, sorted(dead)))
+    for number, (_, why) in enumerate(sorted(dead.items())):
+        letter = _letter(rows, number, why, place.vertex, now).fitting(place.max_payload)
+        yield Publication(
+            Stage.DEAD_LETTER,
+            place.vertex,
+            place.partition,
+            f"{chunk.key}:dead:{frames.fingerprint([letter.id])}",
+            letter.value,
+            letter.to_headers(),
+        )
+
+
+def _letter(rows: Rows, index: int, why: DeadLetter, vertex: str, now: datetime) -> Letter:
+    return Letter(
+        vertex=vertex,
+        reason=why.reason,
+        error=why.error,
+        traceback=why.traceback,
+        last_seen=now.astimezone(UTC),
+        **{name: rows.column(name)[index] for name in _LETTER_FACTS},
+    )
+
+
+def answers(
+    chunk: Chunk, given: Mapping[int, Sequence[bytes]], place: Place
+) -> Iterator[Publication]:
+    """One entry of the serving store for each answer; a replay writes the same entry again."""
+    # From the batch, not from the headers that user code was shown and may have changed.
+    rows = Rows(chunk.rows.batch)
+    for index, payloads in sorted(given.items()):
+        assert place.bucket is not None
+        request = answer_key(request_id(rows, index))
+        own = frames.fingerprint([rows.column("id")[index]])
+        for number, payload in enumerate(payloads):
+            yield Publication(
+                Stage.ANSWER,
+                place.bucket,
+                place.partition,
+                f"{chunk.key}:answer:{own}.{number}",
+                payload,
+                key=f"{request}.{place.vertex}.{own}.{number}",
+            )
+
+
+def answer_key(request: str) -> str:
+    """The request's id as one part of a key, whatever is in it; different ids stay different."""
+    if _SAFE_KEY.fullmatch(request) and not request.startswith("="):
+        return request
+    encoded = base64.urlsafe_b64encode(request.encode()).decode()
+    if len(encoded) <= _LONGEST_KEY:
+        return "=" + encoded
+    # A subject has to stay short; the hash is as good as the id, but for reading it.
+    return "==" + hashlib.blake2b(request.encode(), digest_size=32).hexdigest()
+
+
+def outputs(
+    chunk: Chunk,
+    verdict: Verdict,
+    finished: list[int],
+    place: Place,
+    now: datetime,
+    watermark: datetime | None,
+) -> tuple[list[Publication], int, int]:
+    """The output publications, the number of rows in them, and of inputs that went nowhere."""
+    if not place.edges:
+        return [], len(finished), 0
+    if verdict.outputs is None:
+        everything = len(finished) == len(chunk.rows)
+        batch = chunk.rows.batch if everything else frames.taken(chunk.rows.batch, finished)
+        parents, tags = finished, [()] * len(finished)
+    else:
+        batch = verdict.outputs.batch(chunk.rows, place.vertex, now)
+        parents, tags = verdict.outputs.parents, verdict.outputs.tags  # type: ignore[assignment]
+    return _routed(chunk, batch, parents, tags, place, _origin(place, watermark))
+
+
+def _origin(place: Place, watermark: datetime | None) -> dict[str, str]:
+    origin = {FROM: f"{place.vertex}.{place.partition}"}
+    return origin if watermark is None else origin | {WATERMARK: watermark.isoformat()}
+
+
+def _routed(
+    chunk: Chunk,
+    batch: pa.RecordBatch,
+    parents: Sequence[int],
+    tags: Sequence[Sequence[str]],
+    place: Place,
+    headers: dict[str, str],
+) -> tuple[list[Publication], int, int]:
+    found: list[Publication] = []
+    reached: set[int] = set()
+    written = 0
+    traced = any(edge.discards for edge in place.edges)
+    for edge, indexes in zip(place.edges, route(place.edges, tags), strict=True):
+        everything = len(indexes) == batch.num_rows
+        chosen = batch if everything else frames.taken(batch, indexes)
+        own = parents if everything else [parents[i] for i in indexes]
+        found += _frames_for(chunk, edge, chosen, headers, own if traced else ())
+        reached.update(own)
+        written += len(indexes)
+    return found, written, len(set(parents)) - len(reached)
+
+
+def _frames_for(
+    chunk: Chunk,
+    edge: Edge,
+    batch: pa.RecordBatch,
+    headers: dict[str, str],
+    parents: Sequence[int],
+) -> Iterator[Publication]:
+    for partition, rows in _by_partition(batch, edge).items():
+        share = batch if rows is None else frames.taken(batch, rows)
+        own = parents if rows is None or not parents else [parents[i] for i in rows]
+        start = 0
+        for number, frame in enumerate(frames.split(share)):
+            mark = _fingerprint(frame)
+            # Taken from the content, so that a replay sends the same frame the same way.
+            spread = (int(mark[:8], 16) + number) % edge.partitions
+            yield Publication(
+                Stage.OUTPUT,
+                edge.to,
+                spread if partition is None else partition,
+                f"{chunk.key}:{edge.to}:{mark}",
+                frames.encode(frame),
+                headers,
+                discards=edge.discards,
+                ordered=edge.keyed,
+                parents=tuple(own[start : start + frame.num_rows]),
+            )
+            start += frame.num_rows
+
+
+def _by_partition(batch: pa.RecordBatch, edge: Edge) -> dict[int | None, list[int] | None]:
+    """Which rows go to which partition; ``None`` stands for any partition, and for all rows."""
+    if not edge.keyed:
+        return {None: None}
+    found: dict[int | None, list[int] | None] = defaultdict(list)
+    for index, keys in enumerate(batch.column("keys").to_pylist()):
+        found[partition_of(keys or (), edge.partitions)].append(index)  # type: ignore[union-attr]
+    return found
+
+
+def partition_of(keys: Sequence[str], partitions: int) -> int:
+    """The partition that all messages with these keys go to."""
+    return zlib.crc32("\x1f".join(keys).encode()) % partitions
+
+
+def _fingerprint(frame: pa.RecordBatch) -> str:
+    return frames.fingerprint(frame.column("id").to_pylist())

@@ -1,0 +1,92 @@
+"""Retrying what user code reports as failed: FAILURE from a sink, ``to_fail`` from a map.
+
+Only the failed rows are given to user code again, in their order. Short waits are waited out on
+the spot, up to a second in all for a chunk; longer ones go through the redeliveries of the vertex
+(``Retry``), so that a long wait never holds up a task. What happens after the last retry is the
+strategy's ``on_failure``. Without a strategy a failure is permanent and goes to the dead letters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from ebbflow import frames
+from ebbflow.core.verdict import Failure, Verdict
+from ebbflow.frames import Rows
+from ebbflow.options import Backoff
+from ebbflow.outcome import DeadLetter, Retry
+
+Call = Callable[[Verdict], None]
+Pause = Callable[[float], None]
+
+ON_THE_SPOT = 1_000
+"""Milliseconds that the retries of one chunk may wait on the spot."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryStrategy:
+    """How often to retry, and what to do when that did not help."""
+
+    backoff: Backoff
+    on_failure: Literal["retry", "fallback", "drop"] = "retry"
+
+    def allows(self, retries: int) -> bool:
+        """Whether there may be another retry after so many."""
+        return self.on_failure == "retry" or retries < self.backoff.steps
+
+
+def call_with_retries(
+    verdict: Verdict, call: Call, strategy: RetryStrategy | None, pause: Pause, what: str
+) -> None:
+    """Have user code decide about the rows; ``what`` names it in the letters of those that fail."""
+    call(verdict)
+    if strategy is not None:
+        _retry_on_the_spot(verdict, call, strategy, pause)
+    for index, failure in verdict.failed.items():
+        _conclude(verdict, index, failure, strategy, what)
+    verdict.failed.clear()
+
+
+def _retry_on_the_spot(verdict: Verdict, call: Call, strategy: RetryStrategy, pause: Pause) -> None:
+    left = ON_THE_SPOT
+    while True:
+        waits = {
+            index: strategy.backoff.wait(failure.retries + 1, verdict.chance.random())
+            for index, failure in verdict.failed.items()
+            if strategy.allows(failure.retries)
+        }
+        at = sorted(index for index, wait in waits.items() if wait <= left)
+        if not at:
+            return
+        wait = max(waits[index] for index in at)
+        left -= max(wait, 1)
+        pause(wait / 1000)
+        _again(verdict, at, call)
+
+
+def _again(verdict: Verdict, at: list[int], call: Call) -> None:
+    retries = [verdict.failed.pop(index).retries + 1 for index in at]
+    batch = frames.taken(verdict.rows.batch, at)
+    part = verdict.part(Rows(frames.with_columns(batch, retries=retries), verdict.rows.watermark))
+    call(part)
+    verdict.merge(at, part)
+
+
+def _conclude(
+    verdict: Verdict, index: int, failure: Failure, strategy: RetryStrategy | None, what: str
+) -> None:
+    letter = DeadLetter(f"{what} failure", error=failure.error)
+    if strategy is None:
+        verdict.outcomes[index] = letter
+    elif strategy.allows(failure.retries):
+        wait = strategy.backoff.wait(failure.retries + 1, verdict.chance.random())
+        verdict.outcomes[index] = Retry(
+            wait, failure.error, failure.retries + 1, verdict.failures_of(index)
+        )
+    elif strategy.on_failure == "fallback" and verdict.has_fallback:
+        verdict.fallback[index] = letter
+    else:
+        retried = f"{failure.error} (after {failure.retries} retries)"
+        verdict.outcomes[index] = DeadLetter("retries exhausted", error=retried)

@@ -1,0 +1,152 @@
+"""The Python builder of a MonoVertex: source, map and sinks in one step, without buffers between.
+
+    (
+        MonoVertex("orders")
+        .source(generator={"messages": 100}, transformer=first_look)
+        .map(enrich)
+        .sink(store, fallback="log")
+        .bypass(fallback=["bad"])
+    )
+
+Each part is given once. As with ``Pipeline``, everything is checked when ``spec`` is asked for,
+by the rules that hold for YAML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+from ebbflow.errors import SpecError
+from ebbflow.spec import parts
+from ebbflow.spec.parts import Policy, SinkChoice, Store
+from ebbflow.spec.problem import Problem
+from ebbflow.spec.words import Code, Mode, OnFailure, Operator
+
+if TYPE_CHECKING:
+    from ebbflow.spark.run import Summary
+    from ebbflow.spec.model import MonoVertexSpec
+
+
+class MonoVertex:
+    """Builds a MonoVertex part by part; ``run`` runs it and ``spec`` gives the checked model.
+
+    ``partitions`` is the number of tasks, one if left out. ``limits`` and a mapping for
+    ``on_error`` have YAML's fields, in camel case or snake case. ``serving_store`` is a class of
+    yours or ``{"nats": {"bucket": "answers"}}``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        partitions: int | None = None,
+        limits: Mapping[str, Any] | None = None,
+        on_error: Policy | None = None,
+        serving_store: Store | None = None,
+    ) -> None:
+        self._name = name
+        self._bypass: dict[str, Any] = {}
+        self._body: dict[str, Any] = {"limits": dict(limits or {}), "bypass": self._bypass}
+        if partitions is not None:
+            self._body["partitions"] = partitions
+        if on_error is not None:
+            self._body["onError"] = {"backoff": parts.backoff(on_error)}
+        if serving_store is not None:
+            self._body["servingStore"] = parts.store(serving_store)
+
+    def source(
+        self,
+        code: Code | None = None,
+        *,
+        generator: Mapping[str, Any] | None = None,
+        transformer: Code | None = None,
+        retry: Policy | None = None,
+        on_failure: OnFailure | None = None,
+    ) -> Self:
+        """Read from user code, or from ``generator={"messages": 100, "rpu": 5}``.
+
+        ``retry`` and ``on_failure`` are for what the transformer reports as failed.
+        """
+        part = parts.source(code, generator, transformer, retry, on_failure)
+        return self._give(self._body, "source", part)
+
+    def map(
+        self,
+        code: Code,
+        *,
+        mode: Mode = "unary",
+        retry: Policy | None = None,
+        on_failure: OnFailure | None = None,
+    ) -> Self:
+        """Change each message; ``mode`` says what the code is given at a time."""
+        return self._give(self._body, "udf", parts.udf(code, mode, retry, on_failure))
+
+    def sink(
+        self,
+        code: Code | None = None,
+        *,
+        log: bool = False,
+        blackhole: bool = False,
+        fallback: SinkChoice | None = None,
+        on_success: SinkChoice | None = None,
+        retry: Policy | None = None,
+        on_failure: OnFailure | None = None,
+    ) -> Self:
+        """Write to user code, or with ``log=True`` or ``blackhole=True``.
+
+        ``fallback`` gets what the sink cannot write, ``on_success`` what it passes on.
+        """
+        part = parts.sink(
+            code,
+            log=log,
+            blackhole=blackhole,
+            fallback=fallback,
+            on_success=on_success,
+            retry=retry,
+            on_failure=on_failure,
+        )
+        return self._give(self._body, "sink", part)
+
+    def bypass(
+        self,
+        *,
+        sink: str | Iterable[str] | None = None,
+        fallback: str | Iterable[str] | None = None,
+        on_success: str | Iterable[str] | None = None,
+        operator: Operator = "or",
+    ) -> Self:
+        """Send messages with these tags straight to one of the sinks, past all that is left.
+
+        May be called again, for another sink with another operator.
+        """
+        for target, tags in (("sink", sink), ("fallback", fallback), ("onSuccess", on_success)):
+            if tags is not None:
+                self._give(self._bypass, target, parts.conditions(tags, operator))
+        return self
+
+    @property
+    def spec(self) -> MonoVertexSpec:
+        """The checked model; ``SpecError`` with every problem if there are any."""
+        from ebbflow.spec.lint import build
+        from ebbflow.spec.model import MonoVertexSpec
+
+        return build(MonoVertexSpec, {"metadata": {"name": self._name}, "spec": self._body})
+
+    def run(self, *, quiet: bool = False, **options: Any) -> Summary:
+        """Check the MonoVertex and run it; blocks until it is drained, timed out or stopped.
+
+        What happens is shown as ``ebbflow run`` does, unless ``quiet``. The other options are
+        those of ``ebbflow.spark.run.RunOptions``; ``SetupError`` when the machine is not ready.
+        """
+        from ebbflow.cli.show import shown
+
+        return shown(self.spec, quiet, options)
+
+    def _give(self, holder: dict[str, Any], name: str, part: dict[str, Any]) -> Self:
+        # Taking the later one would leave the earlier silently without effect.
+        if name in holder:
+            place = f"MonoVertex {self._name}{', bypass' * (holder is self._bypass)}"
+            raise SpecError([Problem("", 0, 0, "EB003", f"{name!r} is already given", place)])
+        holder[name] = part
+        return self

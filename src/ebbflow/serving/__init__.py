@@ -1,0 +1,1 @@
+"""Serving: where answers to requests are stored and found again."""

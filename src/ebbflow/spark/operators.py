@@ -1,0 +1,143 @@
+"""What a vertex does with a chunk: its role in the plan, made ready on a worker."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from typing import assert_never
+
+from ebbflow.core.mono import Mono, Step, run_mono
+from ebbflow.core.retry import Call, call_with_retries
+from ebbflow.core.sinking import Put, Sinks, run_sinks
+from ebbflow.core.verdict import Verdict
+from ebbflow.functions import (
+    Handler,
+    run_batch_map,
+    run_columnar,
+    run_map,
+    run_sink,
+    run_stream,
+)
+from ebbflow.sinks import blackhole, log
+from ebbflow.spark.careful import Careful, Emit
+from ebbflow.spark.handlers import forget_handlers, handler_for
+from ebbflow.spark.plan import (
+    BlackholeSink,
+    Code,
+    Forward,
+    LogSink,
+    MonoPlan,
+    SinkPlan,
+    SinksPlan,
+    UserMap,
+    UserSink,
+    VertexPlan,
+)
+
+
+def set_environment(plan: VertexPlan, partition: int) -> None:
+    """What Numaflow tells user code in its environment, told here as well."""
+    os.environ |= {
+        "NUMAFLOW_NAMESPACE": plan.namespace,
+        "NUMAFLOW_POD": f"{plan.pipeline}-{plan.vertex}-{partition}",
+        "NUMAFLOW_REPLICA": str(partition),
+        "NUMAFLOW_PIPELINE_NAME": plan.pipeline,
+        "NUMAFLOW_VERTEX_NAME": plan.vertex,
+    }
+
+
+def operator_for(plan: VertexPlan, emit: Emit, careful: bool) -> Call:
+    """The vertex's operator; ``careful`` when its last worker died."""
+    if isinstance(plan.role, Forward):
+        return Verdict.forward_inputs
+    operator = Operators(plan, emit).operator()
+    return Careful(operator, partial(_fresh_operator, plan)) if careful else operator
+
+
+def _fresh_operator(plan: VertexPlan, emit: Emit) -> Call:
+    """For a child process, which must not use what its parent has open."""
+    forget_handlers()
+    return Operators(plan, emit).operator()
+
+
+class Operators:
+    """Makes the operator of one vertex."""
+
+    def __init__(self, plan: VertexPlan, emit: Emit) -> None:
+        self._plan = plan
+        self._emit = emit
+
+    def operator(self) -> Call:
+        """The operator of the vertex's role."""
+        match self._plan.role:
+            case UserMap() as role:
+                name = "map" if self._plan.generator is None else "transformer"
+                return partial(
+                    call_with_retries,
+                    call=self._map(role, name),
+                    strategy=role.strategy,
+                    pause=time.sleep,
+                    what=name,
+                )
+            case SinksPlan() as role:
+                return partial(run_sinks, sinks=self._sinks(role), pause=time.sleep)
+            case MonoPlan() as role:
+                return partial(run_mono, mono=self._mono(role), pause=time.sleep)
+            case Forward():
+                return Verdict.forward_inputs
+            case never:
+                assert_never(never)
+
+    def _handler(self, role: str, code: Code) -> Handler:
+        vertex = (self._plan.pipeline, self._plan.vertex)
+        return handler_for(vertex, role, code, self._plan.search)
+
+    def _map(self, role: UserMap, name: str) -> Call:
+        handler, size = self._handler(name, role.code), self._plan.batch_size
+        match role.mode:
+            case "unary":
+                return partial(run_map, handler, concurrency=self._plan.concurrency)
+            case "stream":
+                return partial(run_stream, handler)
+            case "batch":
+                return partial(run_batch_map, handler, batch_size=size)
+            case "columnar" | "pandas":
+                pandas = role.mode == "pandas"
+                return partial(run_columnar, handler, batch_size=size, pandas=pandas)
+            case never:
+                assert_never(never)
+
+    def _sinks(self, role: SinksPlan) -> Sinks:
+        return Sinks(
+            primary=self._sink(role.primary, "sink"),
+            fallback=self._sink(role.fallback, "fallback") if role.fallback else None,
+            on_success=self._sink(role.on_success, "on_success") if role.on_success else None,
+            strategy=role.strategy,
+            serves=role.serves,
+            put=self._put(role.store) if role.store else None,
+        )
+
+    def _sink(self, role: SinkPlan, name: str) -> Call:
+        match role:
+            case UserSink(code):
+                handler = self._handler(name, code)
+                return partial(run_sink, handler, batch_size=self._plan.batch_size)
+            case LogSink():
+                return partial(log.write, emit=self._emit, role=name)
+            case BlackholeSink():
+                return blackhole.write
+            case never:
+                assert_never(never)
+
+    def _put(self, code: Code) -> Put:
+        handler = self._handler("store", code)
+        return lambda request, payloads: handler.finished(handler.made.put(request, payloads))
+
+    def _mono(self, role: MonoPlan) -> Mono:
+        steps = (("transformer", role.transformer), ("map", role.map))
+        return Mono(
+            [Step(name, self._map(one, name), one.strategy) for name, one in steps if one],
+            self._sinks(role.sinks),
+            role.bypass,
+        )

@@ -1,0 +1,118 @@
+"""Parts of a spec as plain data, from the arguments that the Python builders take.
+
+Nothing is checked here: a wrong argument becomes a wrong field, which lint then reports with the
+rest. Only what was given is written, so that defaults stay those of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from typing import Any, Literal
+
+from ebbflow.options import Backoff
+from ebbflow.spec.words import Code, Mode, OnFailure, Operator
+
+Policy = Backoff | Mapping[str, Any]
+"""A back-off, or its fields: ``{"interval": "2s", "steps": 3}``, in camel case or snake case."""
+
+SinkChoice = Code | Literal["log", "blackhole"]
+"""A sink in one word: user code, or the name of a built-in sink. A text with a colon is code."""
+
+Store = Code | Mapping[str, Any]
+"""A store for answers: a class of the user's, or ``{"nats": {"bucket": "answers"}}``."""
+
+Part = dict[str, Any]
+
+
+def source(
+    code: Code | None,
+    generator: Mapping[str, Any] | None,
+    transformer: Code | None,
+    retry: Policy | None,
+    on_failure: OnFailure | None,
+) -> Part:
+    """A source; the retries are its transformer's."""
+    part: Part = {}
+    if code is not None:
+        part["udsource"] = {"python": code}
+    if generator is not None:
+        part["generator"] = dict(generator)
+    retried = _retried(retry, on_failure)
+    if transformer is not None or retried:
+        part["transformer"] = {"python": transformer, **retried}
+    return part
+
+
+def udf(code: Code, mode: Mode, retry: Policy | None, on_failure: OnFailure | None) -> Part:
+    """A map."""
+    return {"python": code, "mode": mode, **_retried(retry, on_failure)}
+
+
+def sink(
+    code: Code | None,
+    *,
+    log: bool,
+    blackhole: bool,
+    fallback: SinkChoice | None,
+    on_success: SinkChoice | None,
+    retry: Policy | None,
+    on_failure: OnFailure | None,
+) -> Part:
+    """A sink with those behind it."""
+    part = _retried(retry, on_failure)
+    if code is not None:
+        part["udsink"] = {"python": code}
+    if log:
+        part["log"] = {}
+    if blackhole:
+        part["blackhole"] = {}
+    if fallback is not None:
+        part["fallback"] = _chosen(fallback)
+    if on_success is not None:
+        part["onSuccess"] = _chosen(on_success)
+    return part
+
+
+def conditions(tags: str | Iterable[str], operator: Operator) -> Part:
+    """What a message must be like to go one way."""
+    return {"tags": {"operator": operator, "values": listed(tags)}}
+
+
+def store(given: Store) -> Part:
+    """A store for answers."""
+    return dict(given) if isinstance(given, Mapping) else {"python": given}
+
+
+def backoff(policy: Policy) -> Part:
+    """The fields of a back-off."""
+    if not isinstance(policy, Backoff):
+        return dict(policy)
+    return {
+        "interval": timedelta(milliseconds=policy.interval),
+        "steps": policy.steps,
+        "factor": policy.factor,
+        "cap": timedelta(milliseconds=policy.cap),
+        "jitter": policy.jitter,
+    }
+
+
+def listed(names: str | Iterable[str]) -> list[str]:
+    """The names as a list; a lone text is one name, where as an iterable it would be letters."""
+    return [names] if isinstance(names, str) else list(names)
+
+
+def _retried(retry: Policy | None, on_failure: OnFailure | None) -> Part:
+    """The retry strategy, if there is one; what happens in the end may be among its fields."""
+    if retry is None and on_failure is None:
+        return {}
+    waits = {} if retry is None else backoff(retry)
+    ends = {name: waits.pop(name) for name in ("on_failure", "onFailure") if name in waits}
+    ends = ends if on_failure is None else {"onFailure": on_failure}
+    return {"retryStrategy": {"backoff": waits, **ends}}
+
+
+def _chosen(choice: SinkChoice) -> Part:
+    if isinstance(choice, str) and ":" not in choice:
+        return {choice: {}}
+    return {"udsink": {"python": choice}}

@@ -1,0 +1,271 @@
+"""What pipelines and MonoVertices are made of: sources, user code, sinks, retries, limits.
+
+All durations are whole milliseconds. See ``model`` for what a section does and does not promise.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any, ClassVar
+
+from pydantic import Field, StrictBool, StrictInt, StrictStr
+
+from ebbflow.options import DEFAULT_ON_ERROR, Backoff
+from ebbflow.spec import fields, words
+from ebbflow.spec.fields import Section
+from ebbflow.spec.kubernetes import LifecycleFields
+
+# --- waiting and retrying -----------------------------------------------------------------------
+
+DEFAULT_RETRY = Backoff(interval=1, steps=65_535)
+"""What a ``retryStrategy`` leaves out."""
+
+
+class BackoffSpec(Section):
+    """Waits between retries; what is left out comes from the defaults of where it is used."""
+
+    interval: fields.Millis | None = None
+    steps: fields.Positive | None = None
+    factor: fields.Factor | None = None
+    cap: fields.Millis | None = None
+    jitter: fields.Jitter | None = None
+
+    def filled(self, defaults: Backoff) -> Backoff:
+        """The whole policy; a default cap never cuts an interval that was asked for."""
+        given = {name: getattr(self, name) for name in self.__class__.model_fields}
+        chosen = {name: value for name, value in given.items() if value is not None}
+        interval = chosen.get("interval", defaults.interval)
+        chosen.setdefault("cap", max(defaults.cap, interval))
+        names = Backoff.__dataclass_fields__
+        return Backoff(**{name: chosen.get(name, getattr(defaults, name)) for name in names})
+
+
+class RetryStrategy(Section):
+    """What to do about failures that user code reports."""
+
+    backoff: BackoffSpec = BackoffSpec()
+    on_failure: words.OnFailure = "retry"
+
+    @property
+    def policy(self) -> Backoff:
+        """The back-off with nothing left out."""
+        return self.backoff.filled(DEFAULT_RETRY)
+
+
+class OnErrorBackoff(BackoffSpec):
+    """As any back-off, but ``steps: 0`` is allowed: dead-letter at once."""
+
+    steps: fields.Count | None = None
+
+
+class OnError(Section):
+    """What to do about exceptions that user code did not mean to raise."""
+
+    backoff: OnErrorBackoff = OnErrorBackoff()
+
+    @property
+    def policy(self) -> Backoff:
+        """The back-off with nothing left out; after its last step comes the dead letter."""
+        return self.backoff.filled(DEFAULT_ON_ERROR)
+
+
+# --- user code ----------------------------------------------------------------------------------
+
+
+class UserCode(Section):
+    """Code of the user's: a Python function or class, or a container."""
+
+    container: Any = None
+    python: fields.Code | None = None
+
+
+class Transformer(UserCode):
+    """Changes messages inside the source, before they are first stored."""
+
+    retry_strategy: RetryStrategy | None = None
+
+
+class Udf(UserCode):
+    """A user-defined function: one message in, any number out."""
+
+    mode: words.Mode = "unary"
+    group_by: Any = None
+    retry_strategy: RetryStrategy | None = None
+
+
+class OneOf(Section):
+    """A section in which exactly one of several kinds is to be given."""
+
+    KINDS: ClassVar[tuple[str, ...]]
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds that are given; exactly one once the spec lints."""
+        return tuple(name for name in self.KINDS if getattr(self, name) is not None)
+
+    @property
+    def kind(self) -> str:
+        """The kind that is given."""
+        return self.kinds[0]
+
+
+# --- sources ------------------------------------------------------------------------------------
+
+
+class Generator(Section):
+    """Makes messages up: ``rpu`` of them per ``duration``, for ever or until ``messages``."""
+
+    rpu: fields.Positive = 5
+    duration: fields.Millis = 1_000
+    msg_size: fields.Count = 8
+    key_count: fields.Count = 0
+    value: StrictInt | None = None
+    value_blob: fields.Base64 | None = None
+    jitter: fields.Millis = 0
+    messages: fields.Positive | None = None
+
+    @property
+    def blob(self) -> bytes | None:
+        """The payload that every message is to have, if one was given."""
+        return None if self.value_blob is None else base64.b64decode(self.value_blob)
+
+
+class Source(OneOf):
+    """Where messages come from."""
+
+    KINDS = (
+        "generator", "udsource", "http", "jetstream", "nats", "kafka", "pulsar", "sqs", "serving",
+    )  # fmt: skip
+    generator: Generator | None = None
+    udsource: UserCode | None = None
+    http: Any = None
+    jetstream: Any = None
+    nats: Any = None
+    kafka: Any = None
+    pulsar: Any = None
+    sqs: Any = None
+    serving: Any = None
+    transformer: Transformer | None = None
+
+
+# --- sinks --------------------------------------------------------------------------------------
+
+
+class Log(Section):
+    """Writes every message to the log. Has no settings."""
+
+
+class Blackhole(Section):
+    """Forgets every message. Has no settings."""
+
+
+class SinkTarget(OneOf):
+    """A place to write messages to."""
+
+    KINDS = ("log", "blackhole", "udsink", "kafka", "pulsar", "sqs", "serve")
+    log: Log | None = None
+    blackhole: Blackhole | None = None
+    udsink: UserCode | None = None
+    kafka: Any = None
+    pulsar: Any = None
+    sqs: Any = None
+    serve: Any = None
+
+
+class Sink(SinkTarget):
+    """Where messages end, and what happens to those that cannot."""
+
+    fallback: SinkTarget | None = None
+    on_success: SinkTarget | None = None
+    retry_strategy: RetryStrategy | None = None
+
+
+class NatsStore(Section):
+    """Answers in a JetStream key-value bucket, kept for ``ttl``."""
+
+    bucket: fields.Bucket
+    ttl: fields.Millis = 2 * 60 * 60 * 1_000
+
+
+class ServingStore(OneOf):
+    """Where the answers that sinks serve are put: NATS, or a class of the user's."""
+
+    KINDS = ("nats", "python")
+    nats: NatsStore | None = None
+    python: fields.Code | None = None
+
+
+# --- routing ------------------------------------------------------------------------------------
+
+
+class TagCondition(Section):
+    """Which tags a message must have: all of them, any of them, none of them."""
+
+    operator: words.Operator = "or"
+    values: tuple[StrictStr, ...] = ()
+
+
+class Conditions(Section):
+    """What a message must be like to go one way."""
+
+    tags: TagCondition | None = None
+
+
+class Edge(Section):
+    """Messages leaving ``from_`` go to ``to`` if the condition, if any, holds."""
+
+    from_: StrictStr = Field(alias="from")
+    to: StrictStr
+    conditions: Conditions | None = None
+    on_full: words.OnFull = "retryUntilSuccess"
+
+
+class Bypass(Section):
+    """Which messages of a MonoVertex skip what is left of it and go straight to one of its sinks.
+
+    The first that matches decides, in the order of the fields.
+    """
+
+    sink: Conditions | None = None
+    fallback: Conditions | None = None
+    on_success: Conditions | None = None
+
+
+# --- conditions of a run ------------------------------------------------------------------------
+
+
+class ReadLimits(Section):
+    """How much is read and worked on at a time."""
+
+    read_batch_size: fields.Positive | None = None
+    read_timeout: fields.Millis | None = None
+    concurrency: fields.Positive | None = None
+    rate_limit: Any = None
+
+
+class Limits(ReadLimits):
+    """How much is read and stored at a time; of the pipeline, or of one vertex."""
+
+    buffer_max_length: fields.Positive | None = None
+    buffer_usage_limit: fields.Percentage | None = None
+
+
+class Ordered(Section):
+    """Whether messages keep their order."""
+
+    enabled: StrictBool = False
+
+
+class Lifecycle(Section):
+    """Whether to run at all."""
+
+    desired_phase: words.Phase = "Running"
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing is to be read for now."""
+        return self.desired_phase == "Paused"
+
+
+class PipelineLifecycle(LifecycleFields, Lifecycle):
+    """The lifecycle of a pipeline; Kubernetes' grace periods have no effect."""

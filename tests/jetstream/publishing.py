@@ -1,0 +1,90 @@
+"""Fixtures of the publishers' tests: a subject of their own, and what may listen on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ebbflow.jetstream import Publisher, streams
+from ebbflow.jetstream.connection import Link
+from ebbflow.jetstream.names import Names
+
+
+def address(server):
+    """The URL of a server, with its login."""
+    return server.url.replace("://", f"://{server.user}:{server.password}@")
+
+
+class TestStream:
+    """A stream that is there once it has been called."""
+
+    __test__ = False
+
+    def __init__(self, link, name, subject):
+        self._link = link
+        self.name = name
+        self._subject = subject
+
+    def __call__(self, **config):
+        base = {"name": self.name, "subjects": [self._subject], "storage": "memory"}
+        self._link.run(streams.ensure(self._link.client, base | config))
+
+    @property
+    def messages(self):
+        return self._link.run(streams.state(self._link.client, self.name)).messages
+
+
+class Listener:
+    """A plain subscriber on the subject, once it has been called; it keeps silent or answers."""
+
+    def __init__(self, link, subject):
+        self._link = link
+        self._subject = subject
+        self._subscription = None
+
+    def __call__(self, answer=None):
+        received = []
+
+        async def listen(message):
+            received.append(message)
+            if answer is not None:
+                await message.respond(answer)
+
+        self._subscription = self._link.run(self._link.client.subscribe(self._subject, cb=listen))
+        self._link.flush()
+        return received
+
+    def stop(self):
+        if self._subscription is not None:
+            self._link.run(self._subscription.unsubscribe())
+            self._link.flush()
+            self._subscription = None
+
+
+@pytest.fixture(scope="session")
+def url(link: Link) -> str:
+    return address(link.server)
+
+
+@pytest.fixture(scope="session")
+def publisher(url: str) -> Iterator[Publisher]:
+    with Publisher(url) as publisher:
+        yield publisher
+
+
+@pytest.fixture
+def subject(names: Names) -> str:
+    return names.buffer_subject("v", 0)
+
+
+@pytest.fixture
+def stream(link: Link, names: Names, subject: str) -> TestStream:
+    return TestStream(link, names.buffer("v", 0), subject)
+
+
+@pytest.fixture
+def silent(link: Link, subject: str) -> Iterator[Listener]:
+    listener = Listener(link, subject)
+    yield listener
+    listener.stop()

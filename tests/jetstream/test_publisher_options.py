@@ -1,0 +1,158 @@
+"""What is refused before anything is sent, and what is taken; no server is needed."""
+
+from __future__ import annotations
+
+import math
+import re
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from ebbflow.jetstream import AsyncPublisher, Outgoing, Publisher, PublishOptions
+from ebbflow.jetstream.addresses import Addresses
+
+SECONDS = "must be a number of seconds above 0, not"
+NO_URL = "is not a NATS URL; write for example nats://localhost:4222"
+DIFFERENT = "the URLs have different logins; give the same one with all of them"
+NAMES = "subject must be names joined by dots, without spaces, * or >, not"
+
+
+@contextmanager
+def refusal(text):
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$") as refused:
+        yield refused
+
+
+@pytest.mark.parametrize("name", ["retry_wait", "ack_wait", "attempt_timeout"])
+@pytest.mark.parametrize("value", [0, -1, -0.1, math.nan, "1s", True, timedelta(seconds=1)])
+def test_times_are_seconds_above_zero(name, value):
+    with refusal(f"{name} {SECONDS} {value!r}"):
+        PublishOptions(**{name: value})
+
+
+@pytest.mark.parametrize("value", [-2, 1.5, "2", True, None])
+def test_attempts_are_counted_or_endless(value):
+    rule = "must be a whole number from 0, or -1 to go on until the deadline"
+    with refusal(f"retry_attempts {rule}, not {value!r}"):
+        PublishOptions(retry_attempts=value)
+
+
+def test_other_options_that_make_no_sense_are_refused():
+    now = datetime.now(UTC)
+    for options, told in [
+        (
+            {"ack_wait": 1, "deadline": now},
+            "ack_wait and deadline both bound the call; give one of them",
+        ),
+        ({"deadline": 5.0}, "deadline must be a datetime with a time zone, not 5.0"),
+        ({"wait_for_room": 1}, "wait_for_room must be True or False, not 1"),
+        ({"retry_wait": math.inf}, f"retry_wait {SECONDS} inf"),
+    ]:
+        with refusal(told):
+            PublishOptions(**options)
+    with pytest.raises(ValueError, match="with a time zone"):
+        PublishOptions(deadline=now.replace(tzinfo=None))
+
+
+@pytest.mark.parametrize("kind", [Publisher, AsyncPublisher])
+def test_publishers_refuse_wrong_options_when_they_are_made(kind):
+    with pytest.raises(ValueError, match="retry_wait"):
+        kind("nats://localhost", retry_wait=-1)
+    with pytest.raises(TypeError, match="retries"):
+        kind("nats://localhost", retries=3)
+
+
+def test_defaults_are_those_of_adr_22():
+    retry = PublishOptions().retry()
+    assert (retry.wait, retry.attempts, retry.ack_wait, retry.attempt_timeout) == (0.25, 2, 5, 1)
+    assert PublishOptions(ack_wait=math.inf).retry().ack_wait == math.inf
+
+
+def test_a_new_bound_replaces_the_old_one():
+    soon = datetime.now(UTC) + timedelta(seconds=60)
+    changed = PublishOptions(ack_wait=3).changed({"deadline": soon})
+    assert (changed.ack_wait, changed.deadline) == (None, soon)
+    assert 59 < changed.retry().ack_wait <= 60
+    back = changed.changed({"ack_wait": 2, "retry_wait": 1})
+    assert (back.ack_wait, back.deadline, back.retry_wait) == (2, None, 1)
+    assert changed.changed({"retry_wait": 1}).deadline == soon
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        *("", " ", "a b", "a\r\nPUB b", "a\tb", "a\n", "a\x00b", "\ud800"),
+        *(".a", "a.", "a..b", "*", "a.*", "a.*.b", "a.>", ">"),
+        *(5, None, b"a"),
+    ],
+)
+def test_what_is_not_one_subject_is_refused(subject):
+    with refusal(f"{NAMES} {subject!r}"):
+        Outgoing(subject, b"x")
+
+
+@pytest.mark.parametrize("subject", ["a", "a.b-c_d.1", "$KV.bucket.key", "a*b.c>", "büro.tür"])
+def test_every_literal_subject_is_taken(subject):
+    assert Outgoing(subject, b"").subject == subject
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"data": "x"}, "data must be bytes, not str"),
+        ({"data": bytearray(b"x")}, "data must be bytes, not bytearray"),
+        ({"headers": ["a"]}, "headers must be a mapping, not list"),
+        ({"headers": {"a b": "c"}}, "'a b' is not a header name"),
+        ({"headers": {"a\r\n": "c"}}, r"'a\r\n' is not a header name"),
+        ({"headers": {"": "c"}}, "'' is not a header name"),
+        ({"headers": {"a": "b\r\nc: d"}}, r"header a must be text on one line, not 'b\r\nc: d'"),
+        ({"headers": {"a": 5}}, "header a must be text on one line, not 5"),
+        ({"msg_id": ""}, "msg_id must be text on one line, not ''"),
+        ({"msg_id": "a\nb"}, r"msg_id must be text on one line, not 'a\nb'"),
+        (
+            {"headers": {"Nats-Msg-Id": "a"}, "msg_id": "b"},
+            "msg_id is 'b', but the header Nats-Msg-Id is 'a'",
+        ),
+    ],
+)
+def test_what_could_not_be_sent_as_it_is_is_refused(fields, told):
+    with refusal(told):
+        Outgoing(**({"subject": "s", "data": b"x"} | fields))
+
+
+def test_an_id_is_the_one_given_or_made_up_and_headers_stay_as_they_were():
+    headers = {"a": "b"}
+    one, two = Outgoing("s", b"", headers), Outgoing("s", b"", headers)
+    assert one.msg_id != two.msg_id
+    assert headers == {"a": "b"}
+    assert one.headers == {"a": "b", "Nats-Msg-Id": one.msg_id}
+    assert Outgoing("s", b"", {"Nats-Msg-Id": "mine"}).msg_id == "mine"
+    assert Outgoing("s", b"", msg_id="mine").headers == {"Nats-Msg-Id": "mine"}
+
+
+def test_urls_are_one_or_a_list_or_with_commas_and_their_login_is_taken_out():
+    login = "nats://me:s%40crt@"
+    urls = ("nats://a:1", "nats://b:2")
+    for given in (f"{login}a:1,{login}b:2", [f"{login}a:1", "b:2"], (f"{login}a:1, nats://b:2",)):
+        found = Addresses.of(given)
+        assert (found.urls, found.user, found.password) == (urls, "me", "s@crt")
+        assert str(found) == "nats://a:1, nats://b:2"
+        assert "s@crt" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("", f"'' {NO_URL}"),
+        ("http://me:secret@a", f"'a' {NO_URL}"),
+        ("nats://a:port", f"'nats://a:port' {NO_URL}"),
+        ("nats://a,,nats://b", f"'' {NO_URL}"),
+        ([], "url must be a NATS URL or a list of them"),
+        ([5], "url must be a NATS URL or a list of them"),
+        ("nats://x:y@a,nats://z:y@b", DIFFERENT),
+    ],
+)
+def test_what_is_no_url_is_refused_and_no_password_is_shown(url, told):
+    with refusal(told):
+        Publisher(url)

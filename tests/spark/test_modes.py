@@ -1,0 +1,224 @@
+"""How user code may be written, what it is told, and what holds a run back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from ebbflow import Message, MonoVertex, NackOptions, Pipeline, Response
+from ebbflow.jetstream.access import embedded, linked
+from ebbflow.serving.store import NatsStore
+
+pytestmark = pytest.mark.slow
+
+
+def value(datum):
+    return json.loads(datum.value)["data"]["value"]
+
+
+def generated(count, **options):
+    return Pipeline("test").source("in", generator={"messages": count} | options)
+
+
+@pytest.fixture
+def store(journal):
+    def sink(data):
+        journal.write(*(datum.value.decode() for datum in data))
+        return [Response.ok(datum.id) for datum in data]
+
+    return sink
+
+
+def test_a_batch_map_answers_by_id_and_nacks_only_what_it_wants(run, journal, store):
+    def squares(data):
+        assert len(data) <= 50
+        results = {}
+        for datum in data:
+            if value(datum) % 10 == 0 and datum.deliveries == 1:
+                results[datum.id] = Message.to_nack(NackOptions(delay=20))
+            elif value(datum) % 10 == 1:
+                results[datum.id] = None
+            else:
+                results[datum.id] = [Message(str(value(datum)).encode())]
+        return results
+
+    pipeline = generated(300).map("m", squares, mode="batch", limits={"read_batch_size": 50})
+    summary = run(pipeline.sink("out", store))
+
+    assert sorted(map(int, journal.read())) == [n for n in range(300) if n % 10 != 1]
+    assert (summary.vertices["m"].redelivered, summary.vertices["m"].dropped) == (30, 30)
+
+
+def test_a_batch_map_that_forgets_an_id_fails_only_that_message(
+    run, journal, store, server_letters
+):
+    def forgetful(data):
+        return {d.id: Message(str(value(d)).encode()) for d in data if value(d) != 7}
+
+    quick = {"interval": "10ms", "steps": 1}
+    run(generated(50).map("m", forgetful, mode="batch", on_error=quick).sink("out", store))
+
+    assert sorted(map(int, journal.read())) == [n for n in range(50) if n != 7]
+    (letter,) = server_letters("test")
+    assert "returned no result for 1" in letter.error
+
+
+def test_a_stream_map_forwards_while_it_still_yields(run, journal):
+    def slowly(datum):
+        for part in range(4):
+            yield Message(f"{part} {time.time()}".encode())
+            time.sleep(0.4)
+
+    def arrived(data):
+        journal.write(*(f"{datum.value.decode()} {time.time()}" for datum in data))
+        return [Response.ok(datum.id) for datum in data]
+
+    summary = run(generated(2).map("m", slowly, mode="stream").sink("out", arrived))
+
+    waits = [float(e.split()[2]) - float(e.split()[1]) for e in journal.read()]
+    assert Counter(e.split()[0] for e in journal.read()) == {"0": 2, "1": 2, "2": 2, "3": 2}
+    assert sorted(waits)[3] < 0.6  # half of them were there long before their input was done
+    assert summary.vertices["m"].written == 8
+
+
+def test_a_columnar_map_gives_rows_back_by_a_column(run, journal, store):
+    def columnar(batch: pa.RecordBatch) -> pa.RecordBatch:
+        numbers = [json.loads(v)["data"]["value"] for v in batch.column("value").to_pylist()]
+        first = pc.equal(batch.column("deliveries"), 1)
+        fives = pa.array([n % 5 == 0 for n in numbers])
+        return pa.RecordBatch.from_pydict(
+            {
+                "value": pa.array([str(n).encode() for n in numbers], pa.binary()),
+                "tags": [["odd"] if n % 2 else ["even"] for n in numbers],
+                "nack": pc.and_(first, fives),
+                "nack_delay": [30] * len(numbers),
+                "nack_reason": ["a five"] * len(numbers),
+            }
+        )
+
+    pipeline = generated(2_000).map("m", columnar, mode="columnar")
+    summary = run(pipeline.sink("out", store, tags=["odd"]).sink("rest", blackhole=True))
+
+    assert sorted(map(int, journal.read())) == list(range(1, 2_000, 2))
+    assert summary.vertices["m"].redelivered == 400
+
+
+def test_a_pandas_map_may_leave_rows_out_and_add_others(run, journal, store):
+    def frame(data):
+        data["n"] = [json.loads(v)["data"]["value"] for v in data["value"]]
+        kept = data[data["n"] < 5][["id", "n"]]
+        twice = kept.loc[kept.index.repeat(2)].copy()
+        twice["value"] = [str(n).encode() for n in twice["n"]]
+        return twice[["id", "value"]]
+
+    summary = run(generated(20).map("m", frame, mode="pandas").sink("out", store))
+
+    assert Counter(journal.read()) == {str(n): 2 for n in range(5)}
+    assert (summary.vertices["m"].done, summary.vertices["m"].dropped) == (5, 15)
+
+
+def test_async_maps_run_side_by_side_up_to_the_limit(run, journal):
+    running = {"now": 0, "most": 0}
+
+    async def waits(datum):
+        running["now"] += 1
+        running["most"] = max(running["most"], running["now"])
+        await asyncio.sleep(0.05)
+        journal.write(running["most"])
+        running["now"] -= 1
+        return Message(datum.value)
+
+    began = time.monotonic()
+    run(generated(200).map("m", waits, limits={"concurrency": 20}).sink("out", blackhole=True))
+
+    assert max(journal.read()) == 20
+    assert time.monotonic() - began < 200 * 0.05
+
+
+def test_user_code_finds_its_place_in_the_environment(run, journal):
+    def tell(data):
+        import os
+
+        names = ("NAMESPACE", "POD", "REPLICA", "PIPELINE_NAME", "VERTEX_NAME")
+        journal.write([os.environ[f"NUMAFLOW_{name}"] for name in names])
+        return [Response.ok(datum.id) for datum in data]
+
+    run(generated(1).sink("out", tell))
+
+    assert journal.read() == [["default", "test-out-0", "0", "test", "out"]]
+
+
+def test_answers_are_stored_under_the_request_and_found_again(run, tmp_path):
+    def serve(data):
+        return [Response.serve(d.id, f"answer to {value(d)}".encode()) for d in data]
+
+    pipeline = Pipeline("test", serving_store={"nats": {"bucket": "answers", "ttl": "1h"}})
+    pipeline = pipeline.source("in", generator={"messages": 10})
+    summary = run(pipeline.map("m", lambda d: [Message(d.value)] * 2).sink("out", serve))
+
+    assert summary.vertices["out"].served == 20
+    with embedded(tmp_path / "state") as server, linked(server) as link:
+        answers = NatsStore(link, "answers")
+        assert answers.get("in-3") == [b"answer to 3"] * 2
+        assert answers.get("in-99") == []
+
+
+def test_a_monovertex_stores_every_answer_that_came_of_a_request(run, tmp_path):
+    def serve(data):
+        return [Response.serve(d.id, d.value) for d in data]
+
+    mono = MonoVertex("test", serving_store={"nats": {"bucket": "answers"}})
+    mono = mono.source(generator={"messages": 5})
+    counts = run(mono.map(lambda d: [Message(b"one"), Message(b"two")]).sink(serve))
+
+    assert counts.vertices["test"].served == 5
+    with embedded(tmp_path / "state") as server, linked(server) as link:
+        assert sorted(NatsStore(link, "answers").get("test-3")) == [b"one", b"two"]
+
+
+def test_a_store_of_the_users_own_is_given_the_answers(run, journal):
+    class Answers:
+        def put(self, id, payloads):
+            if not hasattr(self, "failed"):
+                self.failed = True
+                raise ConnectionError("not yet")
+            journal.write([id, [payload.decode() for payload in payloads]])
+
+        def get(self, id):
+            return []
+
+    mono = MonoVertex("test", serving_store=Answers, on_error={"interval": "10ms", "steps": 3})
+    mono = mono.source(generator={"messages": 5})
+    counts = run(mono.sink(lambda data: [Response.serve(d.id, b"yes") for d in data]))
+
+    assert sorted(journal.read()) == [[f"test-{n}", ["yes"]] for n in range(5)]
+    assert (counts.vertices["test"].served, counts.vertices["test"].redelivered) == (5, 1)
+
+
+def test_a_paused_pipeline_reads_nothing_new_and_finishes_what_it_has(run, journal, store):
+    first = generated(9_000, rpu=300).map("m", lambda d: Message(str(value(d)).encode()))
+    run(first.sink("out", store), drain=False, timeout="7s")
+    before = len(journal.read())
+    assert 0 < before < 9_000
+
+    paused = first.spec.model_copy(
+        update={"spec": first.spec.spec.model_copy(update={"lifecycle": _paused(first.spec)})}
+    )
+
+    class Built:
+        spec = paused
+
+    summary = run(Built, timeout="15s")
+
+    assert summary.ended == "drained"
+    assert summary.vertices["in"].read == 0
+
+
+def _paused(spec):
+    return type(spec.spec.lifecycle)(desired_phase="Paused")
