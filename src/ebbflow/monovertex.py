@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
+from ebbflow.built import Built
 from ebbflow.errors import SpecError
 from ebbflow.spec import parts
 from ebbflow.spec.parts import Policy, SinkChoice, Store
@@ -24,11 +25,10 @@ from ebbflow.spec.problem import Problem
 from ebbflow.spec.words import Code, Mode, OnFailure, Operator
 
 if TYPE_CHECKING:
-    from ebbflow.spark.run import Summary
     from ebbflow.spec.model import MonoVertexSpec
 
 
-class MonoVertex:
+class MonoVertex(Built):
     """Builds a MonoVertex part by part; ``run`` runs it and ``spec`` gives the checked model.
 
     ``partitions`` is the number of tasks, one if left out. ``limits`` and a mapping for
@@ -132,16 +132,6 @@ class MonoVertex:
         from ebbflow.spec.model import MonoVertexSpec
 
         return build(MonoVertexSpec, {"metadata": {"name": self._name}, "spec": self._body})
-
-    def run(self, *, quiet: bool = False, **options: Any) -> Summary:
-        """Check the MonoVertex and run it; blocks until it is drained, timed out or stopped.
-
-        What happens is shown as ``ebbflow run`` does, unless ``quiet``. The other options are
-        those of ``ebbflow.spark.run.RunOptions``; ``SetupError`` when the machine is not ready.
-        """
-        from ebbflow.cli.show import shown
-
-        return shown(self.spec, quiet, options)
 
     def _give(self, holder: dict[str, Any], name: str, part: dict[str, Any]) -> Self:
         # Taking the later one would leave the earlier silently without effect.

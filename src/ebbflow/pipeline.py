@@ -33,12 +33,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
+from ebbflow.built import Built
 from ebbflow.spec import parts
 from ebbflow.spec.parts import Policy, SinkChoice, Store
 from ebbflow.spec.words import Code, Mode, OnFailure, OnFull, Operator
 
 if TYPE_CHECKING:
-    from ebbflow.spark.run import Summary
     from ebbflow.spec.model import PipelineSpec
 
 
@@ -55,7 +55,7 @@ class VertexOptions(TypedDict, total=False):
     on_error: Policy
 
 
-class Pipeline:
+class Pipeline(Built):
     """Builds a pipeline step by step; ``run`` runs it and ``spec`` gives the checked model.
 
     ``serving_store`` is a class of yours or ``{"nats": {"bucket": "answers"}}``. ``limits`` and
@@ -184,16 +184,6 @@ class Pipeline:
         from ebbflow.spec.model import PipelineSpec
 
         return build(PipelineSpec, {"metadata": {"name": self._name}, "spec": self._body})
-
-    def run(self, *, quiet: bool = False, **options: Any) -> Summary:
-        """Check the pipeline and run it; blocks until it is drained, timed out or stopped.
-
-        What happens is shown as ``ebbflow run`` does, unless ``quiet``. The other options are
-        those of ``ebbflow.spark.run.RunOptions``; ``SetupError`` when the machine is not ready.
-        """
-        from ebbflow.cli.show import shown
-
-        return shown(self.spec, quiet, options)
 
     def _add(self, vertex: dict[str, Any], options: VertexOptions) -> None:
         if "partitions" in options:

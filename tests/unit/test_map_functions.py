@@ -266,7 +266,8 @@ NO_TEXTS = "ContractViolation: v: returned a Message whose"
         ),
         (
             Message(b"", signal="nack"),
-            f"{NO_TEXTS} signal is 'nack'. Make it with Message.to_drop(), .to_nack() or .to_fail().",
+            f"{NO_TEXTS} signal is 'nack'. "
+            "Make it with Message.to_drop(), .to_nack() or .to_fail().",
         ),
         (
             Message.to_nack({"delay": 5}),

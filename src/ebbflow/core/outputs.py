@@ -54,7 +54,8 @@ class Outputs:
         self.keys.append(None if message.keys is None else list(message.keys))
         self.tags.append(tuple(message.tags) if message.tags else ())
         self.event_times.append(message.event_time)
-        self.metadata.append(message.metadata)
+        own = message.metadata
+        self.metadata.append(None if own is None else {g: dict(own[g]) for g in own})
 
     def extend(self, at: Sequence[int], others: Outputs) -> None:
         """Append outputs of some of the inputs; the first of them is the input at ``at[0]``."""
@@ -75,12 +76,9 @@ class Outputs:
         self, rows: Rows, name: str, now: datetime, inherited: Sequence[str] = INHERITED
     ) -> pa.RecordBatch:
         """The outputs as rows; ``name`` is the step they came from."""
-        parents = pa.array(self.parents, pa.int64())
-        columns: dict[str, Any] = {"first_seen": pa.repeat(pa.scalar(now, frames.TIME), len(self))}
-        columns |= {column: rows.batch.column(column).take(parents) for column in inherited}
-        columns["id"] = output_ids(rows.batch.column("id").take(parents), self.indexes, name)
+        columns = _inherited(self, rows, name, now, inherited)
         columns["value"] = self.values
-        columns["keys"] = self._keys(rows.batch.column("keys").take(parents))
+        columns["keys"] = self._keys(columns["keys"])
         if any(time is not None for time in self.event_times):
             columns["event_time"] = _chosen(self.event_times, columns["event_time"])
         if any(metadata is not None for metadata in self.metadata):
@@ -149,11 +147,7 @@ class ColumnOutputs:
         self, rows: Rows, name: str, now: datetime, inherited: Sequence[str] = INHERITED
     ) -> pa.RecordBatch:
         """As for ``Outputs``."""
-        parents = pa.array(self.parents, pa.int64())
-        columns: dict[str, Any] = {"first_seen": pa.repeat(pa.scalar(now, frames.TIME), len(self))}
-        for column in (*inherited, "keys"):
-            columns[column] = rows.batch.column(column).take(parents)
-        columns["id"] = output_ids(rows.batch.column("id").take(parents), self.indexes, name)
+        columns = _inherited(self, rows, name, now, inherited)
         for column in ("value", "keys", "event_time"):
             if any(column in piece for piece in self.pieces):
                 columns[column] = self._joined(column, columns.get(column))
@@ -173,6 +167,18 @@ class ColumnOutputs:
 
 
 AnyOutputs = Outputs | ColumnOutputs
+
+
+def _inherited(
+    outputs: AnyOutputs, rows: Rows, name: str, now: datetime, inherited: Sequence[str]
+) -> dict[str, Any]:
+    """The columns of outputs before user code has its say."""
+    parents = pa.array(outputs.parents, pa.int64())
+    columns = {"first_seen": pa.repeat(pa.scalar(now, frames.TIME), len(outputs))}
+    for column in (*inherited, "keys"):
+        columns[column] = rows.batch.column(column).take(parents)
+    columns["id"] = output_ids(rows.batch.column("id").take(parents), outputs.indexes, name)
+    return columns
 
 
 def event_times(outputs: AnyOutputs | None, rows: Rows) -> list[datetime]:

@@ -111,7 +111,8 @@ def _replaced(batch: pa.RecordBatch, messages: Sequence[Message | None]) -> pa.R
     for index, message in enumerate(messages):
         for name in names if message is not None else ():
             given = getattr(message, name)
-            columns[name][index] = columns[name][index] if given is None else given
+            if given is not None:
+                columns[name][index] = list(given) if name == "keys" else given
     return frames.with_columns(batch, **columns)
 
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from ebbflow.core.outputs import AnyOutputs, Outputs
 from ebbflow.core.redelivery import brief, failed, nacked
 from ebbflow.errors import ContractViolation, MessageTooLarge
-from ebbflow.frames import SCHEMA, TIME, Rows
+from ebbflow.frames import TIME, Rows
 from ebbflow.message import Message, Metadata, Signal, Status
 from ebbflow.options import Backoff, Nack, NackOptions
 from ebbflow.outcome import DeadLetter, Dropped, Outcome, Redeliver, Retry
@@ -227,14 +227,14 @@ class Verdict(Decisions):
         size = len(message.value)
         if message.keys is not None:
             size += self._check_texts("keys", message.keys)
+        if message.metadata is not None:
+            size += self._check_metadata(message.metadata)
         if size > self.largest:
             raise MessageTooLarge(size, self.largest)
         if message.tags:
             self._check_texts("tags", message.tags)
         if message.event_time is not None:
             self._check_time(message.event_time)
-        if message.metadata is not None:
-            self._check_metadata(message.metadata)
         if message.signal is not None:
             self._check_signal(message)
 
@@ -247,15 +247,21 @@ class Verdict(Decisions):
             )
         pa.scalar(event_time, TIME).as_py()  # refuses what is out of range, as for texts below
 
-    def _check_metadata(self, metadata: Metadata) -> None:
-        try:
-            pa.scalar(metadata, SCHEMA.field("metadata").type)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as error:
+    def _check_metadata(self, metadata: Metadata) -> int:
+        """The size of the metadata."""
+        texts: list[Any] = [None]
+        if isinstance(metadata, Mapping) and all(isinstance(e, Mapping) for e in metadata.values()):
+            texts = [*metadata, *(key for entries in metadata.values() for key in entries)]
+            values = [value for entries in metadata.values() for value in entries.values()]
+        if not all(isinstance(t, str) for t in texts) or not all(
+            isinstance(value, bytes) for value in values
+        ):
             raise ContractViolation(
                 self.vertex,
                 f"returned a Message whose metadata is {metadata!r:.80}",
                 fix="Give {group: {key: bytes}}.",
-            ) from error
+            )
+        return len("".join(texts).encode()) + sum(map(len, values))
 
     def _check_signal(self, message: Message) -> None:
         if not isinstance(message.signal, Signal):
