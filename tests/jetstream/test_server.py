@@ -30,6 +30,13 @@ def test_it_listens_on_loopback_only_and_its_password_is_its_owners_alone(tmp_pa
         assert server.password not in str(server)
 
 
+@pytest.mark.parametrize("url", ["nats://user:secret@host:4222", "tls://secret@host"])
+def test_a_password_in_a_url_is_shown_nowhere(url):
+    assert "secret" not in repr(Server(url))
+    assert "secret" not in str(Server(url))
+    assert "host" in repr(Server(url))
+
+
 def test_a_wrong_password_is_refused(tmp_path):
     with (
         embedded(tmp_path) as server,

@@ -264,6 +264,13 @@ NO_TEXTS = "ContractViolation: v: returned a Message whose"
             "ContractViolation: v: returned an event_time of type int. "
             "Give a datetime with a time zone.",
         ),
+        *(
+            (
+                Message(b"", metadata=metadata),
+                f"{NO_TEXTS} metadata is {metadata!r}. Give {{group: {{key: bytes}}}}.",
+            )
+            for metadata in (5, {"g": None}, {"g": {"k": None}}, {"g": {"k": "text"}}, {1: {}})
+        ),
         (
             Message(b"", signal="nack"),
             f"{NO_TEXTS} signal is 'nack'. "
@@ -300,10 +307,11 @@ def test_texts_that_can_be_read_only_once_are_refused_not_emptied(message):
     [
         Message(b"", keys=["\ud800"]),
         Message(b"", tags=["\ud800"]),
+        Message(b"", metadata={"\ud800": {}}),
         Message(b"", event_time=datetime.min.replace(tzinfo=timezone(timedelta(hours=5)))),
         Message(b"", event_time=datetime.max.replace(tzinfo=timezone(timedelta(hours=-5)))),
     ],
-    ids=["keys", "tags", "too early", "too late"],
+    ids=["keys", "tags", "metadata", "too early", "too late"],
 )
 def test_what_no_frame_can_hold_fails_only_its_own_input(message):
     verdict = mapped(lambda d: message if d.id == "b" else Message(d.value), "a", "b", "c")
@@ -316,19 +324,27 @@ def test_no_tags_may_be_written_in_every_way(tags):
 
 
 def test_lists_of_the_user_are_copied_so_that_they_may_be_used_again():
-    keys, tags = ["k"], ["t"]
+    keys, tags, metadata = ["k"], ["t"], {"g": {"k": b""}}
 
     def target(datum: Datum) -> Message:
         keys[0], tags[0] = "k" + datum.id, "t" + datum.id
-        return Message(b"", keys=keys, tags=tags)
+        metadata["g"]["k"] = datum.value
+        return Message(b"", keys=keys, tags=tags, metadata=metadata)
 
     outputs = mapped(target, "a", "b").outputs
+    assert outputs.metadata == [{"g": {"k": b"a"}}, {"g": {"k": b"b"}}]
     assert outputs.keys == [["ka"], ["kb"]]
     assert outputs.tags == [("ta",), ("tb",)]
 
 
 @pytest.mark.parametrize(
-    "message", [Message(b"x" * 101), Message(b"x" * 99, keys=["kk"])], ids=["value", "keys"]
+    "message",
+    [
+        Message(b"x" * 101),
+        Message(b"x" * 99, keys=["kk"]),
+        Message(b"x" * 50, metadata={"g" * 20: {"k" * 20: b"x" * 11}}),
+    ],
+    ids=["value", "keys", "metadata"],
 )
 def test_an_output_too_large_sends_its_input_to_the_dead_letters_at_once(message):
     outcome = mapped(lambda d: [Message(b"small"), message], largest=100)

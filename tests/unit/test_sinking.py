@@ -214,18 +214,20 @@ def test_the_on_success_sink_gets_the_message_given_or_the_original():
     on_success = Sink()
 
     def primary(data: list[Datum]) -> list[Response]:
-        a, b, c = (d.id for d in data)
+        a, b, c, d = (datum.id for datum in data)
         return [
             Response.on_success(a, Message(b"receipt")),
             Response.on_success(b, Message(b"receipt", keys=["own"])),
             Response.on_success(c),
+            Response.on_success(d, Message(b"receipt", keys={"own": 1}.keys())),
         ]
 
-    verdict = sunk(primary, *"abc", on_success=on_success, columns={"keys": [["k"]] * 3})
+    verdict = sunk(primary, *"abcd", on_success=on_success, columns={"keys": [["k"]] * 4})
     assert on_success.got == [
         ("a", b"receipt", ["k"]),
         ("b", b"receipt", ["own"]),
         ("c", b"c", ["k"]),
+        ("d", b"receipt", ["own"]),
     ]
     assert set(verdict.outcomes.values()) == {Succeeded()}
 

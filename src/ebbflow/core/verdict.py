@@ -249,13 +249,11 @@ class Verdict(Decisions):
 
     def _check_metadata(self, metadata: Metadata) -> int:
         """The size of the metadata."""
-        texts: list[Any] = [None]
-        if isinstance(metadata, Mapping) and all(isinstance(e, Mapping) for e in metadata.values()):
-            texts = [*metadata, *(key for entries in metadata.values() for key in entries)]
-            values = [value for entries in metadata.values() for value in entries.values()]
-        if not all(isinstance(t, str) for t in texts) or not all(
-            isinstance(value, bytes) for value in values
-        ):
+        groups: list[Any] = list(metadata.values()) if isinstance(metadata, Mapping) else [None]
+        mapped = all(isinstance(entries, Mapping) for entries in groups)
+        texts: list[Any] = [*metadata, *(k for e in groups for k in e)] if mapped else [None]
+        values = [value for entries in groups for value in entries.values()] if mapped else []
+        if {type(text) for text in texts} - {str} or {type(value) for value in values} - {bytes}:
             raise ContractViolation(
                 self.vertex,
                 f"returned a Message whose metadata is {metadata!r:.80}",

@@ -15,7 +15,7 @@ import os
 import re
 import threading
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
@@ -30,13 +30,16 @@ T = TypeVar("T")
 OLDEST_SERVER = (2, 12)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Server:
-    """Where NATS is and how to log in. The password never shows in ``repr`` or ``str``."""
+    """Where NATS is and how to log in. No password shows in ``repr`` or ``str``."""
 
     url: str
     user: str | None = None
-    password: str | None = field(default=None, repr=False)
+    password: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Server({str(self)!r})"
 
     def __str__(self) -> str:
         parts = urlsplit(self.url)
