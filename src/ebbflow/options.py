@@ -138,7 +138,7 @@ class Backoff:
     def wait(self, retry: int, chance: float = 0.5) -> int:
         """Milliseconds before the given retry (1 is the first). ``chance`` is from [0, 1)."""
         try:
-            grown = self.interval * self.factor ** (retry - 1)
+            grown = self.interval * self.factor ** (retry - 1) if self.interval else 0.0
         except OverflowError:
             return self.cap
         spread = 1 + self.jitter * (2 * chance - 1)

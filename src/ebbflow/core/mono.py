@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 
 import pyarrow as pa
 
@@ -48,6 +47,7 @@ _STRENGTH: dict[type[Outcome], int] = {
     Redeliver: 5,
 }
 _STOPS = (Redeliver, Retry, DeadLetter)
+_TAKEN = (Done, Served, Succeeded, FellBack)
 NOT_FOR_THE_SINK = Dropped("bypass: not for the sink")
 
 
@@ -76,7 +76,6 @@ class Mono:
     steps: Sequence[Step]
     sinks: Sinks
     bypass: Bypass = Bypass()
-    now: Callable[[], datetime] = field(default=lambda: datetime.now().astimezone())
 
 
 @dataclass(slots=True)
@@ -106,6 +105,7 @@ class _Run:
         self._fallback, self._on_success, self._bypassed = _Level(), _Level(), _Level()
         verdict.allowed = mono.sinks.allowed
         verdict.has_fallback = mono.sinks.fallback is not None
+        verdict.written = 0
 
     def run(self) -> None:
         level = _Level([self._verdict.rows.batch], list(range(len(self._verdict.rows))))
@@ -154,7 +154,7 @@ class _Run:
         outputs = part.outputs
         assert outputs is not None
         inherited = (*INHERITED, *DELIVERY)
-        batch = outputs.batch(part.rows, step.name, self._mono.now(), inherited)
+        batch = outputs.batch(part.rows, step.name, None, inherited)
         places: dict[int, list[int]] = {id(target): [] for target in self._targets()}
         for row, tags in enumerate(outputs.tags):
             places[id(self._target(tags))].append(row)
@@ -184,7 +184,15 @@ class _Run:
             run_sinks(part, self._mono.sinks, self._pause)
             for index, payloads in part.answers.items():
                 self._verdict.answers.setdefault(roots[index], []).extend(payloads)
-            self._record(roots, [part.outcomes.get(n, DONE) for n in range(len(roots))])
+            self._written(roots, part, beside=1)
+
+    def _written(self, roots: list[int], part: Verdict, beside: int) -> None:
+        """Record the ends, and how many messages sinks took; ``beside`` the primary or directly."""
+        ends = [part.outcomes.get(n, DONE) for n in range(len(roots))]
+        taken = sum(isinstance(end, _TAKEN) for end in ends)
+        also = beside * sum(isinstance(end, Succeeded) for end in ends)
+        self._verdict.written = (self._verdict.written or 0) + taken + also
+        self._record(roots, ends)
 
     def _direct(
         self, level: _Level, give: Callable[[Verdict, Sinks, Pause], None], what: str
@@ -198,7 +206,7 @@ class _Run:
             meant = dict.fromkeys(range(len(roots)), reason if what == "fallback" else None)
             setattr(part, what, meant)
             give(part, self._mono.sinks, self._pause)
-            self._record(roots, [part.outcomes.get(n, DONE) for n in range(len(roots))])
+            self._written(roots, part, beside=0)
 
     def _record(self, roots: Sequence[int], outcomes: Sequence[Outcome]) -> None:
         for root, outcome in zip(roots, outcomes, strict=True):

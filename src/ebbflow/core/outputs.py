@@ -73,9 +73,12 @@ class Outputs:
         return kept
 
     def batch(
-        self, rows: Rows, name: str, now: datetime, inherited: Sequence[str] = INHERITED
+        self, rows: Rows, name: str, now: datetime | None, inherited: Sequence[str] = INHERITED
     ) -> pa.RecordBatch:
-        """The outputs as rows; ``name`` is the step they came from."""
+        """The outputs as rows; ``name`` is the step they came from.
+
+        ``now`` is when they are first seen, or ``None`` if that is inherited.
+        """
         columns = _inherited(self, rows, name, now, inherited)
         columns["value"] = self.values
         columns["keys"] = self._keys(columns["keys"])
@@ -144,7 +147,7 @@ class ColumnOutputs:
         return kept
 
     def batch(
-        self, rows: Rows, name: str, now: datetime, inherited: Sequence[str] = INHERITED
+        self, rows: Rows, name: str, now: datetime | None, inherited: Sequence[str] = INHERITED
     ) -> pa.RecordBatch:
         """As for ``Outputs``."""
         columns = _inherited(self, rows, name, now, inherited)
@@ -170,11 +173,13 @@ AnyOutputs = Outputs | ColumnOutputs
 
 
 def _inherited(
-    outputs: AnyOutputs, rows: Rows, name: str, now: datetime, inherited: Sequence[str]
+    outputs: AnyOutputs, rows: Rows, name: str, now: datetime | None, inherited: Sequence[str]
 ) -> dict[str, Any]:
     """The columns of outputs before user code has its say."""
     parents = pa.array(outputs.parents, pa.int64())
-    columns = {"first_seen": pa.repeat(pa.scalar(now, frames.TIME), len(outputs))}
+    columns = {}
+    if now is not None:
+        columns["first_seen"] = pa.repeat(pa.scalar(now, frames.TIME), len(outputs))
     for column in (*inherited, "keys"):
         columns[column] = rows.batch.column(column).take(parents)
     columns["id"] = output_ids(rows.batch.column("id").take(parents), outputs.indexes, name)
@@ -205,4 +210,4 @@ def _shortened(way: str) -> str:
         return way
     # What the message came from stays readable; the way since then is told by its hash.
     digest = hashlib.blake2b(way.encode(), digest_size=12).hexdigest()
-    return f"{way.partition('/')[0][:100]}/~{digest}"
+    return f"{way.partition('/')[0][:LONGEST_ID]}/~{digest}"

@@ -117,7 +117,7 @@ def settle(
     ]
     counts = Counts(
         read=len(chunk.rows),
-        written=written + ends.ends["fallback"] + ends.ends["on_success"],
+        written=_written(verdict, written, ends),
         done=len(ends.finished) - unrouted,
         redelivered=len(ends.again),
         dead_lettered=len(ends.dead),
@@ -127,6 +127,12 @@ def settle(
         on_success=ends.ends["on_success"],
     )
     return Settlement(publications, counts, _reasons(ends.again))
+
+
+def _written(verdict: Verdict, outputs: int, ends: Sorted) -> int:
+    if verdict.written is not None:
+        return verdict.written
+    return outputs + ends.ends["fallback"] + ends.ends["on_success"]
 
 
 def _reasons(again: dict[int, Redeliver | Retry]) -> dict[str, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from asyncio import CancelledError
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -89,10 +89,8 @@ def succeed(verdict: Verdict, sinks: Sinks, pause: Pause) -> None:
 def _decide(
     part: Verdict, call: Call, strategy: RetryStrategy | None, pause: Pause, what: str
 ) -> None:
-    part.allowed, part.has_fallback = PLAIN, False
     # There is no further fallback here: what cannot be written goes to the dead letters.
-    if strategy is not None and strategy.on_failure == "fallback":
-        strategy = replace(strategy, on_failure="drop")
+    part.allowed, part.has_fallback = PLAIN, False
     call_with_retries(part, call, strategy, pause, what)
 
 

@@ -44,7 +44,8 @@ class Decisions:
     ``outcomes`` are final. ``unreached`` is where an ordered vertex stopped: rows from there on
     have not been given to user code. ``failed``, ``fallback``, ``on_success`` and ``served`` are
     what user code asked for and something has still to be done about. ``answers`` are to be
-    stored with the chunk. ``outputs`` of ``None`` forwards the inputs as they are.
+    stored with the chunk, and ``written`` is how much went to sinks where inputs do not tell.
+    ``outputs`` of ``None`` forwards the inputs as they are.
     """
 
     def __init__(self) -> None:
@@ -55,6 +56,7 @@ class Decisions:
         self.on_success: dict[int, Message | None] = {}
         self.served: dict[int, bytes] = {}
         self.answers: dict[int, list[bytes]] = {}
+        self.written: int | None = None
         self.unreached: int | None = None
         self.event_times: list[datetime] = []
 
@@ -64,6 +66,8 @@ class Decisions:
             mine, theirs = getattr(self, name), getattr(part, name)
             mine.update({at[index]: what for index, what in theirs.items()})
         self.event_times += part.event_times
+        if part.written is not None:
+            self.written = (self.written or 0) + part.written
         if part.unreached is not None and part.unreached < len(at):
             self.stop_at(at[part.unreached])
         if part.outputs is None:
@@ -123,7 +127,8 @@ class Verdict(Decisions):
     def holds_up(self, start: int, end: int) -> bool:
         """Whether one of these rows has to come back before an ordered vertex may go on."""
         return self.ordered and any(
-            index in self.failed or isinstance(self.outcomes.get(index), Redeliver | Retry)
+            isinstance(self.outcomes.get(index), Redeliver | Retry)
+            or any(index in asked for asked in (self.failed, self.fallback, self.on_success))
             for index in range(start, end)
         )
 
@@ -267,6 +272,12 @@ class Verdict(Decisions):
                 self.vertex,
                 f"returned a Message whose signal is {message.signal!r:.80}",
                 fix="Make it with Message.to_drop(), .to_nack() or .to_fail().",
+            )
+        if not isinstance(message.error, str | None):
+            raise ContractViolation(
+                self.vertex,
+                f"failed with an error of type {type(message.error).__name__}",
+                fix="Give the error as text: Message.to_fail('what went wrong').",
             )
         if not isinstance(message.nack_options, NackOptions | None):
             raise ContractViolation(

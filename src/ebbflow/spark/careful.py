@@ -53,8 +53,6 @@ class Careful:
         decided = self._in_child(verdict.part(rows))
         if not isinstance(decided, str):
             verdict.merge(range(start, end), decided)
-            if decided.unreached is not None:
-                verdict.unreached = start + decided.unreached
         elif end - start > 1:
             self._decide_halves(verdict, start, (start + end) // 2, end)
         else:
@@ -66,7 +64,7 @@ class Careful:
         if verdict.first_held() is None:
             self._decide(verdict, middle, end)
         else:
-            verdict.unreached = min(middle, verdict.unreached or middle)
+            verdict.stop_at(middle)
 
     def _in_child(self, piece: Verdict) -> Decisions | str:
         """What a child decided, or what it died of."""

@@ -196,7 +196,7 @@ class VertexTask:
         if isinstance(self._inlet, FrameReader):
             self._watermark.hear(self._inlet.origins)
         verdict = self._decide(Rows(batch, self._watermark.current), ordered, start)
-        held = None
+        held, waiting = None, self._held()
         if ordered:
             verdict, held = order.settled_part(verdict, self._inlet, batch)
         self._count(verdict)
@@ -206,7 +206,8 @@ class VertexTask:
         more = Counts(written=verdict.emitted_rows) + (order.HELD_ROW if held else Counts())
         settlement = replace(settlement, counts=settlement.counts + more)
         self.events.nacked(settlement.reasons)
-        self._begin(settlement, self._end(), held)
+        # A replayed letter does not change what the inlet's next row is held for.
+        self._begin(settlement, self._end(), held if ordered else waiting)
 
     def _count(self, verdict: Verdict) -> None:
         self._chunks += 1
@@ -246,7 +247,8 @@ class VertexTask:
         self._confirm()
         self._position = self._with_unrecorded(self._position).intending(self._end())
         self._unrecorded = None
-        self._link.run(self._settle(self._position, settlement))
+        counts = self._link.run(self._settle(self._position, settlement))
+        verdict.emitted_rows += counts.written
 
     def _partial(self, verdict: Verdict, start: Span) -> Settlement:
         part = verdict.part(verdict.rows)
@@ -255,9 +257,7 @@ class VertexTask:
         verdict.emitted.update(part.outputs.parents)
         chunk = self._chunk(verdict.rows, start)
         now = datetime.now(UTC)
-        settlement = settle(chunk, part, self._place, now, self._watermark.current)
-        verdict.emitted_rows += settlement.counts.written
-        return settlement
+        return settle(chunk, part, self._place, now, self._watermark.current)
 
     # --- settling -------------------------------------------------------------------------------
 
