@@ -96,6 +96,15 @@ def test_a_server_that_is_not_there_is_told_at_once_and_clearly():
         assert time.monotonic() - began < 10
 
 
+def test_a_url_that_is_none_is_told_at_once_and_clearly():
+    with pytest.raises(SetupError) as refused:
+        Link(Server("http://somewhere"))
+    assert str(refused.value) == (
+        "'http://somewhere' is not a NATS URL; write for example nats://localhost:4222. "
+        "Correct --nats or EBBFLOW_NATS_URL."
+    )
+
+
 @contextmanager
 def announcing(info):
     """A port where a server introduces itself as ``info`` and answers pings."""

@@ -17,6 +17,9 @@ from nats.aio.client import Client
 
 from ebbflow.errors import SetupError
 
+# What may wait in the client while it is busy; a chunk's frames come all at once.
+_PENDING = 64 * 1024 * 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
@@ -43,13 +46,16 @@ class Addresses:
     def __str__(self) -> str:
         return ", ".join(self.urls)
 
-    async def connect(self, name: str) -> Client:
-        """A connection that, once made, is made again whenever it is lost."""
+    async def connect(self, name: str, advice: str = "Start it, or correct the URL.") -> Client:
+        """A connection that, once made, is made again whenever it is lost.
+
+        ``advice`` ends the error when there is nobody to connect to.
+        """
         told: list[str] = []
 
         async def listen(error: Exception) -> None:
-            # The last one, to explain a failure; the client reconnects by itself.
-            told[:] = [str(error) or type(error).__name__]
+            # The last few, to explain a failure; the client reconnects by itself.
+            told[:] = [*told[-9:], str(error) or type(error).__name__]
 
         try:
             client = await nats.connect(
@@ -60,10 +66,11 @@ class Addresses:
                 max_reconnect_attempts=2,
                 reconnect_time_wait=0.2,
                 ping_interval=10,
+                pending_size=_PENDING,
                 error_cb=listen,
             )
         except (nats.errors.Error, OSError, ValueError) as error:
-            raise self._unreachable((told or [str(error)])[0]) from error
+            raise self._unreachable(told or [str(error)], advice) from error
         # A server that was never there is an error; one that went away is waited for.
         client.options["max_reconnect_attempts"] = -1
         return client
@@ -73,16 +80,17 @@ class Addresses:
             return {"token": self.user}  # as every NATS client reads nats://token@host
         return {"user": self.user, "password": self.password}
 
-    def _unreachable(self, told: str) -> SetupError:
-        text = told.strip().removesuffix(".") or "no answer"
-        if re.search("authorization", text, re.IGNORECASE):
-            return SetupError(
-                f"NATS at {self} refused the login: {text}.",
-                "Check the user and password in the URL.",
-            )
-        return SetupError(
-            f"No NATS server answers at {self}: {text}.", "Start it, or correct the URL."
-        )
+    def _unreachable(self, told: list[str], advice: str) -> SetupError:
+        refused = [text for text in told if re.search("authorization", text, re.IGNORECASE)]
+        text = (refused or told)[-1].strip().removesuffix(".") or "no answer"
+        if refused:
+            what, step = f"NATS at {self} refused the login", "Check the login in the URL."
+        elif self.user is not None and "reset" in text:
+            # A refusal, as a rule: the end of the connection can overtake the reason for it.
+            what, step = f"NATS at {self} ended the connection", "Check the login in the URL."
+        else:
+            what, step = f"No NATS server answers at {self}", advice
+        return SetupError(f"{what}: {text}.", step)
 
 
 def _split(url: str) -> SplitResult:

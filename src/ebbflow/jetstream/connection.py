@@ -12,22 +12,21 @@ import asyncio
 import concurrent.futures
 import contextlib
 import os
-import re
 import threading
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
-from urllib.parse import urlsplit, urlunsplit
 
-import nats
 import nats.errors
 from nats.aio.client import Client
 
 from ebbflow.errors import SetupError
+from ebbflow.jetstream.addresses import Addresses
 
 T = TypeVar("T")
 
 OLDEST_SERVER = (2, 12)
+_ADVICE = "Start it, correct --nats or EBBFLOW_NATS_URL, or leave both out for the embedded server."
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -42,9 +41,7 @@ class Server:
         return f"Server({str(self)!r})"
 
     def __str__(self) -> str:
-        parts = urlsplit(self.url)
-        host = parts.netloc.rpartition("@")[2]
-        return urlunsplit((parts.scheme, host, parts.path, "", ""))
+        return str(Addresses.of(self.url))
 
 
 class Link:
@@ -52,40 +49,23 @@ class Link:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self.errors: list[str] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="nats", daemon=True)
         self._thread.start()
         try:
-            self.client: Client = self.run(self._connect(), timeout=15)
+            self.client: Client = self.run(self._connect(), timeout=60)
         except BaseException:
             self._stop_loop()
             raise
 
     async def _connect(self) -> Client:
         try:
-            client = await nats.connect(
-                servers=[self.server.url],
-                user=self.server.user,
-                password=self.server.password,
-                connect_timeout=5,
-                max_reconnect_attempts=2,
-                reconnect_time_wait=0.2,
-                ping_interval=10,
-                allow_reconnect=True,
-                pending_size=64 * 1024 * 1024,
-                error_cb=self._on_error,
-            )
-            # A server that was never there is an error; one that went away is waited for.
-            client.options["max_reconnect_attempts"] = -1
-            return client
-        except (nats.errors.Error, OSError, ValueError) as error:
-            # What the server said came to ``_on_error``; this error says only that all was in vain.
-            raise _unreachable(self.server, self.errors[-1:] or [str(error)]) from error
-
-    async def _on_error(self, error: Exception) -> None:
-        # The last few, for whoever has to explain a silence; the client reconnects by itself.
-        self.errors = [*self.errors[-9:], str(error) or type(error).__name__]
+            addresses = Addresses.of(self.server.url)
+        except ValueError as error:
+            raise SetupError(f"{error}.", "Correct --nats or EBBFLOW_NATS_URL.") from None
+        if self.server.user is not None:
+            addresses = replace(addresses, user=self.server.user, password=self.server.password)
+        return await addresses.connect("ebbflow", advice=_ADVICE)
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """Run a coroutine on the link's loop and wait for its result."""
@@ -113,19 +93,6 @@ class Link:
     def _stop_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=5)
-
-
-def _unreachable(server: Server, told: list[str]) -> SetupError:
-    text = told[0].strip().removesuffix(".") or "no answer"
-    if re.search("authorization", text, re.IGNORECASE):
-        return SetupError(
-            f"NATS at {server} refused the login: {text}.",
-            "Check the user and password in the URL.",
-        )
-    return SetupError(
-        f"No NATS server answers at {server}: {text}.",
-        "Start it, correct --nats or EBBFLOW_NATS_URL, or leave both out for the embedded server.",
-    )
 
 
 def check_version(link: Link) -> None:
