@@ -81,9 +81,10 @@ def _plot(figures: Figures) -> None:
     from matplotlib import pyplot
 
     figure, (rates, latencies) = pyplot.subplots(1, 2, figsize=(10, 3.6))
-    both = (figures.our_rates, figures.peer_rates)
-    rates.barh(NAMES, [statistics.median(r) for r in both], color=["#2a7f8e", "#b0b0b0"])
-    rates.set_title("messages a second, one process")
+    medians = [statistics.median(r) for r in (figures.our_rates, figures.peer_rates)]
+    bars = rates.barh(NAMES, medians, color=["#2a7f8e", "#b0b0b0"])
+    rates.bar_label(bars, labels=[f"{median:,.0f}" for median in medians], padding=4)
+    rates.set(title="messages a second, one process", xlim=(0, max(medians) * 1.3), xticks=[])
     rates.invert_yaxis()
     for name, values, colour in zip(
         NAMES, (figures.our_latencies, figures.peer_latencies), ("#2a7f8e", "#808080"), strict=True
@@ -92,7 +93,12 @@ def _plot(figures: Figures) -> None:
         shares = [(i + 1) / len(ordered) for i in range(len(ordered))]
         latencies.plot(ordered, shares, label=name, color=colour)
     latencies.set(xscale="log", xlabel="milliseconds", title="latency at 100 messages/s")
-    latencies.legend()
+    longest = max(*figures.our_latencies, *figures.peer_latencies)
+    marks = [mark for mark in (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500) if mark < longest * 6]
+    latencies.set_xticks(marks, [f"{mark:g}" for mark in marks])
+    latencies.minorticks_off()
+    latencies.set_ylabel("share of messages")
+    latencies.legend(loc="lower right")
     figure.tight_layout()
     for kind in ("svg", "png"):
         figure.savefig(FOLDER / f"hop.{kind}", dpi=110)

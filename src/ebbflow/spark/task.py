@@ -214,11 +214,8 @@ class VertexTask:
         self._rows += len(verdict.rows)
         if self._plan.generator is not None:
             # A MonoVertex has told the times itself: its outputs have gone into the sinks.
-            times = (
-                []
-                if isinstance(self._plan.role, MonoPlan)
-                else event_times(verdict.outputs, verdict.rows)
-            )
+            mono = isinstance(self._plan.role, MonoPlan)
+            times = [] if mono else event_times(verdict.outputs, verdict.rows)
             self._watermark.made([*times, *verdict.event_times])
 
     def _chunk(self, rows: Rows, start: Span) -> Chunk:
@@ -302,9 +299,15 @@ class VertexTask:
         if self._unrecorded is not None:
             self._record()
             return
-        ready = 1.0 if self._plan.paused else self._held_for() or self._inlet.ready_in()
         until_end = self._deadline - time.monotonic()
-        self._wake.wait(max(0.0, min(ready, until_end, 1.0)))
+        self._wake.wait(max(0.0, min(self._ready_in(), until_end, 1.0)))
+
+    def _ready_in(self) -> float:
+        """Seconds until there may be something to take without anything arriving."""
+        if self._plan.paused:
+            return 1.0
+        held = self._held_for()
+        return held if held > 0 else self._inlet.ready_in()
 
     def _record(self) -> None:
         """Write down that everything in hand is done."""
