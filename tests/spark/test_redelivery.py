@@ -9,6 +9,8 @@ from collections import Counter, defaultdict
 import pytest
 
 from ebbflow import Message, NackOptions, Pipeline, Response, nack
+from ebbflow.deadletters import DeadLetters
+from ebbflow.jetstream.access import embedded, linked
 
 pytestmark = pytest.mark.slow
 
@@ -175,3 +177,27 @@ def test_a_message_larger_than_the_servers_limit_is_dead_lettered_with_that_reas
     assert letter.reason == "message too large"
     assert letter.deliveries == 1
     assert "9,000,000 bytes is over the limit" in letter.error
+
+
+def test_a_replayed_dead_letter_comes_back_as_a_first_delivery(run, journal, tmp_path):
+    def stubborn(datum):
+        journal.write([datum.deliveries, datum.nack_reason])
+        if not (tmp_path / "mended").exists():
+            nack(max_deliveries=1, reason="no customer")
+        return Message(datum.value)
+
+    def pipeline():
+        return generated(1).map("stubborn", stubborn).sink("out", blackhole=True)
+
+    run(pipeline())
+    with embedded(tmp_path / "state") as server, linked(server) as link:
+        letters = DeadLetters(link, "test")
+        assert letters.replay(letters.list()) == 1
+        assert list(letters.list()) == []
+    (tmp_path / "mended").touch()
+    summary = run(pipeline())
+
+    calls = sorted(journal.read(), key=str)
+    assert calls == [[1, None], [1, None], [2, "no customer"]]
+    assert summary.vertices["out"].done == 1
+    assert summary.totals["stubborn"].dead_lettered == 1
