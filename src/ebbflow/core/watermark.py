@@ -8,10 +8,8 @@ goes back, also not across restarts, because it is part of the position.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
-
-Heard = Mapping[str, datetime]
 
 
 class Watermark:

@@ -42,10 +42,6 @@ class PositionStore:
         await self.write(position)
         return position
 
-    async def peek(self) -> Position | None:
-        """The position as it stands, without taking it over."""
-        return await self._load()
-
     async def _load(self) -> Position | None:
         # From the leader, not by direct get: a follower may lag behind the last owner's writes.
         try:

@@ -183,11 +183,6 @@ class FrameReader:
         """An arrival wakes the task."""
         return 3600.0
 
-    @property
-    def waiting(self) -> bool:
-        """Whether there is something to take."""
-        return self._head is not None or bool(self._queue)
-
     def take(self, limit: int, most_frames: int = WINDOW) -> list[pa.RecordBatch]:
         """Up to ``limit`` rows that are here already; moves ``mark`` behind them.
 
