@@ -26,6 +26,7 @@ import ebbflow
 from ebbflow.cli.main import app
 from ebbflow.cli.run import EXIT_CODES
 from ebbflow.core.letter import PREFIX, Letter
+from ebbflow.jetstream.publisher import Tally
 from ebbflow.options import DEFAULT_ON_ERROR, Backoff
 from ebbflow.outcome import COUNTERS
 from ebbflow.spark.run import RunOptions, Summary
@@ -259,6 +260,11 @@ FIELD_MEANING = {
     "mode": "what one call gets and how it answers: see [maps](../guides/maps.md)",
     "vertices[].partitions": "so many buffers and Spark tasks",
     "spec.partitions": "so many Spark tasks; left out, `replicas`, else 1",
+    "interStepBuffer.replicas": "so many NATS servers keep each stream: see "
+    "[clusters](../guides/cluster.md)",
+    "publish.retryWait": "the wait before something is published again",
+    "publish.retryAttempts": "how often at most; `-1`: as often as it takes",
+    "publish.ackWait": "how long at most; left out: as long as it takes",
     "replicas": "as `partitions`",
     "streaming": "only `false` for now",
     "readBatchSize": "the most messages that one call of a sink, or of a map in the modes "
@@ -316,6 +322,9 @@ def section_in(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
 
 KIND_TEXT = {
     kinds.Millis: "duration, such as `5s`",
+    kinds.Wait: "duration above 0, such as `250ms`",
+    kinds.Attempts: "whole number from -1",
+    kinds.Replicas: "whole number from 1 to 5",
     kinds.Base64: "bytes in base64",
     kinds.Bucket: "text",
     kinds.Code: "`module:attribute`",
@@ -527,12 +536,28 @@ def counters() -> str:
             "was first started. `ended` is `drained`, `timeout` or `stopped`.",
             table(("counter", "what it counts"), rows),
             "For every vertex `read = done + redelivered + dead_lettered + dropped + fallback`.",
+            "`publishing` is what vertices met with in this run when they wrote to NATS. "
+            "Tasks tell it as they go; of one that was killed the last half second may be missing.",
+            table(("counter", "what it counts"), tally_rows()),
             "## Facts of a dead letter",
             "A dead letter is a plain JetStream message. Its body is the value; each fact is a "
             f"header whose name begins with `{PREFIX}` and whose text is JSON.",
             table(("header", "fact"), letter_facts()),
         ]
     )
+
+
+def tally_rows() -> list[tuple[str, str]]:
+    """The counters of publishing in the order of the class."""
+    return [(f"`{field.name}`", TALLY_MEANING[field.name]) for field in fields(Tally)]
+
+
+TALLY_MEANING = {
+    "attempts": "how often something was sent",
+    "no_responders": "attempts that found nobody listening: the stream has no leader, or is gone",
+    "unanswered": "attempts that met with silence, as when a server is killed",
+    "full": "attempts that a full buffer did not take",
+}
 
 
 def letter_facts() -> Iterable[tuple[str, str]]:

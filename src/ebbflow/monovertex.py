@@ -33,7 +33,8 @@ class MonoVertex(Built):
 
     ``partitions`` is the number of tasks, one if left out. ``limits`` and a mapping for
     ``on_error`` have YAML's fields, in camel case or snake case. ``serving_store`` is a class of
-    yours or ``{"nats": {"bucket": "answers"}}``.
+    yours or ``{"nats": {"bucket": "answers"}}``. ``inter_step_buffer`` is about the streams of
+    redeliveries and dead letters, with YAML's fields: ``{"replicas": 3}``.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class MonoVertex(Built):
         limits: Mapping[str, Any] | None = None,
         on_error: Policy | None = None,
         serving_store: Store | None = None,
+        inter_step_buffer: Mapping[str, Any] | None = None,
     ) -> None:
         self._name = name
         self._bypass: dict[str, Any] = {}
@@ -54,6 +56,8 @@ class MonoVertex(Built):
             self._body["onError"] = {"backoff": parts.backoff(on_error)}
         if serving_store is not None:
             self._body["servingStore"] = parts.store(serving_store)
+        if inter_step_buffer is not None:
+            self._body["interStepBuffer"] = dict(inter_step_buffer)
 
     def source(
         self,

@@ -59,7 +59,8 @@ class Pipeline(Built):
     """Builds a pipeline step by step; ``run`` runs it and ``spec`` gives the checked model.
 
     ``serving_store`` is a class of yours or ``{"nats": {"bucket": "answers"}}``. ``limits`` and
-    ``ordered`` hold for every step that does not say otherwise.
+    ``ordered`` hold for every step that does not say otherwise. ``inter_step_buffer`` has YAML's
+    fields: ``{"replicas": 3, "publish": {"ack_wait": "30s"}}``.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Pipeline(Built):
         limits: Mapping[str, Any] | None = None,
         serving_store: Store | None = None,
         ordered: bool = False,
+        inter_step_buffer: Mapping[str, Any] | None = None,
     ) -> None:
         self._name = name
         self._vertices: list[dict[str, Any]] = []
@@ -77,6 +79,8 @@ class Pipeline(Built):
         self._body |= {"limits": dict(limits or {}), "ordered": {"enabled": ordered}}
         if serving_store is not None:
             self._body["servingStore"] = parts.store(serving_store)
+        if inter_step_buffer is not None:
+            self._body["interStepBuffer"] = dict(inter_step_buffer)
         self._previous: str | None = None
 
     def source(

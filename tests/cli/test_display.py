@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from ebbflow.cli.display import LiveTable, PlainLines, Rates, result_table, state_of
+from ebbflow.jetstream.publisher import Tally
 from ebbflow.outcome import Counts
 from ebbflow.spark.run import VertexView
 
@@ -129,3 +130,11 @@ def test_the_table_shows_a_row_a_vertex_with_lines_above_it() -> None:
     cells = [cell.strip() for cell in rows[-1]]
     assert cells == ["enrich", "1,200", "0", "0", "3", "0", "running; not [yet]"]
     assert "[bold]printed\n" in shown
+
+
+def test_what_publishing_has_met_with_is_part_of_the_state():
+    tally = Tally(attempts=500, no_responders=2, full=1200)
+
+    assert state_of(VertexView(Counts(), 0, None, None, tally)) == (
+        "running, 2 times without a stream, 1,200 times at a full buffer"
+    )

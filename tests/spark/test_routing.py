@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import time
 from collections import Counter, defaultdict
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
 from ebbflow import Message, MonoVertex, NackOptions, Pipeline, Response
+from ebbflow.spark.run import Silent
 
 pytestmark = pytest.mark.slow
 
@@ -129,6 +133,51 @@ def test_a_full_buffer_makes_the_writer_wait_and_nothing_is_lost(run, collect, c
 
     assert summary.vertices["out"].done == 20_000
     assert len(set(collected()["out"])) == 20_000
+
+
+class FullBuffer(Silent):
+    """Lets the sink go on once the source has waited for room for a while; weighs the source."""
+
+    def __init__(self, folder):
+        self.pid, self.gate = folder / "pid", folder / "gate"
+        self.fulls, self.sizes = [], []
+
+    def look(self, views):
+        self.fulls.append(views["in"].publishing.full)
+        if self.fulls[-1] > 20 and not self.gate.exists():
+            self.sizes.append(self._resident())
+        if self.fulls[-1] > 150:
+            self.gate.touch()
+
+    def _resident(self):
+        status = Path(f"/proc/{self.pid.read_text()}/status").read_text()
+        return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) / 1024
+
+
+def test_while_a_buffer_is_full_the_writer_waits_counts_and_does_not_grow(run, tmp_path):
+    watcher = FullBuffer(tmp_path)
+    pid, gate = watcher.pid, watcher.gate
+
+    def passes(datum):
+        if not pid.exists():
+            pid.write_text(str(os.getpid()))
+        return Message(datum.value)
+
+    def waits(data):
+        while not gate.exists():
+            time.sleep(0.05)
+        return [Response.ok(datum.id) for datum in data]
+
+    small = {"buffer_max_length": 2, "buffer_usage_limit": 100}
+    generator = {"messages": 100_000, "msgSize": 500}
+    pipeline = Pipeline("test").source("in", generator=generator, transformer=passes)
+    summary = run(pipeline.sink("out", waits, limits=small), watcher=watcher)
+
+    assert summary.vertices["out"].done == 100_000
+    assert watcher.fulls == sorted(watcher.fulls)
+    assert summary.publishing["in"].full > 150
+    assert len(watcher.sizes) > 3
+    assert max(watcher.sizes) - min(watcher.sizes) < 2, watcher.sizes
 
 
 def test_a_full_buffer_drops_and_counts_where_the_edge_says_so(run, collect, collected):

@@ -26,6 +26,7 @@ from rich.text import Text
 from ebbflow.outcome import COUNTERS, Counts
 
 if TYPE_CHECKING:
+    from ebbflow.jetstream.publisher import Tally
     from ebbflow.spark.run import VertexView
 
 _EVERY = 2.0
@@ -165,7 +166,18 @@ def state_of(view: VertexView) -> str:
     """Whether a vertex runs, and why it had to be started again if that was lately."""
     if view.failure:
         return one_line(f"restarting (restart {view.restarts}): {view.failure}")
-    return f"running, {view.restarts} restarts" if view.restarts else "running"
+    running = f"running, {view.restarts} restarts" if view.restarts else "running"
+    return ", ".join([running, *_troubles(view.publishing)])
+
+
+def _troubles(tally: Tally) -> list[str]:
+    """What publishing has met with, apart from success."""
+    met = {
+        "without a stream": tally.no_responders,
+        "unanswered": tally.unanswered,
+        "at a full buffer": tally.full,
+    }
+    return [f"{number:,} times {what}" for what, number in met.items() if number]
 
 
 def one_line(text: str) -> str:

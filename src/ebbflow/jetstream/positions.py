@@ -17,7 +17,7 @@ from ebbflow.core.position import Position
 from ebbflow.errors import Fenced, PermanentPublishError
 from ebbflow.jetstream.connection import Link
 from ebbflow.jetstream.names import Names
-from ebbflow.jetstream.publisher import BUFFER, publish
+from ebbflow.jetstream.publisher import BUFFER, Retry, Tally, publish
 from ebbflow.jetstream.reader import read_last
 from ebbflow.jetstream.streams import ApiError, api
 
@@ -28,8 +28,18 @@ _NO_MESSAGE = 10037
 class PositionStore:
     """The position of one partition, as its owner sees it."""
 
-    def __init__(self, client: Client, names: Names, vertex: str, partition: int) -> None:
+    def __init__(
+        self,
+        client: Client,
+        names: Names,
+        vertex: str,
+        partition: int,
+        retry: Retry = BUFFER,
+        tally: Tally | None = None,
+    ) -> None:
         self._client = client
+        self._retry = retry
+        self._tally = tally
         self._bucket = names.positions
         self._subject = f"$KV.{names.positions}.{names.position_key(vertex, partition)}"
         self._owner = (vertex, partition)
@@ -59,7 +69,14 @@ class PositionStore:
         headers = {"Nats-Expected-Last-Subject-Sequence": str(self._revision)}
         record = position.to_json()
         try:
-            ack = await publish(self._client, self._subject, record, headers, retry=BUFFER)
+            ack = await publish(
+                self._client,
+                self._subject,
+                record,
+                headers,
+                retry=self._retry,
+                tally=self._tally,
+            )
         except PermanentPublishError as error:
             if error.code not in _WRONG_REVISION:
                 raise

@@ -16,7 +16,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass
 from typing import Any, TypeVar
 
 import nats.errors
@@ -59,11 +59,26 @@ class Retry:
     until_room: bool = False
 
 
-BUFFER = Retry(wait=0.05, attempts=-1, ack_wait=float("inf"), until_room=True)
-"""For vertices: never gives up; a stopping task cancels the wait."""
+BUFFER = Retry(wait=0.05, attempts=-1, ack_wait=float("inf"))
+"""For vertices, unless the spec says otherwise: never gives up; a stop cancels the wait."""
 
-UNLESS_FULL = replace(BUFFER, until_room=False)
-"""For edges that discard: a full buffer is an answer, everything else is waited out."""
+
+@dataclass(slots=True)
+class Tally:
+    """What publishing has met with so far; counted while it goes on, for whoever watches.
+
+    ``attempts`` is how often a message was sent, ``no_responders`` how often nobody listened,
+    ``unanswered`` how often there was silence, ``full`` how often the stream was at its limit.
+    """
+
+    attempts: int = 0
+    no_responders: int = 0
+    unanswered: int = 0
+    full: int = 0
+
+    def __add__(self, other: Tally) -> Tally:
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Tally(*(mine + theirs for mine, theirs in pairs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +106,7 @@ class Sending:
         headers: Mapping[str, str],
         retry: Retry,
         clock: Callable[[], float] = time.monotonic,
+        tally: Tally | None = None,
     ) -> None:
         # A message over the limit makes the server end the connection, for everybody who uses it.
         size = len(payload) + _header_size(headers)
@@ -102,6 +118,7 @@ class Sending:
         self._headers = dict(headers) or None
         self._retry = retry
         self._clock = clock
+        self._tally = tally or Tally()
         self._start = clock()
         self._sent = 0
         self._uncounted = 0
@@ -112,15 +129,18 @@ class Sending:
         while True:
             await self._connection()
             self._sent += 1
+            self._tally.attempts += 1
             try:
                 answer = await self._client.request(
                     self._subject, self._payload, self._timeout, headers=self._headers
                 )
             except nats.errors.NoRespondersError:
                 self._seen["found no stream"] += 1
+                self._tally.no_responders += 1
                 await self._pause(NoStreamResponse)
             except _SILENCE:
                 self._seen[_UNANSWERED] += 1
+                self._tally.unanswered += 1
             except _CLOSED as error:
                 raise self.refusal(PublishError, "the connection is closed") from error
             else:
@@ -190,6 +210,7 @@ class Sending:
         """Return when it is worth another attempt."""
         if code == _FULL:
             self._seen["found it full"] += 1
+            self._tally.full += 1
             if not self._retry.until_room:
                 raise self.refusal(BufferFull, text)
             self._uncounted += 1
@@ -213,6 +234,7 @@ async def publish(
     msg_id: str | None = None,
     retry: Retry | None = None,
     clock: Callable[[], float] = time.monotonic,
+    tally: Tally | None = None,
 ) -> Ack:
     """Publish one message and return when the server has confirmed it.
 
@@ -223,7 +245,8 @@ async def publish(
     sent = dict(headers or {})
     if msg_id is not None:
         sent[MSG_ID] = msg_id
-    return await Sending(client, subject, payload, sent, retry or Retry(), clock).confirmed()
+    sending = Sending(client, subject, payload, sent, retry or Retry(), clock, tally)
+    return await sending.confirmed()
 
 
 def _header_size(headers: Mapping[str, str]) -> int:

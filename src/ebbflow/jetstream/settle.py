@@ -14,12 +14,18 @@ from ebbflow.core.settlement import Settlement
 from ebbflow.errors import BufferFull
 from ebbflow.frames import fingerprint
 from ebbflow.jetstream.names import Names
-from ebbflow.jetstream.publisher import BUFFER, UNLESS_FULL, publish
+from ebbflow.jetstream.publisher import BUFFER, Retry, Tally, publish
 
 IN_FLIGHT = 256
 
 
-async def publish_all(client: Client, names: Names, settlement: Settlement) -> list[Publication]:
+async def publish_all(
+    client: Client,
+    names: Names,
+    settlement: Settlement,
+    retry: Retry = BUFFER,
+    tally: Tally | None = None,
+) -> list[Publication]:
     """Return when everything is confirmed, with the outputs that a full buffer did not take.
 
     The first error that cannot be waited out is raised.
@@ -30,7 +36,7 @@ async def publish_all(client: Client, names: Names, settlement: Settlement) -> l
     async def one_after_another(publications: list[Publication]) -> None:
         for publication in publications:
             async with gate:
-                if not await _publish(client, names, publication):
+                if not await _publish(client, names, publication, retry, tally):
                     discarded.append(publication)
 
     for stage in settlement.stages():
@@ -52,17 +58,23 @@ def _lanes(stage: list[Publication]) -> Iterable[list[Publication]]:
     return lanes.values()
 
 
-async def _publish(client: Client, names: Names, publication: Publication) -> bool:
-    """Whether it was stored; only what may be discarded can fail to be."""
+async def _publish(
+    client: Client, names: Names, publication: Publication, retry: Retry, tally: Tally | None
+) -> bool:
+    """Whether it was stored; only what may be discarded can fail to be.
+
+    A full buffer is back-pressure: however hard to try is bounded, room is waited for.
+    """
     subject, headers = address(names, publication)
-    retry = UNLESS_FULL if publication.discards else BUFFER
-    try:
-        await publish(
-            client, subject, publication.payload, headers, msg_id=publication.msg_id, retry=retry
-        )
-    except BufferFull:
-        return False
-    return True
+    data, msg_id = publication.payload, publication.msg_id
+    while True:
+        try:
+            await publish(client, subject, data, headers, msg_id=msg_id, retry=retry, tally=tally)
+            return True
+        except BufferFull:
+            if publication.discards:
+                return False
+        await asyncio.sleep(retry.wait)
 
 
 def address(names: Names, publication: Publication) -> tuple[str, dict[str, str]]:

@@ -5,6 +5,7 @@ Plain data, without pydantic: workers start faster and nothing of the spec's che
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +14,7 @@ from ebbflow.core.mono import Bypass
 from ebbflow.core.retry import RetryStrategy
 from ebbflow.core.routing import Edge
 from ebbflow.jetstream.connection import Server
+from ebbflow.jetstream.publisher import BUFFER, Retry
 from ebbflow.options import Backoff
 from ebbflow.sources.generator import GeneratorPlan
 
@@ -113,6 +115,7 @@ class VertexPlan:
     paused: bool = False
     bucket: str | None = None
     bucket_ttl: int = 0
+    publish: Retry = BUFFER
 
     @property
     def largest(self) -> int:
@@ -130,11 +133,22 @@ def make_plans(
         "max_payload": max_payload,
         "search": search,
         "namespace": spec.metadata.namespace or "default",
+        "publish": _publish(spec.inter_step_buffer.publish),
         **_bucket(spec.serving_store),
     }
     if spec.kind == "MonoVertex":
         return [_mono(spec, shared)]
     return [_vertex(spec, vertex, shared) for vertex in _downstream_order(spec)]
+
+
+def _publish(options: sections.Publish) -> Retry:
+    ack_wait = math.inf if options.ack_wait is None else options.ack_wait / 1000
+    return replace(
+        BUFFER,
+        wait=options.retry_wait / 1000,
+        attempts=options.retry_attempts,
+        ack_wait=ack_wait,
+    )
 
 
 def _bucket(store: sections.ServingStore | None) -> dict[str, Any]:

@@ -14,20 +14,21 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import nats.errors
-from nats.aio.msg import Msg
 
 from ebbflow.jetstream import streams
 from ebbflow.jetstream.access import connected
 from ebbflow.jetstream.names import Names
 from ebbflow.jetstream.positions import read_all
+from ebbflow.jetstream.publisher import Tally
 from ebbflow.options import Duration, milliseconds
 from ebbflow.outcome import Counts
 from ebbflow.spark import provision
+from ebbflow.spark.listener import Listener
 from ebbflow.spark.plan import VertexPlan, make_plans
 from ebbflow.spark.supervisor import Supervisor
 
@@ -66,17 +67,22 @@ class VertexView:
     restarts: int
     failure: str | None
     nack_reason: str | None
+    publishing: Tally = field(default_factory=Tally)
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a run came to: counts of this run, and of the pipeline since it was first started."""
+    """What a run came to: counts of this run, and of the pipeline since it was first started.
+
+    ``publishing`` is what vertices met with in this run when they wrote to NATS.
+    """
 
     pipeline: str
     ended: str
     seconds: float
     vertices: dict[str, Counts]
     totals: dict[str, Counts]
+    publishing: dict[str, Tally] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """As ``--summary`` writes it."""
@@ -87,6 +93,7 @@ class Summary:
                 "seconds": round(self.seconds, 3),
                 "vertices": {name: c.as_dict() for name, c in self.vertices.items()},
                 "totals": {name: c.as_dict() for name, c in self.totals.items()},
+                "publishing": {name: asdict(t) for name, t in self.publishing.items()},
             },
             indent=2,
         )
@@ -148,7 +155,7 @@ class Run:
         self._watcher = watcher
         self._names = Names(spec.name)
         self._stop = threading.Event()
-        self._reasons: dict[str, str] = {}
+        self._listener = Listener(self._names, watcher.line)
 
     def execute(self) -> Summary:
         """Start everything, wait for the end, stop everything, say what came of it."""
@@ -164,7 +171,7 @@ class Run:
             plans = self._plans()
             before = self._totals(plans)
             self._watcher.stage("starting Spark")
-            stack.enter_context(self._listening())
+            stack.enter_context(self._listener.listening(self._link))
             spark = stack.enter_context(self._session(plans))
             stack.enter_context(self._signals())  # starting Spark has put its own in place
             self._warn_of_loopback(spark)
@@ -180,7 +187,9 @@ class Run:
             self._link.flush()
             totals = self._totals(plans)
         vertices = {name: totals[name] - before[name] for name in totals}
-        return Summary(self._spec.name, ended, time.monotonic() - began, vertices, totals)
+        publishing = {name: self._listener.tally(name) for name in totals}
+        seconds = time.monotonic() - began
+        return Summary(self._spec.name, ended, seconds, vertices, totals, publishing)
 
     def _plans(self) -> list[VertexPlan]:
         link, search = self._link, self._options.search
@@ -189,7 +198,8 @@ class Run:
         plans = make_plans(
             self._spec, link.server, link.client.max_payload, str(search) if search else None
         )
-        link.run(provision.provision(link, plans))
+        replicas = self._spec.inter_step_buffer.replicas
+        link.run(provision.provision(link, plans, replicas))
         return plans
 
     def _session(self, plans: Sequence[VertexPlan]) -> AbstractContextManager[SparkSession]:
@@ -219,22 +229,6 @@ class Run:
             "give Spark more cores to have them run side by side"
         )
         return min(self._options.epoch, _TURN)
-
-    @contextmanager
-    def _listening(self) -> Iterator[None]:
-        """Hear what tasks have to tell."""
-        subject = self._names.event_subject()
-        subscription = self._link.run(self._link.client.subscribe(subject, cb=self._on_event))
-        yield
-        with contextlib.suppress(Exception):
-            self._link.run(subscription.unsubscribe(), timeout=5)
-
-    async def _on_event(self, message: Msg) -> None:
-        if message.subject.endswith(".log"):
-            self._watcher.line(message.data.decode("utf-8", "replace"))
-        else:
-            told = json.loads(message.data)
-            self._reasons[told["vertex"]] = next(iter(told["reasons"]))
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -275,7 +269,8 @@ class Run:
                     totals[vertex.plan.vertex] - before[vertex.plan.vertex],
                     vertex.restarts,
                     vertex.failure,
-                    self._reasons.get(vertex.plan.vertex),
+                    self._listener.reason(vertex.plan.vertex),
+                    self._listener.tally(vertex.plan.vertex),
                 )
                 for vertex in supervisor.vertices
             }

@@ -28,6 +28,7 @@ from ebbflow.frames import Rows
 from ebbflow.jetstream.connection import worker_link
 from ebbflow.jetstream.names import Names
 from ebbflow.jetstream.positions import PositionStore
+from ebbflow.jetstream.publisher import Tally
 from ebbflow.jetstream.reader import FrameReader
 from ebbflow.jetstream.settle import publish_all
 from ebbflow.outcome import Counts
@@ -79,11 +80,14 @@ class VertexTask:
         self._names = Names(plan.pipeline)
         self._link = worker_link(plan.server)
         self._place = Place(plan.vertex, partition, plan.edges, plan.max_payload, plan.bucket)
-        self._store = PositionStore(self._link.client, self._names, plan.vertex, partition)
+        self._tally = Tally()
+        self._store = PositionStore(
+            self._link.client, self._names, plan.vertex, partition, plan.publish, self._tally
+        )
         self._wake = threading.Event()
         self._stopped_at: float | None = None
         self._pace = Pace()
-        self.events = Events(self._link, self._names, plan.vertex)
+        self.events = Events(self._link, self._names, plan.vertex, partition, self._tally)
         self._inflight: concurrent.futures.Future[Counts] | None = None
         self._unrecorded: _Settled | None = None
         self._purged = self._emitted_at = time.monotonic()
@@ -206,6 +210,7 @@ class VertexTask:
         more = Counts(written=verdict.emitted_rows) + (order.HELD_ROW if held else Counts())
         settlement = replace(settlement, counts=settlement.counts + more)
         self.events.nacked(settlement.reasons)
+        self.events.tell_now_and_then()
         # A replayed letter does not change what the inlet's next row is held for.
         self._begin(settlement, self._end(), held if ordered else waiting)
 
@@ -271,7 +276,9 @@ class VertexTask:
 
     async def _settle(self, position: Position, settlement: Settlement) -> Counts:
         await self._store.write(position)
-        discarded = await publish_all(self._link.client, self._names, settlement)
+        discarded = await publish_all(
+            self._link.client, self._names, settlement, self._plan.publish, self._tally
+        )
         return settlement.counts_without(discarded)
 
     def _confirm(self) -> None:
@@ -285,6 +292,7 @@ class VertexTask:
             except concurrent.futures.TimeoutError:
                 if self._inflight.done():
                     raise
+                self.events.tell_now_and_then()
                 if self._stopped_at and time.monotonic() - self._stopped_at > _GRACE:
                     self._inflight.cancel()
                     raise Unsettled from None
@@ -299,6 +307,7 @@ class VertexTask:
         if self._unrecorded is not None:
             self._record()
             return
+        self.events.tell_now_and_then()
         until_end = self._deadline - time.monotonic()
         self._wake.wait(max(0.0, min(self._ready_in(), until_end, 1.0)))
 

@@ -64,6 +64,12 @@ def _duration(value: Any) -> int:
         raise PydanticCustomError("EB105", "{why}", {"why": str(error)}) from None
 
 
+def _some_time(value: int) -> int:
+    if value == 0:
+        raise PydanticCustomError("EB105", "must be longer than 0; write for example 250ms")
+    return value
+
+
 def _base64(value: str) -> str:
     try:
         # Line breaks are allowed, as in a YAML block.
@@ -101,6 +107,9 @@ Millis = Annotated[
 ]
 """A duration such as ``"5s"``, kept as whole milliseconds."""
 
+Wait = Annotated[Millis, AfterValidator(_some_time)]
+"""A duration above 0."""
+
 Base64 = Annotated[StrictStr, AfterValidator(_base64)]
 """Bytes written as base64."""
 
@@ -115,6 +124,12 @@ Positive = Annotated[StrictInt, Field(ge=1)]
 
 Count = Annotated[StrictInt, Field(ge=0)]
 """A whole number from 0 up."""
+
+Attempts = Annotated[StrictInt, Field(ge=-1)]
+"""How often to try again; -1 for as long as it takes."""
+
+Replicas = Annotated[StrictInt, Field(ge=1, le=5)]
+"""The number of servers that keep a stream; JetStream's limit is 5."""
 
 Percentage = Annotated[StrictInt, Field(ge=1, le=100)]
 """A whole number from 1 to 100."""

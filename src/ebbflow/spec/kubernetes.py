@@ -40,9 +40,14 @@ class PipelineFields(Section):
     """Settings of a whole pipeline."""
 
     inter_step_buffer_service_name: Any = None
-    inter_step_buffer: Any = None
     templates: Any = None
     watermark: Any = None
+
+
+class BufferFields(Section):
+    """Settings of the buffers between vertices."""
+
+    compression: Any = None
 
 
 class LifecycleFields(Section):
@@ -99,6 +104,7 @@ NO_EFFECT: dict[str, tuple[str, ...]] = {
     "": _names(ResourceFields),
     "metadata": _names(MetadataFields),
     "spec": _names(PipelineFields),
+    "spec.interStepBuffer": _names(BufferFields),
     "spec.lifecycle": _names(LifecycleFields),
     "spec.vertices[]": _names(VertexFields),
 }
@@ -108,5 +114,6 @@ MONOVERTEX_NO_EFFECT: dict[str, tuple[str, ...]] = {
     "": _names(ResourceFields),
     "metadata": _names(MetadataFields),
     "spec": _names(MonoVertexFields),
+    "spec.interStepBuffer": _names(BufferFields),
 }
 """The same for a MonoVertex."""

@@ -9,7 +9,8 @@ builders in ``ebbflow.pipeline`` and ``ebbflow.monovertex``. Models are frozen a
 All durations are whole milliseconds.
 
 Ours, beyond Numaflow: ``python:`` beside each ``container:``, ``mode:`` of a udf, ``onError:``,
-``servingStore:``, ``partitions:`` of a MonoVertex and ``messages:`` of the generator.
+``servingStore:``, ``partitions:`` of a MonoVertex, ``messages:`` of the generator, and what an
+``interStepBuffer:`` has beside its compression; a MonoVertex can have one as well.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import StrictBool, StrictStr
 
 from ebbflow.spec import fields
+from ebbflow.spec.fields import Section
 from ebbflow.spec.kubernetes import (
     MetadataFields,
     MonoVertexFields,
@@ -31,6 +33,7 @@ from ebbflow.spec.kubernetes import (
 from ebbflow.spec.sections import (
     Bypass,
     Edge,
+    InterStepBuffer,
     Lifecycle,
     Limits,
     OnError,
@@ -86,6 +89,41 @@ class Metadata(MetadataFields):
     name: StrictStr
 
 
+class Body(Section):
+    """What the ``spec`` of a pipeline and that of a MonoVertex have in common."""
+
+    inter_step_buffer: InterStepBuffer = InterStepBuffer()
+    lifecycle: Lifecycle = Lifecycle()
+    serving_store: ServingStore | None = None
+
+
+class Resource(ResourceFields):
+    """What a pipeline and a MonoVertex have in common, as YAML documents."""
+
+    metadata: Metadata
+    spec: Body
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.metadata.name
+
+    @property
+    def inter_step_buffer(self) -> InterStepBuffer:
+        """How its streams are kept and written."""
+        return self.spec.inter_step_buffer
+
+    @property
+    def serving_store(self) -> ServingStore | None:
+        """Where answers are put, if anywhere."""
+        return self.spec.serving_store
+
+    @property
+    def paused(self) -> bool:
+        """Whether it is to do nothing for now."""
+        return self.spec.lifecycle.paused
+
+
 # --- Pipeline -----------------------------------------------------------------------------------
 
 
@@ -115,7 +153,7 @@ class Vertex(VertexFields):
         return VertexKind.SINK if self.sink is not None else VertexKind.MAP
 
 
-class PipelineBody(PipelineFields):
+class PipelineBody(PipelineFields, Body):
     """The ``spec`` of a pipeline."""
 
     vertices: tuple[Vertex, ...] = ()
@@ -123,24 +161,17 @@ class PipelineBody(PipelineFields):
     limits: Limits = Limits()
     ordered: Ordered = Ordered()
     lifecycle: PipelineLifecycle = PipelineLifecycle()
-    serving_store: ServingStore | None = None
     side_inputs: Any = None
 
 
-class PipelineSpec(ResourceFields):
+class PipelineSpec(Resource):
     """A whole pipeline, as one YAML document holds it."""
 
     NOUN: ClassVar[str] = "pipeline"
 
     api_version: Literal["numaflow.numaproj.io/v1alpha1"] = API_VERSION
     kind: Literal["Pipeline"] = "Pipeline"
-    metadata: Metadata
     spec: PipelineBody
-
-    @property
-    def name(self) -> str:
-        """The pipeline's name."""
-        return self.metadata.name
 
     @property
     def vertices(self) -> tuple[Vertex, ...]:
@@ -151,16 +182,6 @@ class PipelineSpec(ResourceFields):
     def edges(self) -> tuple[Edge, ...]:
         """All edges, as written."""
         return self.spec.edges
-
-    @property
-    def serving_store(self) -> ServingStore | None:
-        """Where answers are put, if anywhere."""
-        return self.spec.serving_store
-
-    @property
-    def paused(self) -> bool:
-        """Whether the pipeline is to do nothing for now."""
-        return self.spec.lifecycle.paused
 
     def vertex(self, name: str) -> Vertex:
         """The vertex of that name; ``KeyError`` if there is none."""
@@ -197,7 +218,7 @@ class PipelineSpec(ResourceFields):
 # --- MonoVertex ---------------------------------------------------------------------------------
 
 
-class MonoVertexBody(MonoVertexFields):
+class MonoVertexBody(MonoVertexFields, Body):
     """The ``spec`` of a MonoVertex."""
 
     source: Source | None = None
@@ -207,26 +228,18 @@ class MonoVertexBody(MonoVertexFields):
     replicas: fields.Positive | None = None
     partitions: fields.Positive | None = None
     limits: ReadLimits = ReadLimits()
-    lifecycle: Lifecycle = Lifecycle()
     streaming: StrictBool = False
-    serving_store: ServingStore | None = None
     on_error: OnError = OnError()
 
 
-class MonoVertexSpec(ResourceFields):
+class MonoVertexSpec(Resource):
     """Source, transformer, map and sinks in one, as one YAML document holds them."""
 
     NOUN: ClassVar[str] = "MonoVertex"
 
     api_version: Literal["numaflow.numaproj.io/v1alpha1"] = API_VERSION
     kind: Literal["MonoVertex"] = "MonoVertex"
-    metadata: Metadata
     spec: MonoVertexBody
-
-    @property
-    def name(self) -> str:
-        """The MonoVertex's name."""
-        return self.metadata.name
 
     @property
     def source(self) -> Source:
@@ -249,16 +262,6 @@ class MonoVertexSpec(ResourceFields):
     def bypass(self) -> Bypass:
         """Which messages skip a part of it."""
         return self.spec.bypass
-
-    @property
-    def serving_store(self) -> ServingStore | None:
-        """Where answers are put, if anywhere."""
-        return self.spec.serving_store
-
-    @property
-    def paused(self) -> bool:
-        """Whether the MonoVertex is to do nothing for now."""
-        return self.spec.lifecycle.paused
 
     @property
     def partitions(self) -> int:

@@ -13,7 +13,7 @@ from pydantic import Field, StrictBool, StrictInt, StrictStr
 from ebbflow.options import DEFAULT_ON_ERROR, Backoff
 from ebbflow.spec import fields, words
 from ebbflow.spec.fields import Section
-from ebbflow.spec.kubernetes import LifecycleFields
+from ebbflow.spec.kubernetes import BufferFields, LifecycleFields
 
 # --- waiting and retrying -----------------------------------------------------------------------
 
@@ -248,6 +248,28 @@ class Limits(ReadLimits):
 
     buffer_max_length: fields.Positive | None = None
     buffer_usage_limit: fields.Percentage | None = None
+
+
+class Publish(Section):
+    """How hard vertices try to write to NATS. Left out, they wait for as long as it takes.
+
+    With a bound, the task that has come to it starts again and publishes the same messages anew:
+    nothing is lost, but the vertex is shown as failing. Room in a full buffer is always waited for.
+    """
+
+    retry_wait: fields.Wait = 50
+    retry_attempts: fields.Attempts = -1
+    ack_wait: fields.Wait | None = None
+
+
+class InterStepBuffer(BufferFields):
+    """How the streams of a pipeline are kept and written; Numaflow's compression has no effect.
+
+    ``replicas`` is the number of servers that keep each of them.
+    """
+
+    replicas: fields.Replicas = 1
+    publish: Publish = Publish()
 
 
 class Ordered(Section):

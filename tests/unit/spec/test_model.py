@@ -116,6 +116,7 @@ def test_kubernetes_fields_must_still_be_spelt_right(
 
 def test_the_fields_without_effect_are_listed() -> None:
     assert "interStepBufferServiceName" in NO_EFFECT["spec"]
+    assert "compression" in NO_EFFECT["spec.interStepBuffer"]
     assert "pauseGracePeriodSeconds" in NO_EFFECT["spec.lifecycle"]
     assert {"containerTemplate", "scale", "volumes", "sidecars"} <= set(
         NO_EFFECT["spec.vertices[]"]

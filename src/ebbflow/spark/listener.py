@@ -1,0 +1,63 @@
+"""What the driver hears from its tasks while they run: see ``events`` for what they tell.
+
+Heard on the NATS thread, read by the run. Nothing depends on an event arriving.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from nats.aio.msg import Msg
+
+from ebbflow.jetstream.connection import Link
+from ebbflow.jetstream.names import Names
+from ebbflow.jetstream.publisher import Tally
+
+
+class Listener:
+    """The latest of what each vertex has told; ``line`` is called with what it prints."""
+
+    def __init__(self, names: Names, line: Callable[[str], None]) -> None:
+        self._names = names
+        self._line = line
+        self._reasons: dict[str, str] = {}
+        self._present: dict[tuple[str, int], tuple[str, Tally]] = {}
+        self._past: dict[str, Tally] = {}
+
+    @contextlib.contextmanager
+    def listening(self, link: Link) -> Iterator[None]:
+        """Hear what tasks have to tell, for as long as the context lasts."""
+        subject = self._names.event_subject()
+        subscription = link.run(link.client.subscribe(subject, cb=self._hear))
+        yield
+        with contextlib.suppress(Exception):
+            link.run(subscription.unsubscribe(), timeout=5)
+
+    def reason(self, vertex: str) -> str | None:
+        """Why the vertex last sent a message back, if it ever did."""
+        return self._reasons.get(vertex)
+
+    def tally(self, vertex: str) -> Tally:
+        """What the vertex's publishing has met with since the run began."""
+        present = [tally for (name, _), (_, tally) in self._present.items() if name == vertex]
+        return sum(present, self._past.get(vertex, Tally()))
+
+    async def _hear(self, message: Msg) -> None:
+        kind = message.subject.rpartition(".")[2]
+        if kind == "log":
+            self._line(message.data.decode("utf-8", "replace"))
+        elif kind == "nack":
+            told = json.loads(message.data)
+            self._reasons[told["vertex"]] = next(iter(told["reasons"]))
+        elif kind == "publish":
+            self._count(json.loads(message.data))
+
+    def _count(self, told: dict[str, Any]) -> None:
+        vertex, key = told["vertex"], (told["vertex"], told["partition"])
+        task, tally = self._present.get(key, (told["task"], Tally()))
+        if task != told["task"]:  # each task counts from nothing
+            self._past[vertex] = self._past.get(vertex, Tally()) + tally
+        self._present[key] = told["task"], Tally(**told["tally"])

@@ -1,0 +1,85 @@
+"""What a spec can say about the streams of a pipeline: copies, and how hard to try to write."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from ebbflow import MonoVertex, Pipeline
+from ebbflow.errors import SpecError
+from ebbflow.jetstream.publisher import BUFFER
+from ebbflow.spark.plan import make_plans
+
+SPEC = """\
+apiVersion: numaflow.numaproj.io/v1alpha1
+kind: Pipeline
+metadata: {name: orders}
+spec:
+  interStepBuffer: %s
+  vertices:
+    - {name: in, source: {generator: {}}}
+    - {name: out, sink: {log: {}}}
+  edges: [{from: in, to: out}]
+"""
+
+
+def pipeline(**options):
+    return Pipeline("orders", **options).source("in", generator={}).sink("out", log=True)
+
+
+def retries_of(built):
+    return {plan.publish for plan in make_plans(built.spec, None, 2**20, None)}
+
+
+def test_vertices_wait_for_as_long_as_it_takes_unless_told_otherwise():
+    assert retries_of(pipeline()) == {BUFFER}
+    assert (BUFFER.attempts, BUFFER.ack_wait) == (-1, math.inf)
+
+
+def test_every_vertex_publishes_as_the_spec_says():
+    buffer = {"publish": {"retryWait": "300ms", "retryAttempts": 5, "ackWait": "20s"}}
+    (retry,) = retries_of(pipeline(inter_step_buffer=buffer))
+
+    assert (retry.wait, retry.attempts, retry.ack_wait) == (0.3, 5, 20)
+
+
+def test_a_monovertex_can_say_the_same_of_its_redeliveries_and_dead_letters():
+    buffer = {"replicas": 3, "publish": {"ack_wait": "20s"}}
+    mono = MonoVertex("orders", inter_step_buffer=buffer).source(generator={}).sink(log=True)
+
+    assert mono.spec.inter_step_buffer.replicas == 3
+    assert [retry.ack_wait for retry in retries_of(mono)] == [20]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{replicas: 0}", "5:31: EB104 'replicas' must be at least 1, not 0"),
+        ("{replicas: 7}", "5:31: EB104 'replicas' must be at most 5, not 7"),
+        (
+            "{publish: {retryAttempts: -2}}",
+            "5:46: EB104 'retryAttempts' must be at least -1, not -2",
+        ),
+        (
+            "{publish: {retryWait: 0s}}",
+            "5:42: EB105 'retryWait': must be longer than 0; write for example 250ms",
+        ),
+        ("{publish: {ackWait: 5}}", "5:40: EB105 'ackWait': 5 has no unit; write for example 1s"),
+        (
+            "{publish: {acWait: 5s}}",
+            "5:31: EB101 unknown field 'acWait'; did you mean 'ackWait'?",
+        ),
+    ],
+)
+def test_a_wrong_value_is_refused_where_it_is(problems_of, text, problem):
+    assert problems_of(SPEC % text) == [problem]
+
+
+def test_numaflows_compression_is_accepted_without_effect(problems_of):
+    assert problems_of(SPEC % "{compression: {type: gzip}}") == []
+
+
+def test_the_builder_refuses_what_yaml_refuses():
+    with pytest.raises(SpecError, match="replicas"):
+        _ = pipeline(inter_step_buffer={"replicas": 9}).spec
