@@ -143,13 +143,13 @@ class Bench:
 
     @contextmanager
     def _peer(self) -> Iterator[None]:
-        server = self._link.server
-        assert server.user is not None
-        assert server.password is not None
+        server, login = self._link.server, self._link.server.login
+        assert login.user is not None
+        assert login.password is not None
         worker = subprocess.Popen(
             [
                 *(sys.executable, "-m", "benchmarks.nats_py_worker"),
-                *(server.url, server.user, server.password),
+                *(str(server), login.user, login.password),
             ]
         )
         try:

@@ -15,7 +15,7 @@ from ebbflow.jetstream.access import embedded
 from ebbflow.jetstream.connection import Link
 from ebbflow.jetstream.names import Names
 from ebbflow.jetstream.publisher import publish
-from ebbflow.jetstream.reader import StoredMessage, direct_read
+from ebbflow.jetstream.stored import StoredMessage, read_subject
 
 NOON = datetime(2026, 5, 17, 12, 0, 0, 250_000, tzinfo=UTC)
 
@@ -64,8 +64,7 @@ class Written:
         """What a partition has been sent to process again."""
         stream = self.names.redelivery(vertex, partition)
         subject = self.names.due_subject(vertex, partition)
-        request: dict[str, object] = {"seq": 1, "batch": 1000, "next_by_subj": subject}
-        return self.link.run(direct_read(self.link, stream, request))
+        return self.link.run(read_subject(self.link.client, stream, subject))
 
     @property
     def letters(self) -> DeadLetters:

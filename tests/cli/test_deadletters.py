@@ -11,6 +11,7 @@ from ebbflow.jetstream.access import embedded, reached
 from ebbflow.jetstream.connection import Link
 from ebbflow.jetstream.publisher import publish
 from tests.cli.conftest import LETTER, Written
+from tests.jetstream.securing import address
 
 
 class Crash(Exception):
@@ -242,7 +243,5 @@ def test_a_place_where_nothing_ran_says_how_to_name_another(tmp_path: Path) -> N
 
 def test_letters_are_reached_by_url_too(pipeline: Written, link: Link) -> None:
     pipeline.bury()
-    server = link.server
-    url = server.url.replace("://", f"://{server.user}:{server.password}@")
-    with reached(Path("/nowhere"), url) as other:
+    with reached(Path("/nowhere"), address(link.server)) as other:
         assert numbers(DeadLetters(other, pipeline.name)) == [1]

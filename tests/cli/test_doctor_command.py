@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from ebbflow.cli.main import app
 from ebbflow.jetstream.connection import Link
+from tests.jetstream.securing import address
 
 
 def test_a_machine_that_is_ready_gets_only_ticks(tmp_path: Path) -> None:
@@ -44,12 +45,10 @@ def test_a_state_folder_in_use_is_told_with_its_owner(state: Path) -> None:
 
 
 def test_a_server_of_ones_own_is_tried_and_its_password_not_shown(link: Link) -> None:
-    server = link.server
-    url = server.url.replace("://", f"://{server.user}:{server.password}@")
-    result = CliRunner().invoke(app, ["doctor"], env={"EBBFLOW_NATS_URL": url})
+    result = CliRunner().invoke(app, ["doctor"], env={"EBBFLOW_NATS_URL": address(link.server)})
     assert result.exit_code == 0
-    assert f" at {server.url}\n" in result.stdout
-    assert str(server.password) not in result.output
+    assert f" at {link.server} (no TLS, a user and password)\n" in result.stdout
+    assert str(link.server.login.password) not in result.output
 
 
 @pytest.mark.slow
@@ -58,3 +57,27 @@ def test_a_server_that_does_not_answer_is_told_without_its_password() -> None:
     assert result.exit_code == 3
     assert "nats://127.0.0.1:1" in result.stdout
     assert "secret" not in result.output
+
+
+def test_a_login_is_tried_and_a_file_that_all_can_read_is_mentioned(
+    link: Link, tmp_path: Path
+) -> None:
+    login, secret = link.server.login, tmp_path / "secret"
+    secret.write_text(str(login.password))
+    environment = {
+        "EBBFLOW_NATS_URL": str(link.server),
+        "EBBFLOW_NATS_USER": str(login.user),
+        "EBBFLOW_NATS_PASSWORD_FILE": str(secret),
+    }
+    for mode, mentioned in ((0o600, False), (0o644, True)):
+        secret.chmod(mode)
+        result = CliRunner().invoke(app, ["doctor"], env=environment)
+        assert result.exit_code == 0
+        assert "(no TLS, a user and password)" in result.stdout
+        told = "the file of EBBFLOW_NATS_PASSWORD_FILE can be read by every user of this machine"
+        assert (told in result.stdout) is mentioned
+        assert str(login.password) not in result.output
+    secret.write_text("wrong")
+    result = CliRunner().invoke(app, ["doctor"], env=environment)
+    assert result.exit_code == 3
+    assert "check that" in result.stdout

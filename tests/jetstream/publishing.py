@@ -9,11 +9,7 @@ import pytest
 from ebbflow.jetstream import Publisher, streams
 from ebbflow.jetstream.connection import Link
 from ebbflow.jetstream.names import Names
-
-
-def address(server):
-    """The URL of a server, with its login."""
-    return server.url.replace("://", f"://{server.user}:{server.password}@")
+from tests.jetstream.securing import address
 
 
 class TestStream:

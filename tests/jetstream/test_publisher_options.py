@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from ebbflow.jetstream import AsyncPublisher, Outgoing, Publisher, PublishOptions
+from ebbflow.jetstream import AsyncPublisher, Login, Outgoing, Publisher, PublishOptions
 from ebbflow.jetstream.addresses import Addresses
 
 SECONDS = "must be a number of seconds above 0, not"
@@ -136,7 +136,7 @@ def test_urls_are_one_or_a_list_or_with_commas_and_their_login_is_taken_out():
     urls = ("nats://a:1", "nats://b:2")
     for given in (f"{login}a:1,{login}b:2", [f"{login}a:1", "b:2"], (f"{login}a:1, nats://b:2",)):
         found = Addresses.of(given)
-        assert (found.urls, found.user, found.password) == (urls, "me", "s@crt")
+        assert (found.urls, found.login) == (urls, Login(user="me", password="s@crt"))
         assert str(found) == "nats://a:1, nats://b:2"
         assert "s@crt" not in repr(found)
 

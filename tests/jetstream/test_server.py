@@ -10,31 +10,35 @@ import stat
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 from ebbflow.errors import SetupError
 from ebbflow.jetstream import streams
-from ebbflow.jetstream.access import embedded, linked
-from ebbflow.jetstream.connection import Link, Server, check_version
+from ebbflow.jetstream.access import embedded, linked, own_server
+from ebbflow.jetstream.addresses import Addresses
+from ebbflow.jetstream.connection import Link, check_version
+from ebbflow.jetstream.login import Login
 from ebbflow.jetstream.server import EmbeddedServer, StateFolder
 
 
 def test_it_listens_on_loopback_only_and_its_password_is_its_owners_alone(tmp_path):
     with embedded(tmp_path) as server:
-        assert server.url.startswith("nats://127.0.0.1:")
+        assert str(server).startswith("nats://127.0.0.1:")
         password = tmp_path / "nats" / "password"
         assert stat.S_IMODE(password.stat().st_mode) == 0o600
         assert stat.S_IMODE((tmp_path / "nats" / "nats.conf").stat().st_mode) == 0o600
-        assert server.password not in repr(server)
-        assert server.password not in str(server)
+        assert server.login.password == password.read_text()
+        assert server.login.password not in repr(server)
+        assert server.login.password not in str(server)
 
 
 @pytest.mark.parametrize("url", ["nats://user:secret@host:4222", "tls://secret@host"])
 def test_a_password_in_a_url_is_shown_nowhere(url):
-    assert "secret" not in repr(Server(url))
-    assert "secret" not in str(Server(url))
-    assert "host" in repr(Server(url))
+    assert "secret" not in repr(Addresses.of(url))
+    assert "secret" not in str(Addresses.of(url))
+    assert "host" in repr(Addresses.of(url))
 
 
 def test_a_wrong_password_is_refused(tmp_path):
@@ -42,7 +46,7 @@ def test_a_wrong_password_is_refused(tmp_path):
         embedded(tmp_path) as server,
         pytest.raises(SetupError, match="refused the login"),
     ):
-        Link(Server(server.url, "ebbflow", "guess"))
+        Link(replace(server, login=Login(user="ebbflow", password="guess")))
 
 
 def test_what_was_stored_is_there_after_the_server_was_killed(tmp_path):
@@ -92,13 +96,13 @@ def test_a_server_that_is_not_there_is_told_at_once_and_clearly():
         port = unused.getsockname()[1]
         began = time.monotonic()
         with pytest.raises(SetupError, match=f"No NATS server answers at nats://127.0.0.1:{port}"):
-            Link(Server(f"nats://user:secret@127.0.0.1:{port}"))
+            Link(Addresses.of(f"nats://user:secret@127.0.0.1:{port}"))
         assert time.monotonic() - began < 10
 
 
 def test_a_url_that_is_none_is_told_at_once_and_clearly():
     with pytest.raises(SetupError) as refused:
-        Link(Server("http://somewhere"))
+        own_server("http://somewhere")
     assert str(refused.value) == (
         "'http://somewhere' is not a NATS URL; write for example nats://localhost:4222. "
         "Correct --nats or EBBFLOW_NATS_URL."
@@ -121,7 +125,7 @@ def announcing(info):
                         stream.write(b"PONG\r\n")
 
         threading.Thread(target=serve, daemon=True).start()
-        yield Server(f"nats://127.0.0.1:{listening.getsockname()[1]}")
+        yield Addresses.of(f"nats://127.0.0.1:{listening.getsockname()[1]}")
 
 
 @pytest.mark.parametrize(

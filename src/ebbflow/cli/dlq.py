@@ -53,8 +53,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line
 def _letters(pipeline: str, state: Path, nats: str | None) -> Iterator[DeadLetters]:
     from ebbflow.deadletters import DeadLetters
     from ebbflow.jetstream.access import reached
+    from ebbflow.jetstream.names import Names
 
-    with reached(state, nats) as link:
+    with reached(state, nats, inbox=Names(pipeline).inbox) as link:
         yield DeadLetters(link, pipeline)
 
 

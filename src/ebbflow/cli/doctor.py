@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import typer
 
@@ -25,6 +26,7 @@ _PACKAGES = {"pyspark": ((4, 3), (4, 4)), "pyarrow": ((18,), None), "pandas": ((
 _GIB = 1024**3
 _LEAST_MEMORY = 1.5
 _LEAST_DISK = 1.0
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ def examine(state: Path, nats: str | None) -> Iterator[Finding]:
         yield _package(package)
     if nats:
         yield _checked(lambda: _server(nats))
+        yield from _secrets()
     else:
         yield _checked(_embedded)
         yield _state(state)
@@ -118,20 +121,28 @@ def _embedded() -> Finding:
 
 
 def _server(url: str) -> Finding:
-    from ebbflow.jetstream.connection import Link, Server, check_version
+    from ebbflow.jetstream.access import linked, own_server
 
-    server = Server(url)
-    try:
-        link = Link(server)
-    except TimeoutError:
-        fix = "Start it, or correct --nats or EBBFLOW_NATS_URL."
-        return Finding(False, f"no NATS server answers at {server}", fix)
-    try:
-        check_version(link)
-        found = link.client.connected_server_version
-        return Finding(True, f"NATS server {found.major}.{found.minor}.{found.patch} at {server}")
-    finally:
-        link.close()
+    server = own_server(url)
+    assert server is not None
+    with linked(server) as link:
+        found, tls = link.client.connected_server_version, link.client.uses_tls
+        how = f"{'TLS' if tls else 'no TLS'}, {server.login.kind or 'no login'}"
+        version = f"{found.major}.{found.minor}.{found.patch}"
+        near = all(urlsplit(url).hostname in _LOOPBACK for url in server.urls)
+        step = "" if tls or near else "All that is sent can be read on the way; use TLS."
+        return Finding(True, f"NATS server {version} at {server} ({how})", step)
+
+
+def _secrets() -> Iterator[Finding]:
+    """Files with secrets that more people can read than should."""
+    from ebbflow.jetstream.login import SECRET_FILES
+
+    for variable in SECRET_FILES:
+        path = Path(os.environ.get(variable, ""))
+        if path.is_file() and path.stat().st_mode & 0o004:
+            text = f"the file of {variable} can be read by every user of this machine"
+            yield Finding(True, text, "If that is not meant, run chmod 600 on it.")
 
 
 def _state(state: Path) -> Finding:

@@ -180,9 +180,9 @@ def _write(file: Path, text: str) -> None:
 def _where(state: Path, nats: str | None) -> str:
     """The options that lead another command to the same place, without any password."""
     if nats is not None:
-        from ebbflow.jetstream.connection import Server
+        from ebbflow.jetstream.addresses import Addresses
 
-        return f" --nats {shlex.quote(str(Server(nats)))}"
+        return f" --nats {shlex.quote(str(Addresses.of(nats)))}"
     return "" if state == DEFAULT_STATE else f" --state {shlex.quote(str(state))}"
 
 

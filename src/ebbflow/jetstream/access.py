@@ -1,6 +1,7 @@
 """Which NATS server to use, and how to get at it: the user's own, or the embedded one.
 
-A server that was started here is stopped when its context ends, whatever happened inside.
+A server that was started here is stopped when its context ends, whatever happened inside. The
+environment's login is for the user's own server; the embedded one has a login of its own making.
 """
 
 from __future__ import annotations
@@ -9,18 +10,42 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from ebbflow.errors import SetupError
-from ebbflow.jetstream.connection import Link, Server, check_version
+from ebbflow.jetstream.addresses import INBOX, Addresses
+from ebbflow.jetstream.connection import Link, check_version
+from ebbflow.jetstream.login import Login
 from ebbflow.jetstream.server import EmbeddedServer, StateFolder
 
 NATS_URL = "EBBFLOW_NATS_URL"
 _START_WAIT = 10.0
 
 
+def own_server(nats: str | None, login: Login | None = None) -> Addresses | None:
+    """The user's own server with its login, the environment's if none is given; ``None`` for none.
+
+    ``SetupError`` when the URL or the environment does not make sense.
+    """
+    url = nats or os.environ.get(NATS_URL)
+    if not url:
+        return None
+    try:
+        alone = Addresses.of(url)
+    except ValueError as error:
+        raise SetupError(f"{error}.", "Correct --nats or EBBFLOW_NATS_URL.") from None
+    beside = Login.from_environment() if login is None else login
+    if alone.login.kind is not None and beside.kind is not None:
+        raise SetupError(
+            f"There are two logins for NATS: one in its URL, and beside it {beside.kind}.",
+            "Take it out of --nats or EBBFLOW_NATS_URL, or leave the other one out.",
+        )
+    return Addresses.of(url, beside)
+
+
 @contextmanager
-def embedded(state: Path, *, port: int = 0, sync_always: bool = False) -> Iterator[Server]:
+def embedded(state: Path, *, port: int = 0, sync_always: bool = False) -> Iterator[Addresses]:
     """The embedded server in a state folder, for as long as the context lasts."""
     folder = StateFolder(state)
     folder.acquire()
@@ -35,7 +60,7 @@ def embedded(state: Path, *, port: int = 0, sync_always: bool = False) -> Iterat
 
 
 @contextmanager
-def linked(server: Server) -> Iterator[Link]:
+def linked(server: Addresses) -> Iterator[Link]:
     """A link to a server that is new enough."""
     link = Link(server)
     try:
@@ -47,31 +72,46 @@ def linked(server: Server) -> Iterator[Link]:
 
 @contextmanager
 def connected(
-    state: Path, nats: str | None, *, port: int = 0, sync_always: bool = False
+    state: Path,
+    nats: str | None,
+    *,
+    login: Login | None = None,
+    inbox: str = INBOX,
+    port: int = 0,
+    sync_always: bool = False,
 ) -> Iterator[Link]:
     """A link to the user's server, or to an embedded one that is started for it."""
-    url = nats or os.environ.get(NATS_URL)
-    if url:
-        with linked(Server(url)) as link:
+    own = own_server(nats, login)
+    if own is not None:
+        with linked(replace(own, inbox=inbox)) as link:
             yield link
-    else:
-        with embedded(state, port=port, sync_always=sync_always) as server, linked(server) as link:
-            yield link
+        return
+    if login is not None:
+        raise SetupError("There is a login for NATS, but no server to log in to.", "Name its URL.")
+    with (
+        embedded(state, port=port, sync_always=sync_always) as server,
+        linked(replace(server, inbox=inbox)) as link,
+    ):
+        yield link
 
 
 @contextmanager
-def reached(state: Path, nats: str | None) -> Iterator[Link]:
+def reached(state: Path, nats: str | None, *, inbox: str = INBOX) -> Iterator[Link]:
     """A link to where a pipeline's streams are, whether it runs at the moment or not.
 
     The user's own server if there is one, else the embedded one of whoever owns the state folder,
     else an embedded one that is started for as long as the context lasts.
     """
-    running = None if nats or os.environ.get(NATS_URL) else _running_server(state)
-    with linked(running) if running else connected(state, nats) as link:
-        yield link
+    known = own_server(nats) or _running_server(state)
+    if known is not None:
+        with linked(replace(known, inbox=inbox)) as link:
+            yield link
+    else:
+        with connected(state, None, inbox=inbox) as link:
+            yield link
 
 
-def _running_server(state: Path) -> Server | None:
+def _running_server(state: Path) -> Addresses | None:
     if not state.is_dir():
         raise SetupError(
             f"There is no state folder {state.resolve()}: no pipeline has run here.",

@@ -1,37 +1,55 @@
-"""NATS URLs as people write them, and a connection that goes on for as long as it is wanted.
+"""Where NATS is and how to get in: URLs as people write them, and a login.
 
-The login is taken out of the URLs and given to the client: servers of a cluster that it finds out
+A login in a URL is taken out of it and given to the client: servers of a cluster that it finds out
 about by itself need it as well, and no password can show up in a text.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import asyncio
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
-import nats
 import nats.errors
-from nats.aio.client import Client
+from nats.aio.client import RawCredentials
 
-from ebbflow.errors import SetupError
+from ebbflow.jetstream.login import NOBODY, Login
+from ebbflow.jetstream.refusal import explained
+from ebbflow.jetstream.secured import SecuredClient
 
-# What may wait in the client while it is busy; a chunk's frames come all at once.
-_PENDING = 64 * 1024 * 1024
+INBOX = "_INBOX"
+_WAIT = 0.2
+# The client's own way of starting over hangs after a failed TLS handshake, so rounds are ours.
+_FIRST: dict[str, Any] = {
+    "allow_reconnect": False,
+    "dont_randomize": True,
+    "max_reconnect_attempts": 1,
+    "connect_timeout": 5,
+    "reconnect_time_wait": _WAIT,
+    "ping_interval": 3,
+    # What may wait in the client while it is busy; a chunk's frames come all at once.
+    "pending_size": 64 * 1024 * 1024,
+}
+_LATER = {"allow_reconnect": True, "dont_randomize": False, "max_reconnect_attempts": -1}
 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """The servers to connect to, without the login, and the login."""
+    """The servers to connect to, the login, and the first name of all inboxes for answers."""
 
     urls: tuple[str, ...]
-    user: str | None = None
-    password: str | None = field(default=None, repr=False)
+    login: Login = NOBODY
+    inbox: str = INBOX
 
     @classmethod
-    def of(cls, url: str | Iterable[str]) -> Addresses:
-        """From one URL, several with commas in between, or a list of them."""
+    def of(cls, url: str | Iterable[str], login: Login | None = None) -> Addresses:
+        """From one URL, several with commas in between, or a list of them.
+
+        ``ValueError`` when there is a login in the URL and another one beside it.
+        """
         given = [url] if isinstance(url, str) else list(url)
         if not given or not all(isinstance(one, str) for one in given):
             raise ValueError("url must be a NATS URL or a list of them")
@@ -41,56 +59,70 @@ class Addresses:
             raise ValueError("the URLs have different logins; give the same one with all of them")
         user, password = logins.pop() if logins else (None, None)
         urls = tuple(f"{part.scheme}://{part.netloc.rpartition('@')[2]}" for part in parts)
-        return cls(urls, user and unquote(user), password and unquote(password))
+        return cls(urls, _joined(login or NOBODY, user, password))
 
     def __str__(self) -> str:
         return ", ".join(self.urls)
 
-    async def connect(self, name: str, advice: str = "Start it, or correct the URL.") -> Client:
+    @property
+    def wants_tls(self) -> bool:
+        """Whether a connection without TLS would not do."""
+        return self.login.wants_tls or any(url.startswith("tls://") for url in self.urls)
+
+    async def connect(
+        self, name: str, advice: str = "Start it, or correct the URL."
+    ) -> SecuredClient:
         """A connection that, once made, is made again whenever it is lost.
 
-        ``advice`` ends the error when there is nobody to connect to.
+        ``SetupError`` when it cannot be made; ``advice`` ends it when there is nobody at all.
         """
-        told: list[str] = []
+        told: list[Exception] = []
 
         async def listen(error: Exception) -> None:
             # The last few, to explain a failure; the client reconnects by itself.
-            told[:] = [*told[-9:], str(error) or type(error).__name__]
+            told[:] = [*told[-9:], error]
 
-        try:
-            client = await nats.connect(
-                servers=list(self.urls),
-                **self._login(),
-                name=name,
-                connect_timeout=5,
-                max_reconnect_attempts=2,
-                reconnect_time_wait=0.2,
-                ping_interval=10,
-                pending_size=_PENDING,
-                error_cb=listen,
-            )
-        except (nats.errors.Error, OSError, ValueError) as error:
-            raise self._unreachable(told or [str(error)], advice) from error
-        # A server that was never there is an error; one that went away is waited for.
-        client.options["max_reconnect_attempts"] = -1
-        return client
+        for servers in self._rounds():
+            client = SecuredClient(self)
+            try:
+                await client.connect(
+                    servers=servers, name=name, error_cb=listen, **self._options(), **_FIRST
+                )
+            except (nats.errors.Error, OSError, ValueError) as error:
+                told = told or [error]
+                client.abandon()
+                await asyncio.sleep(_WAIT)
+            else:
+                # A server that was never there is an error; one that went away is waited for.
+                client.options |= _LATER
+                return client
+        raise explained(str(self), self.login, told, advice) from told[-1]
 
-    def _login(self) -> dict[str, str | None]:
-        if self.password is None:
-            return {"token": self.user}  # as every NATS client reads nats://token@host
-        return {"user": self.user, "password": self.password}
+    def _rounds(self) -> Iterator[list[str]]:
+        """The order of the servers in each round: all come first once, in any order."""
+        urls = random.sample(self.urls, len(self.urls))
+        for first in range(max(2, len(urls))):
+            yield [*urls[first:], *urls[:first]]
 
-    def _unreachable(self, told: list[str], advice: str) -> SetupError:
-        refused = [text for text in told if re.search("authorization", text, re.IGNORECASE)]
-        text = (refused or told)[-1].strip().removesuffix(".") or "no answer"
-        if refused:
-            what, step = f"NATS at {self} refused the login", "Check the login in the URL."
-        elif self.user is not None and "reset" in text:
-            # A refusal, as a rule: the end of the connection can overtake the reason for it.
-            what, step = f"NATS at {self} ended the connection", "Check the login in the URL."
-        else:
-            what, step = f"No NATS server answers at {self}", advice
-        return SetupError(f"{what}: {text}.", step)
+    def _options(self) -> dict[str, Any]:
+        login = self.login
+        options: dict[str, Any] = {"tls_hostname": login.tls_hostname, "inbox_prefix": self.inbox}
+        if login.creds is not None:
+            return options | {"user_credentials": RawCredentials(login.creds)}
+        if login.nkey is not None:
+            return options | {"nkeys_seed_str": login.nkey}
+        return options | {"user": login.user, "password": login.password, "token": login.token}
+
+
+def _joined(login: Login, user: str | None, password: str | None) -> Login:
+    """The login with what the URL has of it; a name without a password is a token."""
+    if user is None:
+        return login
+    if login.kind is not None:
+        raise ValueError("the URL has a login and there is another one; leave one of them out")
+    if password is None:
+        return replace(login, token=unquote(user))
+    return replace(login, user=unquote(user), password=unquote(password))
 
 
 def _split(url: str) -> SplitResult:

@@ -15,16 +15,18 @@ import concurrent.futures
 import os
 import threading
 from collections.abc import AsyncIterable, Coroutine, Iterable, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from nats.aio.client import Client
 
 from ebbflow.errors import PublishError
-from ebbflow.jetstream.addresses import Addresses
+from ebbflow.jetstream.addresses import INBOX, Addresses
 from ebbflow.jetstream.bulk import WINDOW, Feed, check_window, publish_all
+from ebbflow.jetstream.login import Login
 from ebbflow.jetstream.options import OptionNames, PublishOptions
-from ebbflow.jetstream.outgoing import Outgoing
+from ebbflow.jetstream.outgoing import Outgoing, check_subject
 from ebbflow.jetstream.publisher import Ack, Sending
 
 T = TypeVar("T")
@@ -34,11 +36,21 @@ Message = Outgoing | tuple[str, bytes]
 class AsyncPublisher:
     """Publishes on the event loop it was entered on. The options are the defaults of its calls.
 
-    ``url`` is one NATS URL, several with commas in between, or a list of them.
+    ``url`` is one NATS URL, several with commas in between, or a list of them. ``login`` is how to
+    get in, if that is not in the URL. ``inbox_prefix`` is the first name of the subjects on which
+    answers come; a login that may subscribe to no other keeps to it.
     """
 
-    def __init__(self, url: str | Iterable[str], **options: Unpack[OptionNames]) -> None:
-        self.addresses = Addresses.of(url)
+    def __init__(
+        self,
+        url: str | Iterable[str],
+        *,
+        login: Login | None = None,
+        inbox_prefix: str = INBOX,
+        **options: Unpack[OptionNames],
+    ) -> None:
+        check_subject(inbox_prefix, "inbox_prefix")
+        self.addresses = replace(Addresses.of(url, login), inbox=inbox_prefix)
         self.options = PublishOptions(**options)
         self._client: Client | None = None
         self._waiting: set[asyncio.Task[Any]] = set()
@@ -119,8 +131,15 @@ class Publisher:
     process. Arguments are those of ``AsyncPublisher``.
     """
 
-    def __init__(self, url: str | Iterable[str], **options: Unpack[OptionNames]) -> None:
-        self._inner = AsyncPublisher(url, **options)
+    def __init__(
+        self,
+        url: str | Iterable[str],
+        *,
+        login: Login | None = None,
+        inbox_prefix: str = INBOX,
+        **options: Unpack[OptionNames],
+    ) -> None:
+        self._inner = AsyncPublisher(url, login=login, inbox_prefix=inbox_prefix, **options)
         self._inner._entering = "with Publisher(...) as publisher"
         self._thread: _LoopThread | None = None
 

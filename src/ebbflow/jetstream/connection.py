@@ -14,14 +14,13 @@ import contextlib
 import os
 import threading
 from collections.abc import Coroutine
-from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import nats.errors
-from nats.aio.client import Client
 
 from ebbflow.errors import SetupError
 from ebbflow.jetstream.addresses import Addresses
+from ebbflow.jetstream.secured import SecuredClient
 
 T = TypeVar("T")
 
@@ -29,43 +28,22 @@ OLDEST_SERVER = (2, 12)
 _ADVICE = "Start it, correct --nats or EBBFLOW_NATS_URL, or leave both out for the embedded server."
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Server:
-    """Where NATS is and how to log in. No password shows in ``repr`` or ``str``."""
-
-    url: str
-    user: str | None = None
-    password: str | None = None
-
-    def __repr__(self) -> str:
-        return f"Server({str(self)!r})"
-
-    def __str__(self) -> str:
-        return str(Addresses.of(self.url))
-
-
 class Link:
-    """A connection and the thread its event loop runs on."""
+    """A connection and the thread its event loop runs on.
 
-    def __init__(self, server: Server) -> None:
+    ``advice`` ends the error when there is nobody to connect to.
+    """
+
+    def __init__(self, server: Addresses, advice: str = _ADVICE) -> None:
         self.server = server
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="nats", daemon=True)
         self._thread.start()
         try:
-            self.client: Client = self.run(self._connect(), timeout=60)
+            self.client: SecuredClient = self.run(server.connect("ebbflow", advice), timeout=60)
         except BaseException:
             self._stop_loop()
             raise
-
-    async def _connect(self) -> Client:
-        try:
-            addresses = Addresses.of(self.server.url)
-        except ValueError as error:
-            raise SetupError(f"{error}.", "Correct --nats or EBBFLOW_NATS_URL.") from None
-        if self.server.user is not None:
-            addresses = replace(addresses, user=self.server.user, password=self.server.password)
-        return await addresses.connect("ebbflow", advice=_ADVICE)
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """Run a coroutine on the link's loop and wait for its result."""
@@ -84,9 +62,17 @@ class Link:
         """Wait until the server has seen everything sent so far."""
         self.run(self.client.flush(10), timeout=15)
 
+    def check(self) -> None:
+        """``SetupError`` when the server has ended the connection for good."""
+        if (why := self.client.ended) is not None:
+            raise SetupError(
+                f"NATS at {self.server} ended the connection: {why}.",
+                "See whether the login is still valid, then start again.",
+            )
+
     def close(self) -> None:
         """Close the connection and end the thread."""
-        with contextlib.suppress(nats.errors.Error, concurrent.futures.TimeoutError):
+        with contextlib.suppress(nats.errors.Error, OSError, concurrent.futures.TimeoutError):
             self.run(self.client.close(), timeout=5)
         self._stop_loop()
 
@@ -111,13 +97,16 @@ def check_version(link: Link) -> None:
         )
 
 
-_links: dict[tuple[int, Server], Link] = {}
+_links: dict[tuple[int, Addresses], Link] = {}
 
 
-def worker_link(server: Server) -> Link:
-    """The link of this process to the server; made on first use and then kept."""
+def worker_link(server: Addresses) -> Link:
+    """The link of this process to the server; made on first use and then kept while it is good."""
     key = (os.getpid(), server)
     link = _links.get(key)
-    if link is None or link.client.is_closed:
+    if link is not None and (link.client.denied is not None or link.client.ended is not None):
+        link.close()
+        link = None
+    if link is None:
         link = _links[key] = Link(server)
     return link

@@ -31,7 +31,7 @@ class Outgoing:
     msg_id: str | None = None
 
     def __post_init__(self) -> None:
-        _check_subject(self.subject)
+        check_subject(self.subject)
         if not isinstance(self.data, bytes):
             raise ValueError(f"data must be bytes, not {type(self.data).__name__}")
         headers = _checked(self.headers)
@@ -53,10 +53,11 @@ class Outgoing:
         return cls(*message)
 
 
-def _check_subject(subject: object) -> None:
+def check_subject(subject: object, name: str = "subject") -> None:
+    """Refuse what no message can be sent to; ``name`` is what it is called in the error."""
     if not isinstance(subject, str) or not _SUBJECT.fullmatch(subject) or _CONTROL.search(subject):
         raise ValueError(
-            f"subject must be names joined by dots, without spaces, * or >, not {subject!r}"
+            f"{name} must be names joined by dots, without spaces, * or >, not {subject!r}"
         )
 
 

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import IO
 
 from ebbflow.errors import SetupError
-from ebbflow.jetstream.connection import Server
+from ebbflow.jetstream.addresses import Addresses
+from ebbflow.jetstream.login import Login
 
 USER = "ebbflow"
 MAX_PAYLOAD = 8 * 1024 * 1024
@@ -89,7 +90,7 @@ class StateFolder:
             self._lock.close()
             self._lock = None
 
-    def running_server(self) -> Server | None:
+    def running_server(self) -> Addresses | None:
         """How to reach the server that another process runs in this folder, if there is one."""
         try:
             with open(self.path / "lock", encoding="utf-8") as lock:
@@ -99,7 +100,7 @@ class StateFolder:
             return None
         except BlockingIOError:
             port = int((self.nats / "port").read_text())
-            return Server(f"nats://127.0.0.1:{port}", USER, (self.nats / "password").read_text())
+            return _reached_at(port, (self.nats / "password").read_text())
 
 
 class EmbeddedServer:
@@ -114,7 +115,7 @@ class EmbeddedServer:
         self._guard: threading.Thread | None = None
         self.restarts = 0
 
-    def start(self) -> Server:
+    def start(self) -> Addresses:
         """Start it, wait until it answers and keep it running until ``stop``."""
         self._stop_leftover()
         password = self._password()
@@ -125,7 +126,7 @@ class EmbeddedServer:
         self._launch()
         self._guard = threading.Thread(target=self._keep_running, name="nats-guard", daemon=True)
         self._guard.start()
-        return Server(f"nats://127.0.0.1:{self._port}", USER, password)
+        return _reached_at(self._port, password)
 
     @property
     def pid(self) -> int | None:
@@ -232,6 +233,10 @@ authorization {{ user: {USER}, password: {json.dumps(password)} }}
             self._guard.join(5)
         for name in ("pid", "port"):
             (self._folder.nats / name).unlink(missing_ok=True)
+
+
+def _reached_at(port: int, password: str) -> Addresses:
+    return Addresses((f"nats://127.0.0.1:{port}",), Login(user=USER, password=password))
 
 
 def _free_port() -> int:

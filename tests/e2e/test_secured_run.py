@@ -1,0 +1,86 @@
+"""A whole run over TLS with creds and the least permissions; no secret is left in any text."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import urllib.request
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from ebbflow.cli.permissions import permissions_of
+from ebbflow.spec.lint import load
+from tests.jetstream.securing import Authority, Operator, nats_server
+
+pytestmark = pytest.mark.slow
+
+
+def secrets_in(creds: str) -> list[str]:
+    """The seed, the signature of the JWT, and a part of either that would be enough to notice."""
+    seed = re.search(r"SU[A-Z0-9]{20,}", creds)[0]
+    signature = re.search(r"\.([\w-]{40,})\n", creds)[1]
+    return [seed, signature, seed[2:20]]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def shown_by_spark(port: int) -> str:
+    """What the pages of Spark's UI have to say about its environment, jobs and executors."""
+
+    def get(path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=10) as answer:
+            return answer.read().decode()
+
+    app = json.loads(get("api/v1/applications"))[0]["id"]
+    pages = ("environment", "jobs", "stages?details=true", "executors", "sql?details=true")
+    texts = [get(f"api/v1/applications/{app}/{page}") for page in pages]
+    return "".join([*texts, get("environment/"), get("SQL/")])
+
+
+def everything_under(folder: Path) -> str:
+    files = (file for file in folder.rglob("*") if file.is_file())
+    return "".join(file.read_text(errors="replace") for file in files)
+
+
+def test_a_run_over_tls_with_creds_leaves_no_secret_in_any_text(whole, tmp_path_factory):
+    whole.write({"rpu": 200, "duration": "1s"})
+    allowed = permissions_of(load(whole.folder / "pipeline.yaml"))
+    lists = {
+        kind: {"allow": list(chain.from_iterable(groups.values()))}
+        for kind, groups in (("pub", allowed.publish), ("sub", allowed.subscribe))
+    }
+    server, keys = tmp_path_factory.mktemp("server"), tmp_path_factory.mktemp("keys")
+    authority, operator = Authority(), Operator()
+    creds = operator.creds(**lists)
+    (keys / "me.creds").write_text(creds)
+    (keys / "ca.pem").write_text(authority.pem)
+    ui = free_port()
+    # All the permissions are in the creds, which are sent on one line.
+    config = operator.config + authority.tls_block(server, "localhost") + "max_control_line: 64KB"
+    with nats_server(server, config) as port:
+        process = whole.start(
+            *("--plain", "--nats", f"tls://localhost:{port}"),
+            *("--conf", "spark.ui.enabled=true", "--conf", f"spark.ui.port={ui}"),
+            EBBFLOW_NATS_CREDS_FILE=str(keys / "me.creds"),
+            EBBFLOW_NATS_CA_FILE=str(keys / "ca.pem"),
+        )
+        whole.wait_until(lambda: len(whole.stored()) >= 200, process)
+        spark = shown_by_spark(ui)
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+
+    assert process.returncode == 0, output
+    assert "stopped after" in output
+    numbers = whole.stored()
+    assert numbers == list(range(len(numbers)))
+    for secret in secrets_in(creds):
+        for text in (output, spark, everything_under(whole.folder)):
+            assert secret not in text

@@ -1,0 +1,325 @@
+"""A pipeline with exactly the permissions that ``ebbflow permissions`` prints: what it needs.
+
+The server writes down what is sent to it, so that every permission is seen to be used.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from ebbflow import Message, MonoVertex, Nack, Pipeline, Response
+from ebbflow.cli.main import app
+from ebbflow.cli.permissions import permissions_of
+from ebbflow.errors import AccessError, SetupError
+from ebbflow.jetstream import Login, streams
+from ebbflow.jetstream.access import linked
+from ebbflow.jetstream.addresses import Addresses
+from ebbflow.jetstream.names import Names
+from ebbflow.jetstream.permissions import Permissions
+from ebbflow.jetstream.stored import read_last
+from ebbflow.serving.store import NatsStore
+from ebbflow.spark.run import Silent, VertexView, run_pipeline
+from tests.jetstream.securing import nats_server, reload
+from tests.sources.queue import QueueFile, RedeliveringQueue
+from tests.unit.test_permissions import matches, subjects
+
+pytestmark = pytest.mark.slow
+
+QUICK = {"interval": "10ms", "steps": 1}
+_SENT = re.compile(r'/user:me" - <<- \[(H?PUB|SUB) (\S+)')
+
+
+class Watched:
+    """A server that writes down what each login sends."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = 0
+
+    @contextmanager
+    def serving(self, allowed: Permissions) -> Iterator[Watched]:
+        with nats_server(self.folder, self._config(allowed)) as self.port:
+            yield self
+
+    def allow(self, allowed: Permissions) -> None:
+        reload(self.folder, self._config(allowed))
+
+    def _config(self, allowed: Permissions) -> str:
+        (self.folder / "me.conf").write_text(allowed.config())
+        return (
+            'trace: true\nauthorization { users: [ { user: "admin", password: "a" }, '
+            '{ user: "me", password: "m", include "me.conf" } ] }\n'
+        )
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    def as_(self, user: str, password: str, inbox: str = "_INBOX") -> Addresses:
+        return Addresses((self.url,), Login(user=user, password=password), inbox)
+
+    def dlq(self, *arguments: str) -> str:
+        """A command with dead letters, as the login of the pipeline."""
+        login = {"EBBFLOW_NATS_USER": "me", "EBBFLOW_NATS_PASSWORD": "m"}
+        result = CliRunner().invoke(app, ["dlq", *arguments, "--nats", self.url], env=login)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    def sent(self) -> tuple[set[str], set[str]]:
+        """What the login of the pipeline has published and subscribed to."""
+        found = set(_SENT.findall((self.folder / "nats.log").read_text()))
+        published = {subject for verb, subject in found if verb.endswith("PUB")}
+        return published, {subject for verb, subject in found if verb == "SUB"}
+
+    def violations(self) -> list[str]:
+        log = (self.folder / "nats.log").read_text()
+        return re.findall(r".*Violation.*", log)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Watched:
+    folder = tmp_path / "server"
+    folder.mkdir()
+    return Watched(folder)
+
+
+def number(datum):
+    return json.loads(datum.value)["data"]["value"]
+
+
+def troubled(datum):
+    """The first delivery of some messages is refused: at once, later, for good."""
+    if datum.deliveries == 1 and number(datum) in (1, 2):
+        raise Nack(delay=0 if number(datum) == 1 else 50)
+    if number(datum) == 3:
+        raise ValueError("cannot be")
+    return Message(datum.value)
+
+
+def answer(data):
+    ends = []
+    for datum in data:
+        value = number(datum)
+        if datum.deliveries == 1 and value in (4, 5):
+            ends.append(Response.nack(datum.id, delay=0 if value == 4 else 50))
+        elif value == 6:
+            ends.append(Response.failure(datum.id, "no"))
+        else:
+            ends.append(Response.serve(datum.id, b"an answer"))
+    return ends
+
+
+def some_of_everything(name: str) -> Pipeline:
+    """Every vertex redelivers at once and later, and dead-letters; the sink answers, too."""
+    return (
+        Pipeline(name, serving_store={"nats": {"bucket": f"answers-{name}", "ttl": "1h"}})
+        .source("in", generator={"messages": 12}, transformer=troubled, on_error=QUICK)
+        .map("work", lambda d: troubled_later(d), on_error=QUICK)
+        .sink("out", answer, on_error=QUICK)
+    )
+
+
+def troubled_later(datum):
+    """As ``troubled``, for messages that have got this far."""
+    if datum.deliveries == 1 and number(datum) in (7, 8):
+        raise Nack(delay=0 if number(datum) == 7 else 50)
+    if number(datum) == 9:
+        raise ValueError("cannot be")
+    return Message(datum.value)
+
+
+class Impatient(Silent):
+    """Tries to run the pipeline a second time while it runs; that is refused."""
+
+    def __init__(self, pipeline: Pipeline, options: dict[str, Any]) -> None:
+        self._again = lambda: run_pipeline(pipeline.spec, **options)
+        self._tried = False
+
+    def look(self, views: Mapping[str, VertexView]) -> None:
+        if not self._tried:
+            self._tried = True
+            with pytest.raises(SetupError, match="Pipeline p is running already"):
+                self._again()
+
+
+def have_changed(server: Watched) -> None:
+    """As an earlier version might have made the streams: the next run brings them up to date."""
+    with linked(server.as_("admin", "a")) as link:
+        found = link.run(streams.names_of(link.client, ""))
+        for stream in found:
+            config = link.run(streams.api(link.client, f"STREAM.INFO.{stream}"))["config"]
+            changed = config | {"duplicate_window": config["duplicate_window"] // 2}
+            link.run(streams.api(link.client, f"STREAM.UPDATE.{stream}", changed))
+
+
+def unused(allowed: Permissions, server: Watched) -> list[str]:
+    lists = (allowed.publish, allowed.subscribe)
+    return [
+        pattern
+        for groups, sent in zip(lists, server.sent(), strict=True)
+        for pattern in subjects(groups)
+        if not any(matches(pattern, subject) for subject in sent)
+    ]
+
+
+def test_a_pipeline_needs_every_one_of_its_permissions_and_nothing_else(run, server):
+    pipeline = some_of_everything("p")
+    allowed = permissions_of(pipeline.spec)
+    login = Login(user="me", password="m")
+    with server.serving(allowed):
+        options = {"nats": server.url, "login": login}
+        first = run(pipeline, watcher=Impatient(pipeline, options), **options)
+        assert first.ended == "drained"
+        assert {name: c.dead_lettered for name, c in first.vertices.items()} == {
+            "in": 1,
+            "work": 1,
+            "out": 1,
+        }
+        assert first.vertices["out"].served == 9
+
+        assert "3 dead letters" in server.dlq("list", "p")
+        assert "cannot be" in server.dlq("show", "p", "1")
+        server.dlq("replay", "p", "--vertex", "out")
+        server.dlq("purge", "p", "--vertex", "work", "--yes")
+        have_changed(server)
+        second = run(pipeline, **options)
+        assert second.vertices["out"].read == 1
+        assert "2 dead letters" in server.dlq("list", "p")
+        third = run(pipeline, fresh=True, **options)
+        assert third.totals["out"].served == 9
+
+        with linked(server.as_("admin", "a")) as link:
+            assert NatsStore(link, "answers-p").get("in-0") == [b"an answer"]
+        assert server.violations() == []
+        assert unused(allowed, server) == []
+
+
+def test_a_monovertex_whose_source_takes_messages_back_needs_its_own(run, server, tmp_path):
+    queue = QueueFile(tmp_path / "queue.db")
+    queue.fill(json.dumps({"data": {"value": n}}).encode() for n in range(5))
+    source = type("MyQueue", (RedeliveringQueue,), {"path": str(queue.path)})
+    mono = (
+        MonoVertex("m", on_error=QUICK)
+        .source(source)
+        .map(troubled)
+        .sink(lambda data: [Response.ok(datum.id) for datum in data])
+    )
+    allowed = permissions_of(mono.spec)
+    with server.serving(allowed):
+        summary = run(mono, nats=server.url, login=Login(user="me", password="m"))
+        assert summary.vertices["m"].dead_lettered == 1
+        assert server.violations() == []
+        # The rest is for other versions, for --fresh and for runs that were stopped in between.
+        assert [subject for subject in unused(allowed, server) if "returned" in subject] == [
+            "$JS.API.STREAM.UPDATE.ebb_m_returned",
+            "$JS.API.STREAM.DELETE.ebb_m_returned",
+            "$JS.API.DIRECT.GET.ebb_m_returned",
+            "$JS.API.STREAM.MSG.GET.ebb_m_returned",
+        ]
+
+
+def test_a_vertex_whose_batches_are_planned_needs_what_is_printed(run, server):
+    pipeline = (
+        Pipeline("q")
+        .source("in", generator={"messages": 20})
+        .map("half", sql="SELECT id, value FROM messages WHERE deliveries = 1")
+        .sink("out", lambda data: [Response.ok(datum.id) for datum in data])
+    )
+    allowed = permissions_of(pipeline.spec)
+    with server.serving(allowed):
+        summary = run(pipeline, nats=server.url, login=Login(user="me", password="m"))
+        assert summary.vertices["out"].done == 20
+        assert server.violations() == []
+        # The rest is for other versions, for --fresh, and for a batch that ends inside a frame.
+        assert [s for s in unused(allowed, server) if s.endswith("ebb_q_half_0")] == [
+            "$JS.API.STREAM.UPDATE.ebb_q_half_0",
+            "$JS.API.STREAM.DELETE.ebb_q_half_0",
+            "$JS.API.STREAM.MSG.GET.ebb_q_half_0",
+        ]
+
+
+@pytest.mark.parametrize("name", ["other", "p-2"])
+def test_another_pipeline_is_out_of_reach(run, server, name):
+    mine, theirs = some_of_everything("p"), some_of_everything(name)
+    stream = f"ebb_{name}_out_0"
+    with server.serving(permissions_of(mine.spec)):
+        run(theirs, nats=server.url, login=Login(user="admin", password="a"))
+        with linked(server.as_("me", "m", Names("p").inbox)) as link:
+            for call in (
+                f"STREAM.INFO.{stream}",
+                f"STREAM.DELETE.{stream}",
+                f"STREAM.PURGE.{stream}",
+                f"STREAM.MSG.GET.ebb_{name}_deadletters",
+                f"CONSUMER.CREATE.{stream}.x",
+                "STREAM.LIST",
+                "STREAM.CREATE.mine",
+            ):
+                with pytest.raises(AccessError, match=re.escape(call)):
+                    link.run(streams.api(link.client, call, {}))
+            with pytest.raises(AccessError, match=r"STREAM\.INFO"):
+                link.run(read_last(link.client, f"KV_ebb_{name}_positions", ">"))
+            for subject in chain.from_iterable(permissions_of(theirs.spec).subscribe.values()):
+                with linked(server.as_("me", "m", Names("p").inbox)) as listening:
+                    listening.run(listening.client.subscribe(subject))
+                    with pytest.raises(AccessError, match=re.escape(subject)):
+                        listening.run(streams.names_of(listening.client, ""))
+
+
+def without(allowed: Permissions, subject: str) -> Permissions:
+    cut = {k: [s for s in found if s != subject] for k, found in allowed.publish.items()}
+    assert cut != allowed.publish
+    return Permissions(cut, allowed.subscribe)
+
+
+def test_a_run_without_a_permission_names_it_and_goes_on_once_it_has_it(run, server):
+    """What only workers use is shown as the vertex's failure; what the driver uses ends the run."""
+    pipeline = Pipeline("p").source("in", generator={"messages": 5}).sink("out", blackhole=True)
+    allowed = permissions_of(pipeline.spec)
+    seen: list[str] = []
+
+    class Giving(Silent):
+        """Gives the permission when the failure has been shown."""
+
+        def look(self, views):
+            failure = views["in"].failure
+            if failure and not seen:
+                seen.append(failure)
+                server.allow(allowed)
+
+    login = Login(user="me", password="m")
+    subject = "ebb.p.vertex.out.0.in"
+    with server.serving(without(allowed, subject)):
+        summary = run(pipeline, nats=server.url, login=login, watcher=Giving())
+        assert summary.vertices["out"].done == 5
+        assert re.fullmatch(
+            rf"PermanentPublishError: {subject}: refused by the server after 1 attempt in .* s: "
+            "the login may not publish to it",
+            seen[0],
+        )
+        with linked(server.as_("admin", "a")) as link:
+            link.run(streams.ensure(link.client, streams.redelivery_config(Names("p"), "old", 0)))
+            with pytest.raises(SetupError) as refused:
+                run(pipeline, nats=server.url, login=login)
+            link.run(streams.delete(link.client, ["ebb_p_old_0_redelivery"]))
+        assert str(refused.value) == (
+            "Stream ebb_p_old_0_redelivery is of a vertex or partition that the pipeline no longer "
+            "has, and this login may not look into it. Give it the permissions of the earlier "
+            "form, too, or delete the stream."
+        )
+        call = "$JS.API.STREAM.INFO.ebb_p_out_0"
+        server.allow(without(allowed, call))
+        with pytest.raises(SetupError) as ended:
+            run(pipeline, nats=server.url, login=login)
+        assert str(ended.value) == (
+            f"NATS at {server.url} does not let this login publish to {call}. "
+            "Give it the permissions that are printed by: ebbflow permissions SPEC"
+        )

@@ -1,0 +1,139 @@
+"""The lists of permissions: everything of one pipeline, nothing of any other."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebbflow.jetstream.names import Names
+from ebbflow.jetstream.permissions import Groups, Permissions, Reading, needed
+
+LABEL = st.from_regex(r"[a-z]([-a-z0-9]{0,4}[a-z0-9])?", fullmatch=True)
+VERTICES = st.lists(
+    st.builds(Reading, LABEL, st.integers(1, 3), *([st.booleans()] * 4)),
+    min_size=1,
+    max_size=4,
+    unique_by=lambda vertex: vertex.vertex,
+)
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """As a NATS server matches."""
+    wanted, found = pattern.split("."), subject.split(".")
+    if wanted[-1] == ">":
+        return len(found) >= len(wanted) and matches(
+            ".".join(wanted[:-1]), ".".join(found[: len(wanted) - 1])
+        )
+    return len(wanted) == len(found) and all(
+        one in ("*", other) for one, other in zip(wanted, found, strict=True)
+    )
+
+
+def subjects(groups: Groups) -> list[str]:
+    return list(chain.from_iterable(groups.values()))
+
+
+def concrete(allowed: Permissions) -> set[str]:
+    """Subjects that a pipeline with these permissions may use, without wildcards."""
+    patterns = subjects(allowed.publish) + subjects(allowed.subscribe)
+    return {pattern.replace("*", "made-up").replace(">", "made.up") for pattern in patterns}
+
+
+@given(LABEL, LABEL, VERTICES, VERTICES)
+def test_no_pipeline_gets_at_anything_of_another(one, other, its, others):
+    if one == other:
+        return
+    mine = needed(Names(one), its, f"answers-{one}")
+    theirs = needed(Names(other), others, f"answers-{other}")
+    patterns = subjects(mine.publish) + subjects(mine.subscribe)
+    common = {"$JS.API.STREAM.NAMES"}
+    for subject in concrete(theirs) - common:
+        assert not [pattern for pattern in patterns if matches(pattern, subject)]
+
+
+@given(LABEL, VERTICES)
+def test_wildcards_stand_only_behind_the_name_of_the_pipeline(name, vertices):
+    allowed = needed(Names(name), vertices, "answers")
+    for pattern in subjects(allowed.publish) + subjects(allowed.subscribe):
+        fixed = pattern.split("*")[0].split(">")[0]
+        assert (
+            pattern == fixed
+            or f"ebb_{name}" in fixed
+            or f"ebb.{name}." in fixed
+            or (pattern == "$KV.answers.>")
+        )
+
+
+@given(LABEL, VERTICES)
+def test_nothing_is_listed_twice(name, vertices):
+    allowed = needed(Names(name), vertices, "answers")
+    for groups in (allowed.publish, allowed.subscribe):
+        assert len(subjects(groups)) == len(set(subjects(groups)))
+        assert all(groups.values())
+
+
+def test_a_pipeline_whose_name_begins_like_another_one():
+    allowed = needed(Names("a"), [Reading("b", 1, True), Reading("b-c", 1, True)])
+    patterns = subjects(allowed.publish) + subjects(allowed.subscribe)
+    for subject in (
+        "ebb.a-b.vertex.b.0.in",
+        "ebb.b.control",
+        "$JS.API.STREAM.INFO.ebb_a-b_b_0",
+        "$JS.API.STREAM.DELETE.ebb_a_b_1",
+        "$JS.API.STREAM.PURGE.KV_ebb_a_positions",
+        "$JS.API.CONSUMER.CREATE.ebb_a-b_c_0.x",
+        "$JS.API.CONSUMER.CREATE.ebb_a_deadletters.x",
+        "_INBOX.x",
+        "_INBOX_ebb_a-b.x",
+        "$KV.ebb_a-b_positions.b.0",
+        "$JS.ACK.ebb_a_b_0.x.1.1.1.1.0",
+        "$SYS.REQ.SERVER.PING",
+    ):
+        assert not [pattern for pattern in patterns if matches(pattern, subject)], subject
+
+
+def test_what_a_pipeline_does_not_have_is_not_listed():
+    plain = subjects(needed(Names("p"), [Reading("in", 1, False)]).publish)
+    assert not [subject for subject in plain if "returned" in subject]
+    assert not [subject for subject in plain if "ebb_p_in_0." in subject or ".0.in" in subject]
+    assert [subject for subject in plain if subject.startswith("$KV.")] == [
+        "$KV.ebb_p_positions.in.0"
+    ]
+    vertices = [Reading("in", 1, False, returns=True), Reading("out", 1, False)]
+    whole = subjects(needed(Names("p"), vertices[:1], "answers").publish)
+    assert set(whole) - set(plain) == {
+        "$JS.API.DIRECT.GET.ebb_p_returned",
+        "$JS.API.STREAM.CREATE.KV_answers",
+        "$JS.API.STREAM.CREATE.ebb_p_returned",
+        "$JS.API.STREAM.DELETE.ebb_p_returned",
+        "$JS.API.STREAM.INFO.ebb_p_returned",
+        "$JS.API.STREAM.MSG.GET.ebb_p_returned",
+        "$JS.API.STREAM.PURGE.ebb_p_returned",
+        "$JS.API.STREAM.UPDATE.KV_answers",
+        "$JS.API.STREAM.UPDATE.ebb_p_returned",
+        "$KV.answers.>",
+        "ebb.p.returned.in.0",
+    }
+    both = subjects(needed(Names("p"), vertices, "answers").publish)
+    assert [subject for subject in both if subject.startswith("ebb.p.returned")] == [
+        "ebb.p.returned.in.0"
+    ]
+
+
+def test_a_vertex_whose_batches_are_planned_needs_no_consumers():
+    batched = needed(Names("p"), [Reading("out", 1, True, batched=True)]).publish
+    followed = needed(Names("p"), [Reading("out", 1, True)]).publish
+    purpose = "read its buffers and redeliveries, and forget what is done"
+    assert batched[purpose] == [
+        "$JS.API.DIRECT.GET.ebb_p_out_0",
+        "$JS.API.STREAM.MSG.GET.ebb_p_out_0",
+        "$JS.API.DIRECT.GET.ebb_p_out_0_redelivery",
+        "$JS.API.STREAM.MSG.GET.ebb_p_out_0_redelivery",
+        "$JS.API.STREAM.PURGE.ebb_p_out_0",
+        "$JS.API.STREAM.PURGE.ebb_p_out_0_redelivery",
+    ]
+    assert {k: v for k, v in batched.items() if k != purpose} == {
+        k: v for k, v in followed.items() if k != purpose
+    }
