@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types bench chaos clean
+.PHONY: help setup demo cluster test lint types bench chaos clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,6 +20,9 @@ $(VENV)/.ready: pyproject.toml uv.lock scripts/setup
 
 demo: setup ## Run a real pipeline on the embedded defaults and watch it
 	@$(BIN)/python -m examples.orders.demo
+
+cluster: setup ## Run three NATS nodes on this machine until Ctrl-C (see docs/guides/cluster.md)
+	@$(BIN)/python -m examples.cluster.start
 
 test: setup ## Run all tests (make test ARGS="-k nack" for some)
 	$(BIN)/pytest $(ARGS)
@@ -34,9 +37,11 @@ types: setup ## Check types
 bench: setup ## Measure a hop beside a plain nats-py worker; table and plot in benchmarks/results
 	$(BIN)/python -m benchmarks.hop
 
-chaos: setup ## Kill a pipeline 20 times with -9 and count what arrives (SEED=n to repeat a run)
+chaos: setup ## Kill pipelines and NATS nodes with -9 and count what arrives (SEED=n to repeat a run)
 	$(BIN)/python -m tests.chaos.kill_and_restart --kills 20 --messages 50000 $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.chaos.kill_and_restart --kills 5 --messages 10000 --form mono $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.chaos.http_kill --messages 200000 --kills 10 $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.chaos.kill_nodes --messages 100000 --every 5 $(if $(SEED),--seed $(SEED))
 
 clean: ## Remove what setup and runs have left
 	rm -rf $(VENV) .ebbflow .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -16,6 +16,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -26,7 +27,7 @@ from ebbflow.jetstream import streams
 from ebbflow.jetstream.connection import Link
 from ebbflow.jetstream.names import Names
 from ebbflow.jetstream.publisher import Retry, publish
-from ebbflow.jetstream.reader import StoredMessage, direct_read
+from ebbflow.jetstream.stored import StoredMessage, read_one, read_page, snapshot
 
 _PAGE = 256
 _PAGE_BYTES = 4 * 1024 * 1024
@@ -65,9 +66,8 @@ class DeadLetters:
 
     def counts(self) -> dict[str, int]:
         """How many letters each vertex has; vertices without letters are left out."""
-        call, subject = f"STREAM.INFO.{self._names.dead_letters}", self._names.dead_letter_subject()
-        info = self._link.run(streams.api(self._link.client, call, {"subjects_filter": subject}))
-        found = info["state"].get("subjects") or {}
+        info = self._link.run(self._info())
+        found = info.get("subjects") or {}
         return {name.rpartition(".")[2]: count for name, count in sorted(found.items())}
 
     def list(self, vertex: str | None = None, limit: int | None = None) -> Iterator[StoredLetter]:
@@ -123,38 +123,41 @@ class DeadLetters:
 
     def purge_all(self, vertex: str | None = None) -> int:
         """Delete every letter, or every letter of one vertex; returns how many."""
-        subject = self._names.dead_letter_subject(vertex or "*")
-        call = f"STREAM.PURGE.{self._names.dead_letters}"
-        answer = self._link.run(streams.api(self._link.client, call, {"filter": subject}))
-        return int(answer["purged"])
+        return self._link.run(self._purge_all(vertex or "*"))
+
+    async def _purge_all(self, vertex: str) -> int:
+        # Counted first: a purge that is repeated because its answer got lost finds nothing.
+        info = await self._info(vertex)
+        subject, last = self._names.dead_letter_subject(vertex), info["last_seq"]
+        await streams.purge(self._link.client, self._names.dead_letters, subject, last)
+        return sum((info.get("subjects") or {}).values())
 
     # --- reading ----------------------------------------------------------------------------
 
     def _messages(self, vertex: str | None) -> Iterator[StoredMessage]:
         # What dies while this runs is not part of it; a replay could go on for ever otherwise.
-        state = self._link.run(streams.state(self._link.client, self._names.dead_letters))
-        last = state.last_seq if state else 0
-        page = self._page(1, vertex)
-        while page:
-            yield from (message for message in page if message.seq <= last)
-            page = self._page(page[-1].seq + 1, vertex) if page[-1].seq < last else ()
-
-    def _page(
-        self, start: int, vertex: str | None = None, size: int = _PAGE
-    ) -> Sequence[StoredMessage]:
-        request: dict[str, object] = {
-            "seq": start,
-            "batch": size,
-            "max_bytes": _PAGE_BYTES,
-            "next_by_subj": self._names.dead_letter_subject(vertex or "*"),
-        }
-        return self._link.run(direct_read(self._link, self._names.dead_letters, request))
+        run, client, stream = self._link.run, self._link.client, self._names.dead_letters
+        subject = self._names.dead_letter_subject(vertex or "*")
+        there = run(snapshot(client, stream))
+        start = there.first
+        while page := run(read_page(client, stream, subject, start, there)):
+            yield from page
+            start = page[-1].seq + 1
 
     def _raw(self, number: int) -> StoredMessage:
-        page = self._page(max(1, number), size=1)
-        if not page or page[0].seq != number:
+        # From the leader: another server may still have a letter that was deleted.
+        found = self._link.run(self._find(number)) if number > 0 else None
+        if found is None:
             raise self._no_letter(f"with number {number}")
-        return page[0]
+        return found
+
+    async def _find(self, number: int) -> StoredMessage | None:
+        return await read_one(self._link.client, self._names.dead_letters, seq=number)
+
+    async def _info(self, vertex: str = "*") -> dict[str, Any]:
+        subject = self._names.dead_letter_subject(vertex)
+        client, stream = self._link.client, self._names.dead_letters
+        return await streams.info(client, stream, subjects_filter=subject)
 
     def _stored(self, message: StoredMessage) -> StoredLetter:
         if f"{PREFIX}Id" not in message.headers:
@@ -244,10 +247,9 @@ class DeadLetters:
         try:
             await streams.api(self._link.client, call, {"seq": number, "no_erase": True})
         except streams.ApiError as error:
-            # The server has one answer for all reasons; somebody else may have deleted it.
-            request: dict[str, object] = {"seq": number, "batch": 1}
-            there = await direct_read(self._link, self._names.dead_letters, request)
-            if any(message.seq == number for message in there):
+            # The server has one answer for all reasons. Somebody else may have deleted it, or we
+            # have, and the answer got lost.
+            if await self._find(number) is not None:
                 raise EbbflowError(f"Dead letter {number} was not deleted: {error}.") from error
 
 

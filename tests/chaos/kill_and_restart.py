@@ -9,45 +9,22 @@ that are there twice are allowed, counted and reported. The seed of the moments 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from ebbflow.deadletters import DeadLetters
 from ebbflow.jetstream.access import embedded, linked
+from tests.chaos.tally import FORMS, Tally, count, write_pipeline, written
 
-FOLDER = Path(__file__).parent / "pipeline"
-FORMS = {"pipeline": "orders.yaml", "mono": "mono.yaml"}
 # One kill in four comes while things are being started, the others while messages flow.
 WHILE_STARTING = 0.25
 STARTING, FLOWING = (0.5, 6.0), (0.0, 5.0)
-
-
-@dataclass(frozen=True)
-class Tally:
-    """What became of the messages."""
-
-    messages: int
-    kills: int
-    arrived: int
-    dead: int
-    duplicates: int
-    lost: list[int]
-
-    def __str__(self) -> str:
-        return (
-            f"{self.messages} messages, {self.kills} kills: {self.arrived} arrived, "
-            f"{self.dead} dead letters, {self.duplicates} duplicates, {len(self.lost)} lost"
-        )
 
 
 class Chaos:
@@ -57,13 +34,7 @@ class Chaos:
         self._folder = folder
         self._messages = messages
         self._random = random.Random(seed)
-        self._spec = folder / "chaos.yaml"
-        text = (FOLDER / FORMS[form]).read_text(encoding="utf-8")
-        text = text.replace("rpu: 2000", f"rpu: {rate}")
-        text = text.replace("messages: 50000", f"messages: {messages}")
-        self._spec.write_text(text, encoding="utf-8")
-        steps = (FOLDER / "steps.py").read_text(encoding="utf-8")
-        (folder / "steps.py").write_text(steps, encoding="utf-8")
+        self._spec = write_pipeline(folder, form, messages, rate)
 
     def run(self, kills: int) -> Tally:
         """Kill so many times, then let it come to its end, and count."""
@@ -71,7 +42,8 @@ class Chaos:
         while done < kills and not self._run_and_kill():
             done += 1
         self._start().wait(600)
-        return self._count(done)
+        with embedded(self._folder / ".ebbflow") as server, linked(server) as link:
+            return count(self._folder, self._messages, done, link)
 
     def _start(self) -> subprocess.Popen[bytes]:
         log = open(self._folder / "run.log", "ab")  # noqa: SIM115
@@ -87,11 +59,11 @@ class Chaos:
     def _run_and_kill(self) -> bool:
         """Whether the run came to its end before the moment to kill it."""
         began = time.monotonic()
-        written = self._written()
+        before = written(self._folder)
         process = self._start()
         starting = self._random.random() < WHILE_STARTING
         moment = self._random.uniform(*(STARTING if starting else FLOWING))
-        while not starting and self._written() == written and process.poll() is None:
+        while not starting and written(self._folder) == before and process.poll() is None:
             time.sleep(0.02)
         try:
             process.wait(moment)
@@ -101,25 +73,6 @@ class Chaos:
             print(f"killed {killed} processes after {time.monotonic() - began:.1f} s", flush=True)
             process.wait()
             return False
-
-    def _written(self) -> int:
-        """How much the sink has written down so far."""
-        return sum(path.stat().st_size for path in (self._folder / "journal").glob("*"))
-
-    def _count(self, kills: int) -> Tally:
-        journal = self._folder / "journal"
-        numbers = Counter(
-            int(line) for path in journal.iterdir() for line in path.read_text().split()
-        )
-        dead = self._dead()
-        lost = [n for n in range(self._messages) if n not in numbers and n not in dead]
-        duplicates = numbers.total() - len(numbers)
-        return Tally(self._messages, kills, len(numbers), len(dead), duplicates, lost)
-
-    def _dead(self) -> set[int]:
-        with embedded(self._folder / ".ebbflow") as server, linked(server) as link:
-            letters = DeadLetters(link, "chaos").list()
-            return {json.loads(s.letter.value)["data"]["value"] for s in letters}
 
 
 def kill_tree(pid: int) -> int:

@@ -54,10 +54,10 @@ def ids(batches):
     return [row for batch in batches for row in batch.column("id").to_pylist()]
 
 
-def take(reader, rows):
+def take(reader, rows, seconds=10):
     """Take until so many rows are there, waiting for arrivals."""
     found = []
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + seconds
     while len(found) < rows and time.monotonic() < deadline:
         found += ids(reader.take(rows - len(found)))
         if len(found) < rows:
@@ -118,3 +118,41 @@ def test_a_reader_whose_consumer_vanished_goes_on_after_the_last_frame(link, buf
     buffer(1, 1)
 
     assert take(one, 2) == ["2", "3"]
+
+
+def test_frames_that_a_consumer_delivers_again_are_taken_once(link, names, buffer):
+    """A server may begin earlier than it was asked to, on a replica that lags behind."""
+
+    class Early(FrameReader):
+        def _config(self):
+            return super()._config() | {"opt_start_seq": max(1, self._seen - 2)}
+
+    buffer(1, 1, 1, 1, 1)
+    wake = threading.Event()
+    one = Early(link, names.buffer("v", 0), names.buffer_subject("v", 0), Mark(2), wake)
+    assert take(one, 3) == ["2", "3", "4"]
+    link.run(streams.api(link.client, f"CONSUMER.DELETE.{one.stream}.{one._consumer}"))
+    buffer(1, 1)
+
+    assert take(one, 2) == ["5", "6"]
+    assert take(one, 1, seconds=0.5) == []
+    one.close()
+
+
+def test_a_frame_that_got_lost_is_asked_for_again_though_none_follows(link, names, buffer):
+    class Forgetful(FrameReader):
+        lost = 0
+
+        async def _arrived(self, message):
+            if message.reply.startswith("$JS.ACK.") and not self.lost:
+                self.lost += 1
+            else:
+                await super()._arrived(message)
+
+    wake = threading.Event()
+    one = Forgetful(link, names.buffer("v", 0), names.buffer_subject("v", 0), Mark(), wake)
+    buffer(1)
+
+    assert take(one, 1) == ["0"]
+    assert one.lost == 1
+    one.close()

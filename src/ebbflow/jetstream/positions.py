@@ -8,21 +8,19 @@ names its owner, which tells the two cases apart.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from base64 import b64decode
-
-from nats.aio.client import Client
 
 from ebbflow.core.position import Position
 from ebbflow.errors import Fenced, PermanentPublishError
 from ebbflow.jetstream.connection import Link
 from ebbflow.jetstream.names import Names
 from ebbflow.jetstream.publisher import BUFFER, Retry, Tally, publish
-from ebbflow.jetstream.reader import read_last
-from ebbflow.jetstream.streams import ApiError, api
+from ebbflow.jetstream.secured import SecuredClient
+from ebbflow.jetstream.stored import read_last, read_one
 
-_WRONG_REVISION = frozenset({10071, 10164})
-_NO_MESSAGE = 10037
+_IN_PROCESS = 10164
+_WRONG_REVISION = frozenset({10071, _IN_PROCESS})
 
 
 class PositionStore:
@@ -30,7 +28,7 @@ class PositionStore:
 
     def __init__(
         self,
-        client: Client,
+        client: SecuredClient,
         names: Names,
         vertex: str,
         partition: int,
@@ -45,53 +43,59 @@ class PositionStore:
         self._owner = (vertex, partition)
         self._revision = 0
 
-    async def claim(self) -> Position:
-        """Take the partition over; the task that had it can write no more."""
+    async def claim(self, run: str = "") -> Position:
+        """Take the partition over; the task that had it can write no more.
+
+        The owner's name begins with that of the run.
+        """
         stored = await self._load()
-        position = (stored or Position(lineage=secrets.token_hex(6))).claimed(secrets.token_hex(6))
+        owner = f"{run}{secrets.token_hex(6)}"
+        position = (stored or Position(lineage=secrets.token_hex(6))).claimed(owner)
         await self.write(position)
         return position
 
     async def _load(self) -> Position | None:
         # From the leader, not by direct get: a follower may lag behind the last owner's writes.
-        try:
-            call = f"STREAM.MSG.GET.KV_{self._bucket}"
-            answer = await api(self._client, call, {"last_by_subj": self._subject})
-        except ApiError as error:
-            if error.code == _NO_MESSAGE:
-                return None
-            raise
-        self._revision = answer["message"]["seq"]
-        return Position.from_json(b64decode(answer["message"]["data"]))
+        found = await read_one(self._client, f"KV_{self._bucket}", last_by_subj=self._subject)
+        if found is None:
+            return None
+        self._revision = found.seq
+        return Position.from_json(found.payload)
 
     async def write(self, position: Position) -> None:
         """Replace the record; ``Fenced`` when somebody else has replaced it before."""
-        headers = {"Nats-Expected-Last-Subject-Sequence": str(self._revision)}
-        record = position.to_json()
+        while not await self._written(position):
+            await asyncio.sleep(self._retry.wait)
+
+    async def _written(self, position: Position) -> bool:
+        """Whether it is decided: a write that is on its way may be our own first copy."""
+        replaced = self._revision
         try:
             ack = await publish(
                 self._client,
                 self._subject,
-                record,
-                headers,
+                position.to_json(),
+                {"Nats-Expected-Last-Subject-Sequence": str(replaced)},
                 retry=self._retry,
                 tally=self._tally,
             )
         except PermanentPublishError as error:
             if error.code not in _WRONG_REVISION:
                 raise
-            if await self._load() != position:
-                raise Fenced(*self._owner) from error
-        else:
-            self._revision = ack.seq
+            if await self._load() == position:
+                return True
+            if error.code == _IN_PROCESS and self._revision == replaced:
+                return False
+            raise Fenced(*self._owner) from error
+        self._revision = ack.seq
+        return True
 
 
 async def read_all(link: Link, names: Names) -> dict[tuple[str, int], Position]:
-    """Every position of the pipeline, by vertex and partition."""
+    """Every position of the pipeline, by vertex and partition, no older than this call."""
     prefix = f"$KV.{names.positions}."
-    found = await read_last(link, f"KV_{names.positions}", [prefix + ">"])
     positions = {}
-    for subject, payload in found.items():
-        vertex, _, partition = subject.removeprefix(prefix).rpartition(".")
-        positions[vertex, int(partition)] = Position.from_json(payload)
+    for found in await read_last(link.client, f"KV_{names.positions}", prefix + ">"):
+        vertex, _, partition = found.subject.removeprefix(prefix).rpartition(".")
+        positions[vertex, int(partition)] = Position.from_json(found.payload)
     return positions

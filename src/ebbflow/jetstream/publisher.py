@@ -16,13 +16,14 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any, TypeVar
 
 import nats.errors
 from nats.aio.client import Client
 
 from ebbflow.errors import (
+    AccessError,
     BufferFull,
     MessageTooLarge,
     NoStreamResponse,
@@ -35,6 +36,8 @@ E = TypeVar("E", bound=PublishError)
 
 MSG_ID = "Nats-Msg-Id"
 _FULL = 10077
+# A copy sent before is being stored, which takes until a majority of a cluster's servers has it.
+_IN_PROCESS = 10158
 # Leaderless, out of resources, or asked to slow down: over by itself after a while.
 _TEMPORARY = frozenset({10008, 10023, 10163, 10167})
 _CONNECTION_POLL = 0.05
@@ -80,6 +83,11 @@ class Tally:
         pairs = zip(astuple(self), astuple(other), strict=True)
         return Tally(*(mine + theirs for mine, theirs in pairs))
 
+    def take(self, other: Tally) -> None:
+        """Count what somebody else has met with as well."""
+        for name, value in asdict(self + other).items():
+            setattr(self, name, value)
+
 
 @dataclass(frozen=True, slots=True)
 class Ack:
@@ -108,10 +116,7 @@ class Sending:
         clock: Callable[[], float] = time.monotonic,
         tally: Tally | None = None,
     ) -> None:
-        # A message over the limit makes the server end the connection, for everybody who uses it.
-        size = len(payload) + _header_size(headers)
-        if size > client.max_payload:
-            raise MessageTooLarge(size, client.max_payload)
+        check_size(client, payload, headers)
         self._client = client
         self._subject = subject
         self._payload = payload
@@ -141,6 +146,8 @@ class Sending:
             except _SILENCE:
                 self._seen[_UNANSWERED] += 1
                 self._tally.unanswered += 1
+            except AccessError as error:
+                raise self._no_access(error) from None
             except _CLOSED as error:
                 raise self.refusal(PublishError, "the connection is closed") from error
             else:
@@ -153,6 +160,14 @@ class Sending:
         silent = self._seen[_UNANSWERED]
         doubt = f"{silent} {_UNANSWERED}, so it may be stored all the same" if silent else ""
         return self._error(kind, "; ".join(filter(None, (text, doubt))))
+
+    def _no_access(self, error: AccessError) -> PermanentPublishError:
+        if error.subject == self._subject:
+            return self.refusal(PermanentPublishError, "the login may not publish to it")
+        # It was sent all the same, and may have been stored.
+        self._seen[_UNANSWERED] += 1
+        where = f"the login may not subscribe to {error.subject}, where the answer would come"
+        return self.refusal(PermanentPublishError, where)
 
     def _error(self, kind: type[E], detail: str) -> E:
         return kind(self._subject, self._sent, self._elapsed, detail)
@@ -215,6 +230,10 @@ class Sending:
                 raise self.refusal(BufferFull, text)
             self._uncounted += 1
             await self._pause(BufferFull, text)
+        elif code == _IN_PROCESS:
+            self._seen["found a copy in process"] += 1
+            self._uncounted += 1
+            await self._pause(PublishTimeout, text)
         elif code in _TEMPORARY:
             self._seen[f"heard: {text}"] += 1
             await self._pause(NoStreamResponse, text)
@@ -247,6 +266,16 @@ async def publish(
         sent[MSG_ID] = msg_id
     sending = Sending(client, subject, payload, sent, retry or Retry(), clock, tally)
     return await sending.confirmed()
+
+
+def check_size(client: Client, payload: bytes, headers: Mapping[str, str]) -> None:
+    """Refuse a message over the limit: with one the server ends the connection, for all its users.
+
+    ``MessageTooLarge`` says by how much.
+    """
+    size = len(payload) + _header_size(headers)
+    if size > client.max_payload:
+        raise MessageTooLarge(size, client.max_payload)
 
 
 def _header_size(headers: Mapping[str, str]) -> int:

@@ -1,20 +1,23 @@
 """Reading a stream in order, from a mark on, as fast as it can be taken.
 
 ``FrameReader`` follows one subject of a stream with a light consumer that keeps no state worth
-saving: no acks, no leases, kept in memory. If the consumer, the server or the connection goes away
-or a message is missing in between, the reader makes a new consumer right after the last frame it
-has seen. So frames come exactly once and in order, and the position alone says what is done.
+saving: no acks, no leases, in the memory of one server. If the consumer, its server or the
+connection goes away or a message is missing in between, the reader makes a new consumer right after
+the last frame it has seen. One that begins earlier, as on a replica that lags behind, is listened
+to from there on only. So frames come exactly once and in order, and the position alone says what is
+done.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable
 from datetime import datetime
 
 import nats.errors
@@ -25,7 +28,7 @@ from nats.aio.subscription import Subscription
 from ebbflow import frames
 from ebbflow.core.position import Mark
 from ebbflow.core.publications import FROM, WATERMARK
-from ebbflow.errors import EbbflowError
+from ebbflow.errors import AccessError, EbbflowError, Unavailable
 from ebbflow.jetstream import streams
 from ebbflow.jetstream.connection import Link
 
@@ -34,10 +37,15 @@ Origin = tuple[str | None, datetime | None]
 
 WINDOW = 64
 _NANOS = 1_000_000_000
-_HEARTBEAT = 1.0
+_HEARTBEAT = 0.5
 _EXPIRES = 20.0
-_SILENCE = 3.5
+# So many heartbeats in a row have to be missing before a consumer is given up.
+_MISSED = 3
 _IDLE_CONSUMER = 15
+# A consumer is put on any server. One that was lost just now may still be chosen, and does not
+# answer: another attempt chooses again.
+_CREATE = 1.5
+_PAUSE = 0.1
 
 
 class FrameReader:
@@ -59,37 +67,39 @@ class FrameReader:
         self._seen = start.seq
         self._next_delivery = 1
         self._asked = 0
-        self._heard = time.monotonic()
+        self._arrivals = 0
         self._consumer = ""
         self._inbox: Subscription | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._renewal: asyncio.Task[None] | None = None
         self._renewing = False
+        self._failure: EbbflowError | None = None
+        self._unwatch: Callable[[], None] = lambda: None
+        self._done = self._purged = 0
+        self._purging = False
         link.run(self._begin(), timeout=60)
 
     async def _begin(self) -> None:
-        await self._renew()
+        await self._renew_until_done(unless=(streams.ApiError,))
         self._watch = asyncio.get_running_loop().create_task(self._watch_silence())
 
     async def _renew(self) -> None:
         """Make a new consumer that continues after the last frame seen."""
-        self._renewing = True
-        try:
-            await self._drop_inbox()
-            inbox = self._link.client.new_inbox()
-            self._consumer = f"r{secrets.token_hex(8)}"
-            self._next_delivery, self._asked = 1, 0
-            self._inbox = await self._link.client.subscribe(
-                inbox, cb=self._arrived, pending_msgs_limit=-1, pending_bytes_limit=-1
-            )
-            await streams.api(
-                self._link.client,
-                f"CONSUMER.CREATE.{self.stream}.{self._consumer}",
-                {"stream_name": self.stream, "config": self._config(), "action": "create"},
-            )
-            self._heard = time.monotonic()
-        finally:
-            self._renewing = False
-        await self._ask()
+        await self._drop_consumer()
+        inbox = self._link.client.new_inbox()
+        self._consumer = f"r{secrets.token_hex(8)}"
+        self._next_delivery, self._asked = 1, 0
+        self._unwatch()
+        self._unwatch = self._link.client.when_denied(self._pull_subject, self._fail)
+        self._inbox = await self._link.client.subscribe(
+            inbox, cb=self._arrived, pending_msgs_limit=-1, pending_bytes_limit=-1
+        )
+        await streams.api(
+            self._link.client,
+            f"CONSUMER.CREATE.{self.stream}.{self._consumer}",
+            {"stream_name": self.stream, "config": self._config(), "action": "create"},
+            patience=_CREATE,
+        )
 
     def _config(self) -> dict[str, object]:
         return {
@@ -103,10 +113,13 @@ class FrameReader:
             "inactive_threshold": _IDLE_CONSUMER * _NANOS,
         }
 
-    async def _drop_inbox(self) -> None:
+    async def _drop_consumer(self) -> None:
+        """Without waiting for an answer: the server forgets idle consumers by itself."""
         inbox, self._inbox = self._inbox, None
         if inbox is not None:
             await inbox.unsubscribe()
+            subject = f"$JS.API.CONSUMER.DELETE.{self.stream}.{self._consumer}"
+            await self._link.client.publish(subject, b"")
 
     async def _ask(self) -> None:
         """Keep the server supplied with requests, within the window."""
@@ -119,60 +132,92 @@ class FrameReader:
             "expires": int(_EXPIRES * _NANOS),
             "idle_heartbeat": int(_HEARTBEAT * _NANOS),
         }
-        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{self._consumer}"
         payload = json.dumps(request).encode()
-        await self._link.client.publish(subject, payload, reply=self._inbox.subject)
+        await self._link.client.publish(self._pull_subject, payload, reply=self._inbox.subject)
+
+    @property
+    def _pull_subject(self) -> str:
+        return f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{self._consumer}"
 
     async def _arrived(self, message: Msg) -> None:
-        self._heard = time.monotonic()
+        self._arrivals += 1
         if not message.reply.startswith("$JS.ACK."):
             await self._status(message)
             return
         seq, delivery = _sequences(message.reply)
         if delivery != self._next_delivery or self._renewing:
-            await self._restart()
+            self._restart()
             return
         self._next_delivery += 1
-        self._asked -= 1
-        self._seen = seq
-        self._queue.append((seq, message.data, _origin(message)))
-        self._wake.set()
+        self._asked = max(0, self._asked - 1)
+        if seq > self._seen:
+            self._seen = seq
+            self._queue.append((seq, message.data, _origin(message)))
+            self._wake.set()
         await self._ask()
 
     async def _status(self, message: Msg) -> None:
         headers = message.headers or {}
         status = headers.get("Status", "")
-        if status == "100":
-            return
         left = int(headers.get("Nats-Pending-Messages", 0))
-        if status == "408" and left:
-            self._asked -= left
+        if status == "100":
+            if int(headers.get("Nats-Last-Consumer", 0)) >= self._next_delivery:
+                self._restart()  # what it has delivered did not all arrive
+        elif status == "408" and left:
+            self._asked = max(0, self._asked - left)
             await self._ask()
         else:
-            await self._restart()
+            self._restart()
 
-    async def _restart(self) -> None:
+    def _restart(self) -> None:
         if not self._renewing:
-            self._renewing = True
             # Not from within the subscription's own callback, which ends with the subscription.
-            asyncio.get_running_loop().create_task(self._renew_until_done())
+            self._renewal = asyncio.get_running_loop().create_task(self._renew_or_fail())
+            self._renewing = True
 
-    async def _renew_until_done(self) -> None:
+    async def _renew_or_fail(self) -> None:
+        try:
+            await asyncio.sleep(_PAUSE)  # what ended the last consumer may end the next one at once
+            await self._renew_until_done()
+        except EbbflowError as error:
+            self._fail(error)
+
+    def _fail(self, error: EbbflowError) -> None:
+        """Have the task hear of it when it takes what comes next."""
+        self._failure = error
+        self._wake.set()
+
+    async def _renew_until_done(self, unless: tuple[type[Exception], ...] = ()) -> None:
+        self._renewing = True
         while True:
             try:
                 await self._renew()
-                return
-            except (streams.ApiError, nats.errors.Error, OSError):
-                await asyncio.sleep(0.25)
+                break
+            except unless:
+                raise
+            except (Unavailable, streams.ApiError, nats.errors.Error, OSError):
+                await asyncio.sleep(_PAUSE)
+        self._renewing = False
+        await self._ask()
 
     async def _watch_silence(self) -> None:
         """A consumer that neither delivers nor beats is gone, whatever the reason."""
+        arrivals = missed = 0
+        client = self._link.client
+        connections = client.stats["reconnects"]
         while True:
             await asyncio.sleep(_HEARTBEAT)
-            quiet = time.monotonic() - self._heard
-            if quiet > _SILENCE and self._asked and not self._renewing:
-                self._heard = time.monotonic()
-                await self._restart()
+            # By looks and not by the clock: a process that was halted finds its arrivals first.
+            silent = self._asked and self._arrivals == arrivals
+            missed, arrivals = missed + 1 if silent else 0, self._arrivals
+            if client.stats["reconnects"] != connections:
+                # The consumer may be well, but what was asked for before may have been dropped.
+                connections, self._asked = client.stats["reconnects"], 0
+                with contextlib.suppress(nats.errors.Error):  # lost again; the next look finds it
+                    await self._ask()
+            elif missed >= _MISSED and client.is_connected:
+                missed = 0
+                self._restart()
 
     @property
     def exhausted(self) -> bool:
@@ -204,6 +249,8 @@ class FrameReader:
             batch = frames.decode(payload)
             self._head = (seq, batch.slice(self.mark.row))
             self.origins.append(origin)
+        if self._head is None and self._failure is not None:
+            raise self._failure
         return self._head is not None
 
     def _cut(self, limit: int) -> pa.RecordBatch:
@@ -246,22 +293,32 @@ class FrameReader:
         self._link.submit(self._purge(done.seq))
 
     async def _purge(self, seq: int) -> None:
-        try:
-            await streams.purge(self._link.client, self.stream, self.subject, seq)
-        except (TimeoutError, streams.ApiError, nats.errors.Error):
-            # The next one covers it: purging is by sequence, not one by one.
+        """One at a time: without a leader they would pile up, and the last one covers them all."""
+        self._done = max(self._done, seq)
+        if self._purging:
             return
+        self._purging = True
+        try:
+            while (done := self._done) > self._purged:
+                await streams.purge(self._link.client, self.stream, self.subject, done)
+                self._purged = done
+        except AccessError as error:
+            self._fail(error)  # a buffer that is never purged ends up full
+        except (EbbflowError, streams.ApiError, nats.errors.Error):
+            return  # the next one covers it, too
+        finally:
+            self._purging = False
 
-    def close(self) -> None:
+    def close(self, for_good: bool = False) -> None:
         """Stop following; the consumer is deleted, or forgotten by the server after a while."""
         self._link.run(self._end(), timeout=10)
 
     async def _end(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-        await self._drop_inbox()
-        subject = f"$JS.API.CONSUMER.DELETE.{self.stream}.{self._consumer}"
-        await self._link.client.publish(subject, b"")
+        for task in (self._watch, self._renewal):
+            if task is not None:
+                task.cancel()
+        self._unwatch()
+        await self._drop_consumer()
 
 
 def _origin(message: Msg) -> Origin:
@@ -275,40 +332,3 @@ def _sequences(reply: str) -> tuple[int, int]:
     tokens = reply.split(".")
     first = 5 if len(tokens) == 9 else 7
     return int(tokens[first]), int(tokens[first + 1])
-
-
-class StoredMessage:
-    """One message of a stream as a direct read returns it."""
-
-    __slots__ = ("headers", "payload", "seq", "subject")
-
-    def __init__(self, message: Msg) -> None:
-        headers = dict(message.headers or {})
-        self.subject = headers.pop("Nats-Subject", "")
-        self.seq = int(headers.pop("Nats-Sequence", 0))
-        self.headers = headers
-        self.payload = message.data
-
-
-async def direct_read(link: Link, stream: str, request: dict[str, object]) -> list[StoredMessage]:
-    """A batched direct read: a snapshot of messages without any consumer."""
-    client = link.client
-    inbox = client.new_inbox()
-    subscription = await client.subscribe(inbox, pending_msgs_limit=-1, pending_bytes_limit=-1)
-    found: list[StoredMessage] = []
-    try:
-        payload = json.dumps(request).encode()
-        await client.publish(f"$JS.API.DIRECT.GET.{stream}", payload, reply=inbox)
-        while True:
-            message = await subscription.next_msg(timeout=5)
-            if (message.headers or {}).get("Status"):
-                return found
-            found.append(StoredMessage(message))
-    finally:
-        await subscription.unsubscribe()
-
-
-async def read_last(link: Link, stream: str, subjects: Sequence[str]) -> dict[str, bytes]:
-    """The last message on each subject that matches."""
-    found = await direct_read(link, stream, {"multi_last": list(subjects)})
-    return {message.subject: message.payload for message in found}

@@ -3,12 +3,16 @@
 Buffers use limits retention and refuse new messages when full, so back-pressure is felt and
 nothing is ever pushed out. A stream with schedules cannot refuse new messages, which is why
 redeliveries have streams of their own.
+
+On a cluster only the leader of a stream counts. While there is none, others may answer with what
+they have, and calls are tried again until there is one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +20,23 @@ from typing import Any
 import nats.errors
 from nats.aio.client import Client
 
-from ebbflow.errors import SetupError
+from ebbflow.errors import SetupError, Unavailable
 from ebbflow.jetstream.names import Names
 
-_NOT_FOUND = 10059
+NOT_FOUND = 10059
 _IN_USE_DIFFERENTLY = 10058
+_NO_LEADER = 10008
+# Leaderless, not the leader, or all that hold it are away: over by itself after a while.
+_TEMPORARY = frozenset({_NO_LEADER, 10009, 10118, 10119})
+_NO_PEERS = 10005
+_NO_CLUSTER = 10074
+PATIENCE = 30.0
+# For an answer. Short at first, because one that got lost in an election never comes.
+_FIRST_WAIT, _LONGER = 1.0, 0.25
+_PAUSE = 0.1
+_JOINING = 10.0
+# No other leader is elected before its followers have missed one for four seconds.
+_LEASE = 3 * 1_000_000_000
 _NANOS = 1_000_000_000
 DUPLICATE_WINDOW = 120
 DEFAULT_BUFFER_BYTES = 1024**3
@@ -46,21 +62,50 @@ class ApiError(Exception):
         return f"{self.text} ({self.code})"
 
 
-async def api(client: Client, call: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """One call of JetStream's management interface, tried again while nobody answers."""
+async def api(
+    client: Client, call: str, body: dict[str, Any] | None = None, patience: float = PATIENCE
+) -> dict[str, Any]:
+    """One call of JetStream's management interface, tried again while nobody leads or answers.
+
+    A call whose answer got lost is carried out again. ``Unavailable`` when patience has run out.
+    """
     payload = json.dumps(body).encode() if body else b""
-    for attempt in range(40):
+    deadline = time.monotonic() + patience
+    wait = min(_FIRST_WAIT, patience)
+    while True:
         try:
-            answer = await client.request(f"$JS.API.{call}", payload, 5)
-            break
-        except (nats.errors.NoRespondersError, nats.errors.TimeoutError):
-            if attempt == 39:
-                raise
-            await asyncio.sleep(0.25)
-    result: dict[str, Any] = json.loads(answer.data)
+            answer = await client.request(f"$JS.API.{call}", payload, wait)
+            result: dict[str, Any] = json.loads(answer.data)
+            if (refusal := _refusal(result)) is None:
+                return result
+            if refusal.code not in _TEMPORARY:
+                raise refusal
+            problem = refusal.text
+        except nats.errors.NoRespondersError:
+            problem = "nobody listens"
+        except (nats.errors.TimeoutError, nats.errors.OutboundBufferLimitError):
+            problem = "no answer"
+        await asyncio.sleep(_PAUSE)
+        wait = min(wait + _LONGER, deadline - time.monotonic())
+        if wait <= 0:
+            raise Unavailable(call, patience, problem)
+
+
+def _refusal(result: dict[str, Any]) -> ApiError | None:
     if error := result.get("error"):
-        raise ApiError(error.get("err_code", 0), error.get("description", "refused"))
-    return result
+        return ApiError(error.get("err_code", 0), error.get("description", "refused"))
+    if "cluster" in result and not _leads(result["cluster"]):
+        return ApiError(_NO_LEADER, "it has no leader")
+    return None
+
+
+def _leads(cluster: dict[str, Any]) -> bool:
+    """Whether who answered leads and is in touch with a majority, so that nobody else can lead."""
+    others = cluster.get("replicas") or ()
+    if not cluster.get("leader") or cluster["leader"] in (other["name"] for other in others):
+        return False
+    in_touch = [other for other in others if 0 < other.get("active", 0) < _LEASE]
+    return len(in_touch) >= (len(others) + 1) // 2
 
 
 def _stream(name: str, subjects: list[str], replicas: int, **options: Any) -> dict[str, Any]:
@@ -107,6 +152,16 @@ def dead_letter_config(names: Names, replicas: int = 1) -> dict[str, Any]:
     return _stream(names.dead_letters, [names.dead_letter_subject()], replicas)
 
 
+def ledger_config(names: Names, replicas: int = 1) -> dict[str, Any]:
+    """The stream of what is known about messages that went back to their source."""
+    return _stream(names.ledger, [names.ledger_subject()], replicas)
+
+
+def seen_config(names: Names, replicas: int = 1) -> dict[str, Any]:
+    """The stream of ids that sources were given, kept for as long as copies are known."""
+    return _stream(names.seen, [names.seen_subject()], replicas, max_age=DUPLICATE_WINDOW * _NANOS)
+
+
 def positions_config(names: Names, replicas: int = 1) -> dict[str, Any]:
     """The key-value bucket of positions, as any NATS tool knows buckets."""
     return _stream(
@@ -124,25 +179,63 @@ async def ensure(client: Client, config: dict[str, Any]) -> None:
     """Create the stream, or bring an existing one to this configuration."""
     name = config["name"]
     try:
-        await api(client, f"STREAM.CREATE.{name}", config)
+        await _placed(client, f"STREAM.CREATE.{name}", config)
     except ApiError as error:
         if error.code != _IN_USE_DIFFERENTLY:
-            raise SetupError(f"NATS refused stream {name}: {error}.") from error
+            raise _refused(config, error) from error
         try:
-            await api(client, f"STREAM.UPDATE.{name}", config)
+            await _placed(client, f"STREAM.UPDATE.{name}", config)
         except ApiError as refused:
+            if refused.code in (_NO_CLUSTER, _NO_PEERS):
+                raise _refused(config, refused) from refused
             raise SetupError(
                 f"Stream {name} exists with another configuration: {refused}.",
                 "Run with --fresh to start the pipeline over, or rename the pipeline.",
             ) from refused
 
 
+async def _placed(client: Client, call: str, config: dict[str, Any]) -> None:
+    """A call that needs servers to put a stream on; those just started are known a bit later."""
+    deadline = time.monotonic() + _JOINING
+    while True:
+        try:
+            await api(client, call, config)
+            return
+        except ApiError as error:
+            if error.code != _NO_PEERS or time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(_PAUSE)
+
+
+def _refused(config: dict[str, Any], error: ApiError) -> SetupError:
+    name, replicas = config["name"], config.get("num_replicas", 1)
+    lower = "or set interStepBuffer.replicas to 1"
+    if error.code == _NO_CLUSTER:
+        return SetupError(
+            f"Stream {name} is to be kept by {replicas} servers, but NATS is a single one.",
+            f"Use a cluster of at least {replicas}, {lower}.",
+        )
+    if error.code == _NO_PEERS:
+        return SetupError(
+            f"The NATS cluster has no {replicas} servers that can keep stream {name}: {error}.",
+            f"Start those that are missing, see whether they have room, {lower}.",
+        )
+    return SetupError(f"NATS refused stream {name}: {error}.")
+
+
+async def info(client: Client, stream: str, **details: Any) -> dict[str, Any]:
+    """The state of the stream as its leader knows it, with the details that are asked for."""
+    found = await api(client, f"STREAM.INFO.{stream}", details)
+    state: dict[str, Any] = found["state"]
+    return state
+
+
 async def state(client: Client, stream: str) -> StreamState | None:
     """How much the stream holds; ``None`` when there is no such stream."""
     try:
-        found = (await api(client, f"STREAM.INFO.{stream}"))["state"]
+        found = await info(client, stream)
     except ApiError as error:
-        if error.code == _NOT_FOUND:
+        if error.code == NOT_FOUND:
             return None
         raise
     return StreamState(found["messages"], found["last_seq"])
@@ -166,4 +259,8 @@ async def names_of(client: Client, prefix: str) -> list[str]:
 async def delete(client: Client, streams: Iterable[str]) -> None:
     """Delete the streams and all they hold."""
     for stream in streams:
-        await api(client, f"STREAM.DELETE.{stream}")
+        try:
+            await api(client, f"STREAM.DELETE.{stream}")
+        except ApiError as error:
+            if error.code != NOT_FOUND:  # a call whose answer got lost has deleted it
+                raise

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from ebbflow.core.publications import answer_key
 from ebbflow.jetstream.connection import Link
-from ebbflow.jetstream.reader import direct_read
+from ebbflow.jetstream.stored import read_last
 
 
 class ServingStore(Protocol):
@@ -56,6 +56,5 @@ class NatsStore:
     def get(self, id: str) -> list[bytes]:
         """All answers to a request so far, in the order in which they were stored."""
         subject = f"$KV.{self._bucket}.{answer_key(id)}.>"
-        request: dict[str, object] = {"multi_last": [subject]}
-        found = self._link.run(direct_read(self._link, f"KV_{self._bucket}", request))
-        return [entry.payload for entry in sorted(found, key=lambda entry: entry.seq)]
+        found = self._link.run(read_last(self._link.client, f"KV_{self._bucket}", subject))
+        return [entry.payload for entry in found]

@@ -1,0 +1,60 @@
+"""The pipeline that chaos is done to, and the count of what became of its messages."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from ebbflow.deadletters import DeadLetters
+from ebbflow.jetstream.connection import Link
+
+PIPELINE = Path(__file__).parent / "pipeline"
+FORMS = {"pipeline": "orders.yaml", "mono": "mono.yaml"}
+
+
+def write_pipeline(folder: Path, form: str, messages: int, rate: int, replicas: int = 1) -> Path:
+    """A copy in the folder, with another number of messages; its specification."""
+    text = (PIPELINE / FORMS[form]).read_text(encoding="utf-8")
+    text = text.replace("rpu: 2000", f"rpu: {rate}")
+    text = text.replace("messages: 50000", f"messages: {messages}")
+    text = text.replace("\nspec:\n", f"\nspec:\n  interStepBuffer:\n    replicas: {replicas}\n")
+    (folder / "chaos.yaml").write_text(text, encoding="utf-8")
+    steps = (PIPELINE / "steps.py").read_text(encoding="utf-8")
+    (folder / "steps.py").write_text(steps, encoding="utf-8")
+    return folder / "chaos.yaml"
+
+
+def written(folder: Path) -> int:
+    """How much the sink has written down so far."""
+    return sum(path.stat().st_size for path in (folder / "journal").glob("*"))
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What became of the messages."""
+
+    messages: int
+    kills: int
+    arrived: int
+    dead: int
+    duplicates: int
+    lost: list[int]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.messages} messages, {self.kills} kills: {self.arrived} arrived, "
+            f"{self.dead} dead letters, {self.duplicates} duplicates, {len(self.lost)} lost"
+        )
+
+
+def count(folder: Path, messages: int, kills: int, link: Link) -> Tally:
+    """Every number must be in the journal of the sink or among the dead letters."""
+    journal = (folder / "journal").iterdir()
+    numbers = Counter(int(line) for path in journal for line in path.read_text().split())
+    letters = DeadLetters(link, "chaos").list()
+    dead = {json.loads(stored.letter.value)["data"]["value"] for stored in letters}
+    lost = [n for n in range(messages) if n not in numbers and n not in dead]
+    duplicates = numbers.total() - len(numbers)
+    return Tally(messages, kills, len(numbers), len(dead), duplicates, lost)

@@ -1,0 +1,154 @@
+"""A real cluster of three NATS nodes that can be hurt: the one of ``examples/cluster``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from examples.cluster.nodes import Node, Nodes, Ports
+
+from ebbflow.jetstream import streams
+from ebbflow.jetstream.addresses import Addresses
+from ebbflow.jetstream.connection import Link
+from ebbflow.jetstream.login import Login
+
+# What a password may hold and a configuration or a URL may trip over.
+LOGIN = Login(user="tester", password="0$a b@c/d")
+
+
+def free_ports() -> list[Ports]:
+    """Ports that are free now, three for each of three nodes."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(9)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        found = [probe.getsockname()[1] for probe in probes]
+    return [Ports(*found[start : start + 3]) for start in (0, 3, 6)]
+
+
+def until(condition: Callable[[], Any], seconds: float = 30) -> Any:
+    """Wait until something is so, and return it."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+    return found
+
+
+class Cluster(Nodes):
+    """Three nodes, who leads what, and ways to hurt them."""
+
+    link: Link
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, LOGIN, free_ports())
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Cluster]:
+        """All nodes, and a link to whichever of them is up. Whatever happens, they are stopped."""
+        try:
+            self.start()
+            self.wait_until_healthy()
+            with self.linked() as self.link:
+                yield self
+        finally:
+            self.stop()
+
+    @contextlib.contextmanager
+    def linked(self, node: Node | None = None) -> Iterator[Link]:
+        link = Link(Addresses.of(self.url_of(node) if node else self.url))
+        try:
+            yield link
+        finally:
+            link.close()
+
+    def make(self, config: dict[str, Any]) -> str:
+        """Make a stream, wait until all nodes have it, and return its name."""
+        name: str = config["name"]
+        self.link.run(streams.ensure(self.link.client, config))
+        self.wait_until_current(name)
+        return name
+
+    # --- who leads ------------------------------------------------------------------------------
+
+    def info(self, stream: str) -> dict[str, Any]:
+        return self.link.run(streams.api(self.link.client, f"STREAM.INFO.{stream}"))
+
+    def leader_of(self, stream: str) -> Node:
+        name = self.info(stream)["cluster"]["leader"]
+        return next(node for node in self.all if node.name == name)
+
+    def followers_of(self, stream: str) -> list[Node]:
+        leader = self.leader_of(stream)
+        return [node for node in self.all if node is not leader]
+
+    def wait_until_current(self, stream: str) -> None:
+        """Return when no replica of the stream lags behind."""
+
+        def current() -> bool:
+            replicas = self.info(stream)["cluster"].get("replicas", ())
+            return all(one["current"] and not one.get("lag") for one in replicas)
+
+        until(current)
+
+    def step_down(self, stream: str) -> None:
+        """Have the leader hand over in good order."""
+        self.link.run(streams.api(self.link.client, f"STREAM.LEADER.STEPDOWN.{stream}"))
+
+    def hand_over(self, stream: str, node: Node) -> None:
+        """Have the stream led by the node."""
+        call, body = f"STREAM.LEADER.STEPDOWN.{stream}", {"placement": {"preferred": node.name}}
+        if self.leader_of(stream) is not node:
+            self.link.run(streams.api(self.link.client, call, body))
+            until(lambda: self.leader_of(stream) is node)
+
+    def wait_for_direct_reads(self, stream: str) -> None:
+        """Followers answer them about two seconds after the stream was made."""
+
+        def answering(node: Node) -> bool:
+            place = f"http://127.0.0.1:{node.ports.monitor}/subsz"
+            question = f"subs=1&limit=100000&test=$JS.API.DIRECT.GET.{stream}"
+            with urllib.request.urlopen(f"{place}?{question}", timeout=5) as answer:
+                found = json.load(answer).get("subscriptions_list", [])
+            return any(one["subject"] == f"$JS.API.DIRECT.GET.{stream}" for one in found)
+
+        for node in self.all:
+            until(lambda node=node: answering(node))
+
+    # --- hurting --------------------------------------------------------------------------------
+
+    def kill(self, node: Node) -> None:
+        node.stop(signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def halted(self, *nodes: Node) -> Iterator[None]:
+        """The nodes stand still, with all their connections open, and then go on."""
+        for node in nodes:
+            node.send(signal.SIGSTOP)
+        try:
+            for node in nodes:
+                until(lambda pid=node.pid: set(thread_states(pid)) == {"T"})
+            yield
+        finally:
+            for node in nodes:
+                node.send(signal.SIGCONT)
+
+    def heal(self) -> None:
+        """All nodes up and caught up again, whatever was done to them."""
+        for node in self.all:
+            node.send(signal.SIGCONT)
+            node.start()
+        self.wait_until_healthy()
+
+
+def thread_states(pid: int) -> Iterator[str]:
+    """One letter for each thread: a stopped process stops thread by thread, a little later."""
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        yield stat.read_text().rpartition(")")[2].split()[0]

@@ -1,0 +1,56 @@
+"""A stream on a cluster as a source: what is said about messages arrives through an election."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from ebbflow.jetstream import streams
+from ebbflow.jetstream.bulk import publish_all
+from ebbflow.jetstream.durable import Durable
+from ebbflow.jetstream.publisher import publish
+from ebbflow.options import NackOptions
+from ebbflow.source import NackOffset
+from ebbflow.sources.jetstream import JetStreamSettings, JetStreamSource
+
+pytestmark = pytest.mark.slow
+
+
+def read_all(source, number):
+    found, deadline = [], time.monotonic() + 40
+    while len(found) < number:
+        assert time.monotonic() < deadline, f"only {len(found)} messages came"
+        found += source.read(500, 0.5)
+    return found
+
+
+def consumer(cluster, stream):
+    return cluster.link.run(streams.api(cluster.link.client, f"CONSUMER.INFO.{stream}.c"))
+
+
+def test_acks_and_nacks_are_not_lost_while_nobody_leads(cluster, names):
+    stream = names.pipeline
+    config = {"name": stream, "subjects": [stream], "num_replicas": 3, "allow_direct": True}
+    cluster.make(config)
+    client = cluster.link.client
+    values = [b"%d" % n for n in range(300)]
+    cluster.link.run(publish_all(lambda value: publish(client, stream, value), values, 50))
+    source = JetStreamSource(JetStreamSettings(cluster.link.server, Durable(stream, "c")))
+    source.open()
+    try:
+        offsets = [one.offset for one in read_all(source, 300)]
+        leader = consumer(cluster, stream)["cluster"]["leader"]
+        cluster.kill(next(node for node in cluster.all if node.name == leader))
+
+        source.ack(offsets[:200])
+        source.nack([NackOffset(offset, NackOptions("500ms")) for offset in offsets[200:]])
+
+        assert consumer(cluster, stream)["num_ack_pending"] == 100
+        again = [one.offset for one in read_all(source, 100)]
+        assert sorted(again) == sorted(offsets[200:])
+        source.ack(again)
+        assert source.exhausted
+        assert consumer(cluster, stream)["num_ack_pending"] == 0
+    finally:
+        source.close()

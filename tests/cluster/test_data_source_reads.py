@@ -1,0 +1,97 @@
+"""Ranges of a replicated stream, read while nodes are killed and lag behind: all, or an error."""
+
+from __future__ import annotations
+
+import pytest
+
+from ebbflow.datasource import pull, ranges
+from ebbflow.datasource.leader import Leader
+from ebbflow.datasource.offsets import Range
+from ebbflow.jetstream import streams
+from tests.cluster.lagging import READS, lagging
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def stream(cluster, names):
+    config = {"name": f"{names.pipeline}-orders", "subjects": [f"{names.pipeline}.>"]}
+    return cluster.make(config | {"storage": "file", "num_replicas": 3, "allow_direct": True})
+
+
+async def publish(link, subject, number):
+    for one in range(number):
+        await link.client.request(subject, b"%d" % one, 10)
+
+
+async def planned(link, stream, subject=None, ahead=0):
+    """A range as the driver plans it, and so many messages that are yet to come."""
+    now = await Leader(link.client, stream).facts()
+    until = now.last + ahead
+    return Range(stream, now.created, subject, now.first - 1, until, fail_on_loss=True)
+
+
+async def rest(reader):
+    found = []
+    while block := await reader.block():
+        found += [one.sequence for one in block]
+    await reader.close()
+    return found
+
+
+def node_of(cluster, reader):
+    """The node that the reader's consumer is on."""
+    call = f"CONSUMER.INFO.{reader._wanted.stream}.{reader._pull._consumer}"
+    name = cluster.link.run(streams.api(cluster.link.client, call))["cluster"]["leader"]
+    return next(node for node in cluster.all if node.name == name)
+
+
+def begun(cluster, link, wanted, node):
+    """A reader that has read a first block, with a consumer on the node."""
+    while True:
+        reader = ranges.RangeReader(link, wanted)
+        link.run(reader.open())
+        found = [one.sequence for one in link.run(reader.block())]
+        if node in (None, node_of(cluster, reader)):
+            return reader, found
+        link.run(reader.close())
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    for name in ("_FIRST_BLOCK", "_LARGEST_BLOCK"):
+        monkeypatch.setattr(ranges, name, 100)
+
+
+def test_a_range_is_read_whole_from_a_node_that_lags_behind(cluster, stream, names, small_blocks):
+    """The range ends with a message of another subject: that all is read, only the leader knows."""
+    mine, other = f"{names.pipeline}.mine", f"{names.pipeline}.other"
+    node = cluster.followers_of(stream)[0]
+    with lagging(cluster, stream) as behind:
+        behind.acting.run(publish(behind.acting, mine, 100))
+        cluster.wait_until_current(stream)
+        for _ in behind.rounds():
+            wanted = behind.acting.run(planned(behind.acting, stream, mine, ahead=51))
+            readers = [begun(cluster, behind.reading, wanted, node)[0] for _ in range(READS)]
+
+            def act():
+                behind.acting.run(publish(behind.acting, mine, 50))
+                behind.acting.run(publish(behind.acting, other, 1))
+
+            found = behind.after(act, lambda readers=readers: rest(readers.pop()))
+            left = [n for n in range(101, wanted.until + 1) if (n - 100) % 51]
+            assert found == [left] * READS
+
+
+@pytest.mark.parametrize("lost", ["the node of the consumer", "the leader"])
+def test_a_range_is_read_whole_when_a_node_is_killed(
+    cluster, stream, names, monkeypatch, small_blocks, lost
+):
+    monkeypatch.setattr(pull, "_SILENCE", 1.0)
+    cluster.link.run(publish(cluster.link, f"{names.pipeline}.new", 1_000))
+    with cluster.linked() as link:
+        reader, found = begun(cluster, link, link.run(planned(link, stream)), None)
+        leads = lost == "the leader"
+        cluster.kill(cluster.leader_of(stream) if leads else node_of(cluster, reader))
+        found += link.run(rest(reader))
+    assert found == list(range(1, 1_001))

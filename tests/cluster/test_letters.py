@@ -1,0 +1,144 @@
+"""Dead letters through elections and on nodes that lag behind: none is lost, none comes twice."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from ebbflow import frames
+from ebbflow.core.letter import Letter
+from ebbflow.deadletters import DeadLetters
+from ebbflow.errors import EbbflowError
+from ebbflow.jetstream import streams
+from ebbflow.jetstream.publisher import BUFFER, publish
+from ebbflow.jetstream.stored import read_subject
+from tests.cli.conftest import LETTER
+from tests.cluster.lagging import READS, lagging
+
+pytestmark = pytest.mark.slow
+
+
+class Buried:
+    """A pipeline with dead letters, on three replicas."""
+
+    def __init__(self, cluster, names):
+        self._cluster = cluster
+        self._names = names
+        self.stream = cluster.make(streams.dead_letter_config(names, replicas=3))
+        self.redelivery = cluster.make(streams.redelivery_config(names, "enrich", 0, replicas=3))
+
+    def bury(self, link, *ids):
+        for one in ids:
+            letter = replace(LETTER, id=one)
+            subject, headers = self._names.dead_letter_subject("enrich"), letter.to_headers()
+            link.run(publish(link.client, subject, letter.value, headers, retry=BUFFER))
+
+    def letters(self, link):
+        return DeadLetters(link, self._names.pipeline)
+
+    def due(self):
+        """The ids of what was sent back, with how often."""
+        link, subject = self._cluster.link, self._names.due_subject("enrich", 0)
+        found = link.run(read_subject(link.client, self.redelivery, subject))
+        batches = [frames.decode(message.payload) for message in found]
+        return Counter(one for batch in batches for one in batch.column("id").to_pylist())
+
+
+@pytest.fixture
+def buried(cluster, names):
+    return Buried(cluster, names)
+
+
+def ids(letters):
+    return [stored.letter.id for stored in letters.list()]
+
+
+def test_letters_are_listed_shown_and_sent_back_while_a_new_leader_is_elected(cluster, buried):
+    made = [f"in-{number}" for number in range(300)]
+    buried.bury(cluster.link, *made)
+    cluster.hand_over(buried.redelivery, cluster.leader_of(buried.stream))
+    with cluster.linked(cluster.followers_of(buried.stream)[0]) as link:
+        letters = buried.letters(link)
+        cluster.kill(cluster.leader_of(buried.stream))
+        found = list(letters.list())
+        assert [stored.letter.id for stored in found] == made
+        assert letters.get(7)[0].letter.id == "in-6"
+        assert letters.counts() == {"enrich": 300}
+        assert letters.replay(found) == 300
+
+        assert ids(letters) == []
+    assert buried.due() == Counter(dict.fromkeys(made, 1))
+
+
+def test_letters_are_sent_back_and_purged_once_while_leaders_step_down(cluster, buried):
+    made = [f"in-{number}" for number in range(600)]
+    buried.bury(cluster.link, *made)
+    over = threading.Event()
+
+    def change_leaders():
+        while not over.wait(0.1):
+            cluster.step_down(buried.stream)
+            cluster.step_down(buried.redelivery)
+
+    changing = threading.Thread(target=change_leaders)
+    changing.start()
+    try:
+        with cluster.linked() as link:
+            letters = buried.letters(link)
+            assert letters.replay(list(letters.list())[:400]) == 400
+            assert letters.purge(*range(401, 501)) == 100
+            assert letters.purge_all() == 100
+            assert letters.purge_all() == 0
+    finally:
+        over.set()
+        changing.join()
+
+    assert ids(buried.letters(cluster.link)) == []
+    assert buried.due() == Counter(dict.fromkeys(made[:400], 1))
+
+
+def test_letters_are_up_to_date_when_a_follower_lags(cluster, buried, names):
+    """What is new is there; what was deleted is not, and so is not sent back a second time."""
+    kept = [f"old-{number}" for number in range(50)]
+    buried.bury(cluster.link, *kept)
+    with lagging(cluster, buried.stream) as late:
+        writing, reading = buried.letters(late.acting), buried.letters(late.reading)
+
+        def change(turn):
+            writing.purge_all("large")
+            gone = list(writing.list())[10 : 10 + turn]
+            writing.purge(*(stored.number for stored in gone))
+            for stored in gone:
+                kept.remove(stored.letter.id)
+            buried.bury(late.acting, f"new-{turn}")
+            kept.append(f"new-{turn}")
+
+        async def listed():
+            subject = names.dead_letter_subject("enrich")
+            found = await read_subject(late.reading.client, buried.stream, subject)
+            return [Letter.from_message(one.payload, one.headers).id for one in found]
+
+        for turn in late.rounds(least=4):
+            backlog = names.dead_letter_subject("large")
+            found = late.after(lambda turn=turn: change(turn + 1), listed, backlog)
+            assert found == [kept] * READS
+            assert ids(reading) == kept
+
+
+def test_a_letter_that_is_gone_is_gone_when_a_follower_lags(cluster, buried, names):
+    buried.bury(cluster.link, *[f"in-{number}" for number in range(20)])
+    with lagging(cluster, buried.stream) as late:
+        writing, reading = buried.letters(late.acting), buried.letters(late.reading)
+        for turn in late.rounds():
+            number = turn + 1
+            found = late.after(
+                lambda number=number: writing.purge(number),
+                lambda number=number: reading._find(number),
+                backlog=names.dead_letter_subject("large"),
+            )
+            assert found == [None] * READS
+            with pytest.raises(EbbflowError, match=f"no dead letter with number {number} in"):
+                reading.get(number)

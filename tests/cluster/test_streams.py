@@ -1,0 +1,65 @@
+"""Making streams on a cluster: what is waited for, and what is told to people."""
+
+from __future__ import annotations
+
+import pytest
+
+from ebbflow.errors import SetupError, Unavailable
+from ebbflow.jetstream import streams
+from tests.cluster.cluster import until
+
+pytestmark = pytest.mark.slow
+
+
+def test_more_replicas_than_servers_are_refused_with_what_to_do(cluster, names, monkeypatch):
+    monkeypatch.setattr(streams, "_JOINING", 0.3)
+    config = streams.dead_letter_config(names, replicas=5)
+    with pytest.raises(SetupError) as refused:
+        cluster.link.run(streams.ensure(cluster.link.client, config))
+
+    name = names.dead_letters
+    assert refused.value.what.startswith(
+        f"The NATS cluster has no 5 servers that can keep stream {name}: no suitable peers"
+    )
+    assert refused.value.next_step == (
+        "Start those that are missing, see whether they have room, "
+        "or set interStepBuffer.replicas to 1."
+    )
+
+
+def test_a_stream_that_exists_is_brought_to_another_number_of_replicas(cluster, names):
+    name = names.dead_letters
+
+    def others():
+        return len(cluster.info(name)["cluster"].get("replicas", ()))
+
+    for replicas in (1, 3, 1):
+        cluster.make(streams.dead_letter_config(names, replicas))
+        until(lambda replicas=replicas: others() == replicas - 1)
+
+
+def test_a_cluster_without_a_majority_is_told_and_waited_for(cluster, names):
+    """Nobody can be elected while two of three stand still."""
+    name = cluster.make(streams.dead_letter_config(names, replicas=3))
+    alive, *others = cluster.all
+    with cluster.linked(alive) as link:
+        config = streams.redelivery_config(names, "v", 0, replicas=3)
+        with cluster.halted(*others):
+            making = link.submit(streams.ensure(link.client, config))
+            with pytest.raises(Unavailable, match=r"STREAM\.PURGE\.\w+ within 2 s: .*most servers"):
+                link.run(streams.api(link.client, f"STREAM.PURGE.{name}", patience=2))
+        making.result(30)
+
+    assert cluster.info(names.redelivery("v", 0))["config"]["num_replicas"] == 3
+
+
+def test_streams_that_are_deleted_while_leaders_change_are_gone(cluster, names):
+    made = [
+        cluster.make(streams.redelivery_config(names, "v", number, replicas=3))
+        for number in range(3)
+    ]
+    for name in made:
+        cluster.step_down(name)
+    cluster.link.run(streams.delete(cluster.link.client, [*made, made[0]]))
+
+    assert cluster.link.run(streams.names_of(cluster.link.client, made[0][:-1])) == []

@@ -1,0 +1,90 @@
+"""The management interface: what is asked of it again, and what is told to people."""
+
+from __future__ import annotations
+
+import pytest
+
+from ebbflow.errors import SetupError, Unavailable
+from ebbflow.jetstream import streams
+from tests.jetstream.publishing import Listener
+
+
+def test_replicas_on_a_single_server_are_refused_with_what_to_do(link, names):
+    name = names.dead_letters
+    refused = (
+        f"Stream {name} is to be kept by 3 servers, but NATS is a single one. "
+        "Use a cluster of at least 3, or set interStepBuffer.replicas to 1."
+    )
+    for _ in range(2):
+        with pytest.raises(SetupError) as error:
+            link.run(streams.ensure(link.client, streams.dead_letter_config(names, replicas=3)))
+        assert str(error.value) == refused
+        # A stream that exists already is not brought to three replicas either.
+        link.run(streams.ensure(link.client, streams.dead_letter_config(names)))
+
+
+@pytest.fixture
+def call(names):
+    """A call that only a listener of the test answers."""
+    return f"STREAM.INFO.{names.dead_letters}.test"
+
+
+@pytest.fixture
+def listener(link, call):
+    listener = Listener(link, f"$JS.API.{call}")
+    yield listener
+    listener.stop()
+
+
+UNAVAILABLE = (
+    b'{"error":{"code":503,"err_code":10008,"description":"JetStream system temporarily '
+    b'unavailable"}}'
+)
+LEADERLESS = (
+    b'{"state":{"messages":7,"last_seq":7},"cluster":{"name":"c","replicas":[{"name":"n1"}]}}'
+)
+OUT_OF_TOUCH = (
+    b'{"state":{"messages":7,"last_seq":7},"cluster":{"name":"c","leader":"n1","replicas":'
+    b'[{"name":"n2","active":9000000000},{"name":"n3","active":0}]}}'
+)
+NOT_THE_LEADER = (
+    b'{"state":{"messages":7,"last_seq":7},"cluster":{"name":"c","leader":"n1","replicas":'
+    b'[{"name":"n1","active":1},{"name":"n3","active":1}]}}'
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (UNAVAILABLE, "JetStream system temporarily unavailable"),
+        (LEADERLESS, "it has no leader"),
+        (OUT_OF_TOUCH, "it has no leader"),
+        (NOT_THE_LEADER, "it has no leader"),
+    ],
+    ids=["unavailable", "leaderless", "out of touch", "not the leader"],
+)
+def test_who_does_not_lead_is_not_believed(link, listener, call, answer, told):
+    asked = listener(answer)
+    with pytest.raises(Unavailable) as error:
+        link.run(streams.api(link.client, call, patience=0.5))
+
+    assert len(asked) > 1
+    assert str(error.value) == (
+        f"JetStream did not carry out {call} within 0.5 s: {told}. "
+        "See whether NATS is up; of a cluster, most servers have to be."
+    )
+
+
+def test_a_leader_in_touch_with_a_majority_is_believed(link, listener, call):
+    asked = listener(OUT_OF_TOUCH.replace(b'"active":0', b'"active":1000000'))
+
+    assert link.run(streams.api(link.client, call))["state"]["last_seq"] == 7
+    assert len(asked) == 1
+
+
+def test_silence_is_asked_again(link, listener, call):
+    asked = listener()
+    with pytest.raises(Unavailable, match="within 2 s: no answer"):
+        link.run(streams.api(link.client, call, patience=2.0))
+
+    assert len(asked) == 2
