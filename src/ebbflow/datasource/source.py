@@ -1,0 +1,81 @@
+"""The data source itself: what Spark makes from the options of a read or a write.
+
+It is made on the driver. Where NATS is and the login, with the contents of its files, are settled
+there and travel to the workers; nothing of it shows in a plan or in an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from ebbflow.datasource import columns
+from ebbflow.datasource.batch import BatchReader
+from ebbflow.datasource.options import ReadOptions, WriteOptions, check_names, server
+from ebbflow.datasource.stream import StreamReader
+from ebbflow.datasource.writer import BatchWriter, StreamWriter
+from ebbflow.errors import DataSourceError
+from ebbflow.jetstream.login import Login
+
+
+class JetStreamDataSource(DataSource):
+    """Streams of NATS JetStream, to be read and written: ``format("jetstream")``.
+
+    ``url`` and ``login`` are what ``register`` was called with; without it, the environment's.
+    """
+
+    url: str | None = None
+    login: Login | None = None
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        check_names(options)
+        self._server = server(options.get("url") or self.url, self.login)
+        # The URL may hold a password, and is not needed any more.
+        super().__init__({name: text for name, text in options.items() if name != "url"})
+
+    @classmethod
+    def name(cls) -> str:
+        """What ``format`` is called with."""
+        return "jetstream"
+
+    def schema(self) -> StructType:
+        """The columns that are read."""
+        self._read_options()  # so that load() refuses what cannot be read
+        return columns.READ
+
+    def reader(self, schema: StructType) -> BatchReader:
+        """For ``spark.read``."""
+        columns.check_read(schema)
+        return BatchReader(self._server, self._read_options())
+
+    def streamReader(self, schema: StructType) -> StreamReader:
+        """For ``spark.readStream``."""
+        columns.check_read(schema)
+        return StreamReader(self._server, self._read_options())
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        """For ``df.write``."""
+        if overwrite:
+            raise DataSourceError(
+                "A stream cannot be overwritten, only added to.", 'Write mode("append").'
+            )
+        return BatchWriter(self._server, self._write_options(schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        """For ``df.writeStream``."""
+        if overwrite:
+            raise DataSourceError(
+                "A stream cannot be overwritten, only added to.",
+                'Write outputMode("append") or outputMode("update").',
+            )
+        return StreamWriter(self._server, self._write_options(schema))
+
+    def _read_options(self) -> ReadOptions:
+        return ReadOptions.of(self.options)
+
+    def _write_options(self, schema: StructType) -> WriteOptions:
+        options = WriteOptions.of(self.options)
+        columns.check_written(schema, options.subject)
+        return options

@@ -1,0 +1,132 @@
+"""Publishing the rows of a DataFrame, each one until it is stored.
+
+A message has the same id whenever the same row is written again: by a task that is tried again, or
+by a micro-batch that is replayed after a crash. The id also has a hash of the content, so that a
+replay that came out differently is stored and not taken for a copy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+from ebbflow.datasource.options import WriteOptions
+from ebbflow.errors import DataSourceError
+from ebbflow.jetstream.addresses import Addresses
+from ebbflow.jetstream.client import Publisher
+from ebbflow.jetstream.outgoing import Outgoing
+from ebbflow.jetstream.publisher import MSG_ID
+
+
+@dataclass(frozen=True)
+class Written(WriterCommitMessage):
+    """What a task tells the driver. There is nothing to commit: what is published is there."""
+
+    messages: int
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Publishes a DataFrame. Made once for each write, so that its tasks share an id."""
+
+    def __init__(self, server: Addresses, options: WriteOptions) -> None:
+        self._server = server
+        self._options = options
+        self._write = uuid4().hex
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Publish the rows of one task."""
+        return publish(self._server, self._options, self._write, iterator)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Publishes micro-batches. It is made anew for each; the ids come from the checkpoint's."""
+
+    def __init__(self, server: Addresses, options: WriteOptions) -> None:
+        self._server = server
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Publish the rows of one task of one micro-batch."""
+        task = _task()
+        query = task.getLocalProperty("sql.streaming.queryId")
+        batch = task.getLocalProperty("streaming.sql.batchId")
+        if query is None or batch is None:
+            # Any other id would store everything twice after a crash.
+            raise DataSourceError("Spark does not tell which query and batch this task is of.")
+        return publish(self._server, self._options, f"{query}-{batch}", iterator)
+
+
+def publish(
+    server: Addresses, options: WriteOptions, write: str, batches: Iterator[pa.RecordBatch]
+) -> Written:
+    """Publish the rows of the task at hand. The ids of its messages begin with ``write``."""
+    partition = _task().partitionId()
+    row = 0
+    with Publisher(
+        server.urls, login=server.login, inbox_prefix=server.inbox, **asdict(options.publish)
+    ) as publisher:
+        for batch in batches:
+            messages = rows(batch, options.subject, f"{write}-{partition}", row)
+            # A call for each, so that confirmations do not pile up.
+            publisher.publish_many(messages, window=options.window)
+            row += batch.num_rows
+    return Written(row)
+
+
+def rows(batch: pa.RecordBatch, subject: str | None, task: str, first: int) -> Iterator[Outgoing]:
+    """The messages of a batch whose first row is row ``first`` of its task."""
+    data = batch.column("data").cast(pa.binary()).to_pylist()
+    beside = [_values(batch, name) for name in ("subject", "headers", "msg_id")]
+    for row, (content, own, headers, msg_id) in enumerate(zip(data, *beside, strict=True), first):
+        try:
+            yield message(f"{task}-{row}", content, own or subject, dict(headers or ()), msg_id)
+        except ValueError as error:
+            raise DataSourceError(
+                f"Row {row} of partition {_task().partitionId()} cannot be published: {error}.",
+                "Correct it and write again; rows before it are stored.",
+            ) from None
+
+
+def message(
+    place: str,
+    data: bytes | None,
+    subject: str | None,
+    headers: Mapping[str, str],
+    msg_id: str | None,
+) -> Outgoing:
+    """One row. Its id is that of ``msg_id``, of its headers, or made of its place and content."""
+    if data is None or subject is None:
+        raise ValueError(f"{'data' if data is None else 'subject'} is null")
+    if msg_id is None and MSG_ID not in headers:
+        msg_id = f"{place}-{_digest(data, subject, headers)}"
+    return Outgoing(subject, data, headers, msg_id)
+
+
+def _digest(data: bytes, subject: str, headers: Mapping[str, str]) -> str:
+    content = hashlib.blake2b(repr((subject, sorted(headers.items()))).encode(), digest_size=16)
+    content.update(data)
+    return content.hexdigest()
+
+
+def _values(batch: pa.RecordBatch, name: str) -> list[Any]:
+    if name not in batch.schema.names:
+        return [None] * batch.num_rows
+    values: list[Any] = batch.column(name).to_pylist()
+    return values
+
+
+def _task() -> TaskContext:
+    task = TaskContext.get()
+    assert task is not None
+    return task

@@ -1,0 +1,148 @@
+"""One NATS server and one Spark session for the folder; every test has streams of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+from ebbflow.datasource import register
+from ebbflow.jetstream import streams
+from ebbflow.jetstream.access import NATS_URL, embedded, linked
+from ebbflow.jetstream.addresses import Addresses
+from ebbflow.jetstream.connection import Link
+from ebbflow.spark.session import start_session, stop_session
+from tests.jetstream.securing import address
+
+_numbers = count()
+
+
+@pytest.fixture(scope="session")
+def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Link]:
+    with embedded(tmp_path_factory.mktemp("state")) as server, linked(server) as link:
+        yield link
+
+
+@pytest.fixture(scope="session")
+def server(link: Link) -> Addresses:
+    return link.server
+
+
+@pytest.fixture(scope="session")
+def url(server: Addresses) -> str:
+    """Where the server is, with the login in it."""
+    return address(server)
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory, url: str) -> Iterator[Any]:
+    """A session whose tasks are tried twice, and where the environment says where NATS is."""
+    conf = {"spark.sql.shuffle.partitions": "2"}
+    session = start_session("tests", "local[4,2]", 4, tmp_path_factory.mktemp("spark"), conf)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv(NATS_URL, url)
+        register(session)
+    yield session
+    stop_session(session)
+
+
+class Stream:
+    """A stream that a test fills and looks at."""
+
+    def __init__(self, link: Link, name: str, **config: Any) -> None:
+        self.link = link
+        self.name = name
+        self.config = {"name": name, "subjects": [f"{name}.>"], "storage": "memory"} | config
+        self.make()
+
+    def api(self, call: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        return self.link.run(streams.api(self.link.client, call, body))
+
+    def make(self) -> None:
+        self.api(f"STREAM.CREATE.{self.name}", self.config)
+
+    def remove(self) -> None:
+        self.api(f"STREAM.DELETE.{self.name}")
+
+    def publish(self, *payloads: Any, on: str = "new", headers: Any = None) -> None:
+        """Store messages; numbers and texts as one would write them."""
+        for payload in payloads:
+            data = payload if isinstance(payload, bytes) else str(payload).encode()
+            self.link.run(self._confirmed(f"{self.name}.{on}", data, headers))
+
+    async def _confirmed(self, subject: str, data: bytes, headers: Any) -> None:
+        await self.link.client.jetstream().publish(subject, data, headers=headers)
+
+    def fill(self, number: int, on: str = "new") -> None:
+        """Store so many messages fast, each with its number."""
+        self.link.run(self._filled(number, on))
+
+    async def _filled(self, number: int, on: str) -> None:
+        last = await self._last() + number
+        for one in range(number):
+            await self.link.client.publish(f"{self.name}.{on}", str(one).encode())
+            if one % 500 == 499:
+                await self.link.client.flush()
+        while await self._last() < last:
+            await asyncio.sleep(0.01)
+
+    async def _last(self) -> int:
+        state = await streams.state(self.link.client, self.name)
+        assert state is not None
+        return state.last_seq
+
+    def delete(self, *sequences: int) -> None:
+        for sequence in sequences:
+            self.api(f"STREAM.MSG.DELETE.{self.name}", {"seq": sequence})
+
+    def purge(self, before: int) -> None:
+        """Remove everything in front of a sequence, as limits do."""
+        self.api(f"STREAM.PURGE.{self.name}", {"seq": before})
+
+    @property
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = self.api(f"STREAM.INFO.{self.name}")["state"]
+        return state
+
+    @property
+    def consumers(self) -> int:
+        return int(self.state["consumer_count"])
+
+    def is_left_alone(self) -> bool:
+        """Whether all consumers go; who deletes one does not wait for it."""
+        deadline = time.monotonic() + 10
+        while self.consumers and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return self.consumers == 0
+
+    def stored(self) -> list[tuple[str, bytes, dict[str, str]]]:
+        """Subject, data and headers of all messages, one by one from the server itself."""
+        return self.link.run(self._stored())
+
+    async def _stored(self) -> list[tuple[str, bytes, dict[str, str]]]:
+        manager = self.link.client.jsm()
+        state = (await manager.stream_info(self.name)).state
+        found = []
+        for sequence in range(state.first_seq, state.last_seq + 1):
+            message = await manager.get_msg(self.name, sequence)
+            found.append((message.subject, message.data or b"", message.headers or {}))
+        return found
+
+
+@pytest.fixture
+def make(link: Link) -> Callable[..., Stream]:
+    """Makes streams that no other test uses."""
+
+    def stream(**config: Any) -> Stream:
+        return Stream(link, f"S{next(_numbers)}", **config)
+
+    return stream
+
+
+@pytest.fixture
+def stream(make: Callable[..., Stream]) -> Stream:
+    return make()

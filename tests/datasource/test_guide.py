@@ -1,0 +1,33 @@
+"""The example of the guide, run on a real server and on Spark, prints what the guide says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ebbflow.jetstream.access import NATS_URL
+from tests.datasource.conftest import Stream
+from tests.docs.pages import ROOT, Page
+
+GUIDE = Page(ROOT / "docs" / "guides" / "spark-data-source.md")
+
+
+def test_the_example_prints_what_the_guide_says(
+    spark, link, url, tmp_path, monkeypatch, capsys
+) -> None:
+    monkeypatch.setenv(NATS_URL, url)
+    orders = Stream(link, "ORDERS", subjects=["orders.*"])
+    named = Stream(link, "NAMED", subjects=["named.*"])
+    for customer, amount in ((1, 5), (2, 7), (1, 9)):
+        order = json.dumps({"customer": customer, "amount": amount}).encode()
+        link.run(link.client.jetstream().publish("orders.new", order))
+    names: dict[str, Any] = {"__name__": "named_orders"}
+    example = next(block for block in GUIDE.blocks if block.name == "named_orders.py")
+    exec(compile(example.text, "named_orders.py", "exec"), names)
+
+    names["main"](spark, str(tmp_path / "checkpoint"))
+
+    told = next(block.text for block in GUIDE.blocks if block.language == "text")
+    assert capsys.readouterr().out.strip() == told.strip()
+    for stream in (orders, named):
+        stream.remove()

@@ -1,0 +1,122 @@
+"""Offsets, ranges and limits: pure arithmetic of sequences."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from bisect import bisect_right
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ebbflow.datasource.leader import Facts
+from ebbflow.datasource.limit import limited
+from ebbflow.datasource.offsets import Offset, Range, first_behind
+from ebbflow.errors import DataLoss, DataSourceError
+
+NOW = Facts("ORDERS", "2026-01-01T00:00:00Z", first=11, last=100)
+OFFSET = Offset("ORDERS", NOW.created, began=0, sequence=50)
+WANTED = Range("ORDERS", NOW.created, None, after=50, until=60, fail_on_loss=True)
+
+
+def test_an_offset_survives_a_checkpoint():
+    assert Offset.of(json.loads(json.dumps(OFFSET.stored()))) == OFFSET
+
+
+def test_a_checkpoint_of_something_else_is_refused():
+    with pytest.raises(DataSourceError, match="The checkpoint is not one of a stream in JetStream"):
+        Offset.of({"logOffset": 3})
+
+
+@pytest.mark.parametrize(
+    ("offset", "text"),
+    [
+        (
+            replace(OFFSET, stream="BILLS"),
+            "The checkpoint is about the stream BILLS, not ORDERS. ",
+        ),
+        (
+            replace(OFFSET, created="2025-01-01T00:00:00Z"),
+            "ORDERS was deleted and made again: the stream that was read is of "
+            "2025-01-01T00:00:00Z, this one of 2026-01-01T00:00:00Z. ",
+        ),
+        (
+            replace(OFFSET, sequence=101),
+            "ORDERS ends at 100, and 101 was read before: the stream has lost its end. ",
+        ),
+    ],
+)
+def test_another_stream_than_that_of_the_checkpoint_is_refused(offset, text):
+    OFFSET.check(NOW)
+    with pytest.raises(DataSourceError) as error:
+        offset.check(NOW)
+    assert str(error.value) == text + "Start the query with a new checkpointLocation."
+
+
+def test_a_first_batch_that_is_replayed_begins_where_it_began_the_first_time():
+    first_end = Offset("ORDERS", NOW.created, began=7, sequence=20)
+    asked_again = Offset("ORDERS", NOW.created, began=90, sequence=90)
+    assert first_behind(asked_again, first_end) == 7
+    assert first_behind(first_end, first_end.moved(30)) == 20
+
+
+@settings(deadline=None, print_blob=True)
+@given(st.integers(0, 10**12), st.integers(0, 10**6), st.integers(1, 300))
+def test_the_parts_of_a_range_are_the_whole_range_and_about_the_same_length(after, length, parts):
+    whole = replace(WANTED, after=after, until=after + length)
+    found = whole.split(parts)
+    assert len(found) == min(parts, length)
+    assert [one.after for one in found] == [after, *(one.until for one in found[:-1])][: len(found)]
+    assert not found or found[-1].until == whole.until
+    lengths = {one.until - one.after for one in found}
+    assert not lengths or max(lengths) - min(lengths) <= 1
+
+
+def test_messages_that_left_the_stream_unread_are_a_loss():
+    assert WANTED.available(NOW) == WANTED
+    with pytest.raises(DataLoss) as error:
+        WANTED.available(replace(NOW, first=56))
+    assert str(error.value) == (
+        "ORDERS: messages from 51 to 55 are no longer in the stream and were not read: limits of "
+        "the stream or somebody removed them. "
+        "Set failOnDataLoss to false to go on with what is there."
+    )
+
+
+@pytest.mark.parametrize(("first", "after"), [(51, 50), (52, 51), (60, 59), (61, 60), (90, 60)])
+def test_what_is_left_is_read_if_a_loss_does_not_matter(first, after):
+    found = replace(WANTED, fail_on_loss=False).available(replace(NOW, first=first))
+    assert (found.after, found.until) == (after, 60)
+
+
+def test_nothing_can_be_lost_of_an_empty_range():
+    empty = replace(WANTED, until=50)
+    assert empty.available(replace(NOW, first=80)) == empty
+    assert empty.split(3) == []
+
+
+@settings(deadline=None, print_blob=True)
+@given(st.sets(st.integers(2, 5_000), max_size=300), st.integers(1, 400))
+def test_a_limited_batch_is_never_too_large_and_never_empty(others, most):
+    messages = sorted({1} | others)
+    asked = []
+
+    async def count(until: int) -> int:
+        asked.append(until)
+        return bisect_right(messages, until)
+
+    end = asyncio.run(limited(0, 5_000, most, count))
+    assert 1 <= bisect_right(messages, end) <= most
+    assert len(asked) <= 4
+    if len(messages) <= most:
+        assert end == 5_000
+
+
+def test_messages_that_lie_evenly_fill_a_limited_batch():
+    async def count(until: int) -> int:
+        return until // 1_000
+
+    end = asyncio.run(limited(0, 50_000_000, 400, count))
+    assert 320 <= end // 1_000 <= 400

@@ -1,0 +1,224 @@
+"""Options are checked when a read or write is made; what is wrong is told in a sentence."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from pyspark.sql.datasource import CaseInsensitiveDict
+from pyspark.sql.types import StringType, StructField, StructType
+
+from ebbflow.datasource import JetStreamDataSource
+from ebbflow.datasource.columns import READ
+from ebbflow.datasource.options import READ_OPTIONS, WRITE_OPTIONS, ReadOptions, WriteOptions
+from ebbflow.errors import DataSourceError
+from ebbflow.jetstream.access import NATS_URL
+
+URL = {"url": "nats://localhost:4222"}
+DATA = StructType([StructField("data", StringType())])
+
+
+@pytest.fixture(autouse=True)
+def _no_server_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(NATS_URL, raising=False)
+
+
+def source(**options: Any) -> JetStreamDataSource:
+    """As Spark makes it: names without case, values as text."""
+    return JetStreamDataSource(CaseInsensitiveDict({n: str(v) for n, v in options.items()}))
+
+
+def refused(make: Any) -> str:
+    with pytest.raises(DataSourceError) as error:
+        make()
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "Option stream is missing. Write the name of the stream."),
+        (
+            {"stream": "orders.*"},
+            "Option stream is 'orders.*'. "
+            "Write the name of a stream; a filter belongs in the option subject.",
+        ),
+        (
+            {"subject": "a..b"},
+            "Option subject is 'a..b'. "
+            "Write names joined by dots, such as orders.new, orders.* or orders.>.",
+        ),
+        (
+            {"startingSequence": "first"},
+            "Option startingSequence is 'first'. Write earliest, latest or a whole number from 1.",
+        ),
+        (
+            {"startingSequence": 0},
+            "Option startingSequence is '0'. Write earliest, latest or a whole number from 1.",
+        ),
+        (
+            {"endingSequence": "earliest"},
+            "Option endingSequence is 'earliest'. Write latest or a whole number from 1.",
+        ),
+        (
+            {"startingTime": "2026-01-31 12:00:00"},
+            "Option startingTime is '2026-01-31 12:00:00'. "
+            "Write a time with its zone, such as 2026-01-31T12:00:00Z.",
+        ),
+        (
+            {"startingTime": "2026-01-31T12:00:00Z", "startingSequence": "latest"},
+            "Options startingSequence and startingTime both say where to begin. "
+            "Leave one of them out.",
+        ),
+        ({"partitions": "2.0"}, "Option partitions is '2.0'. Write a whole number from 1."),
+        (
+            {"maxMessagesPerBatch": "-1"},
+            "Option maxMessagesPerBatch is '-1'. Write a whole number from 1.",
+        ),
+        ({"failOnDataLoss": "no"}, "Option failOnDataLoss is 'no'. Write true or false."),
+        ({"ackWait": "5s"}, "Option ackWait is for writing. Leave it out."),
+    ],
+)
+def test_a_read_option_that_makes_no_sense_is_refused_by_load(options, text):
+    options = {"stream": "S"} | options if options else {}
+    assert refused(source(**URL, **options).schema) == text
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            {"startingSequence": "latest"},
+            "Option startingSequence is 'latest', and no message comes after it in a batch. "
+            "Write 'earliest' or a number, or use readStream.",
+        ),
+        (
+            {"maxMessagesPerBatch": "5"},
+            "Option maxMessagesPerBatch is for streams; a batch reads everything. "
+            "Leave it out, or set endingSequence.",
+        ),
+        (
+            {"startingSequence": "7", "endingSequence": "6"},
+            "Option startingSequence is 7, behind endingSequence 6. "
+            "Write a number that is not behind it.",
+        ),
+    ],
+)
+def test_an_option_that_no_batch_can_have_is_refused(options, text):
+    assert refused(lambda: source(**URL, stream="S", **options).reader(READ)) == text
+
+
+def test_a_stream_has_no_ending_sequence():
+    made = source(**URL, stream="S", endingSequence=9)
+    assert refused(lambda: made.streamReader(READ)) == (
+        "Option endingSequence is for batches; a stream has no end. "
+        "Leave it out, or use read in place of readStream."
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            {"subject": "orders.*"},
+            "Option subject is 'orders.*'. Write names joined by dots, without spaces, * or >.",
+        ),
+        (
+            {"retryWait": "250"},
+            "Option retryWait is '250'. Write a duration above 0, such as 250ms, 5s or 1m30s.",
+        ),
+        (
+            {"ackWait": "0s"},
+            "Option ackWait is '0s'. Write a duration above 0, such as 250ms, 5s or 1m30s.",
+        ),
+        (
+            {"retryAttempts": "-2"},
+            "Option retryAttempts is '-2'. "
+            "Write a whole number from 0, or -1 to go on until ackWait is over.",
+        ),
+        ({"waitForRoom": "1"}, "Option waitForRoom is '1'. Write true or false."),
+        ({"window": "0"}, "Option window is '0'. Write a whole number from 1."),
+        ({"partitions": "2"}, "Option partitions is for reading. Leave it out."),
+    ],
+)
+def test_a_write_option_that_makes_no_sense_is_refused(options, text):
+    made = source(**URL, **{"subject": "s"} | options)
+    assert refused(lambda: made.writer(DATA, False)) == text
+    assert refused(lambda: made.streamWriter(DATA, False)) == text
+
+
+def test_an_unknown_option_is_refused_with_the_nearest_name():
+    assert refused(lambda: source(**URL, strem="S")) == (
+        "There is no option 'strem'; did you mean 'stream'?"
+    )
+    assert refused(lambda: source(**URL, colour="blue")).startswith(
+        "There is no option 'colour'; there are stream, url, subject, "
+    )
+    assert refused(lambda: source(**URL, path="/orders")) == (
+        "There is no path: streams have names. Call load(), save() and start() without."
+    )
+
+
+def test_the_options_that_spark_adds_by_itself_are_accepted():
+    source(**URL, checkpointLocation="/tmp/x", queryName="q", asyncProgressTrackingEnabled="true")
+
+
+def test_names_and_words_are_told_apart_as_spark_does_it():
+    given = CaseInsensitiveDict({"STREAM": "S", "failondataloss": "FALSE"})
+    assert ReadOptions.of(given).fail_on_loss is False
+
+
+def test_without_a_url_anywhere_it_is_said_what_to_set():
+    assert refused(lambda: source(stream="S")) == (
+        "It is not said where NATS is. "
+        "Set EBBFLOW_NATS_URL before register(spark) is called, or the option url."
+    )
+
+
+def test_a_url_that_is_none_is_refused_without_repeating_its_password():
+    assert refused(lambda: source(url="http://me:secret@nats", stream="S")) == (
+        "'nats' is not a NATS URL; write for example nats://localhost:4222. "
+        "Correct the option url or EBBFLOW_NATS_URL."
+    )
+
+
+def test_the_environment_says_where_nats_is_and_the_option_comes_first(monkeypatch):
+    monkeypatch.setenv(NATS_URL, "nats://one:4222,nats://two:4222")
+    assert source()._server.urls == ("nats://one:4222", "nats://two:4222")
+    assert source(**URL)._server.urls == ("nats://localhost:4222",)
+
+
+def test_the_login_of_the_environment_is_taken_along(monkeypatch):
+    monkeypatch.setenv("EBBFLOW_NATS_USER", "me")
+    monkeypatch.setenv("EBBFLOW_NATS_PASSWORD", "secret")
+    assert source(**URL)._server.login.password == "secret"
+
+
+def test_options_are_what_was_written():
+    read = ReadOptions.of(
+        {
+            "stream": "S",
+            "subject": "a.*.>",
+            "startingtime": "2026-01-31T12:00:00+01:00",
+            "partitions": "3",
+        }
+    )
+    assert read.start == datetime(2026, 1, 31, 11, tzinfo=UTC)
+    assert (read.subject, read.partitions, read.end, read.most) == ("a.*.>", 3, None, None)
+    write = WriteOptions.of({"retrywait": "50ms", "retryattempts": "3", "ackwait": "1m"})
+    assert (write.publish.retry_wait, write.publish.retry_attempts) == (0.05, 3)
+    assert write.publish.ack_wait == 60
+
+
+def test_what_the_reference_says_are_the_defaults_are_the_defaults():
+    told = {one.name: one.default.strip("`") for one in (*READ_OPTIONS, *WRITE_OPTIONS)}
+    read, write = ReadOptions.of({"stream": "S"}), WriteOptions.of({})
+    assert told["startingSequence"] == read.start
+    assert told["partitions"] == str(read.partitions)
+    assert told["failOnDataLoss"] == str(read.fail_on_loss).lower()
+    assert told["retryWait"] == f"{write.publish.retry_wait * 1000:.0f}ms"
+    assert told["retryAttempts"] == str(write.publish.retry_attempts)
+    assert told["ackWait"] == f"{write.publish.ack_wait:.0f}s"
+    assert told["waitForRoom"] == str(write.publish.wait_for_room).lower()
+    assert told["window"] == str(write.window)

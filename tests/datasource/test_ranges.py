@@ -1,0 +1,274 @@
+"""Reading a range from a real server: everything in it that exists, or an error."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebbflow.datasource import leader, pull, ranges
+from ebbflow.datasource.leader import Leader
+from ebbflow.datasource.offsets import Range
+from ebbflow.errors import DataLoss, DataSourceError, Unavailable
+from ebbflow.jetstream.access import embedded, linked
+from ebbflow.jetstream.connection import Link
+from tests.cluster.cluster import thread_states, until
+from tests.datasource.conftest import Stream
+
+
+def whole(stream: Stream, **changes: Any) -> Range:
+    """Everything that is in the stream now."""
+    now = stream.link.run(Leader(stream.link.client, stream.name).facts())
+    wanted = Range(now.stream, now.created, None, now.first - 1, now.last, fail_on_loss=True)
+    return replace(wanted, **changes)
+
+
+def sequences(stream: Stream, wanted: Range) -> list[int]:
+    batches = ranges.read(stream.link.server, wanted)
+    return [one for batch in batches for one in batch.column("sequence").to_pylist()]
+
+
+def test_every_message_comes_once_and_in_order_over_many_blocks(stream):
+    stream.fill(50_000)
+    assert sequences(stream, whole(stream)) == list(range(1, 50_001))
+
+
+def test_a_part_is_read_and_nothing_beside_it(stream):
+    stream.fill(100)
+    assert sequences(stream, whole(stream, after=20, until=35)) == list(range(21, 36))
+
+
+def test_deleted_messages_are_gone_wherever_they_were(stream):
+    stream.fill(20)
+    stream.delete(5, 6, 11, 19, 20)
+    left = [n for n in range(1, 19) if n not in (5, 6, 11)]
+    assert sequences(stream, whole(stream)) == left
+
+
+def test_only_subjects_that_match_are_read(stream):
+    for name in ("a.1", "b.1", "a.2", "b.2", "a.1"):
+        stream.publish("x", on=name)
+    assert sequences(stream, whole(stream, subject=f"{stream.name}.a.*")) == [1, 3, 5]
+    assert sequences(stream, whole(stream, subject=f"{stream.name}.b.2")) == [4]
+    assert sequences(stream, whole(stream, subject=f"{stream.name}.c")) == []
+
+
+def test_what_matches_behind_the_range_is_not_read(stream):
+    for name in ("a", "b", "b", "a", "a"):
+        stream.publish("x", on=name)
+    assert sequences(stream, whole(stream, until=3, subject=f"{stream.name}.a")) == [1]
+
+
+def test_the_columns_are_what_was_published(stream):
+    stream.publish(b"\x00\xff", on="bytes", headers={"k": "v", "Status": "404"})
+    stream.publish("", on="nothing")
+    (batch,) = ranges.read(stream.link.server, whole(stream))
+    first, second = batch.to_pylist()
+    assert first["subject"] == f"{stream.name}.bytes"
+    assert first["data"] == b"\x00\xff"
+    assert dict(first["headers"]) == {"k": "v", "Status": "404"}
+    assert (second["data"], second["headers"]) == (b"", [])
+    # Spark's timestamps have no more than microseconds.
+    assert first["time"].isoformat()[:26] == stream.state["first_ts"][:26]
+
+
+def test_a_block_is_bounded_by_its_bytes_and_one_larger_message_still_comes(stream, monkeypatch):
+    monkeypatch.setattr(ranges, "_BLOCK_BYTES", 10_000)
+    stream.publish(*(b"x" * 3_000 for _ in range(9)), b"x" * 300_000, b"x")
+    batches = list(ranges.read(stream.link.server, whole(stream)))
+    assert [batch.num_rows for batch in batches][:3] == [3, 3, 3]
+    assert [len(one) for batch in batches for one in batch.column("data").to_pylist()] == [
+        *[3_000] * 9,
+        300_000,
+        1,
+    ]
+
+
+def test_a_range_that_is_ahead_of_whoever_answers_is_waited_for(stream):
+    """So it is where a replica lags behind the leader that told the end of the range."""
+    stream.fill(10)
+    ahead = whole(stream, until=13)
+    timer = threading.Timer(0.5, lambda: stream.fill(3))
+    timer.start()
+    try:
+        assert sequences(stream, ahead) == list(range(1, 14))
+    finally:
+        timer.join()
+
+
+def test_a_range_whose_end_does_not_come_is_an_error_and_not_a_shorter_range(stream, monkeypatch):
+    monkeypatch.setattr(ranges, "PATIENCE", 0.5)
+    stream.fill(10)
+    with pytest.raises(DataSourceError) as error:
+        sequences(stream, whole(stream, until=13))
+    assert str(error.value) == (
+        f"{stream.name}: messages behind 10 up to 13 did not come within 0 s. "
+        "Check the servers of the stream; the same range can be read again."
+    )
+
+
+@pytest.fixture
+def blocks(link: Link, monkeypatch: pytest.MonkeyPatch) -> Callable[[Range], Iterator[list[int]]]:
+    """The sequences of a range, in blocks of ten, so that something can happen in between."""
+    monkeypatch.setattr(ranges, "_FIRST_BLOCK", 10)
+    monkeypatch.setattr(ranges, "_LARGEST_BLOCK", 10)
+
+    def read(wanted: Range) -> Iterator[list[int]]:
+        for batch in ranges.read(link.server, wanted):
+            yield batch.column("sequence").to_pylist()
+
+    return read
+
+
+def test_another_consumer_goes_on_where_one_was_deleted(stream, blocks):
+    stream.fill(35)
+    reading = blocks(whole(stream))
+    found = next(reading)
+    (consumer,) = stream.api(f"CONSUMER.NAMES.{stream.name}")["consumers"]
+    stream.api(f"CONSUMER.DELETE.{stream.name}.{consumer}")
+    for block in reading:
+        found += block
+    assert found == list(range(1, 36))
+
+
+async def take_one(stream: Stream, consumer: str) -> None:
+    other = await stream.link.client.jetstream().pull_subscribe_bind(consumer, stream.name)
+    assert len(await other.fetch(1)) == 1
+    await other.unsubscribe()
+
+
+def test_a_message_that_was_lost_on_the_way_is_fetched_again(stream, blocks):
+    stream.fill(35)
+    reading = blocks(whole(stream))
+    found = next(reading)
+    (consumer,) = stream.api(f"CONSUMER.NAMES.{stream.name}")["consumers"]
+    # Somebody else takes a message from this consumer, which then is missing here.
+    stream.link.run(take_one(stream, consumer))
+    for block in reading:
+        found += block
+    assert found == list(range(1, 36))
+
+
+def test_messages_that_leave_the_stream_before_they_are_read_are_a_loss(stream, blocks):
+    stream.fill(40)
+    reading = blocks(whole(stream))
+    assert next(reading) == list(range(1, 11))
+    stream.purge(before=16)
+    with pytest.raises(DataLoss, match="messages from 11 to 15 are no longer in the stream"):
+        next(reading)
+
+
+def test_all_of_the_rest_leaving_the_stream_is_a_loss_too(stream, blocks):
+    stream.fill(40)
+    reading = blocks(whole(stream))
+    next(reading)
+    stream.purge(before=41)
+    with pytest.raises(DataLoss, match="messages from 11 to 40 are no longer in the stream"):
+        next(reading)
+
+
+def test_a_loss_that_does_not_matter_is_passed_over(stream, blocks):
+    stream.fill(40)
+    reading = blocks(whole(stream, fail_on_loss=False))
+    next(reading)
+    stream.purge(before=35)
+    assert [one for block in reading for one in block] == list(range(35, 41))
+
+
+def test_a_purge_behind_the_reader_is_no_loss(stream, blocks):
+    stream.fill(40)
+    stream.delete(22)
+    reading = blocks(whole(stream))
+    found = next(reading) + next(reading)
+    stream.purge(before=21)
+    for block in reading:
+        found += block
+    assert found == [n for n in range(1, 41) if n != 22]
+
+
+def test_a_stream_that_was_made_again_in_between_is_refused(stream):
+    stream.fill(10)
+    wanted = whole(stream)
+    stream.remove()
+    stream.make()
+    stream.fill(20)
+    with pytest.raises(DataSourceError, match=f"{stream.name} was deleted and made again"):
+        sequences(stream, wanted)
+
+
+def test_no_consumer_is_left_behind_when_reading_ends_early(stream, blocks):
+    stream.fill(40)
+    reading = blocks(whole(stream))
+    next(reading)
+    assert stream.consumers == 1
+    reading.close()
+    assert stream.is_left_alone()
+
+
+@pytest.mark.parametrize("config", [{"allow_direct": False}, {"retention": "interest"}])
+def test_streams_without_direct_reads_or_with_interest_can_be_read(make, config):
+    stream = make(**config)
+    durable = {"durable_name": "d", "ack_policy": "explicit"}
+    request = {"stream_name": stream.name, "config": durable}
+    stream.api(f"CONSUMER.DURABLE.CREATE.{stream.name}.d", request)
+    stream.fill(30)
+    assert sequences(stream, whole(stream)) == list(range(1, 31))
+    assert stream.state["messages"] == 30
+
+
+def test_a_work_queue_is_refused(make):
+    stream = make(retention="workqueue")
+    with pytest.raises(DataSourceError) as error:
+        whole(stream)
+    assert str(error.value) == (
+        f"{stream.name} is a work queue: its messages are for its own consumer only. "
+        "Read a stream that keeps messages by limits; it may have this one as a source."
+    )
+
+
+def test_a_stream_that_there_is_not_is_named(link):
+    with pytest.raises(DataSourceError) as error:
+        link.run(Leader(link.client, "NOBODY").facts())
+    assert str(error.value) == ("There is no stream NOBODY. Make it, or correct the option stream.")
+
+
+@pytest.fixture
+def fragile(tmp_path: Path) -> Iterator[Stream]:
+    """A stream on a server of its own, which is started again when it is killed."""
+    with embedded(tmp_path) as server, linked(server) as link:
+        yield Stream(link, "FRAGILE", storage="file")
+
+
+@pytest.fixture
+def pid(fragile: Stream, tmp_path: Path) -> int:
+    return int((tmp_path / "nats" / "pid").read_text())
+
+
+def test_a_server_that_does_not_answer_is_reported(fragile, pid, monkeypatch):
+    monkeypatch.setattr(leader, "PATIENCE", 0.5)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        until(lambda: set(thread_states(pid)) == {"T"})
+        with pytest.raises(Unavailable, match=r"carry out STREAM.INFO.FRAGILE within 0.5 s"):
+            fragile.link.run(Leader(fragile.link.client, "FRAGILE").facts())
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_server_that_was_killed_and_is_back_is_read_on(fragile, pid, monkeypatch):
+    monkeypatch.setattr(pull, "_SILENCE", 0.3)
+    for name in ("_FIRST_BLOCK", "_LARGEST_BLOCK"):
+        monkeypatch.setattr(ranges, name, 10)
+    fragile.fill(35)
+    reading = ranges.read(fragile.link.server, whole(fragile))
+    found = next(reading).column("sequence").to_pylist()
+    os.kill(pid, signal.SIGKILL)
+    for batch in reading:
+        found += batch.column("sequence").to_pylist()
+    assert found == list(range(1, 36))

@@ -1,0 +1,228 @@
+"""``df.write`` and ``df.writeStream`` in the format ``jetstream``: every row stored, and once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql.datasource import CaseInsensitiveDict
+from pyspark.sql.types import StructType
+
+from ebbflow.datasource import JetStreamDataSource
+from ebbflow.datasource.writer import message, rows
+from ebbflow.errors import DataSourceError
+from tests.datasource.conftest import Stream
+
+
+def save(frame: Any, mode: str = "append", **options: Any) -> None:
+    frame.write.format("jetstream").mode(mode).options(**options).save()
+
+
+def failure(call: Any, *arguments: Any, **options: Any) -> str:
+    with pytest.raises(PySparkException) as error:
+        call(*arguments, **options)
+    return str(error.value)
+
+
+# --- batches --------------------------------------------------------------------------------------
+
+
+def test_rows_are_stored_with_their_subjects_headers_and_ids(spark, stream):
+    frame = spark.createDataFrame(
+        [
+            (b"\x00\xff", f"{stream.name}.a", {"k": "v"}, "one"),
+            (b"", None, None, None),
+            (b"again", f"{stream.name}.b", {}, "one"),
+        ],
+        "data binary, subject string, headers map<string,string>, msg_id string",
+    )
+    save(frame.coalesce(1), subject=f"{stream.name}.default")
+    (first, second) = stream.stored()
+    assert first == (f"{stream.name}.a", b"\x00\xff", {"k": "v", "Nats-Msg-Id": "one"})
+    assert second[:2] == (f"{stream.name}.default", b"")
+    assert set(second[2]) == {"Nats-Msg-Id"}
+
+
+def test_what_was_read_can_be_written_and_a_write_of_the_same_rows_is_another_write(
+    spark, stream, make
+):
+    stream.fill(30)
+    copy = make()
+    frame = spark.read.format("jetstream").options(stream=stream.name, partitions=3).load()
+    for _ in range(2):
+        save(frame.selectExpr("string(data) data", "headers"), subject=f"{copy.name}.x")
+    assert Counter(data for _, data, _ in copy.stored()) == {b"%d" % n: 2 for n in range(30)}
+
+
+def test_a_task_that_is_tried_again_stores_nothing_twice(spark, stream):
+    def spoiled(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The last row of the first attempt cannot be published; those before it have been."""
+        attempt = TaskContext.get().attemptNumber()
+        for batch in batches:
+            numbers = batch.column("id").to_pylist()
+            names = ["not a subject" if n == 59 and attempt == 0 else "s" for n in numbers]
+            data = [f"{n}".encode() for n in numbers]
+            subjects = [name if " " in name else f"{stream_name}.{name}" for name in names]
+            yield pa.record_batch({"data": data, "subject": subjects})
+
+    stream_name = stream.name
+    frame = spark.range(60).coalesce(1).mapInArrow(spoiled, "data binary, subject string")
+    save(frame)
+    assert [int(data) for _, data, _ in stream.stored()] == list(range(60))
+
+
+def test_a_row_that_cannot_be_published_is_named(spark, stream):
+    frame = spark.range(3).selectExpr("if(id = 1, null, string(id)) data").coalesce(1)
+    told = failure(save, frame, subject=f"{stream.name}.x")
+    assert (
+        "Row 1 of partition 0 cannot be published: data is null. "
+        "Correct it and write again; rows before it are stored."
+    ) in told
+
+
+def test_a_subject_without_a_stream_is_reported_when_the_wait_is_over(spark):
+    frame = spark.range(1).selectExpr("string(id) data")
+    told = failure(save, frame, subject="nobody.listens", ackWait="300ms", retryWait="100ms")
+    assert "nobody.listens: no confirmation before the deadline after 3 attempts" in told
+
+
+def test_wrong_columns_and_overwriting_are_refused_before_anything_is_written(spark, stream):
+    frame = spark.range(3).selectExpr("string(id) data", "id as number")
+    told = failure(save, frame, subject=f"{stream.name}.x")
+    assert "Column number cannot be published. Drop or rename it; there are data, subject, " in told
+    told = failure(save, frame.select("data"), mode="overwrite", subject=f"{stream.name}.x")
+    assert 'A stream cannot be overwritten, only added to. Write mode("append").' in told
+    assert stream.state["messages"] == 0
+
+
+# --- streams --------------------------------------------------------------------------------------
+
+
+class Copy:
+    """A query that copies a stream to another, as often as it is run."""
+
+    def __init__(self, spark: Any, source: Stream, target: Stream, checkpoint: Path) -> None:
+        self.spark = spark
+        self.source = source
+        self.target = target
+        self.checkpoint = checkpoint
+
+    def run(self, *columns: str, **options: Any) -> None:
+        reader = self.spark.readStream.format("jetstream").options(stream=self.source.name)
+        frame = reader.options(partitions=2, maxMessagesPerBatch=10).load()
+        writer = frame.selectExpr(*columns or ("data",)).writeStream.format("jetstream")
+        writer = writer.options(subject=f"{self.target.name}.x", **options)
+        writer = writer.option("checkpointLocation", str(self.checkpoint))
+        query = writer.trigger(availableNow=True).start()
+        try:
+            assert query.awaitTermination(120)
+        finally:
+            query.stop()
+
+    def forget_the_last_commit(self) -> None:
+        """As if the query had died after the write of a batch and before its commit."""
+        commits = self.checkpoint / "commits"
+        last = max(int(file.name) for file in commits.iterdir() if file.name.isdigit())
+        for file in (f"{last}", f".{last}.crc"):
+            (commits / file).unlink()
+
+    def numbers(self) -> list[int]:
+        return sorted(int(data) for _, data, _ in self.target.stored())
+
+
+@pytest.fixture
+def copy(spark: Any, stream: Stream, make: Any, tmp_path: Path) -> Copy:
+    return Copy(spark, stream, make(), tmp_path / "checkpoint")
+
+
+def test_a_replayed_batch_is_stored_once_and_what_came_out_differently_as_well(copy, stream):
+    stream.fill(15)
+    copy.run()
+    assert copy.numbers() == list(range(15))
+    copy.forget_the_last_commit()
+    copy.run()
+    assert copy.numbers() == list(range(15))
+    copy.forget_the_last_commit()
+    copy.run("if(sequence > 12, string(sequence + 87), string(data)) data")
+    assert copy.numbers() == [*range(15), 100, 101, 102]
+
+
+# --- without Spark --------------------------------------------------------------------------------
+
+
+def source(**options: str) -> JetStreamDataSource:
+    return JetStreamDataSource(CaseInsensitiveDict({"url": "nats://localhost", **options}))
+
+
+def refused(call: Any, columns: str = "data string", overwrite: bool = False) -> str:
+    with pytest.raises(DataSourceError) as error:
+        call(StructType.fromDDL(columns), overwrite)
+    return str(error.value)
+
+
+def test_nothing_can_be_overwritten():
+    writers = source(subject="s")
+    told = "A stream cannot be overwritten, only added to. "
+    assert refused(writers.writer, overwrite=True) == told + 'Write mode("append").'
+    assert refused(writers.streamWriter, overwrite=True) == (
+        told + 'Write outputMode("append") or outputMode("update").'
+    )
+
+
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [
+        ("data int", "Column data is int, and has to be binary or string. Cast it."),
+        (
+            "data string, headers map<string,int>",
+            "Column headers is map<string,int>, and has to be map<string,string>. Cast it.",
+        ),
+        ("data string, msg_id int", "Column msg_id is int, and has to be string. Cast it."),
+        (
+            "data string, subjct string",
+            "Column subjct cannot be published. Drop or rename it; did you mean 'subject'?",
+        ),
+        (
+            "subject string",
+            "There is no column data. Name the column with what is to be published data.",
+        ),
+        (
+            "data string",
+            "It is not said which subject to publish to. "
+            "Set the option subject, or add a column subject.",
+        ),
+    ],
+)
+def test_columns_that_cannot_be_published_are_refused(columns, text):
+    assert refused(source().writer, columns) == refused(source().streamWriter, columns) == text
+
+
+def test_an_id_is_the_same_for_the_same_row_and_another_for_anything_else():
+    first = message("q-1-0-7", b"data", "s", {"k": "v"}, None).msg_id
+    assert message("q-1-0-7", b"data", "s", {"k": "v"}, None).msg_id == first
+    others = [
+        message("q-1-0-8", b"data", "s", {"k": "v"}, None),
+        message("q-2-0-7", b"data", "s", {"k": "v"}, None),
+        message("q-1-0-7", b"other", "s", {"k": "v"}, None),
+        message("q-1-0-7", b"data", "t", {"k": "v"}, None),
+        message("q-1-0-7", b"data", "s", {"k": "w"}, None),
+        message("q-1-0-7", b"data", "s", {}, None),
+    ]
+    assert len({first, *(one.msg_id for one in others)}) == 7
+
+
+def test_an_id_of_the_users_own_is_kept():
+    assert message("q", b"", "s", {}, "mine").msg_id == "mine"
+    assert message("q", b"", "s", {"Nats-Msg-Id": "theirs"}, None).msg_id == "theirs"
+
+
+def test_rows_are_numbered_over_all_batches_of_a_task():
+    batch = pa.record_batch({"data": ["a", "b"]})
+    ids = [one.msg_id or "" for one in rows(batch, "s", "write-3", 10_000)]
+    assert [one.rpartition("-")[0] for one in ids] == ["write-3-10000", "write-3-10001"]
