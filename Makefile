@@ -25,7 +25,7 @@ cluster: setup ## Run three NATS nodes on this machine until Ctrl-C (see docs/gu
 	@$(BIN)/python -m examples.cluster.start
 
 test: setup ## Run all tests (make test ARGS="-k nack" for some)
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
 
 lint: setup ## Check style
 	$(BIN)/ruff check .
@@ -41,6 +41,7 @@ chaos: setup ## Kill pipelines and NATS nodes with -9 and count what arrives (SE
 	$(BIN)/python -m tests.chaos.kill_and_restart --kills 20 --messages 50000 $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.chaos.kill_and_restart --kills 5 --messages 10000 --form mono $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.chaos.http_kill --messages 200000 --kills 10 $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.chaos.kafka_kill --records 100000 --kills 2 $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.chaos.kill_nodes --messages 100000 --every 5 $(if $(SEED),--seed $(SEED))
 
 clean: ## Remove what setup and runs have left

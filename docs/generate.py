@@ -9,13 +9,15 @@ uses: the lint codes, the models of the spec, the commands, the counters, the pu
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
-from types import NoneType, UnionType
+from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -23,19 +25,29 @@ from pydantic.fields import FieldInfo
 from typer.main import get_command
 
 import ebbflow
+import ebbflow.testing
 from ebbflow.cli.main import app
 from ebbflow.cli.run import EXIT_CODES
 from ebbflow.core.letter import PREFIX, Letter
+from ebbflow.datasource.columns import READ, WRITTEN
+from ebbflow.datasource.options import READ_OPTIONS, WRITE_OPTIONS, Option
 from ebbflow.jetstream.publisher import Tally
 from ebbflow.options import DEFAULT_ON_ERROR, Backoff
 from ebbflow.outcome import COUNTERS
 from ebbflow.spark.run import RunOptions, Summary
 from ebbflow.spec import fields as kinds
 from ebbflow.spec import sections
+from ebbflow.spec.connectors import http as http_fields
+from ebbflow.spec.connectors import jetstream as jetstream_fields
+from ebbflow.spec.connectors import kafka as kafka_fields
+from ebbflow.spec.connectors import nats as nats_fields
+from ebbflow.spec.connectors.secret import SecretRef
+from ebbflow.spec.connectors.tls import Tls
 from ebbflow.spec.kubernetes import MONOVERTEX_NO_EFFECT, NO_EFFECT
 from ebbflow.spec.model import EffectiveLimits, MonoVertexSpec, PipelineSpec
 from ebbflow.spec.problem import CODES
 from ebbflow.spec.support import ANY, KINDS_NOT_YET, NOT_YET
+from ebbflow.testing.conformance import SINK_RULES, SOURCE_RULES
 
 REFERENCE = Path(__file__).parent / "reference"
 MADE = "<!-- Made from the code by docs/generate.py; change the code and run that. -->\n"
@@ -70,6 +82,7 @@ OPTION_MEANING = {
     "master": "a Spark master; this machine if left out",
     "state": "folder of the embedded server's data and of the logs",
     "nats": "URL of a NATS server of your own; `EBBFLOW_NATS_URL` says the same",
+    "login": "how to log in there, as a `Login`; the `EBBFLOW_NATS_` variables if left out",
     "nats_port": "port of the embedded server; 0 picks a free one",
     "durable": "the embedded server syncs every write to disk",
     "fresh": "forget all earlier runs of this pipeline, dead letters too",
@@ -96,7 +109,9 @@ def pages() -> dict[str, str]:
         "spec.md": spec(),
         "commands.md": commands(),
         "python.md": python(),
+        "testing.md": testing(),
         "counters.md": counters(),
+        "data-source.md": data_source(),
     }
     return {
         name: re.sub(r"\n{3,}", "\n\n", f"{MADE}\n{text.strip()}\n") for name, text in made.items()
@@ -113,7 +128,9 @@ Made from the code.
 - [Lint codes](lint-codes.md): what each code means
 - [Commands](commands.md): options and exit codes
 - [Python](python.md): every public name
+- [Testing](testing.md): what `ebbflow.testing` has, and the rules for connectors
 - [Counters](counters.md): the summary of a run, the facts of a dead letter
+- [Data source](data-source.md): the options of `format("jetstream")` in Spark
 """
 
 
@@ -154,6 +171,13 @@ def spec() -> str:
             ),
             "## Retry strategy",
             table(columns, spec_fields(sections.RetryStrategy, "retryStrategy.", {}, {})),
+            "## Secrets",
+            "A secret is not in a spec. What is there is where to read it when the pipeline is "
+            "started: one of these.",
+            table(columns, spec_fields(SecretRef, "", {}, {})),
+            "## TLS",
+            "How a connector knows the other side, and is known to it. All in PEM form.",
+            table(columns, spec_fields(Tls, "tls.", {}, FOLDED)),
             "## Limits",
             "The limits of a vertex come before those of the pipeline. Where neither says "
             f"anything: {effective_limits()}. If `readBatchSize` is set and `concurrency` is not, "
@@ -207,7 +231,17 @@ FOLDED: dict[type[BaseModel], tuple[str, str]] = {
         "retries of what user code reports as failed",
     ),
     sections.OnErrorBackoff: ("[back-off](#back-off)", "redeliveries after an exception"),
-    sections.SinkTarget: ("`log`, `blackhole` or `udsink`, as in `sink`", "another sink"),
+    sections.SinkTarget: ("any kind of sink, as in `sink`", "another sink"),
+    SecretRef: ("[secret](#secrets)", "a secret"),
+    Tls: ("[TLS](#tls)", "whom to trust, and the client's own certificate"),
+    nats_fields.Auth: (
+        "`basic` with `user` and `password`, `token`, `nkey` or `creds`; each a [secret](#secrets)",
+        "how to log in",
+    ),
+    kafka_fields.SaslUser: (
+        "`userSecret` and `passwordSecret`, each a [secret](#secrets)",
+        "who logs in by this mechanism",
+    ),
 }
 AS_ABOVE: dict[type[BaseModel], tuple[str, str]] = {
     sections.Source: ("as `spec.vertices[].source` above", "where messages come from; required"),
@@ -233,7 +267,7 @@ def spec_fields(
             yield f"`{path}`", value_text(field), default_text(field), meaning(path)
         elif inside in folded:
             value, text = folded[inside]
-            yield f"`{path}`", value, "none", FIELD_MEANING.get(str(field.alias), text)
+            yield f"`{path}`", value, required_text(field), meaning(path, text)
         elif inside.model_fields:
             yield from spec_fields(inside, f"{path}{'[]' * listed}.", ignored, folded)
         else:
@@ -255,6 +289,80 @@ FIELD_MEANING = {
     "messages": "end after so many",
     "container": "not run; `python` is needed beside it",
     "python": "the function or class, found beside the file or on the Python path",
+    "env": "the variable of the environment that holds it",
+    "file": "the file that holds it",
+    "insecureSkipVerify": "only `false`: certificates are always checked",
+    "caCertSecret": "the authorities to trust; left out, those that this machine trusts",
+    "certSecret": "the certificate",
+    "keySecret": "its key",
+    "http.host": "where to listen; beyond this machine a token is needed",
+    "ports.http": "the port, without `tls`; left out, 8080",
+    "ports.https": "the port, with `tls`; left out, 8443",
+    "auth.token": "the bearer token",
+    "http.readTimeout": "how long a request may take to arrive",
+    "http.ackWait": "how long to wait for JetStream to confirm that it is stored",
+    "http.maxInFlight": "the most requests that are read and stored at the same time",
+    "http.service": "without effect",
+    "http.url": "where to send messages to",
+    "http.method": "how",
+    "http.headers": "headers of each request; no secrets",
+    "basic.user": "the user",
+    "basic.password": "the password",
+    "http.timeout": "how long to wait for an answer",
+    "http.concurrency": "the most requests at the same time",
+    "batch.format": "the messages of a request as lines or as an array",
+    "batch.size": "the most messages in a request",
+    "batch.maxBytes": "about the most bytes in a request",
+    "file.path": "the file; `{pipeline}`, `{vertex}` and `{partition}` stand for what they name",
+    "file.format": "the value of each message as a line, or all of it as a line of JSON",
+    "file.maxBytes": "the size at which a file is set aside and a new one begun",
+    "jetstream.url": "the NATS server, or several with commas in between; never the pipeline's own "
+    "unless it says so",
+    "nats.url": "as `jetstream.url`",
+    "jetstream.stream": "the stream to read",
+    "jetstream.consumer": "its durable consumer, made if it is missing; left out, "
+    "`ebbflow-<pipeline>-<vertex>`",
+    "jetstream.deliverPolicy": "where a consumer begins that is made: `all`, `new`, `last`, "
+    "`last_per_subject`, `by_start_sequence NUMBER` or `by_start_time MILLISECONDS`; left out, "
+    "`all`, or as the consumer has it",
+    "jetstream.filterSubjects": "read only these subjects; left out, all, or as the consumer does",
+    "source.jetstream.ackWait": "after what silence a message is given to another process; left "
+    "out, 30 s, or as the consumer has it",
+    "sink.jetstream.ackWait": "how long to wait for the stream",
+    "jetstream.subject": "where to publish to",
+    "jetstream.subjectHeader": "a header that says the subject, of messages that have it",
+    "source.nats.subject": "what to listen to, perhaps with `*` and `>`",
+    "sink.nats.subject": "where to publish to",
+    "nats.subjectHeader": "as `jetstream.subjectHeader`",
+    "nats.queue": "the queue group; left out, every message is taken",
+    "nats.ackWait": "how long to wait for the server",
+    "kafka.brokers": "brokers to begin with, as `host:port`",
+    "kafka.topic": "of a source, the topics to read; of a sink, the topic to write to",
+    "kafka.config": "settings of [librdkafka](https://docs.confluent.io/platform/current/clients/"
+    "librdkafka/html/md_CONFIGURATION.html); those that promises rest on are refused",
+    "kafka.consumerGroup": "the group; left out, `<pipeline>-<vertex>`",
+    "kafka.kafkaVersion": "without effect",
+    "kafka.setKey": "a record has the message's keys as its key, with `:` in between",
+    "sasl.mechanism": "how to log in; the section of that name has the user",
+    "udf.sql": "a query over the view `messages`, in place of code: see "
+    "[Spark](../guides/spark.md)",
+    "udf.dataframe": "a function from DataFrame to DataFrame, in place of code",
+    "spark.format": "the format, as in `spark.read.format(...)`",
+    "spark.options": "its options; no secrets",
+    "spark.secretOptions": "more options, each with a [secret](#secrets)",
+    "spark.schema": "of a source, its columns; of a sink, the fields that values have as JSON",
+    "spark.stream": "`false`: read once what is there; left out: as the format can",
+    "trigger.processingTime": "look for new rows so often; left out, all the time",
+    "trigger.availableNow": "end when everything is read that is there at the start",
+    "spark.value": "SQL for the value; left out, the column `value`, or else the row as JSON",
+    "spark.keys": "SQL for the keys: a text or a list of texts",
+    "spark.eventTime": "SQL for the event time; left out, when the row was read",
+    "spark.id": "SQL for what the id of the message begins with",
+    "spark.headers": "names of headers, each with SQL for its text",
+    "spark.mode": "only this",
+    "spark.columns": "names of columns, each with SQL over `messages` and `data`; left out, the "
+    "fields of `schema`, or else `value` as text",
+    "spark.partitionBy": "columns by which files are put into folders",
     "log": "prints every message",
     "blackhole": "forgets every message",
     "mode": "what one call gets and how it answers: see [maps](../guides/maps.md)",
@@ -296,10 +404,12 @@ FIELD_MEANING = {
 }
 
 
-def meaning(path: str) -> str:
+def meaning(path: str, otherwise: str | None = None) -> str:
     """What a field is for; the longest ending that is known says it."""
-    endings = [path.split(".")[-count:] for count in (2, 1)]
-    return next(FIELD_MEANING[name] for e in endings if (name := ".".join(e)) in FIELD_MEANING)
+    endings = [".".join(path.split(".")[-count:]) for count in (3, 2, 1)]
+    found = next((FIELD_MEANING[name] for name in endings if name in FIELD_MEANING), otherwise)
+    assert found is not None, f"FIELD_MEANING does not say what {path} is for"
+    return found
 
 
 def runs(path: str, ignored: Mapping[str, Sequence[str]]) -> bool:
@@ -333,6 +443,15 @@ KIND_TEXT = {
     kinds.Percentage: "whole number from 1 to 100",
     kinds.Factor: "number from 1",
     kinds.Jitter: "number from 0 to below 1",
+    http_fields.Port: "port; 0 picks a free one",
+    nats_fields.Url: "URL",
+    nats_fields.Subject: "subject",
+    nats_fields.Pattern: "subject",
+    nats_fields.HeaderName: "header",
+    jetstream_fields.Name: "text",
+    jetstream_fields.Policy: "text",
+    kafka_fields.Topics: "text, with commas between several, or a list",
+    kafka_fields.Config: "mapping, or text of `key: value` lines",
 }
 PLAIN_TEXT = {str: "text", int: "whole number", bool: "`true` or `false`", Any: "anything"}
 
@@ -363,9 +482,16 @@ def type_text(annotation: Any) -> str:
         return " or ".join(f"`{a}`" for a in arguments)
     if origin is tuple:
         return f"list of {type_text(arguments[0])}"
+    if origin is dict:
+        return f"mapping of {type_text(arguments[0])} to {type_text(arguments[1])}"
     if hasattr(annotation, "__metadata__"):
         return type_text(arguments[0])
     return PLAIN_TEXT[annotation]
+
+
+def required_text(field: FieldInfo) -> str:
+    """Whether a section has to be there."""
+    return "required" if field.is_required() else "none"
 
 
 def default_text(field: FieldInfo) -> str:
@@ -373,9 +499,9 @@ def default_text(field: FieldInfo) -> str:
     if field.is_required() or field.alias in ("apiVersion", "kind"):
         return "required"
     value = field.default
-    if value is None or value == ():
+    if value is None or value in ((), {}):
         return "none"
-    if "5s" in value_text(field):
+    if "duration" in value_text(field):
         return f"`{duration(value)}`"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
@@ -458,9 +584,7 @@ def python() -> str:
     """Every public name, from its docstring."""
     parts = ["# Python", "Everything that `import ebbflow` gives."]
     for name in (n for n in ebbflow.__all__ if not n.startswith("__")):
-        thing = getattr(ebbflow, name)
-        parts += [f"## {name}", f"```text\n{name}{signature(thing)}\n```", docstring(thing)]
-        parts += [table(("member", "meaning"), rows)] if (rows := members(thing)) else []
+        parts += described(name, getattr(ebbflow, name))
         parts += [NOTES[name]] if name in NOTES else []
     defaults = {one.name: one.default for one in fields(RunOptions)}
     rows = [(f"`{n}`", OPTION_MEANING[n], f"`{shown(v)}`") for n, v in defaults.items()]
@@ -471,6 +595,44 @@ def python() -> str:
         "nothing, and a `watcher` of your own gets it all instead. "
         f"The result is a `Summary` with {', '.join(f'`{f.name}`' for f in fields(Summary))}.",
     ]
+    return "\n\n".join(parts)
+
+
+def described(name: str, thing: Any) -> Iterator[str]:
+    """How a class or function is called, what it is, and what it has."""
+    yield from (f"## {name}", f"```text\n{name}{signature(thing)}\n```", docstring(thing))
+    if rows := [*attributes(thing), *members(thing)]:
+        yield table(("member", "meaning"), rows)
+
+
+def attributes(thing: Any) -> list[tuple[str, str]]:
+    """The attributes with a default and a text below them, those of base classes first."""
+    found = []
+    for base in reversed(thing.__mro__) if inspect.isclass(thing) else ():
+        if not base.__module__.startswith("ebbflow.testing"):
+            continue
+        body = ast.parse(inspect.getsource(base)).body[0].body  # type: ignore[attr-defined]
+        for one, text in pairwise(body):
+            if isinstance(one, ast.AnnAssign) and one.value and isinstance(text, ast.Expr):
+                meaning = docstring(SimpleNamespace(__doc__=ast.literal_eval(text.value)))
+                default = ast.unparse(one.value).replace("MappingProxyType({})", "{}")
+                found.append((f"`{ast.unparse(one.target)} = {default}`", tidy(meaning)))
+    return found
+
+
+def testing() -> str:
+    """What tests can use, and the rules for connectors."""
+    parts = [
+        "# Testing",
+        "Everything that `import ebbflow.testing` gives, and the rules that connectors keep. "
+        "How to use it: [testing](../guides/testing.md).",
+    ]
+    for title, rules in (("sources", SOURCE_RULES), ("sinks", SINK_RULES)):
+        rows = [(f"`{rule.__name__}`", tidy(docstring(rule))) for rule in rules]
+        parts += [f"## Rules for {title}", table(("rule", "what it says"), rows)]
+    for name in sorted(ebbflow.testing.__all__):
+        thing = getattr(ebbflow.testing, name)
+        parts += described(name, thing) if callable(thing) else ()
     return "\n\n".join(parts)
 
 
@@ -583,6 +745,36 @@ LETTER_MEANING = {
     "metadata": "its metadata, values in base64",
     "size": "the length of the value, if the value had to be cut",
 }
+
+
+# --- the data source ----------------------------------------------------------------------------
+
+
+def data_source() -> str:
+    """The options and the columns."""
+    read = [(f"`{field.name}`", f"`{field.dataType.simpleString()}`") for field in READ]
+    return "\n\n".join(
+        [
+            "# Data source",
+            'The options of `format("jetstream")`; how to use it is in '
+            "[a guide](../guides/spark-data-source.md). Case does not matter in their names. What "
+            "is unknown or makes no sense is refused.",
+            "## Reading",
+            option_table(READ_OPTIONS),
+            "## Writing",
+            option_table(WRITE_OPTIONS),
+            "## Columns that are read",
+            table(("column", "type"), read),
+            "## Columns that can be written",
+            f"{', '.join(f'`{name}`' for name in WRITTEN)}. Only the first is required.",
+        ]
+    )
+
+
+def option_table(options: Iterable[Option]) -> str:
+    """One row each."""
+    rows = [(f"`{one.name}`", one.value, one.default, one.meaning) for one in options]
+    return table(("option", "value", "default", "meaning"), rows)
 
 
 # --- writing ------------------------------------------------------------------------------------

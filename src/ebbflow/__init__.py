@@ -17,6 +17,7 @@ from ebbflow.errors import (
     EbbflowError,
     MessageTooLarge,
     SetupError,
+    SourceError,
     SpecError,
     TargetError,
 )
@@ -24,6 +25,7 @@ from ebbflow.message import Datum, Message, Response
 from ebbflow.monovertex import MonoVertex
 from ebbflow.options import Nack, NackOptions, nack
 from ebbflow.pipeline import Pipeline
+from ebbflow.source import NackOffset, Source, SourceMessage
 from ebbflow.version import __version__
 
 __all__ = [
@@ -34,10 +36,14 @@ __all__ = [
     "MessageTooLarge",
     "MonoVertex",
     "Nack",
+    "NackOffset",
     "NackOptions",
     "Pipeline",
     "Response",
     "SetupError",
+    "Source",
+    "SourceError",
+    "SourceMessage",
     "SpecError",
     "TargetError",
     "__version__",

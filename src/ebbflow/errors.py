@@ -2,11 +2,17 @@
 
     EbbflowError
     ├── SetupError               this machine or its configuration: Java, state folder, NATS server
+    │   ├── AccessError          the login may not publish or subscribe to a subject
+    │   └── Unavailable          JetStream does not answer, or has no leader
     ├── SpecError                a pipeline that does not lint; carries the problems
+    ├── SourceError              a source that raised, or whose process has ended
     ├── TargetError              a ``module:attribute`` that cannot be used as user code
     ├── ContractViolation        user code broke the rules of its role (see docs/guarantees.md)
+    ├── SparkError               what Spark or a database said about rows or a query
     ├── MessageTooLarge          a message that no JetStream message can hold
     ├── Fenced                   another task owns this partition now
+    ├── DataSourceError          the Spark data source: an option, a column, a stream
+    │   └── DataLoss             messages that were to be read are no longer there
     └── PublishError             JetStream did not take a message
         ├── NoStreamResponse     nobody listened on the subject
         ├── PublishTimeout       no answer before the deadline
@@ -48,6 +54,32 @@ class SetupError(EbbflowError):
         return f"{self.what} {self.next_step}".rstrip()
 
 
+class AccessError(SetupError):
+    """NATS does not let this login publish to ``subject``, or subscribe to it: ``verb``."""
+
+    def __init__(self, server: str, verb: str, subject: str) -> None:
+        super().__init__(
+            f"NATS at {server} does not let this login {verb} to {subject}.",
+            "Give it the permissions that are printed by: ebbflow permissions SPEC",
+        )
+        self.args = (server, verb, subject)
+        self.verb = verb
+        self.subject = subject
+
+
+class Unavailable(SetupError):
+    """JetStream did not carry out a ``call`` for as long as it was waited for: ``problem``."""
+
+    def __init__(self, call: str, seconds: float, problem: str) -> None:
+        super().__init__(
+            f"JetStream did not carry out {call} within {seconds:g} s: {problem}.",
+            "See whether NATS is up; of a cluster, most servers have to be.",
+        )
+        self.args = (call, seconds, problem)
+        self.call = call
+        self.problem = problem
+
+
 class SpecError(EbbflowError):
     """A pipeline that does not lint. ``problems`` are the lines that ``ebbflow lint`` prints."""
 
@@ -71,6 +103,19 @@ class TargetError(EbbflowError):
         return f"cannot use {self.target!r}: {self.reason}"
 
 
+class SourceError(EbbflowError):
+    """A source has failed; its vertex is started again. ``trace`` is where in user code."""
+
+    def __init__(self, vertex: str, what: str, trace: str = "") -> None:
+        super().__init__(vertex, what, trace)
+        self.vertex = vertex
+        self.what = what
+        self.trace = trace
+
+    def __str__(self) -> str:
+        return f"source {self.vertex}: {self.what}"
+
+
 class ContractViolation(EbbflowError):
     """User code answered in a way its role does not allow; the messages are redelivered."""
 
@@ -85,6 +130,18 @@ class ContractViolation(EbbflowError):
         shown = ", ".join(self.ids[:5]) + (f" and {len(self.ids) - 5} more" * (len(self.ids) > 5))
         about = f" (ids: {shown})" if self.ids else ""
         return f"{self.vertex}: {self.what}{about}. {self.fix}".rstrip()
+
+
+class SparkError(EbbflowError):
+    """What Spark, or a database behind it, said about rows or a query; ``kind`` is its own word."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(kind, text)
+        self.kind = kind
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
 
 
 class MessageTooLarge(EbbflowError):
@@ -112,6 +169,22 @@ class Fenced(EbbflowError):
 
     def __str__(self) -> str:
         return f"another task now owns partition {self.partition} of {self.vertex}"
+
+
+class DataSourceError(EbbflowError):
+    """A read or write of the Spark data source cannot go on; the text ends with the next step."""
+
+    def __init__(self, what: str, next_step: str = "") -> None:
+        super().__init__(what, next_step)
+        self.what = what
+        self.next_step = next_step
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.next_step}".rstrip()
+
+
+class DataLoss(DataSourceError):
+    """Messages that were to be read are no longer in the stream."""
 
 
 class PublishError(EbbflowError):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from ebbflow.core.columns import COLUMNS, columns_returned
@@ -55,7 +56,7 @@ class Handler:
     """A user function made ready on a worker: instantiated, opened, and callable."""
 
     def __init__(self, target: Any) -> None:
-        made: Any = target() if inspect.isclass(target) else target
+        made: Any = target() if is_class(target) else target
         self.made = made
         self.call: Callable[..., Any] = made
         entry = made if inspect.isroutine(made) else type(made).__call__
@@ -97,6 +98,11 @@ class Handler:
             self.finished(self.call.close())
         if self._runner is not None:
             self._runner.close()
+
+
+def is_class(target: Any) -> bool:
+    """Whether calling the target makes what is to be used: a class, or one with its arguments."""
+    return inspect.isclass(target.func if isinstance(target, partial) else target)
 
 
 def _listed(result: Any) -> Iterable[Any]:

@@ -15,12 +15,12 @@ by the rules that hold for YAML.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ebbflow.built import Built
 from ebbflow.errors import SpecError
 from ebbflow.spec import parts
-from ebbflow.spec.parts import Policy, SinkChoice, Store
+from ebbflow.spec.parts import Policy, SinkChoice, SinkKinds, SourceKinds, Store
 from ebbflow.spec.problem import Problem
 from ebbflow.spec.words import Code, Mode, OnFailure, Operator
 
@@ -63,16 +63,16 @@ class MonoVertex(Built):
         self,
         code: Code | None = None,
         *,
-        generator: Mapping[str, Any] | None = None,
         transformer: Code | None = None,
         retry: Policy | None = None,
         on_failure: OnFailure | None = None,
+        **kinds: Unpack[SourceKinds],
     ) -> Self:
         """Read from user code, or from ``generator={"messages": 100, "rpu": 5}``.
 
         ``retry`` and ``on_failure`` are for what the transformer reports as failed.
         """
-        part = parts.source(code, generator, transformer, retry, on_failure)
+        part = parts.source(code, kinds, transformer, retry, on_failure)
         return self._give(self._body, "source", part)
 
     def map(
@@ -96,6 +96,7 @@ class MonoVertex(Built):
         on_success: SinkChoice | None = None,
         retry: Policy | None = None,
         on_failure: OnFailure | None = None,
+        **kinds: Unpack[SinkKinds],
     ) -> Self:
         """Write to user code, or with ``log=True`` or ``blackhole=True``.
 
@@ -103,6 +104,7 @@ class MonoVertex(Built):
         """
         part = parts.sink(
             code,
+            kinds,
             log=log,
             blackhole=blackhole,
             fallback=fallback,

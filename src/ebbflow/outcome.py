@@ -7,7 +7,9 @@ forgotten anywhere. ``Counts`` has one counter for each end; for every vertex an
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
+
+from ebbflow.options import NackOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +26,12 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Redeliver:
-    """Comes back to this vertex after ``delay`` milliseconds."""
+    """Comes back to this vertex after ``delay`` milliseconds; ``options`` if it was nacked."""
 
     delay: int
     reason: str | None
     failures: int
+    options: NackOptions | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

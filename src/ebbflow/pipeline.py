@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 from ebbflow.built import Built
 from ebbflow.spec import parts
-from ebbflow.spec.parts import Policy, SinkChoice, Store
+from ebbflow.spec.parts import Policy, SinkChoice, SinkKinds, SourceKinds, Store
 from ebbflow.spec.words import Code, Mode, OnFailure, OnFull, Operator
 
 if TYPE_CHECKING:
@@ -53,6 +53,14 @@ class VertexOptions(TypedDict, total=False):
     limits: Mapping[str, Any]
     ordered: bool
     on_error: Policy
+
+
+class SourceOptions(VertexOptions, SourceKinds):
+    """What a source can be told, and where its messages can come from."""
+
+
+class SinkOptions(VertexOptions, SinkKinds):
+    """What a sink can be told, and where its messages can go to."""
 
 
 class Pipeline(Built):
@@ -88,18 +96,17 @@ class Pipeline(Built):
         name: str,
         code: Code | None = None,
         *,
-        generator: Mapping[str, Any] | None = None,
         transformer: Code | None = None,
         retry: Policy | None = None,
         on_failure: OnFailure | None = None,
-        **options: Unpack[VertexOptions],
+        **options: Unpack[SourceOptions],
     ) -> Self:
-        """Add a source: user code, or ``generator={"messages": 100, "rpu": 5}``.
+        """Add a source: user code, or one of YAML's such as ``generator={"messages": 100}``.
 
         The transformer sees each message before it is first stored; ``retry`` and ``on_failure``
         are for what it reports as failed.
         """
-        part = parts.source(code, generator, transformer, retry, on_failure)
+        part = parts.source(code, options, transformer, retry, on_failure)
         self._add({"name": name, "source": part}, options)
         self._previous = name
         return self
@@ -107,9 +114,11 @@ class Pipeline(Built):
     def map(
         self,
         name: str,
-        code: Code,
+        code: Code | None = None,
         *,
         mode: Mode = "unary",
+        sql: str | None = None,
+        dataframe: Code | None = None,
         retry: Policy | None = None,
         on_failure: OnFailure | None = None,
         after: str | Iterable[str] | None = None,
@@ -121,9 +130,11 @@ class Pipeline(Built):
         """Add a map that reads from the step before it, or from those named by ``after``.
 
         ``after=()`` connects it to nothing; ``edge`` can then do so. ``mode`` says what the code
-        is given at a time: one message, a batch, or a table of them.
+        is given at a time: one message, a batch, or a table of them. In place of code there may be
+        ``sql`` over the view ``messages``, or a function ``dataframe`` from DataFrame to DataFrame.
         """
-        self._add({"name": name, "udf": parts.udf(code, mode, retry, on_failure)}, options)
+        part = parts.udf(code, mode, retry, on_failure, sql, dataframe)
+        self._add({"name": name, "udf": part}, options)
         self._connect(name, after, tags, operator, on_full)
         self._previous = name
         return self
@@ -143,14 +154,17 @@ class Pipeline(Built):
         tags: str | Iterable[str] | None = None,
         operator: Operator = "or",
         on_full: OnFull = "retryUntilSuccess",
-        **options: Unpack[VertexOptions],
+        **options: Unpack[SinkOptions],
     ) -> Self:
-        """Add a sink, either user code, ``log=True`` or ``blackhole=True``; connected as a map.
+        """Add a sink: user code, ``log=True``, ``blackhole=True`` or one of YAML's with its fields.
+
+        It is connected as a map is.
 
         ``fallback`` gets what the sink cannot write, ``on_success`` what it passes on.
         """
         part = parts.sink(
             code,
+            options,
             log=log,
             blackhole=blackhole,
             fallback=fallback,

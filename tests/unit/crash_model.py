@@ -227,10 +227,14 @@ class Chances:
 
 
 @dataclass
-class _Settled:
+class Settled:
+    """A chunk that is settled but not recorded yet."""
+
     end: Span
     counts: Counts
     dropped: set[str]
+    rows: Rows
+    settlement: Settlement
 
 
 class Task:
@@ -244,10 +248,14 @@ class Task:
         stored = Position.from_json(server.stored)
         self._position = stored.claimed("me")
         self._revision = server.write(self._position, server.revision)
-        self._inlet = Reader(server.inlet, stored.done.inlet)
+        self._inlet: Reader = self._opened(stored.done.inlet)
         self._redeliveries = Reader(server.due, stored.done.redelivery)
-        self._unrecorded: _Settled | None = None
+        self._unrecorded: Settled | None = None
         self._on_settled: Callable[[Settlement], None] = lambda settlement: None
+
+    def _opened(self, start: Mark) -> Reader:
+        """What the task reads from."""
+        return Reader(self._server.inlet, start)
 
     def run(self, on_settled: Callable[[Settlement], None] | None = None) -> None:
         """Work until everything is done, or a crash. Afterwards nothing of it goes on."""
@@ -256,7 +264,11 @@ class Task:
         if self._position.replays:
             intent = self._position.intent
             redelivered = self._redeliveries.take_until(intent.redelivery)
-            self._process([*redelivered, *self._inlet.take_until(intent.inlet)])
+            batches = [*redelivered, *self._inlet.take_until(intent.inlet)]
+            if batches:
+                self._process(batches)
+            else:
+                self._position = self._position.settled(intent, Counts())
         while self._more():
             redelivered = self._redeliveries.take(self._chances.random.randint(1, 3))
             fresh = self._inlet.take(self._chances.random.randint(1, 4))
@@ -281,20 +293,25 @@ class Task:
         self._code.decide(verdict)
         key = chunk_key(self._position.lineage, "v", 0, start, end)
         now = datetime.fromtimestamp(self._server.now / 1000, UTC)
-        settlement = settle(Chunk(key, rows), verdict, PLACE, now)
+        settlement = settle(Chunk(key, rows), verdict, PLACE, now, returning=self._returning(rows))
         ids = rows.column("id")
         dropped = {ids[i] for i, o in verdict.outcomes.items() if isinstance(o, Dropped)}
         fallen = {ids[i] for i, o in verdict.outcomes.items() if isinstance(o, FellBack)}
         self._server.fallen |= fallen
-        self._settle(key, settlement, _Settled(end, settlement.counts, dropped))
+        self._settle(key, Settled(end, settlement.counts, dropped, rows, settlement))
 
-    def _settle(self, key: str, settlement: Settlement, settled: _Settled) -> None:
+    def _returning(self, rows: Rows) -> Sequence[int]:
+        """The rows that go back to where they came from if they are to come again."""
+        return ()
+
+    def _settle(self, key: str, settled: Settled) -> None:
         self._write(self._with_unrecorded().intending(settled.end))
+        self._remember(settled)
         if not self._rules.done_after_publishing:
             self._unrecorded = settled
             self._record()
         remaining = []
-        for stage in self._rules.stages(key, settlement):
+        for stage in self._rules.stages(key, settled.settlement):
             remaining += self._chances.random.sample(stage, len(stage))
         while remaining:
             try:
@@ -303,7 +320,7 @@ class Task:
                 self._server.late += remaining[: self._chances.zombie]
                 raise
             self._server.publish(remaining.pop(0))
-        self._on_settled(settlement)
+        self._on_settled(settled.settlement)
         if self._rules.done_after_publishing:
             self._unrecorded = settled
 
@@ -317,9 +334,16 @@ class Task:
         """One write: what was settled before is done now, and with it its drops are final."""
         self._chances.step()
         self._revision = self._server.write(position, self._revision)
-        if self._unrecorded:
-            self._server.dropped |= self._unrecorded.dropped
-        self._position, self._unrecorded = position, None
+        done, self._position, self._unrecorded = self._unrecorded, position, None
+        if done:
+            self._server.dropped |= done.dropped
+            self._told(done)
+
+    def _remember(self, settled: Settled) -> None:
+        """Before the first publication of a chunk."""
+
+    def _told(self, done: Settled) -> None:
+        """A chunk is recorded as done."""
 
     def _record(self) -> None:
         if self._unrecorded:

@@ -48,11 +48,16 @@ def test_the_record_has_the_fields_that_people_look_for():
 
 
 @given(positions, st.text(max_size=8))
-def test_claiming_changes_only_the_owner_the_epoch_and_the_attempts(position, owner):
+def test_claiming_changes_only_what_is_about_the_task(position, owner):
     claimed = position.claimed(owner)
     assert (claimed.owner, claimed.epoch) == (owner, position.epoch + 1)
+    assert not claimed.exhausted, "that is for the new task to say"
     restored = replace(
-        claimed, owner=position.owner, epoch=position.epoch, attempts=position.attempts
+        claimed,
+        owner=position.owner,
+        epoch=position.epoch,
+        attempts=position.attempts,
+        exhausted=position.exhausted,
     )
     assert restored == position
 

@@ -167,7 +167,8 @@ def state_of(view: VertexView) -> str:
     if view.failure:
         return one_line(f"restarting (restart {view.restarts}): {view.failure}")
     running = f"running, {view.restarts} restarts" if view.restarts else "running"
-    return ", ".join([running, *_troubles(view.publishing)])
+    waiting = [f"{view.pending:,} waiting at the source"] if view.pending else []
+    return ", ".join([running, *waiting, *_troubles(view.publishing)])
 
 
 def _troubles(tally: Tally) -> list[str]:

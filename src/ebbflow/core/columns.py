@@ -11,19 +11,19 @@ nothing given: such a row keeps the keys and the event time of its input.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ebbflow import frames
-from ebbflow.core.outputs import ColumnOutputs
+from ebbflow.core.outputs import GIVEN, ColumnOutputs
 from ebbflow.core.verdict import EMPTY, Verdict
 from ebbflow.errors import ContractViolation, MessageTooLarge
 from ebbflow.options import NackOptions
 
-_TYPES: dict[str, pa.DataType] = {
+TYPES: dict[str, pa.DataType] = {
     "value": pa.binary(),
     "id": pa.string(),
     "keys": pa.list_(pa.string()),
@@ -34,6 +34,7 @@ _TYPES: dict[str, pa.DataType] = {
     "nack_max_deliveries": pa.int64(),
     "nack_reason": pa.string(),
 }
+"""What a columnar map may return."""
 
 
 COLUMNS = [
@@ -43,9 +44,15 @@ COLUMNS = [
 """What a columnar map is given."""
 
 
-def columns_returned(verdict: Verdict, start: int, count: int, result: Any) -> None:
+def columns_returned(
+    verdict: Verdict,
+    start: int,
+    count: int,
+    result: Any,
+    types: Mapping[str, pa.DataType] = TYPES,
+) -> None:
     """Take what a columnar map returned for ``count`` inputs from the one at ``start`` on."""
-    columns = _checked(verdict.vertex, result)
+    columns = _checked(verdict.vertex, result, types)
     parents = _parents(verdict, start, count, columns)
     nacked = _nacked(verdict, parents, columns)
     _refuse_large(verdict, parents, columns, nacked)
@@ -54,10 +61,10 @@ def columns_returned(verdict: Verdict, start: int, count: int, result: Any) -> N
     _forward(verdict, parents, kept, columns)
 
 
-def _checked(vertex: str, result: Any) -> dict[str, pa.Array]:
+def _checked(vertex: str, result: Any, types: Mapping[str, pa.DataType]) -> dict[str, pa.Array]:
     batch = result if isinstance(result, pa.Table) else _as_table(vertex, result)
     columns: dict[str, pa.Array] = {}
-    for name, kind in _TYPES.items():
+    for name, kind in types.items():
         if name in batch.schema.names:
             try:
                 columns[name] = batch.column(name).combine_chunks().cast(kind)
@@ -146,9 +153,7 @@ def _forward(
         verdict.outputs = ColumnOutputs()
     everything = len(kept) == len(parents)
     chosen = pa.array(kept, pa.int64())
-    carried: dict[str, pa.Array] = {
-        n: columns[n] for n in ("value", "keys", "event_time") if n in columns
-    }
+    carried: dict[str, pa.Array] = {n: columns[n] for n in GIVEN if n in columns}
     tags = columns.get("tags")
     if not everything:
         carried = {name: column.take(chosen) for name, column in carried.items()}

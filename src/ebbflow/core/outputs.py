@@ -21,8 +21,13 @@ from ebbflow.frames import Rows
 from ebbflow.message import Message, Metadata
 
 INHERITED = ("event_time", "headers", "metadata")
+GIVEN = ("value", "keys", "event_time", "headers")
+"""What whole columns may say about outputs."""
 DELIVERY = ("deliveries", "failures", "retries", "nack_reason", "first_seen")
 """What a row inherits as well when it stays in the vertex of its input."""
+
+NOBODY = -1
+"""The parent of an output that comes from the chunk as a whole."""
 
 # In a cycle the way would grow with every round; from here on its start is only a hash.
 LONGEST_ID = 240
@@ -100,7 +105,7 @@ def _chosen(own: Sequence[Any], inherited: pa.Array) -> list[Any]:
 
 @dataclass(slots=True)
 class ColumnOutputs:
-    """Messages as whole columns: ``value`` and, if given, ``keys`` and ``event_time``."""
+    """Messages as whole columns: ``value`` and those of ``GIVEN`` that there are."""
 
     parents: list[int] = field(default_factory=list)
     indexes: list[int] = field(default_factory=list)
@@ -151,7 +156,7 @@ class ColumnOutputs:
     ) -> pa.RecordBatch:
         """As for ``Outputs``."""
         columns = _inherited(self, rows, name, now, inherited)
-        for column in ("value", "keys", "event_time"):
+        for column in GIVEN:
             if any(column in piece for piece in self.pieces):
                 columns[column] = self._joined(column, columns.get(column))
         return frames.batch_of(columns, len(self))

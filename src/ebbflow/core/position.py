@@ -16,6 +16,9 @@ from typing import Any
 
 from ebbflow.outcome import Counts
 
+LINEAGE = "EBBFLOW_LINEAGE"
+"""The variable that tells sinks which life of a pipeline this is: another one after --fresh."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Mark:
@@ -64,9 +67,13 @@ class Position:
     counts: Counts = field(default_factory=Counts)
 
     def claimed(self, owner: str) -> Position:
-        """As a new task takes it over; the old one's next write will fail."""
+        """As a new task takes it over; the old one's next write will fail.
+
+        Whether the source is exhausted is for the new task to say: more may have come since.
+        """
         attempts = self.attempts + 1 if self.replays else 0
-        return replace(self, epoch=self.epoch + 1, owner=owner, attempts=attempts)
+        epoch = self.epoch + 1
+        return replace(self, epoch=epoch, owner=owner, attempts=attempts, exhausted=False)
 
     def intending(self, end: Span) -> Position:
         """Before anything of the chunk that ends at ``end`` is published."""

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from ebbflow import frames
 from ebbflow.core.letter import Letter
+from ebbflow.core.outputs import NOBODY
 from ebbflow.core.redelivery import due_time
 from ebbflow.core.routing import Edge, route
 from ebbflow.core.sinking import request_id
@@ -236,7 +237,7 @@ def _routed(
         found += _frames_for(chunk, edge, chosen, headers, own if traced else ())
         reached.update(own)
         written += len(indexes)
-    return found, written, len(set(parents)) - len(reached)
+    return found, written, len(set(parents) - reached - {NOBODY})
 
 
 def _frames_for(

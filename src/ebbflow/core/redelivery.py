@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 
-from ebbflow.errors import ContractViolation, MessageTooLarge
+from ebbflow.errors import ContractViolation, MessageTooLarge, SparkError
 from ebbflow.options import Backoff, Nack, NackOptions
 from ebbflow.outcome import DeadLetter, Outcome, Redeliver
 
@@ -29,7 +29,7 @@ def nacked(options: NackOptions | None, deliveries: int, failures: int) -> Outco
             reason or "nacked",
             error=f"nacked on delivery {deliveries}; max_deliveries is {wish.max_deliveries}",
         )
-    return Redeliver(wish.delay or 0, reason, failures)
+    return Redeliver(wish.delay or 0, reason, failures, wish)
 
 
 def failed(
@@ -40,13 +40,15 @@ def failed(
         return nacked(error.options, deliveries, failures)
     text = describe(error)
     if isinstance(error, MessageTooLarge) or failures >= policy.steps:
-        # A violation is told by its text; its traceback would show only our own check.
-        traced = None if isinstance(error, ContractViolation) else trace(error)
+        # A violation and what Spark says are told by their text; a traceback would show our own.
+        traced = None if isinstance(error, ContractViolation | SparkError) else trace(error)
         return DeadLetter(_reason(error), error=text, traceback=traced)
     return Redeliver(policy.wait(failures + 1, chance), text, failures + 1)
 
 
 def _reason(error: BaseException) -> str:
+    if isinstance(error, SparkError):
+        return error.kind
     return "message too large" if isinstance(error, MessageTooLarge) else type(error).__name__
 
 
@@ -56,8 +58,8 @@ def describe(error: BaseException) -> str:
         said = str(error)
     except Exception:  # an error that cannot say what it is must not become a second one
         said = "(its text cannot be shown)"
-    text = " ".join(f"{type(error).__name__}: {said}".split())
-    return brief(text)
+    named = said if isinstance(error, SparkError) else f"{type(error).__name__}: {said}"
+    return brief(" ".join(named.split()))
 
 
 def brief(text: str) -> str:

@@ -44,6 +44,11 @@ def call_with_retries(
     call(verdict)
     if strategy is not None:
         _retry_on_the_spot(verdict, call, strategy, pause)
+    conclude(verdict, strategy, what)
+
+
+def conclude(verdict: Verdict, strategy: RetryStrategy | None, what: str) -> None:
+    """Give every row that has failed its outcome: another try later on, or its end."""
     for index, failure in verdict.failed.items():
         _conclude(verdict, index, failure, strategy, what)
     verdict.failed.clear()

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import assert_never
 
+import pyarrow as pa
+
 from ebbflow.core import publications as publishing
+from ebbflow.core.outputs import NOBODY
 from ebbflow.core.publications import Chunk, Place, Publication, Stage
 from ebbflow.core.verdict import Verdict
 from ebbflow.frames import Rows
@@ -33,11 +36,17 @@ from ebbflow.outcome import (
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """What a chunk comes to. ``reasons`` are the nack reasons, each with its number of rows."""
+    """What a chunk comes to. ``reasons`` are the nack reasons, each with its number of rows.
+
+    ``returned`` are the rows that go back to the source they came from, by index, and
+    ``histories`` are these rows as they are to be when it gives them again.
+    """
 
     publications: list[Publication]
     counts: Counts
     reasons: dict[str, int]
+    returned: dict[int, Redeliver | Retry] = field(default_factory=dict)
+    histories: pa.RecordBatch | None = None
 
     def stages(self) -> Iterator[list[Publication]]:
         """The publications of each stage that has any, in order."""
@@ -56,7 +65,7 @@ class Settlement:
             for parent in publication.parents
         }
         rows = [parent for publication in discarded for parent in publication.parents]
-        gone = len(set(rows) - kept)
+        gone = len(set(rows) - kept - {NOBODY})
         return replace(
             self.counts,
             written=self.counts.written - len(rows),
@@ -102,15 +111,25 @@ class Sorted:
 
 
 def settle(
-    chunk: Chunk, verdict: Verdict, place: Place, now: datetime, watermark: datetime | None = None
+    chunk: Chunk,
+    verdict: Verdict,
+    place: Place,
+    now: datetime,
+    watermark: datetime | None = None,
+    returning: Collection[int] = (),
 ) -> Settlement:
-    """Turn the verdict on a chunk into publications and counts. ``now`` starts every delay."""
+    """Turn the verdict on a chunk into publications and counts. ``now`` starts every delay.
+
+    ``returning`` are the rows that, if they are to come again, come from their source.
+    """
     ends = Sorted(chunk.rows, verdict)
+    returned = {index: how for index, how in ends.again.items() if index in returning}
+    kept = {index: how for index, how in ends.again.items() if index not in returned}
     outputs, written, unrouted = publishing.outputs(
         chunk, verdict, ends.finished, place, now, watermark
     )
     publications = [
-        *publishing.redeliveries(chunk, ends.again, place, now),
+        *publishing.redeliveries(chunk, kept, place, now),
         *publishing.letters(chunk, ends.dead, place, now),
         *publishing.answers(chunk, verdict.answers, place),
         *outputs,
@@ -126,7 +145,10 @@ def settle(
         served=ends.ends["served"],
         on_success=ends.ends["on_success"],
     )
-    return Settlement(publications, counts, _reasons(ends.again))
+    histories = None
+    if returned:
+        histories = publishing.again_rows(chunk.rows.batch, [*returned], [*returned.values()])
+    return Settlement(publications, counts, _reasons(ends.again), returned, histories)
 
 
 def _written(verdict: Verdict, outputs: int, ends: Sorted) -> int:

@@ -4,8 +4,9 @@ Public are the names below; the modules are Ebbflow's own.
 """
 
 from ebbflow.jetstream.client import AsyncPublisher, Publisher
+from ebbflow.jetstream.login import Login
 from ebbflow.jetstream.options import PublishOptions
 from ebbflow.jetstream.outgoing import Outgoing
 from ebbflow.jetstream.publisher import Ack
 
-__all__ = ["Ack", "AsyncPublisher", "Outgoing", "PublishOptions", "Publisher"]
+__all__ = ["Ack", "AsyncPublisher", "Login", "Outgoing", "PublishOptions", "Publisher"]

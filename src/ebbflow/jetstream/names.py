@@ -45,6 +45,24 @@ class Names:
         return f"ebb.{self.pipeline}.dead.{vertex}"
 
     @property
+    def ledger(self) -> str:
+        """The stream of what is known about messages that went back to their source."""
+        return f"ebb_{self.pipeline}_returned"
+
+    def ledger_subject(self, vertex: str = "*", partition: int | str = "*") -> str:
+        """Where a partition writes down what it has returned."""
+        return f"ebb.{self.pipeline}.returned.{vertex}.{partition}"
+
+    @property
+    def seen(self) -> str:
+        """The stream of ids that sources were given lately, to know copies of them."""
+        return f"ebb_{self.pipeline}_seen"
+
+    def seen_subject(self, vertex: str = "*") -> str:
+        """Where a source writes down ids."""
+        return f"ebb.{self.pipeline}.seen.{vertex}"
+
+    @property
     def positions(self) -> str:
         """The key-value bucket of positions."""
         return f"ebb_{self.pipeline}_positions"
@@ -54,9 +72,22 @@ class Names:
         return f"{vertex}.{partition}"
 
     @property
+    def inbox(self) -> str:
+        """The first name of all subjects where the pipeline's own requests are answered.
+
+        No other pipeline has it, so that a login can be kept from reading others' answers.
+        """
+        return f"_INBOX_ebb_{self.pipeline}"
+
+    @property
     def control_subject(self) -> str:
         """Where tasks hear that they are to end. Not stored."""
         return f"ebb.{self.pipeline}.control"
+
+    @property
+    def run_subject(self) -> str:
+        """Where a run answers that it is there. Not stored."""
+        return f"ebb.{self.pipeline}.run"
 
     def event_subject(self, kind: str = "*") -> str:
         """Where tasks tell the driver what people may want to see. Not stored."""

@@ -120,5 +120,5 @@ class GeneratorInlet:
     def forget(self, done: Mark) -> None:
         """Nothing is kept."""
 
-    def close(self) -> None:
+    def close(self, for_good: bool = False) -> None:
         """Nothing to close."""

@@ -31,5 +31,5 @@ class Inlet(Protocol):
     def forget(self, done: Mark) -> None:
         """Everything up to ``done`` is settled and need not be kept."""
 
-    def close(self) -> None:
-        """The task ends."""
+    def close(self, for_good: bool = False) -> None:
+        """The task ends; ``for_good`` when no other follows it."""

@@ -1,23 +1,23 @@
-"""What a task tells people while it runs: what user code prints, why messages were nacked, and what
-publishing has met with.
+"""What a task tells people while it runs: what user code prints, why messages were nacked, what
+publishing has met with and how many messages wait at the source.
 
 Sent over plain NATS to whoever watches, normally the driver; nothing depends on it arriving.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import asdict, replace
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from typing import Any
 
 from ebbflow.jetstream.connection import Link
 from ebbflow.jetstream.names import Names
 from ebbflow.jetstream.publisher import Tally
+from ebbflow.printing import redirected
 
 _EVERY = 0.5
 
@@ -32,7 +32,8 @@ class Events:
         self._partition = partition
         self._reasons: Counter[str] = Counter()
         self._tally = tally
-        self._told = Tally()
+        self._pending: int | None = None
+        self._told: dict[str, Any] = {}
         self._task = secrets.token_hex(6)
         self._sent = 0.0
 
@@ -40,17 +41,17 @@ class Events:
         """Lines to print; on their way to the server when this returns."""
         self._send("log", text.encode())
 
-    @contextmanager
-    def printing(self) -> Iterator[None]:
+    def printing(self) -> AbstractContextManager[None]:
         """Have what user code prints appear where the pipeline was started."""
-        lines = _Lines(self.log)
-        with redirect_stdout(lines), redirect_stderr(lines):
-            yield
-        lines.finish()
+        return redirected(self.log)
 
     def nacked(self, reasons: dict[str, int]) -> None:
         """Count reasons; they are told now and then, not for each message."""
         self._reasons.update(reasons)
+
+    def pending(self, messages: int | None) -> None:
+        """So many messages wait at the source; from any thread."""
+        self._pending = messages
 
     def tell_now_and_then(self) -> None:
         """Tell what there is to tell, unless that was just done."""
@@ -63,40 +64,14 @@ class Events:
             reasons = dict(self._reasons.most_common(20))
             self._send("nack", json.dumps({"vertex": self._vertex, "reasons": reasons}).encode())
             self._reasons.clear()
-        if self._tally != self._told:
-            # Of the whole task so far: an event that got lost is made up for by the next one.
-            told = {
-                "vertex": self._vertex,
-                "partition": self._partition,
-                "task": self._task,
-                "tally": asdict(self._tally),
-            }
-            self._send("publish", json.dumps(told).encode())
-            self._told = replace(self._tally)
+        # Of the whole task so far: an event that got lost is made up for by the next one.
+        state = {"tally": asdict(self._tally), "pending": self._pending}
+        if state != self._told:
+            whose = {"vertex": self._vertex, "partition": self._partition, "task": self._task}
+            self._send("state", json.dumps(whose | state).encode())
+            self._told = state
         self._sent = time.monotonic()
 
     def _send(self, kind: str, payload: bytes) -> None:
         subject = self._names.event_subject(kind)
         self._link.run(self._link.client.publish(subject, payload))
-
-
-class _Lines(io.TextIOBase):
-    """Text is handed on in whole lines, as ``print`` writes a line in several pieces."""
-
-    def __init__(self, emit: Callable[[str], None]) -> None:
-        self._emit = emit
-        self._open = ""
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        whole, newline, self._open = (self._open + text).rpartition("\n")
-        if newline:
-            self._emit(whole)
-        return len(text)
-
-    def finish(self) -> None:
-        """Hand on a last line without an end."""
-        if self._open:
-            self._emit(self._open)

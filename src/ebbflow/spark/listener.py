@@ -26,6 +26,7 @@ class Listener:
         self._reasons: dict[str, str] = {}
         self._present: dict[tuple[str, int], tuple[str, Tally]] = {}
         self._past: dict[str, Tally] = {}
+        self._pending: dict[tuple[str, int], int | None] = {}
 
     @contextlib.contextmanager
     def listening(self, link: Link) -> Iterator[None]:
@@ -45,6 +46,12 @@ class Listener:
         present = [tally for (name, _), (_, tally) in self._present.items() if name == vertex]
         return sum(present, self._past.get(vertex, Tally()))
 
+    def pending(self, vertex: str) -> int | None:
+        """How many messages wait at the vertex's source, as far as that is known."""
+        counts = [count for (name, _), count in self._pending.items() if name == vertex]
+        known = [count for count in counts if count is not None]
+        return sum(known) if known else None
+
     async def _hear(self, message: Msg) -> None:
         kind = message.subject.rpartition(".")[2]
         if kind == "log":
@@ -52,11 +59,12 @@ class Listener:
         elif kind == "nack":
             told = json.loads(message.data)
             self._reasons[told["vertex"]] = next(iter(told["reasons"]))
-        elif kind == "publish":
-            self._count(json.loads(message.data))
+        elif kind == "state":
+            self._note(json.loads(message.data))
 
-    def _count(self, told: dict[str, Any]) -> None:
+    def _note(self, told: dict[str, Any]) -> None:
         vertex, key = told["vertex"], (told["vertex"], told["partition"])
+        self._pending[key] = told["pending"]
         task, tally = self._present.get(key, (told["task"], Tally()))
         if task != told["task"]:  # each task counts from nothing
             self._past[vertex] = self._past.get(vertex, Tally()) + tally

@@ -8,6 +8,7 @@ from functools import partial
 from typing import assert_never
 
 from ebbflow.core.mono import Mono, Step, run_mono
+from ebbflow.core.position import LINEAGE
 from ebbflow.core.retry import Call, call_with_retries
 from ebbflow.core.sinking import Put, Sinks, run_sinks
 from ebbflow.core.verdict import Verdict
@@ -25,11 +26,14 @@ from ebbflow.spark.handlers import forget_handlers, handler_for
 from ebbflow.spark.plan import (
     BlackholeSink,
     Code,
+    DataFrameMap,
     Forward,
     LogSink,
     MonoPlan,
     SinkPlan,
     SinksPlan,
+    SparkSink,
+    SqlMap,
     UserMap,
     UserSink,
     VertexPlan,
@@ -44,6 +48,7 @@ def set_environment(plan: VertexPlan, partition: int) -> None:
         "NUMAFLOW_REPLICA": str(partition),
         "NUMAFLOW_PIPELINE_NAME": plan.pipeline,
         "NUMAFLOW_VERTEX_NAME": plan.vertex,
+        LINEAGE: plan.lineage,
     }
 
 
@@ -72,7 +77,7 @@ class Operators:
         """The operator of the vertex's role."""
         match self._plan.role:
             case UserMap() as role:
-                name = "map" if self._plan.generator is None else "transformer"
+                name = "transformer" if self._plan.is_source else "map"
                 return partial(
                     call_with_retries,
                     call=self._map(role, name),
@@ -81,11 +86,13 @@ class Operators:
                     what=name,
                 )
             case SinksPlan() as role:
-                return partial(run_sinks, sinks=self._sinks(role), pause=time.sleep)
+                return partial(run_sinks, sinks=self.sinks(role), pause=time.sleep)
             case MonoPlan() as role:
                 return partial(run_mono, mono=self._mono(role), pause=time.sleep)
             case Forward():
                 return Verdict.forward_inputs
+            case SqlMap() | DataFrameMap():
+                raise AssertionError("the driver plans these; see batch")
             case never:
                 assert_never(never)
 
@@ -108,7 +115,8 @@ class Operators:
             case never:
                 assert_never(never)
 
-    def _sinks(self, role: SinksPlan) -> Sinks:
+    def sinks(self, role: SinksPlan) -> Sinks:
+        """A sink and those beside it."""
         return Sinks(
             primary=self._sink(role.primary, "sink"),
             fallback=self._sink(role.fallback, "fallback") if role.fallback else None,
@@ -125,7 +133,7 @@ class Operators:
                 return partial(run_sink, handler, batch_size=self._plan.batch_size)
             case LogSink():
                 return partial(log.write, emit=self._emit, role=name)
-            case BlackholeSink():
+            case BlackholeSink() | SparkSink():  # what Spark has written is just as done
                 return blackhole.write
             case never:
                 assert_never(never)
@@ -138,6 +146,6 @@ class Operators:
         steps = (("transformer", role.transformer), ("map", role.map))
         return Mono(
             [Step(name, self._map(one, name), one.strategy) for name, one in steps if one],
-            self._sinks(role.sinks),
+            self.sinks(role.sinks),
             role.bypass,
         )

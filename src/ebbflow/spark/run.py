@@ -14,22 +14,27 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import nats.errors
 
+from ebbflow.errors import Unavailable
 from ebbflow.jetstream import streams
 from ebbflow.jetstream.access import connected
+from ebbflow.jetstream.login import Login
 from ebbflow.jetstream.names import Names
 from ebbflow.jetstream.positions import read_all
 from ebbflow.jetstream.publisher import Tally
 from ebbflow.options import Duration, milliseconds
 from ebbflow.outcome import Counts
 from ebbflow.spark import provision
+from ebbflow.spark.alone import alone
+from ebbflow.spark.feeds import Feeds
 from ebbflow.spark.listener import Listener
-from ebbflow.spark.plan import VertexPlan, make_plans
+from ebbflow.spark.plan import VertexPlan
+from ebbflow.spark.planning import make_plans
 from ebbflow.spark.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -51,6 +56,7 @@ class RunOptions:
     master: str | None = None
     state: Path = Path(".ebbflow")
     nats: str | None = None
+    login: Login | None = None
     nats_port: int = 0
     durable: bool = False
     fresh: bool = False
@@ -61,13 +67,14 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class VertexView:
-    """One vertex as people see it while it runs."""
+    """One vertex as people see it while it runs. ``pending`` messages wait at its source."""
 
     counts: Counts
     restarts: int
     failure: str | None
     nack_reason: str | None
     publishing: Tally = field(default_factory=Tally)
+    pending: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +163,12 @@ class Run:
         self._names = Names(spec.name)
         self._stop = threading.Event()
         self._listener = Listener(self._names, watcher.line)
+        memory = options.state / "feeds" / spec.name
+        self._feeds = Feeds(watcher.stage, memory, options.drain)
+
+    def stop(self) -> None:
+        """End the run in good order; from any thread."""
+        self._stop.set()
 
     def execute(self) -> Summary:
         """Start everything, wait for the end, stop everything, say what came of it."""
@@ -165,9 +178,15 @@ class Run:
             self._watcher.stage("starting NATS")
             self._link = stack.enter_context(
                 connected(
-                    options.state, options.nats, port=options.nats_port, sync_always=options.durable
+                    options.state,
+                    options.nats,
+                    login=options.login,
+                    inbox=self._names.inbox,
+                    port=options.nats_port,
+                    sync_always=options.durable,
                 )
             )
+            stack.enter_context(alone(self._link, self._names))
             plans = self._plans()
             before = self._totals(plans)
             self._watcher.stage("starting Spark")
@@ -175,16 +194,20 @@ class Run:
             spark = stack.enter_context(self._session(plans))
             stack.enter_context(self._signals())  # starting Spark has put its own in place
             self._warn_of_loopback(spark)
+            self._check_batches(spark, plans)
             supervisor = Supervisor(spark, plans, self._epoch_seconds(spark, plans))
             supervisor.start()
             self._watcher.stage("running")
             try:
-                ended = self._wait(plans, supervisor, before)
+                with self._feeds.running(self._link, spark, plans):
+                    ended = self._wait(plans, supervisor, before)
             finally:
                 self._watcher.stage("stopping")
                 supervisor.stop(self._tell_stop, _STOP_TIMEOUT)
             self._look(plans, supervisor, before)
-            self._link.flush()
+            # For the last events; whether a server is lost now does not matter to the run any more.
+            with contextlib.suppress(nats.errors.Error):
+                self._link.flush()
             totals = self._totals(plans)
         vertices = {name: totals[name] - before[name] for name in totals}
         publishing = {name: self._listener.tally(name) for name in totals}
@@ -195,12 +218,14 @@ class Run:
         link, search = self._link, self._options.search
         if self._options.fresh:
             link.run(provision.remove(link, self._spec.name))
+            self._feeds.forget()
         plans = make_plans(
             self._spec, link.server, link.client.max_payload, str(search) if search else None
         )
         replicas = self._spec.inter_step_buffer.replicas
         link.run(provision.provision(link, plans, replicas))
-        return plans
+        lineage = link.run(provision.lineage(link, self._spec.name))
+        return [replace(plan, lineage=lineage) for plan in plans]
 
     def _session(self, plans: Sequence[VertexPlan]) -> AbstractContextManager[SparkSession]:
         from ebbflow.spark.session import session
@@ -210,9 +235,15 @@ class Run:
         logs = options.state.resolve() / "logs"
         return session(self._spec.name, options.master, tasks, logs, options.conf, options.search)
 
+    def _check_batches(self, spark: SparkSession, plans: Sequence[VertexPlan]) -> None:
+        if any(plan.batched for plan in plans):
+            from ebbflow.spark.batch import check_batches
+
+            check_batches(spark, plans)
+
     def _warn_of_loopback(self, spark: SparkSession) -> None:
         master = spark.sparkContext.master or "local"
-        if not master.startswith("local") and "127.0.0.1" in self._link.server.url:
+        if not master.startswith("local") and "127.0.0.1" in str(self._link.server):
             self._watcher.stage(
                 "workers on other machines cannot reach the NATS server on 127.0.0.1; "
                 "name one that they can reach with --nats"
@@ -250,14 +281,18 @@ class Run:
         timeout = self._options.timeout
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._stop.wait(_LOOK_EVERY):
+            self._link.check()
             # A server that is being restarted answers the next time.
-            with contextlib.suppress(nats.errors.Error, streams.ApiError):
+            with contextlib.suppress(nats.errors.Error, streams.ApiError, Unavailable):
                 self._look(plans, supervisor, before)
-                if self._options.drain and self._link.run(provision.drained(self._link, plans)):
+                if self._options.drain and self._drained(plans):
                     return "drained"
             if deadline is not None and time.monotonic() > deadline:
                 return "timeout"
         return "stopped"
+
+    def _drained(self, plans: Sequence[VertexPlan]) -> bool:
+        return self._feeds.exhausted and self._link.run(provision.drained(self._link, plans))
 
     def _look(
         self, plans: Sequence[VertexPlan], supervisor: Supervisor, before: dict[str, Counts]
@@ -268,9 +303,10 @@ class Run:
                 vertex.plan.vertex: VertexView(
                     totals[vertex.plan.vertex] - before[vertex.plan.vertex],
                     vertex.restarts,
-                    vertex.failure,
+                    vertex.failure or self._feeds.failure(vertex.plan.vertex),
                     self._listener.reason(vertex.plan.vertex),
                     self._listener.tally(vertex.plan.vertex),
+                    self._listener.pending(vertex.plan.vertex),
                 )
                 for vertex in supervisor.vertices
             }

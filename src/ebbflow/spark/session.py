@@ -70,9 +70,12 @@ def session(
 
     ``modules`` is the folder of the user's code; it is sent along to workers on other machines.
     """
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     active = SparkSession.getActiveSession()
+    if active is None and SparkContext._active_spark_context is not None:
+        active = SparkSession.builder.getOrCreate()  # it is there, but active in another thread
     if active is not None:
         yield active
         return
@@ -127,6 +130,8 @@ def stop_session(spark: SparkSession) -> None:
     """Stop Spark and wait until its JVM is gone, so that nothing is left running."""
     from pyspark import SparkContext
 
+    if SparkContext._gateway is None:
+        return  # somebody has stopped it before
     spark.stop()
     gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
     process = getattr(gateway, "proc", None)

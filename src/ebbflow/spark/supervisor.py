@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from pyspark import InheritableThread
 
+from ebbflow.spark.batch import run_batches
 from ebbflow.spark.epoch import run_epoch
 from ebbflow.spark.plan import VertexPlan
 
@@ -78,7 +79,7 @@ class VertexSupervisor:
             self.epoch += 1
             self._began = time.monotonic()
             try:
-                run_epoch(self._spark, self.plan, self.epoch, next(self._lengths), careful)
+                self._run_epoch(careful)
                 self._failure, careful, wait = None, False, _FIRST_WAIT
             except Exception as error:
                 if self._stopping.is_set():
@@ -91,6 +92,13 @@ class VertexSupervisor:
                 self._began = math.inf
                 self._stopping.wait(wait)
                 wait = min(wait * 2, _LONGEST_WAIT)
+
+    def _run_epoch(self, careful: bool) -> None:
+        spark, plan, seconds = self._spark, self.plan, next(self._lengths)
+        if plan.batched:
+            run_batches(spark, plan, self.epoch, seconds, self._stopping)
+        else:
+            run_epoch(spark, plan, self.epoch, seconds, careful)
 
 
 def explain(error: BaseException) -> str:

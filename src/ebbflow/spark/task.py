@@ -9,6 +9,7 @@ both. A task that finds its partition claimed by another one stops without settl
 from __future__ import annotations
 
 import concurrent.futures
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,21 +20,24 @@ import pyarrow as pa
 
 from ebbflow import frames
 from ebbflow.core.outputs import Outputs, event_times
-from ebbflow.core.position import Held, Position, Span, chunk_key
+from ebbflow.core.position import Held, Mark, Position, Span, chunk_key
 from ebbflow.core.publications import Chunk, Place
 from ebbflow.core.settlement import Settlement, settle
 from ebbflow.core.verdict import Verdict
 from ebbflow.core.watermark import Watermark
 from ebbflow.frames import Rows
 from ebbflow.jetstream.connection import worker_link
+from ebbflow.jetstream.ledger import Ledger
 from ebbflow.jetstream.names import Names
 from ebbflow.jetstream.positions import PositionStore
 from ebbflow.jetstream.publisher import Tally
 from ebbflow.jetstream.reader import FrameReader
 from ebbflow.jetstream.settle import publish_all
 from ebbflow.outcome import Counts
-from ebbflow.sources.generator import GeneratorInlet
+from ebbflow.sources.companion import SourcePlan
+from ebbflow.sources.generator import GeneratorInlet, GeneratorPlan
 from ebbflow.sources.inlet import Inlet
+from ebbflow.sources.pulled import HandedBack, PulledInlet, handed_back
 from ebbflow.spark import order
 from ebbflow.spark.events import Events
 from ebbflow.spark.pace import Pace
@@ -64,6 +68,7 @@ class _Settled:
     counts: Counts
     watermark: datetime | None
     held: Held | None = None
+    back: HandedBack | None = None
 
 
 class Unsettled(Exception):
@@ -99,7 +104,7 @@ class VertexTask:
         control = self._link.run(
             self._link.client.subscribe(self._names.control_subject, cb=self._on_control)
         )
-        self._position: Position = self._link.run(self._store.claim())
+        self._position: Position = self._link.run(self._store.claim(self._plan.run))
         self._watermark = Watermark(self._plan.feeders, self._position.watermark)
         self._inlet, self._redeliveries = self._open_inlets()
         try:
@@ -109,7 +114,7 @@ class VertexTask:
         finally:
             self._link.run(control.unsubscribe())
             self.events.flush()
-            self._inlet.close()
+            self._inlet.close(for_good=self._stopped_at is not None)
             self._redeliveries.close()
         return Report("stop" if self._stopped_at else "epoch", self._chunks, self._rows)
 
@@ -137,14 +142,27 @@ class VertexTask:
             done.redelivery,
             self._wake,
         )
-        if plan.generator is not None:
-            return (
-                GeneratorInlet(plan.generator, plan.vertex, partition, plan.partitions, done.inlet),
-                redeliveries,
-            )
+        match plan.source:
+            case GeneratorPlan():
+                return (
+                    GeneratorInlet(
+                        plan.source, plan.vertex, partition, plan.partitions, done.inlet
+                    ),
+                    redeliveries,
+                )
+            case SourcePlan():
+                return self._open_source(plan.source, done.inlet), redeliveries
         buffer = self._names.buffer(plan.vertex, partition)
         subject = self._names.buffer_subject(plan.vertex, partition)
         return FrameReader(self._link, buffer, subject, done.inlet, self._wake), redeliveries
+
+    def _open_source(self, source: SourcePlan, start: Mark) -> PulledInlet:
+        vertex, partition = self._plan.vertex, self._partition
+        self._ledger = Ledger(
+            self._link, self._names, vertex, partition, self._plan.partitions, self._plan.publish
+        )
+        self._link.run(self._ledger.load())
+        return PulledInlet(source, vertex, partition, start, self._ledger, self._wake, self.events)
 
     # --- taking ---------------------------------------------------------------------------------
 
@@ -154,6 +172,9 @@ class VertexTask:
             intent = self._position.intent
             redelivered = self._redeliveries.take_until(intent.redelivery)
             fresh = self._inlet.take_until(intent.inlet)
+            if not (redelivered or fresh):  # all of it comes again from the source
+                self._position = self._position.settled(intent, Counts())
+                return
             self._process([*redelivered, *fresh], ordered=self._plan.ordered and not redelivered)
 
     def _step(self) -> bool:
@@ -199,6 +220,7 @@ class VertexTask:
         start = self._unrecorded.end if self._unrecorded else self._position.done
         if isinstance(self._inlet, FrameReader):
             self._watermark.hear(self._inlet.origins)
+        offsets = self._inlet.pick_up() if isinstance(self._inlet, PulledInlet) else []
         verdict = self._decide(Rows(batch, self._watermark.current), ordered, start)
         held, waiting = None, self._held()
         if ordered:
@@ -206,18 +228,28 @@ class VertexTask:
         self._count(verdict)
         chunk = self._chunk(verdict.rows, start)
         now = datetime.now(UTC)
-        settlement = settle(chunk, verdict, self._place, now, self._watermark.current)
+        first = batch.num_rows - len(offsets)
+        settlement = settle(
+            chunk, verdict, self._place, now, self._watermark.current, self._returning(first)
+        )
         more = Counts(written=verdict.emitted_rows) + (order.HELD_ROW if held else Counts())
         settlement = replace(settlement, counts=settlement.counts + more)
         self.events.nacked(settlement.reasons)
         self.events.tell_now_and_then()
         # A replayed letter does not change what the inlet's next row is held for.
-        self._begin(settlement, self._end(), held if ordered else waiting)
+        back = handed_back(offsets, verdict.rows, settlement.returned) if offsets else None
+        self._begin(settlement, self._end(), held if ordered else waiting, back)
+
+    def _returning(self, first: int) -> range:
+        """The rows that go back to their source when they are to come again."""
+        inlet = self._inlet
+        goes_back = isinstance(inlet, PulledInlet) and inlet.redelivers
+        return range(first, sys.maxsize) if goes_back else range(0)
 
     def _count(self, verdict: Verdict) -> None:
         self._chunks += 1
         self._rows += len(verdict.rows)
-        if self._plan.generator is not None:
+        if self._plan.is_source:
             # A MonoVertex has told the times itself: its outputs have gone into the sinks.
             mono = isinstance(self._plan.role, MonoPlan)
             times = [] if mono else event_times(verdict.outputs, verdict.rows)
@@ -247,9 +279,10 @@ class VertexTask:
         self._emitted_at = now
         settlement = self._partial(verdict, start)
         self._confirm()
+        before = self._unrecorded
         self._position = self._with_unrecorded(self._position).intending(self._end())
         self._unrecorded = None
-        counts = self._link.run(self._settle(self._position, settlement))
+        counts = self._link.run(self._settle(self._position, settlement, before))
         verdict.emitted_rows += counts.written
 
     def _partial(self, verdict: Verdict, start: Span) -> Settlement:
@@ -263,23 +296,38 @@ class VertexTask:
 
     # --- settling -------------------------------------------------------------------------------
 
-    def _begin(self, settlement: Settlement, end: Span, held: Held | None) -> None:
+    def _begin(
+        self, settlement: Settlement, end: Span, held: Held | None, back: HandedBack | None
+    ) -> None:
         """Start to settle a chunk; the last one must be confirmed, and is recorded with it."""
         self._confirm()
+        before = self._unrecorded
         self._position = self._with_unrecorded(self._position).intending(end)
-        self._inflight = self._link.submit(self._settle(self._position, settlement))
-        self._unrecorded = _Settled(end, settlement.counts, self._watermark.current, held)
+        self._inflight = self._link.submit(self._settle(self._position, settlement, before))
+        self._unrecorded = _Settled(end, settlement.counts, self._watermark.current, held, back)
 
     def _with_unrecorded(self, position: Position) -> Position:
         one = self._unrecorded
         return position.settled(one.end, one.counts, one.watermark, one.held) if one else position
 
-    async def _settle(self, position: Position, settlement: Settlement) -> Counts:
+    async def _settle(
+        self, position: Position, settlement: Settlement, before: _Settled | None
+    ) -> Counts:
         await self._store.write(position)
+        await self._tell_source(before)
+        if settlement.histories is not None:
+            await self._ledger.write(settlement.histories, self._tally)
         discarded = await publish_all(
             self._link.client, self._names, settlement, self._plan.publish, self._tally
         )
         return settlement.counts_without(discarded)
+
+    async def _tell_source(self, done: _Settled | None) -> None:
+        """Acknowledge and nack rows of a chunk that is recorded as done."""
+        if done is not None and done.back is not None:
+            assert isinstance(self._inlet, PulledInlet)
+            self._inlet.hand_back(done.back)
+            await self._ledger.end(done.back.ids, self._tally)
 
     def _confirm(self) -> None:
         """Wait until the chunk in flight is confirmed; let go of it if a stop takes too long."""
@@ -304,7 +352,7 @@ class VertexTask:
 
     def _rest(self) -> None:
         """Nothing to do: record what is settled, then wait for an arrival."""
-        if self._unrecorded is not None:
+        if self._unrecorded is not None or self._inlet.exhausted != self._position.exhausted:
             self._record()
             return
         self.events.tell_now_and_then()
@@ -326,6 +374,7 @@ class VertexTask:
             position = replace(position, exhausted=self._inlet.exhausted)
         if position != self._position:
             self._link.run(self._store.write(position))
+            self._link.run(self._tell_source(self._unrecorded))
             self._position, self._unrecorded = position, None
         self._forget(position, at_once=True)
 

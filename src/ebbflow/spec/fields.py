@@ -89,6 +89,12 @@ def _bucket(value: str) -> str:
     return value
 
 
+def _some_text(value: str) -> str:
+    if not value.strip():
+        raise PydanticCustomError("EB104", "must not be empty")
+    return value
+
+
 def _code(value: Any) -> words.Code:
     if isinstance(value, str):
         return value
@@ -118,6 +124,9 @@ Bucket = Annotated[StrictStr, AfterValidator(_bucket)]
 
 Code = Annotated[words.Code, PlainValidator(_code, json_schema_input_type=str)]
 """User code: ``module:attribute``, or the function or class itself."""
+
+Text = Annotated[StrictStr, AfterValidator(_some_text)]
+"""A text that says something."""
 
 Positive = Annotated[StrictInt, Field(ge=1)]
 """A whole number from 1 up."""

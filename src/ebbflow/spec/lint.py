@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ebbflow.errors import SpecError
+from ebbflow.spec.batches import check_batches, check_no_batches
 from ebbflow.spec.document import read
 from ebbflow.spec.fields import shown
 from ebbflow.spec.graph import check_graph
@@ -129,8 +130,10 @@ def _rules(spec: Spec, search: Path | None) -> Iterable[Finding]:
     if isinstance(spec, PipelineSpec):
         yield from check_vertices(spec, search)
         yield from check_graph(spec)
+        yield from check_batches(spec)
     else:
         yield from check_monovertex(spec, search)
+        yield from check_no_batches(spec)
     yield from check_store(spec.serving_store, search)
     yield from check_support(spec)
 

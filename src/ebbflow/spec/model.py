@@ -82,6 +82,11 @@ class EffectiveLimits:
             chosen.setdefault("concurrency", chosen["read_batch_size"])
         return cls(**chosen)
 
+    @property
+    def buffer_frames(self) -> int:
+        """The number of frames at which a buffer is full."""
+        return max(1, self.buffer_max_length * self.buffer_usage_limit // 100)
+
 
 class Metadata(MetadataFields):
     """The ``metadata`` of a pipeline."""

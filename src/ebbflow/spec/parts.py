@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from ebbflow.options import Backoff
 from ebbflow.spec.words import Code, Mode, OnFailure, Operator
@@ -16,8 +16,11 @@ from ebbflow.spec.words import Code, Mode, OnFailure, Operator
 Policy = Backoff | Mapping[str, Any]
 """A back-off, or its fields: ``{"interval": "2s", "steps": 3}``, in camel case or snake case."""
 
-SinkChoice = Code | Literal["log", "blackhole"]
-"""A sink in one word: user code, or the name of a built-in sink. A text with a colon is code."""
+SinkChoice = Code | Literal["log", "blackhole"] | Mapping[str, Any]
+"""A sink: user code, the name of a built-in sink, or such a name with its fields.
+
+A text with a colon is code.
+"""
 
 Store = Code | Mapping[str, Any]
 """A store for answers: a class of the user's, or ``{"nats": {"bucket": "answers"}}``."""
@@ -25,32 +28,67 @@ Store = Code | Mapping[str, Any]
 Part = dict[str, Any]
 
 
+class SourceKinds(TypedDict, total=False):
+    """Where messages can come from, beside user code; each with YAML's fields, in either case."""
+
+    generator: Mapping[str, Any]
+    http: Mapping[str, Any]
+    jetstream: Mapping[str, Any]
+    nats: Mapping[str, Any]
+    kafka: Mapping[str, Any]
+    spark: Mapping[str, Any]
+
+
+class SinkKinds(TypedDict, total=False):
+    """Where messages can go to, beside user code; each with YAML's fields, in either case."""
+
+    http: Mapping[str, Any]
+    file: Mapping[str, Any]
+    jetstream: Mapping[str, Any]
+    nats: Mapping[str, Any]
+    kafka: Mapping[str, Any]
+    spark: Mapping[str, Any]
+
+
+def kinds_of(options: Mapping[str, Any], names: Iterable[str]) -> Part:
+    """Those of the options that choose a kind of source or sink."""
+    return {name: dict(options[name]) for name in names if name in options}
+
+
 def source(
     code: Code | None,
-    generator: Mapping[str, Any] | None,
+    kinds: Mapping[str, Any],
     transformer: Code | None,
     retry: Policy | None,
     on_failure: OnFailure | None,
 ) -> Part:
     """A source; the retries are its transformer's."""
-    part: Part = {}
+    part = kinds_of(kinds, SourceKinds.__annotations__)
     if code is not None:
         part["udsource"] = {"python": code}
-    if generator is not None:
-        part["generator"] = dict(generator)
     retried = _retried(retry, on_failure)
     if transformer is not None or retried:
         part["transformer"] = {"python": transformer, **retried}
     return part
 
 
-def udf(code: Code, mode: Mode, retry: Policy | None, on_failure: OnFailure | None) -> Part:
+def udf(
+    code: Code | None,
+    mode: Mode,
+    retry: Policy | None,
+    on_failure: OnFailure | None,
+    sql: str | None = None,
+    dataframe: Code | None = None,
+) -> Part:
     """A map."""
-    return {"python": code, "mode": mode, **_retried(retry, on_failure)}
+    given = {"python": code, "sql": sql, "dataframe": dataframe}
+    part = {name: value for name, value in given.items() if value is not None}
+    return {**part, "mode": mode, **_retried(retry, on_failure)}
 
 
 def sink(
     code: Code | None,
+    kinds: Mapping[str, Any],
     *,
     log: bool,
     blackhole: bool,
@@ -60,7 +98,7 @@ def sink(
     on_failure: OnFailure | None,
 ) -> Part:
     """A sink with those behind it."""
-    part = _retried(retry, on_failure)
+    part = _retried(retry, on_failure) | kinds_of(kinds, SinkKinds.__annotations__)
     if code is not None:
         part["udsink"] = {"python": code}
     if log:
@@ -113,6 +151,8 @@ def _retried(retry: Policy | None, on_failure: OnFailure | None) -> Part:
 
 
 def _chosen(choice: SinkChoice) -> Part:
+    if isinstance(choice, Mapping):
+        return dict(choice)
     if isinstance(choice, str) and ":" not in choice:
         return {choice: {}}
     return {"udsink": {"python": choice}}

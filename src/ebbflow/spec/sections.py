@@ -12,6 +12,12 @@ from pydantic import Field, StrictBool, StrictInt, StrictStr
 
 from ebbflow.options import DEFAULT_ON_ERROR, Backoff
 from ebbflow.spec import fields, words
+from ebbflow.spec.connectors.file import FileSink
+from ebbflow.spec.connectors.http import HttpSink, HttpSource
+from ebbflow.spec.connectors.jetstream import JetStreamSink, JetStreamSource
+from ebbflow.spec.connectors.kafka import KafkaSink, KafkaSource
+from ebbflow.spec.connectors.nats import NatsSink, NatsSource
+from ebbflow.spec.connectors.spark import SparkSink, SparkSource
 from ebbflow.spec.fields import Section
 from ebbflow.spec.kubernetes import BufferFields, LifecycleFields
 
@@ -86,11 +92,22 @@ class Transformer(UserCode):
 
 
 class Udf(UserCode):
-    """A user-defined function: one message in, any number out."""
+    """A user-defined function: one message in, any number out.
+
+    In place of code for messages it may have a query over batches of them: ``sql`` over the view
+    ``messages``, or ``dataframe``, a function from DataFrame to DataFrame.
+    """
 
     mode: words.Mode = "unary"
+    sql: fields.Text | None = None
+    dataframe: fields.Code | None = None
     group_by: Any = None
     retry_strategy: RetryStrategy | None = None
+
+    @property
+    def query(self) -> str | None:
+        """Which of ``sql`` and ``dataframe`` it has, if one of them."""
+        return next((name for name in ("sql", "dataframe") if getattr(self, name)), None)
 
 
 class OneOf(Section):
@@ -134,14 +151,16 @@ class Source(OneOf):
     """Where messages come from."""
 
     KINDS = (
-        "generator", "udsource", "http", "jetstream", "nats", "kafka", "pulsar", "sqs", "serving",
+        "generator", "udsource", "http", "jetstream", "nats", "kafka", "spark", "pulsar", "sqs",
+        "serving",
     )  # fmt: skip
     generator: Generator | None = None
     udsource: UserCode | None = None
-    http: Any = None
-    jetstream: Any = None
-    nats: Any = None
-    kafka: Any = None
+    http: HttpSource | None = None
+    jetstream: JetStreamSource | None = None
+    nats: NatsSource | None = None
+    kafka: KafkaSource | None = None
+    spark: SparkSource | None = None
     pulsar: Any = None
     sqs: Any = None
     serving: Any = None
@@ -162,11 +181,19 @@ class Blackhole(Section):
 class SinkTarget(OneOf):
     """A place to write messages to."""
 
-    KINDS = ("log", "blackhole", "udsink", "kafka", "pulsar", "sqs", "serve")
+    KINDS = (
+        "log", "blackhole", "udsink", "http", "file", "jetstream", "nats", "kafka", "spark",
+        "pulsar", "sqs", "serve",
+    )  # fmt: skip
     log: Log | None = None
     blackhole: Blackhole | None = None
     udsink: UserCode | None = None
-    kafka: Any = None
+    http: HttpSink | None = None
+    file: FileSink | None = None
+    jetstream: JetStreamSink | None = None
+    nats: NatsSink | None = None
+    kafka: KafkaSink | None = None
+    spark: SparkSink | None = None
     pulsar: Any = None
     sqs: Any = None
     serve: Any = None

@@ -37,7 +37,7 @@ def check_step(
     if step.source is not None:
         yield from _source(step.source, (*path, "source"), search)
     if step.udf is not None:
-        yield from _code(step.udf, (*path, "udf"), search)
+        yield from _udf(step.udf, (*path, "udf"), search)
         yield from _retry_without_fallback(step.udf, (*path, "udf"), "a map")
     if step.sink is not None:
         yield from _sink(step.sink, (*path, "sink"), search)
@@ -79,11 +79,22 @@ def joined(names: tuple[str, ...]) -> str:
 def _source(source: Source, path: FieldPath, search: Path | None) -> Iterator[Finding]:
     yield from _one_kind(source, path)
     if source.udsource is not None:
-        yield from _code(source.udsource, (*path, "udsource"), search)
+        yield from _code(source.udsource, (*path, "udsource"), search, methods=("read", "ack"))
     if source.transformer is not None:
         inside: FieldPath = (*path, "transformer")
         yield from _code(source.transformer, inside, search)
         yield from _retry_without_fallback(source.transformer, inside, "a transformer")
+
+
+def _udf(udf: Udf, path: FieldPath, search: Path | None) -> Iterator[Finding]:
+    names = ("python", "container", "sql", "dataframe")
+    given = tuple(name for name in names if getattr(udf, name) is not None)
+    if udf.query is None:
+        yield from _code(udf, path, search)
+    elif len(given) > 1:
+        yield Finding("EB207", f"'udf' can be only one of {joined(given)}", path)
+    elif isinstance(udf.dataframe, str):
+        yield from _target(udf.dataframe, (*path, "dataframe"), search)
 
 
 def _sink(sink: Sink, path: FieldPath, search: Path | None) -> Iterator[Finding]:
@@ -111,7 +122,9 @@ def _one_kind(section: OneOf, path: FieldPath) -> Iterator[Finding]:
         yield Finding("EB207", message, path)
 
 
-def _code(code: UserCode, path: FieldPath, search: Path | None) -> Iterator[Finding]:
+def _code(
+    code: UserCode, path: FieldPath, search: Path | None, methods: tuple[str, ...] = ()
+) -> Iterator[Finding]:
     if code.python is None and code.container is None:
         message = f"'{path[-1]}' has no code: name a Python function with python: module:attribute"
         yield Finding("EB208", message, path)
@@ -119,7 +132,7 @@ def _code(code: UserCode, path: FieldPath, search: Path | None) -> Iterator[Find
         message = "containers are not run yet; name a Python function with python: module:attribute"
         yield Finding("EB902", message, (*path, "container"), at_key=True)
     elif isinstance(code.python, str):
-        yield from _target(code.python, (*path, "python"), search)
+        yield from _target(code.python, (*path, "python"), search, methods)
 
 
 def _target(

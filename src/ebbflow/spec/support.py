@@ -15,13 +15,12 @@ from ebbflow.spec.problem import FieldPath, Finding
 ANY = object()
 """Whatever the value is, as long as there is one."""
 
-_SOURCES = ("http", "jetstream", "nats", "kafka", "pulsar", "sqs", "serving")
-_SINKS = ("kafka", "pulsar", "sqs", "serve")
+_SOURCES = ("pulsar", "sqs", "serving")
+_SINKS = ("pulsar", "sqs", "serve")
 _SINK_PLACES = ("sink", "sink.fallback", "sink.onSuccess")
 
 _STEP: dict[str, tuple[str, object]] = {
     "limits.rateLimit": ("rateLimit", ANY),
-    "source.udsource": ("a user-defined source", ANY),
     **{f"source.{name}": (f"the {name} source", ANY) for name in _SOURCES},
     "udf.groupBy": ("groupBy", ANY),
     **{f"{place}.{name}": (f"the {name} sink", ANY) for place in _SINK_PLACES for name in _SINKS},

@@ -124,6 +124,8 @@ def _copied(value: Any) -> Any:
 
 def _set_aside(data: Any, path: FieldPath, kind: str) -> None:
     """Take the wrong field out, or put an empty one in where there has to be one."""
+    if kind == "missing" and path[-1] not in _STAND_INS:
+        path, kind = path[:-1], ""  # without it the whole section cannot be read
     for part in path[:-1]:
         try:
             data = data[part]

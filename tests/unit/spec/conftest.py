@@ -14,6 +14,14 @@ def enrich(datum):
 def first_look(datum):
     return None
 
+class Reader:
+    def read(self, limit, timeout):
+        return []
+
+class Queue(Reader):
+    def ack(self, offsets):
+        pass
+
 class Store:
     def __call__(self, data):
         return []

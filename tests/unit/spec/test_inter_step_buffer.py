@@ -9,7 +9,7 @@ import pytest
 from ebbflow import MonoVertex, Pipeline
 from ebbflow.errors import SpecError
 from ebbflow.jetstream.publisher import BUFFER
-from ebbflow.spark.plan import make_plans
+from ebbflow.spark.planning import make_plans
 
 SPEC = """\
 apiVersion: numaflow.numaproj.io/v1alpha1

@@ -11,6 +11,7 @@ from ebbflow.options import Backoff
 from ebbflow.spec.kubernetes import MONOVERTEX_NO_EFFECT
 from ebbflow.spec.lint import check, load
 from ebbflow.spec.model import EffectiveLimits, MonoVertexBody, MonoVertexSpec
+from ebbflow.spec.sections import SinkTarget, Source
 
 Lint = Callable[[str], list[str]]
 
@@ -62,7 +63,7 @@ spec:
 status: {phase: Running}
 """
 
-SINKS = "log, blackhole, udsink, kafka, pulsar, sqs, serve"
+SINKS = ", ".join(SinkTarget.KINDS)
 FIELDS = ", ".join(str(field.alias) for field in MonoVertexBody.model_fields.values())
 SINK = next(line for line in GOOD.splitlines(keepends=True) if line.startswith("  sink:"))
 
@@ -79,8 +80,7 @@ WRONG = [
     (
         "{generator: {}}",
         "{}",
-        "5:11: EB207 'source' needs one of "
-        "generator, udsource, http, jetstream, nats, kafka, pulsar, sqs, serving",
+        f"5:11: EB207 'source' needs one of {', '.join(Source.KINDS)}",
     ),
     ("fallback: {log: {}}", "fallback: {}", f"7:56: EB207 'fallback' needs one of {SINKS}"),
     (
@@ -113,13 +113,13 @@ WRONG = [
         "6:9: EB902 containers are not run yet; name a Python function with "
         "python: module:attribute",
     ),
-    ("{generator: {}}", "{kafka: {}}", "5:12: EB901 the kafka source is not supported yet"),
+    ("{generator: {}}", "{sqs: {}}", "5:12: EB901 the sqs source is not supported yet"),
     (
         "{generator: {}}",
-        "{udsource: {python: 'handlers:Store'}}",
-        "5:12: EB901 a user-defined source is not supported yet",
+        "{udsource: {python: 'handlers:Reader'}}",
+        "5:31: EB402 cannot use 'handlers:Reader': it has no method 'ack'",
     ),
-    ("fallback: {log", "fallback: {kafka", "7:57: EB901 the kafka sink is not supported yet"),
+    ("fallback: {log", "fallback: {sqs", "7:57: EB901 the sqs sink is not supported yet"),
 ]
 
 SETTINGS = [

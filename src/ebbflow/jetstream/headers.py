@@ -1,0 +1,45 @@
+"""Headers of messages that come from NATS and go there: a message's own, and its keys.
+
+NATS knows no keys, so they travel in a header: what a sink has written a source reads back.
+Headers that begin with ``Nats-`` tell JetStream what to do with the message that has them, and
+those of a message that came from one stream are not meant for the next.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+KEYS = "Ebbflow-Keys"
+"""The keys of a message, as a JSON list."""
+
+SUBJECT = "Nats-Subject"
+"""Where a message was published to."""
+
+_RESERVED = "nats-"
+
+
+def incoming(subject: str, headers: Mapping[str, str] | None) -> tuple[list[str], dict[str, str]]:
+    """The keys and headers of a message that has come; the subject is a header too."""
+    given = dict(headers or {})
+    keys = _keys(given.get(KEYS, ""))
+    if keys:
+        del given[KEYS]
+    return keys, given | {SUBJECT: subject}
+
+
+def _keys(text: str) -> list[str]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return []
+    fit = isinstance(found, list) and all(isinstance(key, str) for key in found)
+    return found if fit else []
+
+
+def outgoing(keys: Sequence[str], headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers that a message takes along."""
+    kept = {
+        name: value for name, value in headers.items() if not name.lower().startswith(_RESERVED)
+    }
+    return kept | ({KEYS: json.dumps(list(keys))} if keys else {})

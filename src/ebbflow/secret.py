@@ -1,0 +1,19 @@
+"""A secret as a value: it can be used and pickled, but does not show in any text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A password, token or key. ``reveal`` is the one way to get at it."""
+
+    _value: str = field(repr=False)
+
+    def reveal(self) -> str:
+        """The secret itself."""
+        return self._value
+
+    def __str__(self) -> str:
+        return "(secret)"

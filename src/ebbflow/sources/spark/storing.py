@@ -1,0 +1,183 @@
+"""Storing the rows of a query in the buffers of its vertex: what its tasks do, on workers.
+
+A frame's id is made of the query, the micro-batch, the task, the place of its first row and a hash
+of its content. So a task that is run again stores nothing twice, and one that came to other rows
+loses none. A full buffer holds the task up until there is room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+
+from ebbflow import frames
+from ebbflow.core.letter import Letter
+from ebbflow.errors import BufferFull, EbbflowError, MessageTooLarge
+from ebbflow.jetstream.addresses import Addresses
+from ebbflow.jetstream.connection import Link, worker_link
+from ebbflow.jetstream.names import Names
+from ebbflow.jetstream.publisher import BUFFER, publish
+from ebbflow.sources.feed import Buffers
+
+SCHEMA = "stored bigint"
+_IN_FLIGHT = 8
+_LONGEST_ID = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Storing:
+    """Where a task stores its rows. ``query`` names a read that is no stream."""
+
+    server: Addresses
+    pipeline: str
+    vertex: str
+    partitions: int
+    largest: int
+    query: str | None = None
+
+
+def store_on_worker(
+    batches: Iterator[pa.RecordBatch], storing: Storing
+) -> Iterator[pa.RecordBatch]:
+    """Called by Spark with the rows of one task; tells how many it has stored."""
+    task = _Task(storing)
+    for batch in batches:
+        task.store(batch)
+    yield pa.RecordBatch.from_pydict({"stored": pa.array([task.rows], pa.int64())})
+
+
+class _Task:
+    def __init__(self, storing: Storing) -> None:
+        self._storing = storing
+        self._link: Link = worker_link(storing.server)
+        self._names = Names(storing.pipeline)
+        self._buffers = Buffers(self._link, self._names, storing.vertex, storing.partitions)
+        self._place, self._number = _place(storing.query)
+        self._given: Collection[str] = ()
+        self.rows = 0
+
+    def store(self, batch: pa.RecordBatch) -> None:
+        """Store rows; returns when all of them are confirmed."""
+        first, self.rows = self.rows, self.rows + batch.num_rows
+        self._given = {"id", *batch.schema.names}
+        rows = self._messages(batch, first)
+        sizes = pc.binary_length(rows.column("value"))
+        large = pc.indices_nonzero(pc.greater(sizes, self._storing.largest)).to_pylist()
+        if large:
+            self._link.run(self._bury(rows, large))
+            kept = sorted(set(range(rows.num_rows)) - set(large))
+            rows = frames.taken(rows, kept)
+        self._link.run(self._put_all(rows, first))
+
+    def _messages(self, batch: pa.RecordBatch, first: int) -> pa.RecordBatch:
+        count = batch.num_rows
+        columns = {name: batch.column(name) for name in batch.schema.names}
+        columns["value"] = pc.fill_null(columns["value"].cast(pa.binary()), b"")
+        given = columns.pop("id").to_pylist() if "id" in columns else [None] * count
+        values = columns["value"].to_pylist()
+        columns["id"] = [
+            self._id(one, value, row)
+            for row, (one, value) in enumerate(zip(given, values, strict=True), first)
+        ]
+        now = pa.scalar(datetime.now(UTC), frames.TIME)
+        columns["first_seen"] = pa.repeat(now, count)
+        times = columns.get("event_time")
+        columns["event_time"] = (
+            columns["first_seen"] if times is None else pc.fill_null(times.cast(frames.TIME), now)
+        )
+        return frames.batch_of(columns, count)
+
+    def _id(self, given: str | None, value: bytes, row: int) -> str:
+        """As the user says, told apart by content; or where in the query it is."""
+        vertex = self._storing.vertex
+        if given is None:
+            return f"{vertex}-{self._number}-{row}"
+        digest = hashlib.blake2b(given.encode() + b"\0" + value, digest_size=5).hexdigest()
+        return f"{vertex}-{given[:_LONGEST_ID]}-{digest}"
+
+    async def _put_all(self, rows: pa.RecordBatch, first: int) -> None:
+        gate = asyncio.Semaphore(_IN_FLIGHT)
+
+        async def put(frame: pa.RecordBatch, start: int) -> None:
+            async with gate:
+                await self._put(frame, f"{self._place}:{start}:{_content(frame, self._given)}")
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for frame in frames.split(rows):
+                    group.create_task(put(frame, first))
+                    first += frame.num_rows
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    async def _put(self, frame: pa.RecordBatch, msg_id: str) -> None:
+        while True:
+            try:
+                await self._buffers.put(frame, msg_id)
+                return
+            except BufferFull:
+                await asyncio.sleep(BUFFER.wait)
+
+    async def _bury(self, rows: pa.RecordBatch, large: list[int]) -> None:
+        """What no buffer can hold goes to the dead letters, cut to what fits."""
+        for row in frames.taken(rows, large).to_pylist():
+            letter = _letter(row, self._storing)
+            await publish(
+                self._link.client,
+                self._names.dead_letter_subject(self._storing.vertex),
+                letter.value,
+                letter.to_headers(),
+                msg_id=f"{self._place}:dead:{frames.fingerprint([letter.id])}",
+                retry=BUFFER,
+            )
+
+
+def _letter(row: dict[str, Any], storing: Storing) -> Letter:
+    now = datetime.now(UTC)
+    error = MessageTooLarge(len(row["value"]), storing.largest)
+    return Letter(
+        id=row["id"],
+        vertex=storing.vertex,
+        value=row["value"],
+        reason="message too large",
+        error=f"MessageTooLarge: {error}",
+        traceback=None,
+        deliveries=1,
+        first_seen=now,
+        last_seen=now,
+        event_time=row["event_time"],
+        keys=row["keys"] or [],
+        headers=dict(row["headers"] or ()),
+        metadata={},
+    ).fitting(storing.largest)
+
+
+def _place(query: str | None) -> tuple[str, str]:
+    """A name for the task that it has again when it is replayed, and a short one for ids."""
+    task = TaskContext.get()
+    assert task is not None
+    number = "0"
+    if query is None:
+        query = task.getLocalProperty("sql.streaming.queryId")
+        number = task.getLocalProperty("streaming.sql.batchId") or ""
+    if not query or not number:
+        # Any other id would store everything twice after a crash.
+        raise EbbflowError("Spark does not tell which query and batch this task is of")
+    partition = task.partitionId()
+    return f"{query}:{number}:{partition}", f"{number}-{partition}"
+
+
+def _content(frame: pa.RecordBatch, given: Collection[str]) -> str:
+    """A hash of what the query gave; what was added, as the time, is another each time."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(given):
+        digest.update(repr(frame.column(name).to_pylist()).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()

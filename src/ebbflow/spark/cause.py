@@ -1,0 +1,124 @@
+"""What went wrong behind an exception of Spark's: the database's, the user's or Spark's own words.
+
+Spark wraps an error once for each layer it passes, with stack traces, plans and numbers of tasks.
+Of all that only what caused it says something to whoever has to correct a row or a query.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
+
+from ebbflow.core.isolation import Trouble
+
+_WRAPPER = re.compile(
+    r"Job aborted|Writing job aborted|\[(STREAM_FAILED|TASK_WRITE_FAILED|FAILED_EXECUTE_UDF"
+    r"|WRITING_JOB_ABORTED|MALFORMED_RECORD_IN_PARSING|FAILED_READ_FILE)"
+)
+_CONDITION = re.compile(r"\s*\[[A-Z][A-Z0-9_.]+]")
+_FILE = re.compile(r"\[FAILED_READ_FILE\.\w+] Encountered error while reading file ([^\n]+)\.")
+_PYTHON = "An exception was thrown from the Python worker"
+_PYTHON_ERROR = re.compile(r"^(?:[\w.]+\.)?([A-Z]\w*): (.+)$", re.M)
+_SQLSTATE = re.compile(r"\s*SQLSTATE: (\w{5});?")
+# Of the classes of errors in SQL: a value that cannot be, a value that a constraint forbids.
+_OF_DATA = ("22", "23")
+_SQL_ERROR = "java.sql.SQLException"
+_ENTRY = re.compile(r"Batch entry (\d+) ")
+_EXECUTE_FAILED = -3
+_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+
+
+def hush() -> None:
+    """Keep PySpark from printing a trace of its own for each error, which we tell in a line."""
+    for name in _LOGGERS:
+        logging.getLogger(name).disabled = True
+
+
+def trouble(error: BaseException) -> Trouble:
+    """What caused an error, in its own words on one line."""
+    causes = list(_causes(error))
+    if not causes:
+        return _python(error)
+    named = next((row for cause in causes if (row := _suspect(cause)) is not None), None)
+    suspects = () if named is None else (named,)
+    of_data = any(_state(cause).startswith(_OF_DATA) for cause in causes)
+    cause = _telling(causes)
+    said = cause.getMessage() or "(no text)"
+    if _PYTHON in said and (found := _PYTHON_ERROR.findall(said)):
+        kind, text = found[-1]
+        return Trouble(kind, text, of_data, suspects)
+    text = " ".join(said.split()) if _is(cause, _SQL_ERROR) else _first_line(said)
+    files = (_FILE.match(cause.getMessage() or "") for cause in causes)
+    text += next((f" (in {file[1]})" for file in files if file), "")
+    kind = cause.getClass().getSimpleName().removeprefix("Extended")
+    return Trouble(kind, text, of_data, suspects)
+
+
+def _state(cause: Any) -> str:
+    """The five letters and digits by which SQL knows an error; empty if it does not."""
+    if _is(cause, _SQL_ERROR):
+        return cause.getSQLState() or ""
+    found = _SQLSTATE.search(cause.getMessage() or "")
+    return found[1] if found else ""
+
+
+def _python(error: BaseException) -> Trouble:
+    text = str(error)
+    return Trouble(type(error).__name__, _first_line(text) or "(no text)")
+
+
+def _first_line(text: str) -> str:
+    lines = (line.strip() for line in _SQLSTATE.sub("", text).splitlines())
+    return next((line.rstrip(";") for line in lines if line), "")
+
+
+def _causes(error: BaseException) -> Iterator[Any]:
+    """The Java exceptions behind an error, the outermost first."""
+    cause = error.java_exception if isinstance(error, Py4JJavaError) else None
+    if isinstance(error, PySparkException):
+        cause = getattr(error, "_origin", None)
+    while cause is not None:
+        yield cause
+        following = cause.getCause()
+        if following is None and _is(cause, _SQL_ERROR):
+            following = cause.getNextException()
+        cause = following
+
+
+def _telling(causes: list[Any]) -> Any:
+    """The one that says most: the database's, else Spark's with a name for it, else the first."""
+    of_database = [one for one in causes if _is(one, _SQL_ERROR)]
+    own = [one for one in of_database if not _is(one, "java.sql.BatchUpdateException")]
+    if own or of_database:
+        return (own or of_database)[-1]
+    texts = {id(one): one.getMessage() or "" for one in causes}
+    inner = [one for one in causes if texts[id(one)] and not _WRAPPER.match(texts[id(one)])]
+    named = [one for one in inner if _CONDITION.match(texts[id(one)])]
+    return (named or [*reversed(inner)] or causes)[0]
+
+
+def _suspect(cause: Any) -> int | None:
+    """The row of the batch that a database failed on, if it says so."""
+    if not _is(cause, "java.sql.BatchUpdateException"):
+        return None
+    if found := _ENTRY.search(cause.getMessage() or ""):
+        return int(found[1])
+    counts = list(cause.getUpdateCounts())
+    return counts.index(_EXECUTE_FAILED) if _EXECUTE_FAILED in counts else len(counts)
+
+
+def _is(cause: Any, name: str) -> bool:
+    try:
+        kind = cause.getClass()
+        while kind is not None:
+            if kind.getName() == name:
+                return True
+            kind = kind.getSuperclass()
+    except Py4JError:
+        pass
+    return False

@@ -1,0 +1,78 @@
+"""The feeds of a pipeline, on the driver: started with its run, stopped before its vertices are."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ebbflow.jetstream.connection import Link
+from ebbflow.sources.companion import SourcePlan
+from ebbflow.sources.feed import Feed, FeedPlan, Spot
+from ebbflow.sources.generator import GeneratorPlan
+from ebbflow.spark.plan import VertexPlan
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Feeds:
+    """All feeds, by the vertex they feed. ``tell`` shows a line to whoever watches the run.
+
+    ``memory`` is the folder for what they have to know after a restart, ``drain`` if the run ends
+    when everything is processed.
+    """
+
+    def __init__(self, tell: Callable[[str], None], memory: Path, drain: bool) -> None:
+        self._tell = tell
+        self._memory = memory
+        self._drain = drain
+        self._feeds: dict[str, Feed] = {}
+
+    @contextmanager
+    def running(
+        self, link: Link, spark: SparkSession, plans: Sequence[VertexPlan]
+    ) -> Iterator[None]:
+        """Let messages in for as long as the context lasts; a paused pipeline takes in none."""
+        with ExitStack() as stack:
+            for plan in plans:
+                if (settings := _feed_plan(plan)) is not None and not plan.paused:
+                    feed = settings.feed(self._spot(plan, link, spark))
+                    feed.start()
+                    stack.callback(feed.stop)
+                    self._feeds[plan.vertex] = feed
+            yield
+
+    def _spot(self, plan: VertexPlan, link: Link, spark: SparkSession) -> Spot:
+        return Spot(
+            plan.pipeline,
+            plan.vertex,
+            plan.partitions,
+            plan.largest,
+            link,
+            spark,
+            self._tell,
+            self._memory / plan.vertex,
+            self._drain,
+        )
+
+    def forget(self) -> None:
+        """Start over: no feed knows of an earlier run."""
+        shutil.rmtree(self._memory, ignore_errors=True)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether nothing more will come in by any of them."""
+        return all(feed.exhausted for feed in self._feeds.values())
+
+    def failure(self, vertex: str) -> str | None:
+        """Why the vertex's feed takes in nothing, if it has one and that is so."""
+        feed = self._feeds.get(vertex)
+        return feed.failure if feed else None
+
+
+def _feed_plan(plan: VertexPlan) -> FeedPlan | None:
+    source = plan.source
+    return None if isinstance(source, GeneratorPlan | SourcePlan) else source

@@ -1,0 +1,1 @@
+"""The sections of connectors: one module for each outside system."""

@@ -1,0 +1,162 @@
+"""Handlers called as a vertex calls them, without Spark and without NATS.
+
+The rules are the real ones: what is checked, retried, nacked and dead-lettered here is so in a
+pipeline. Only waiting is left out: retries come at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from random import Random
+from typing import Any
+
+from ebbflow import frames, functions
+from ebbflow.core.retry import Call, RetryStrategy, call_with_retries
+from ebbflow.core.sinking import Sinks, run_sinks
+from ebbflow.core.verdict import Verdict
+from ebbflow.frames import Rows
+from ebbflow.functions import Handler
+from ebbflow.message import Datum, Message
+from ebbflow.options import DEFAULT_ON_ERROR, Backoff
+from ebbflow.outcome import DONE, Outcome
+from ebbflow.spec.words import Mode, OnFailure
+
+_LARGEST = 8 * 1024 * 1024 - 64 * 1024
+_BATCH = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of one message.
+
+    ``messages`` is what a map forwards for it, with all that they inherit; ``answers`` is what a
+    sink serves.
+    """
+
+    id: str
+    outcome: Outcome
+    messages: list[Message] = field(default_factory=list)
+    answers: list[bytes] = field(default_factory=list)
+
+
+def run_map(
+    code: Callable[..., Any],
+    *messages: bytes | Datum,
+    mode: Mode = "unary",
+    retry: Backoff | None = None,
+    on_failure: OnFailure = "retry",
+    on_error: Backoff = DEFAULT_ON_ERROR,
+) -> list[Result]:
+    """Call a map or transformer with messages: what came of each, in their order.
+
+    The code is a function or a class, as in ``Pipeline(...).map``; a class is opened and closed.
+    A ``Datum`` without an id gets one.
+    """
+    handler = Handler(code)
+    try:
+        verdict = _verdict(messages, on_error)
+        call_with_retries(verdict, _map(handler, mode), _strategy(retry, on_failure), _pause, "map")
+    finally:
+        handler.close()
+    return _results(verdict)
+
+
+def run_sink(
+    code: Callable[..., Any],
+    *messages: bytes | Datum,
+    fallback: Callable[..., Any] | None = None,
+    on_success: Callable[..., Any] | None = None,
+    serves: bool = False,
+    retry: Backoff | None = None,
+    on_failure: OnFailure = "retry",
+    on_error: Backoff = DEFAULT_ON_ERROR,
+) -> list[Result]:
+    """Call a sink with messages, and those beside it: what came of each, in their order.
+
+    ``serves`` says whether the pipeline has a store for answers. As in a pipeline, an answer that
+    needs what is not there breaks the contract.
+    """
+    handlers = {
+        name: Handler(one)
+        for name, one in (("primary", code), ("fallback", fallback), ("on_success", on_success))
+        if one is not None
+    }
+    try:
+        verdict = _verdict(messages, on_error)
+        calls = {name: partial(_sink, handler) for name, handler in handlers.items()}
+        sinks = Sinks(**calls, strategy=_strategy(retry, on_failure), serves=serves)
+        run_sinks(verdict, sinks, _pause)
+    finally:
+        for handler in handlers.values():
+            handler.close()
+    return _results(verdict)
+
+
+def _pause(_seconds: float) -> None:
+    """A test does not wait."""
+
+
+def _strategy(retry: Backoff | None, on_failure: OnFailure) -> RetryStrategy | None:
+    return None if retry is None else RetryStrategy(retry, on_failure)
+
+
+def _verdict(messages: Sequence[bytes | Datum], on_error: Backoff) -> Verdict:
+    data = [Datum(one) if isinstance(one, bytes) else one for one in messages]
+    now = datetime.now(UTC)
+    columns = {
+        "id": [datum.id or f"test-{number}" for number, datum in enumerate(data)],
+        "value": [datum.value for datum in data],
+        "keys": [datum.keys for datum in data],
+        "event_time": [datum.event_time or now for datum in data],
+        "headers": [list(datum.headers.items()) for datum in data],
+        "metadata": [
+            [(group, list(entries.items())) for group, entries in datum.metadata.items()]
+            for datum in data
+        ],
+        "deliveries": [datum.deliveries for datum in data],
+        "nack_reason": [datum.nack_reason for datum in data],
+        "retries": [int(datum.system_metadata["sink"]["retry_count"]) for datum in data],
+    }
+    watermark = min((datum.watermark for datum in data if datum.watermark), default=None)
+    rows = Rows(frames.batch_of(columns, len(data)), watermark)
+    return Verdict("test", rows, on_error, _LARGEST, Random(0))  # noqa: S311 - the same each time
+
+
+def _map(handler: Handler, mode: Mode) -> Call:
+    match mode:
+        case "unary":
+            return partial(functions.run_map, handler, concurrency=_BATCH)
+        case "stream":
+            return partial(functions.run_stream, handler)
+        case "batch":
+            return partial(functions.run_batch_map, handler, batch_size=_BATCH)
+        case "columnar" | "pandas":
+            pandas = mode == "pandas"
+            return partial(functions.run_columnar, handler, batch_size=_BATCH, pandas=pandas)
+
+
+def _sink(handler: Handler, verdict: Verdict) -> None:
+    functions.run_sink(handler, verdict, _BATCH)
+
+
+def _results(verdict: Verdict) -> list[Result]:
+    results = [
+        Result(
+            row_id,
+            verdict.outcomes.get(index, DONE),
+            answers=verdict.answers.get(index, []),
+        )
+        for index, row_id in enumerate(verdict.rows.column("id"))
+    ]
+    outputs = verdict.outputs
+    assert outputs is not None, "only a source without a transformer forwards its inputs"
+    made = Rows(outputs.batch(verdict.rows, "test", datetime.now(UTC)))
+    facts = zip(outputs.parents, outputs.tags, made.data(), strict=True)
+    for parent, tags, datum in facts:
+        results[parent].messages.append(
+            Message(datum.value, datum.keys, list(tags), datum.event_time, metadata=datum.metadata)
+        )
+    return results

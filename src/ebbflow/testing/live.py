@@ -1,0 +1,130 @@
+"""A pipeline that runs in the background of a test, on the Spark session there is.
+
+Every wait has an end: a pipeline that does not start or stop in time is an error that says why,
+never a test that hangs.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ebbflow.spark.run import Run, RunOptions, Silent, Summary, VertexView
+from ebbflow.spark.session import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from ebbflow.built import Built
+
+_START_WAIT = 60.0
+_STOP_WAIT = 60.0
+_LONGEST = 300.0
+_TASKS = 8
+_EVERY = 0.05
+
+
+@contextmanager
+def local_spark(tasks: int = _TASKS) -> Iterator[SparkSession]:
+    """Spark on this machine for the pipelines of tests, with room for so many tasks at once.
+
+    Have one for all tests: starting it takes seconds. Where there is a session already, that one
+    is given and left running.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="ebbflow-tests-") as logs,
+        session("tests", f"local[{tasks}]", tasks, Path(logs), {}, None) as spark,
+    ):
+        yield spark
+
+
+class Live(Silent):
+    """One run of a pipeline, in a thread of its own, until it is stopped."""
+
+    def __init__(
+        self,
+        pipeline: Built,
+        state: Path,
+        heard: Callable[[str], None] = lambda line: None,
+        **options: Any,
+    ) -> None:
+        self.views: Mapping[str, VertexView] = {}
+        self.failures: list[str] = []
+        self._heard = heard
+        self._error: BaseException | None = None
+        self._summary: Summary | None = None
+        self._looked = threading.Event()
+        self._run = Run(pipeline.spec, RunOptions(state=state, timeout=_LONGEST, **options), self)
+        self._thread = threading.Thread(target=self._execute, name="live", daemon=True)
+        self._thread.start()
+        self._await_start()
+
+    def _execute(self) -> None:
+        try:
+            self._summary = self._run.execute()
+        except BaseException as error:
+            self._error = error
+        self._looked.set()
+
+    def _await_start(self) -> None:
+        """Sources take in messages from the run's first look on."""
+        if not self._looked.wait(_START_WAIT):
+            self._run.stop()
+            raise TimeoutError(f"the pipeline has not started within {_START_WAIT:.0f} s")
+        if self._error is not None:
+            raise self._error
+
+    def line(self, text: str) -> None:
+        """What user code has printed."""
+        for line in text.splitlines():
+            self._heard(line)
+
+    def look(self, views: Mapping[str, VertexView]) -> None:
+        """Keep the latest state, and every reason why a vertex failed."""
+        self.views = views
+        for name, view in views.items():
+            told = f"{name}: {view.failure}"
+            if view.failure and told not in self.failures:
+                self.failures.append(told)
+        self._looked.set()
+
+    def stop(self) -> Summary:
+        """Stop it in good order and say what came of it."""
+        self._run.stop()
+        self._thread.join(_STOP_WAIT)
+        if self._error is not None:
+            raise self._error
+        if self._summary is None:
+            raise TimeoutError(f"the pipeline has not stopped within {_STOP_WAIT:.0f} s")
+        return self._summary
+
+
+def until(condition: Callable[[], bool], seconds: float, every: float = _EVERY) -> bool:
+    """Wait for something to become true, for so many seconds at most; whether it has."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(every)
+    return True
+
+
+def until_none(left: Callable[[], int], patience: float, first: float = 0.0) -> bool:
+    """Wait until nothing is left; gives up when that has not become less for a while.
+
+    ``first`` is how many seconds there are for the first step, if more than later ones have.
+    """
+    least, deadline = None, time.monotonic() + max(patience, first)
+    while (now := left()) > 0:
+        if least is None or now < least:
+            deadline = time.monotonic() + patience if least is not None else deadline
+            least = now
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_EVERY)
+    return True

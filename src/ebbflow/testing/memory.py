@@ -1,0 +1,258 @@
+"""A source and a sink in the memory of a test, for pipelines that run on local Spark.
+
+    with MemorySource([b"1", b"2"]) as source, MemorySink() as sink:
+        Pipeline("test").source("in", source.code).map("double", double).sink("out", sink.code).run(
+            drain=True
+        )
+        assert sorted(sink.values) == [b"2", b"4"]
+
+Both keep every rule of the conformance suite. What they hold is in this process: it is still there
+after a pipeline was stopped, and gone with the test.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import Any, Self
+
+from ebbflow.message import Datum, Response
+from ebbflow.source import NackOffset, Source, SourceMessage
+from ebbflow.spec.words import Code
+from ebbflow.testing.shared import Remote, Shared
+from ebbflow.testing.under_test import Sample
+
+_LOOK_EVERY = 0.01
+_REFUSAL = "the memory sink refuses it"
+
+
+class _Kept:
+    """Something that is shared for as long as a context lasts."""
+
+    def __init__(self, target: Any) -> None:
+        self._shared = Shared(target)
+        self.address = self._shared.address
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Pipelines cannot reach it any more; what it holds can still be looked at."""
+        self._shared.close()
+
+
+class MemorySource(_Kept):
+    """A queue: gives each message until it is acknowledged.
+
+    ``redelivers`` chooses whether nacked messages go back to it or are kept by Ebbflow. A run with
+    ``drain`` ends when everything that was put has been acknowledged.
+    """
+
+    def __init__(self, messages: Iterable[bytes | Sample] = (), *, redelivers: bool = True) -> None:
+        self._queue = _Queue()
+        self._redelivers = redelivers
+        super().__init__(self._queue)
+        self.put(*messages)
+
+    @property
+    def code(self) -> Code:
+        """What to give to ``Pipeline(...).source("in", ...)``."""
+        return partial(Taking if self._redelivers else Reading, self.address)
+
+    def put(self, *messages: bytes | Sample) -> None:
+        """Add messages, while a pipeline runs or before; from any thread."""
+        self._queue.put([Sample(one) if isinstance(one, bytes) else one for one in messages])
+
+    @property
+    def waiting(self) -> int:
+        """How many messages have not been given yet, or wait to be given again."""
+        return self._queue.waiting
+
+    @property
+    def unsettled(self) -> int:
+        """How many messages have not been acknowledged."""
+        return self._queue.waiting + len(self._queue.given)
+
+
+class _Queue:
+    """What a memory source holds, in the test's process: each message has a number."""
+
+    def __init__(self) -> None:
+        self.given: dict[int, tuple[int, Sample]] = {}
+        self._ready: deque[tuple[int, Sample]] = deque()
+        self._later: list[tuple[float, int, Sample]] = []
+        self._numbers = count(1)
+        self._lock = threading.Lock()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._ready) + len(self._later)
+
+    def put(self, samples: Sequence[Sample]) -> None:
+        with self._lock:
+            self._ready.extend((next(self._numbers), sample) for sample in samples)
+
+    def read(self, client: int, limit: int) -> list[tuple[int, Sample]]:
+        with self._lock:
+            while self._later and self._later[0][0] <= time.time():
+                _, number, sample = heapq.heappop(self._later)
+                self._ready.append((number, sample))
+            found = [self._ready.popleft() for _ in range(min(limit, len(self._ready)))]
+            self.given |= {number: (client, sample) for number, sample in found}
+        return found
+
+    def ack(self, client: int, numbers: Sequence[int]) -> None:
+        with self._lock:
+            for number in numbers:
+                self.given.pop(number, None)
+
+    def nack(self, client: int, delays: dict[int, int]) -> None:
+        now = time.time()
+        with self._lock:
+            for number in delays.keys() & self.given.keys():
+                _, sample = self.given.pop(number)
+                heapq.heappush(self._later, (now + delays[number] / 1000, number, sample))
+
+    def left(self, client: int) -> tuple[int, int]:
+        """How many are to be given, and how many to be acknowledged."""
+        return self.waiting, len(self.given)
+
+    def gone(self, client: int) -> None:
+        """What was given to a process that has ended is given again."""
+        with self._lock:
+            lost = [number for number, (whose, _) in self.given.items() if whose == client]
+            self._ready.extendleft((number, self.given.pop(number)[1]) for number in reversed(lost))
+
+
+class Reading(Source):
+    """The source in its own process; what is nacked is kept by Ebbflow."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def open(self) -> None:
+        """Reach the test."""
+        self._queue = Remote(self._address)
+
+    def read(self, limit: int, timeout: float) -> list[SourceMessage]:
+        """What is due, in the order it was put."""
+        deadline = time.monotonic() + timeout
+        while not (found := self._queue.ask("read", limit)) and time.monotonic() < deadline:
+            time.sleep(_LOOK_EVERY)
+        return [
+            SourceMessage(one.value, b"%d" % number, keys=one.keys, headers=one.headers)
+            for number, one in found
+        ]
+
+    def ack(self, offsets: Sequence[bytes]) -> None:
+        """These are done."""
+        self._queue.ask("ack", [int(offset) for offset in offsets])
+
+    def pending(self) -> int:
+        """How many wait."""
+        ready, _ = self._queue.ask("left")
+        return int(ready)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether all is acknowledged."""
+        return not any(self._queue.ask("left"))
+
+    def close(self) -> None:
+        """Leave; what was given and not acknowledged is given again."""
+        self._queue.close()
+
+
+class Taking(Reading):
+    """Takes nacked messages back."""
+
+    def nack(self, nacks: Sequence[NackOffset]) -> None:
+        """Put these back, each for its delay."""
+        self._queue.ask("nack", {int(one.offset): one.options.delay or 0 for one in nacks})
+
+
+class MemorySink(_Kept):
+    """Keeps what lands in it, and fails where it is told to."""
+
+    def __init__(self) -> None:
+        self._target = _Target()
+        super().__init__(self._target)
+
+    @property
+    def code(self) -> Code:
+        """What to give to ``Pipeline(...).sink("out", ...)``."""
+        return partial(Writing, self.address)
+
+    @property
+    def landed(self) -> list[Sample]:
+        """All messages that have landed, with their keys and headers."""
+        return list(self._target.landed)
+
+    @property
+    def values(self) -> list[bytes]:
+        """The values of all messages that have landed."""
+        return [sample.value for sample in self._target.landed]
+
+    def refuse(self, values: Collection[bytes]) -> None:
+        """Answer FAILURE for messages with these values from now on, and only for these."""
+        self._target.refused = frozenset(values)
+
+    def go_down(self) -> None:
+        """Raise ``ConnectionError`` whatever comes, until it comes up again."""
+        self._target.is_down = True
+
+    def come_up(self) -> None:
+        """Take messages again."""
+        self._target.is_down = False
+
+
+@dataclass
+class _Target:
+    """What a memory sink holds, in the test's process."""
+
+    landed: list[Sample] = field(default_factory=list)
+    refused: frozenset[bytes] = frozenset()
+    is_down: bool = False
+
+    def write(self, client: int, samples: Sequence[Sample]) -> list[bool]:
+        """Take them; which of them were."""
+        if self.is_down:
+            raise ConnectionError("the memory sink is down")
+        self.landed += [sample for sample in samples if sample.value not in self.refused]
+        return [sample.value not in self.refused for sample in samples]
+
+    def gone(self, client: int) -> None:
+        """Nothing is kept for a client."""
+
+
+class Writing:
+    """The sink on a worker."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def open(self) -> None:
+        """Reach the test."""
+        self._target = Remote(self._address)
+
+    def __call__(self, data: list[Datum]) -> list[Response]:
+        """Write them, and say which were refused."""
+        samples = [Sample(one.value, tuple(one.keys), one.headers) for one in data]
+        taken = self._target.ask("write", samples)
+        return [
+            Response.ok(datum.id) if ok else Response.failure(datum.id, _REFUSAL)
+            for datum, ok in zip(data, taken, strict=True)
+        ]
+
+    def close(self) -> None:
+        """Leave."""
+        self._target.close()

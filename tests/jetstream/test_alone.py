@@ -1,0 +1,38 @@
+"""A pipeline has one run at a time, whoever starts it and wherever."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from ebbflow.errors import SetupError
+from ebbflow.jetstream.access import linked
+from ebbflow.jetstream.connection import Link
+from ebbflow.jetstream.names import Names
+from ebbflow.spark.alone import alone
+
+
+def test_a_second_run_is_refused_and_told_where_the_first_is(link, names):
+    with (
+        linked(link.server) as other,
+        alone(link, names),
+        pytest.raises(SetupError, match=rf"is running already: process {os.getpid()} on "),
+        alone(other, names),
+    ):
+        pass
+
+
+def test_another_pipeline_is_in_nobodys_way(link, names):
+    with alone(link, names), alone(link, Names(f"{names.pipeline}-b")):
+        pass
+
+
+def test_a_run_that_has_ended_or_was_cut_off_is_not_in_the_way(link, names):
+    with alone(link, names):
+        pass
+    other = Link(link.server)
+    alone(other, names).__enter__()
+    other.close()
+    with alone(link, names):
+        pass

@@ -1,0 +1,133 @@
+"""An HTTP source without its pipeline: the feed, the buffer that it fills, and a client."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import secrets
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ebbflow import frames
+from ebbflow.jetstream import streams
+from ebbflow.jetstream.connection import Link
+from ebbflow.jetstream.names import Names
+from ebbflow.jetstream.stored import read_subject
+from ebbflow.sources.feed import Feed, Spot
+from ebbflow.sources.http import Endpoint, HttpSettings
+
+LOOPBACK = Endpoint("127.0.0.1", 0)
+NDJSON = "application/x-ndjson"
+
+
+@dataclass(frozen=True)
+class Answered:
+    status: int
+    body: Any
+    headers: dict[str, str]
+
+    @property
+    def reason(self) -> str:
+        return self.body["reason"]
+
+
+class Posting:
+    """A feed that runs, seen from outside."""
+
+    def __init__(self, link: Link, pipeline: str, vertex: str, feed: Feed, told: list[str]) -> None:
+        self.link, self.vertex, self.feed, self.told = link, vertex, feed, told
+        self.names = Names(pipeline)
+        self.url = told[-1].rpartition(" ")[2].removesuffix(f"/vertices/{vertex}")
+        self.port = int(self.url.rpartition(":")[2])
+        self.path = f"/vertices/{vertex}"
+
+    def connect(self, context: ssl.SSLContext | None = None) -> http.client.HTTPConnection:
+        if context is not None:
+            return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=20, context=context)
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+
+    def ask(self, method: str, path: str, body: Any = None, headers: Any = (), **options: Any):
+        """One request on a connection of its own."""
+        connection = self.connect(options.pop("context", None))
+        try:
+            return asked(connection, method, path, body, dict(headers), **options)
+        finally:
+            connection.close()
+
+    def post(self, body: Any, **headers: str) -> Answered:
+        """A post to the vertex; ``x_numaflow_id`` is the header ``x-numaflow-id``."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return self.ask("POST", self.path, body, named)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All rows in the buffer, by the order in which they were stored."""
+        stream = self.names.buffer(self.vertex, 0)
+        subject = self.names.buffer_subject(self.vertex, 0)
+        found = self.link.run(read_subject(self.link.client, stream, subject))
+        rows = frames.Rows(frames.concat([frames.decode(one.payload) for one in found]))
+        names = ("id", "value", "keys", "headers", "event_time", "first_seen", "deliveries")
+        columns = [rows.column(name) for name in names]
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    def values(self) -> list[bytes]:
+        return [row["value"] for row in self.rows()]
+
+    def purge(self) -> None:
+        """As a vertex does with what it has settled."""
+        subject = self.names.buffer_subject(self.vertex, 0)
+        stream = self.names.buffer(self.vertex, 0)
+        self.link.run(streams.purge(self.link.client, stream, subject, 2**40))
+
+
+def asked(connection, method, path, body=None, headers=None, **options) -> Answered:
+    connection.request(method, path, body, headers or {}, **options)
+    response = connection.getresponse()
+    text = response.read()
+    return Answered(response.status, json.loads(text) if text else None, dict(response.headers))
+
+
+@contextmanager
+def posting(
+    link: Link,
+    memory: Path,
+    *,
+    pipeline: str | None = None,
+    vertex: str = "in",
+    max_frames: int = 1_000_000,
+    largest: int = 100_000,
+    endpoint: Endpoint = LOOPBACK,
+    **settings: Any,
+) -> Iterator[Posting]:
+    """The feed of one vertex, started, until the context ends."""
+    pipeline = pipeline or f"p-{secrets.token_hex(4)}"
+    names = Names(pipeline)
+    for config in (streams.buffer_config(names, vertex, 0, max_frames), streams.seen_config(names)):
+        link.run(streams.ensure(link.client, config))
+    told: list[str] = []
+    spot = Spot(pipeline, vertex, 1, largest, link, None, told.append, memory, False)
+    feed = HttpSettings(endpoint, **settings).feed(spot)
+    feed.start()
+    try:
+        yield Posting(link, pipeline, vertex, feed, told)
+    finally:
+        feed.stop()
+
+
+def in_background(call, *arguments) -> tuple[threading.Thread, list[Any]]:
+    """Something that blocks, on a thread of its own, and what it returns or raises."""
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(call(*arguments))
+        except Exception as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, results

@@ -1,0 +1,197 @@
+"""The HTTP source, the HTTP sink and the file sink in a spec: what is allowed and what is not."""
+
+from __future__ import annotations
+
+import pytest
+import trustme
+
+from ebbflow import Pipeline
+from ebbflow.errors import SetupError
+from ebbflow.jetstream.addresses import Addresses
+from ebbflow.sinks.file import FileSettings
+from ebbflow.sinks.http import BatchSettings, HttpSinkSettings
+from ebbflow.sources.http import Endpoint, HttpSettings
+from ebbflow.spark.planning import make_plans
+
+HEAD = """apiVersion: numaflow.numaproj.io/v1alpha1
+kind: Pipeline
+metadata: {name: web}
+spec:
+  vertices:
+"""
+EDGES = "  edges: [{from: in, to: out}]\n"
+
+
+def with_source(fields: str) -> str:
+    source = f"    - name: in\n      source: {{http: {fields}}}\n"
+    return f"{HEAD}{source}    - {{name: out, sink: {{log: {{}}}}}}\n{EDGES}"
+
+
+def with_sink(fields: str) -> str:
+    sink = f"    - name: out\n      sink: {{{fields}}}\n"
+    return f"{HEAD}    - {{name: in, source: {{generator: {{}}}}}}\n{sink}{EDGES}"
+
+
+TLS = "{certSecret: {file: c.pem}, keySecret: {file: k.pem}}"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        "{}",
+        "{service: true}",
+        "{host: 0.0.0.0, auth: {token: {env: TOKEN}}, ports: {http: 8000}}",
+        f"{{tls: {TLS}}}",
+        f"{{tls: {TLS}, ports: {{https: 0}}, readTimeout: 5s, ackWait: 2s, maxInFlight: 10}}",
+    ],
+)
+def test_an_http_source_that_is_fine(problems_of, fields):
+    assert problems_of(with_source(fields)) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ("{port: 80}", "EB101 unknown field 'port'; did you mean 'ports'?"),
+        ("{ports: {http: 70000}}", "EB104 'http' must be at most 65535, not 70000"),
+        (
+            "{ports: {https: 8443}}",
+            "EB104 'http': ports.https needs tls, with certSecret and keySecret",
+        ),
+        (
+            f"{{tls: {TLS}, ports: {{http: 80}}}}",
+            "EB104 'http': with tls there is only ports.https",
+        ),
+        (
+            "{auth: {token: {name: secret, key: token}}}",
+            "EB109 'token': secrets of Kubernetes cannot be read; write env: NAME or file: PATH",
+        ),
+        (
+            "{readTimeout: 0s}",
+            "EB105 'readTimeout': must be longer than 0; write for example 250ms",
+        ),
+    ],
+)
+def test_an_http_source_that_is_not(problems_of, fields, problem):
+    assert [one.split(": ", 1)[1] for one in problems_of(with_source(fields))] == [problem]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        "http: {url: 'https://example.org/take'}",
+        "http: {url: 'http://127.0.0.1:1', method: PUT, headers: {X-A: b}, timeout: 1s, batch: {}}",
+        "http: {url: 'http://a', auth: {basic: {user: {env: U}, password: {file: p}}}}",
+        "http: {url: 'https://a', tls: {caCertSecret: {file: ca.pem}}, concurrency: 1}",
+        "file: {path: out.txt}",
+        "file: {path: '/tmp/{pipeline}/{vertex}-{partition}.jsonl', format: json, maxBytes: 1000}",
+        "log: {}, fallback: {file: {path: aside.txt}}, onSuccess: {http: {url: 'http://a'}}",
+    ],
+)
+def test_a_sink_that_is_fine(problems_of, fields):
+    assert problems_of(with_sink(fields)) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ("http: {}", "EB102 'url' is missing"),
+        (
+            "http: {url: 'ftp://a'}",
+            "EB104 'url': must begin with http:// or https:// and name a host",
+        ),
+        (
+            "http: {url: 'http://me:secret@a'}",
+            "EB109 'url': a login does not belong in the URL; name it in auth",
+        ),
+        (
+            "http: {url: 'http://a', headers: {Authorization: Bearer x}}",
+            "EB109 'headers': a login does not belong here; write it as auth",
+        ),
+        ("http: {url: 'http://a', headers: {'a b': c}}", "EB104 'headers': 'a b' is no header"),
+        ("http: {url: 'http://a', auth: {}}", "EB104 'auth': write exactly one of token and basic"),
+        (
+            "http: {url: 'http://a', method: GET}",
+            "EB104 'method' must be 'POST', 'PUT' or 'PATCH', not 'GET'",
+        ),
+        ("file: {}", "EB102 'path' is missing"),
+        ("file: {path: ' '}", "EB104 'path': must be the path of a file"),
+        ("file: {path: out/}", "EB104 'path': must be the path of a file"),
+        (
+            "file: {path: '{date}.txt'}",
+            "EB104 'path': '{date}' stands for nothing; "
+            "there are {pipeline}, {vertex}, {partition}",
+        ),
+        ("file: {path: a, maxBytes: 0}", "EB104 'maxBytes' must be at least 1, not 0"),
+    ],
+)
+def test_a_sink_that_is_not(problems_of, fields, problem):
+    assert [one.split(": ", 1)[1] for one in problems_of(with_sink(fields))] == [problem]
+
+
+# --- what they become ---------------------------------------------------------------------------
+
+
+def planned(pipeline):
+    return make_plans(pipeline.spec, Addresses.of("nats://localhost"), 1_000_000, None)
+
+
+def test_the_settings_of_a_source_have_its_secrets_read(tmp_path, monkeypatch):
+    issued = trustme.CA().issue_cert("localhost")
+    (tmp_path / "c.pem").write_bytes(issued.cert_chain_pems[0].bytes())
+    (tmp_path / "k.pem").write_bytes(issued.private_key_pem.bytes())
+    monkeypatch.setenv("TOKEN", "open sesame")
+    tls = {"cert_secret": {"file": str(tmp_path / "c.pem")}}
+    tls |= {"key_secret": {"file": str(tmp_path / "k.pem")}}
+    http = {"auth": {"token": {"env": "TOKEN"}}, "tls": tls, "ack_wait": "2s"}
+
+    source, _ = planned(Pipeline("web").source("in", http=http).sink("out", log=True))
+
+    settings = source.source
+    assert isinstance(settings, HttpSettings)
+    assert (settings.endpoint.host, settings.endpoint.port) == ("127.0.0.1", 8443)
+    assert settings.endpoint.certificate.chain.startswith("-----BEGIN CERTIFICATE-----")
+    assert (settings.token.reveal(), settings.ack_wait) == ("open sesame", 2.0)
+    assert "sesame" not in repr(source)
+    assert source.has_buffer
+
+
+def test_without_tls_it_listens_on_this_machine_only():
+    source, _ = planned(Pipeline("web").source("in", http={}).sink("out", log=True))
+    assert source.source.endpoint == Endpoint("127.0.0.1", 8080)
+
+
+def test_a_secret_that_is_not_there_is_told_at_the_start():
+    http = {"auth": {"token": {"env": "NO_SUCH_TOKEN"}}}
+    with pytest.raises(SetupError) as raised:
+        planned(Pipeline("web").source("in", http=http).sink("out", log=True))
+    assert str(raised.value) == (
+        "The variable NO_SUCH_TOKEN is not set. It is to hold the token of the http source in."
+    )
+
+
+def test_a_certificate_that_is_none_is_told_at_the_start(tmp_path):
+    (tmp_path / "ca.pem").write_text("no certificate")
+    http = {"url": "https://a", "tls": {"ca_cert_secret": {"file": str(tmp_path / "ca.pem")}}}
+    with pytest.raises(SetupError) as raised:
+        planned(Pipeline("web").source("in", generator={}).sink("out", http=http))
+    assert str(raised.value) == (
+        "The tls of the http sink to https://a: is not a certificate in PEM form. "
+        "Correct its files."
+    )
+
+
+def test_the_settings_of_sinks(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    http = {"url": "http://a", "headers": {"X-A": "b"}, "batch": {"size": 7}, "timeout": "3s"}
+    pipeline = Pipeline("web").source("in", generator={})
+    pipeline.sink("out", http=http, retry={"interval": "1s"}, fallback={"file": {"path": "x"}})
+
+    sinks = planned(pipeline)[1].role
+
+    (sink,) = sinks.primary.code.args
+    assert sink == HttpSinkSettings(
+        "http://a", headers=(("X-A", "b"),), timeout=3.0, batch=BatchSettings(size=7), retried=True
+    )
+    (aside,) = sinks.fallback.code.args
+    assert aside == FileSettings(str(tmp_path / "x"), retried=True)

@@ -1,0 +1,163 @@
+"""Kafka in a spec: what is accepted, and what lint says about the rest."""
+
+from __future__ import annotations
+
+import pytest
+
+from ebbflow import Pipeline
+from ebbflow.errors import SetupError
+
+SPEC = """\
+apiVersion: numaflow.numaproj.io/v1alpha1
+kind: Pipeline
+metadata: {{name: shop}}
+spec:
+  vertices:
+    - name: in
+      source:
+        kafka:
+          brokers: [localhost:9092]
+          {source}
+    - name: out
+      sink:
+        kafka:
+          brokers: [localhost:9092]
+          topic: done
+          {sink}
+  edges: [{{from: in, to: out}}]
+"""
+
+
+@pytest.fixture
+def problems(problems_of):
+    def lint(source="topic: orders", sink="setKey: true"):
+        return problems_of(SPEC.format(source=source, sink=sink))
+
+    return lint
+
+
+def sections(**fields):
+    pipeline = Pipeline("shop").source("in", kafka={"brokers": ["b:1"], "topic": "t", **fields})
+    return pipeline.sink("out", kafka={"brokers": ["b:1"], "topic": "t"}).spec.vertices
+
+
+def test_numaflows_own_form_is_accepted(problems):
+    source = """topic: orders, returns
+          consumerGroup: shop
+          kafkaVersion: 2.8.0
+          config: |
+            max.poll.interval.ms: 300000
+            check.crcs: true
+          tls: {caCertSecret: {file: ca.pem}}
+          sasl:
+            mechanism: SCRAM-SHA-512
+            scramsha512:
+              userSecret: {env: KAFKA_USER}
+              passwordSecret: {env: KAFKA_PASSWORD}
+              handshake: true"""
+    assert problems(source) == []
+
+
+def test_topics_and_settings_can_be_written_in_two_ways():
+    lines = sections(topic="a, b", config="linger.ms: 5\nsocket.keepalive.enable: true")
+    mapping = sections(topic=["a", "b"], config={"linger.ms": 5, "socket.keepalive.enable": True})
+    assert lines == mapping
+    kafka = lines[0].source.kafka
+    assert kafka.topic == ("a", "b")
+    assert kafka.config == {"linger.ms": "5", "socket.keepalive.enable": "true"}
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("consumerGroup: x", "9:11: EB102 'topic' is missing"),
+        (
+            "topic: a b",
+            "10:18: EB104 'topic[0]': 'a b' is not a topic: use at most 249 letters, digits, "
+            "'.', '_' and '-'",
+        ),
+        ("topic: []", "10:18: EB104 'topic': must have at least one"),
+        (
+            "topic: t\n          config: 5",
+            "11:19: EB103 'config': must be settings of librdkafka, as key: value lines",
+        ),
+        (
+            "topic: t\n          config: {group.id: x}",
+            "11:19: EB104 'config': group.id is not to be set here: write consumerGroup:",
+        ),
+        (
+            "topic: t\n          config: {enable.auto.commit: true}",
+            "11:19: EB104 'config': enable.auto.commit is not to be set here: what is promised "
+            "rests on it",
+        ),
+        (
+            "topic: t\n          sasl: {mechanism: GSSAPI}",
+            "11:29: EB104 'mechanism' must be 'PLAIN', 'SCRAM-SHA-256' or 'SCRAM-SHA-512', not "
+            "'GSSAPI'",
+        ),
+        (
+            "topic: t\n          sasl: {mechanism: PLAIN}",
+            "11:17: EB104 'sasl': mechanism PLAIN needs plain: with userSecret and "
+            "passwordSecret, and no other section",
+        ),
+        (
+            "topic: t\n          tls: {certSecret: {file: c.pem}}",
+            "11:16: EB104 'tls': certSecret and keySecret belong together; give both or neither",
+        ),
+        (
+            "topic: t\n          tls: {caCertSecret: {name: kafka, key: ca}}",
+            "11:31: EB109 'caCertSecret': secrets of Kubernetes cannot be read; write env: NAME "
+            "or file: PATH",
+        ),
+    ],
+)
+def test_what_is_wrong_is_told_where_it_is(problems, source, problem):
+    assert problems(source) == [problem]
+
+
+def test_a_misspelt_field_is_told(problems):
+    told = problems(sink="topic2: x")
+    assert told == ["16:11: EB101 unknown field 'topic2'; did you mean 'topic'?"]
+
+
+def test_secrets_are_read_when_the_plan_is_made_and_shown_nowhere(monkeypatch, tmp_path):
+    (tmp_path / "ca.pem").write_text("CERTIFICATE\n")
+    monkeypatch.setenv("KAFKA_USER", "alice")
+    monkeypatch.setenv("KAFKA_PASSWORD", "wonderland")
+    user = {"userSecret": {"env": "KAFKA_USER"}, "passwordSecret": {"env": "KAFKA_PASSWORD"}}
+    sasl = {"mechanism": "PLAIN", "plain": user}
+    tls = {"caCertSecret": {"file": str(tmp_path / "ca.pem")}}
+    kafka = sections(sasl=sasl, tls=tls)[0].source.kafka
+
+    access = kafka.access()
+
+    settings = access.settings({}, {})
+    assert settings["security.protocol"] == "SASL_SSL"
+    assert settings["sasl.password"] == "wonderland"
+    assert settings["ssl.ca.pem"] == "CERTIFICATE"
+    assert "wonderland" not in repr(access) + str(access) + repr(kafka)
+    monkeypatch.delenv("KAFKA_PASSWORD")
+    with pytest.raises(SetupError) as raised:
+        kafka.access()
+    told = "The variable KAFKA_PASSWORD is not set. It is to hold the password for Kafka."
+    assert str(raised.value) == told
+
+
+def test_the_users_settings_win_over_defaults_and_lose_to_what_is_promised():
+    access = sections(config={"session.timeout.ms": 7000})[0].source.kafka.access()
+    settings = access.settings({"session.timeout.ms": 1}, {"enable.auto.commit": False})
+    assert settings["session.timeout.ms"] == "7000"
+    assert settings["enable.auto.commit"] is False
+
+
+def test_without_the_extra_its_name_is_told(monkeypatch):
+    import sys
+
+    from ebbflow.kafka.planning import source_code
+
+    kafka = sections()[0].source.kafka
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    with pytest.raises(SetupError) as raised:
+        source_code(kafka, "group")
+    told = "Kafka needs a package that is not installed. Run: pip install 'ebbflow[kafka]'"
+    assert str(raised.value) == told

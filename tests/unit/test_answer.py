@@ -1,0 +1,111 @@
+"""What HTTP answers mean for messages."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebbflow.message import Status
+from ebbflow.sinks.answer import LONGEST_WAIT, Answer, decided, decided_each, waiting
+
+NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        (None, None),
+        ("5", 5.0),
+        ("0", 0.0),
+        ("-3", 0.0),
+        ("1.5", 1.5),
+        ("99999999", LONGEST_WAIT),
+        ("Thu, 01 Jan 2026 12:00:30 GMT", 30.0),
+        ("Thu, 01 Jan 2026 11:00:00 GMT", 0.0),
+        ("Thu, 01 Jan 2026 12:00:30 -0000", 30.0),
+        ("soon", None),
+        ("nan", None),
+        ("", None),
+    ],
+)
+def test_retry_after_is_a_number_of_seconds_or_a_date(text, seconds):
+    assert waiting(text, NOW) == seconds
+
+
+@given(st.text())
+def test_no_retry_after_breaks_anything(text):
+    found = waiting(text, NOW)
+    assert found is None or 0 <= found <= LONGEST_WAIT
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "text"),
+    [
+        (Answer(200), Status.OK, None),
+        (Answer(204), Status.OK, None),
+        (Answer(429, 2.0, b"slow\n down"), Status.NACK, "HTTP 429: slow down"),
+        (Answer(503, 0.5), Status.NACK, "HTTP 503"),
+        (Answer(429, None), Status.FAILURE, "HTTP 429"),
+        (Answer(500, 2.0, b"oops"), Status.FAILURE, "HTTP 500: oops"),
+        (Answer(400, None, b"x" * 300), Status.FAILURE, "HTTP 400: " + "x" * 200),
+        (Answer(404, None, b"\xff\xfe"), Status.FAILURE, "HTTP 404: \ufffd\ufffd"),
+        (Answer(307), Status.FAILURE, "HTTP 307"),
+    ],
+)
+def test_the_status_decides(answer, status, text):
+    response = decided("a", answer)
+
+    assert (response.id, response.status) == ("a", status)
+    if status is Status.NACK:
+        assert response.nack_options.reason == text
+        assert response.nack_options.delay == answer.wait * 1000
+    else:
+        assert response.error == text
+
+
+def test_in_a_batch_each_message_has_its_own_status():
+    entries = [
+        {"id": "c", "status": 503, "retry_after": 1.5, "error": "busy"},
+        {"id": "a", "status": 201},
+        {"id": "b", "status": 422, "error": "no such product"},
+        {"id": "d", "status": 503},
+        {"id": "unknown", "status": 200},
+    ]
+    answer = Answer(200, None, json.dumps(entries).encode())
+
+    a, b, c, d, e = decided_each(["a", "b", "c", "d", "e"], answer)
+
+    assert a.status is Status.OK
+    assert b.error == "HTTP 422: no such product"
+    assert (c.nack_options.delay, c.nack_options.reason) == (1_500, "HTTP 503: busy")
+    assert d.error == "HTTP 503"
+    assert e.error == "the answer has no status for this message"
+
+
+@pytest.mark.parametrize("body", [b"", b"thanks", b'{"ok": true}', b"3"])
+def test_a_batch_without_statuses_is_decided_by_the_status_of_the_answer(body):
+    assert {r.status for r in decided_each(["a", "b"], Answer(202, None, body))} == {Status.OK}
+    assert [r.error for r in decided_each(["a"], Answer(500, None, b"oops"))] == ["HTTP 500: oops"]
+    assert [r.nack_options.delay for r in decided_each(["a"], Answer(503, 3.0))] == [3_000]
+
+
+def test_an_answer_that_was_cut_off_is_not_taken_for_a_yes():
+    (response,) = decided_each(["a"], Answer(200, None, b'[{"id": "a"', whole=False))
+    assert response.error == "HTTP 200, with an answer too long to read"
+
+
+SCALAR = st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from("abc")
+FIELD = st.sampled_from(["id", "status", "retry_after", "error"])
+ENTRY = SCALAR | st.dictionaries(FIELD, SCALAR | st.just([]) | st.just({}))
+
+
+@given(st.lists(ENTRY), st.lists(st.sampled_from("abc"), unique=True))
+def test_whatever_the_answer_each_message_has_one_response(entries, ids):
+    responses = decided_each(ids, Answer(200, None, json.dumps(entries).encode()))
+
+    assert [response.id for response in responses] == ids
+    assert all(r.status in (Status.OK, Status.FAILURE, Status.NACK) for r in responses)
