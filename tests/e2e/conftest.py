@@ -14,6 +14,10 @@ from typing import Any
 
 import pytest
 
+from tests.sources.outside import outside
+
+__all__ = ["outside"]
+
 SPEC = """
 apiVersion: numaflow.numaproj.io/v1alpha1
 kind: Pipeline
@@ -77,11 +81,11 @@ class Whole:
         text = SPEC.replace("{generator}", json.dumps(generator))
         (self.folder / "pipeline.yaml").write_text(text)
 
-    def start(self, *options: str) -> subprocess.Popen[str]:
+    def start(self, *options: str, **environment: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-m", "ebbflow", "run", "pipeline.yaml", *options],
             cwd=self.folder,
-            env=os.environ | {"COLUMNS": "200"},
+            env=os.environ | {"COLUMNS": "200"} | environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

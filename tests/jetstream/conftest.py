@@ -11,6 +11,10 @@ import pytest
 from ebbflow.jetstream.access import embedded, linked
 from ebbflow.jetstream.connection import Link
 from ebbflow.jetstream.names import Names
+from tests.jetstream.securing import Authority
+from tests.sources.outside import outside
+
+__all__ = ["outside"]
 
 _numbers = count()
 
@@ -19,6 +23,12 @@ _numbers = count()
 def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Link]:
     with embedded(tmp_path_factory.mktemp("state")) as server, linked(server) as link:
         yield link
+
+
+@pytest.fixture(scope="session")
+def authority() -> Authority:
+    """Who issues certificates."""
+    return Authority()
 
 
 @pytest.fixture

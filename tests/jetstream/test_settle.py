@@ -1,4 +1,4 @@
-"""Publishing a settlement with the spec's bounds: full is waited out, everything else is bounded."""
+"""Publishing a settlement with the bounds of a spec: room is waited for, nothing else is."""
 
 from __future__ import annotations
 

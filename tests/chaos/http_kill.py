@@ -1,0 +1,265 @@
+"""Post to a pipeline from several clients, kill its whole process tree with -9, restart it, count.
+
+Each client posts single messages and batches of lines, all with ids of their own, and posts the
+same again until it is answered with 200. Every message that was answered so must be in the file of
+the sink. Messages that are there twice are allowed and reported; so is how many messages the source
+has stored twice, though they had the same id. The seed of the posts and of the moments is printed.
+
+    python -m tests.chaos.http_kill --messages 200000 --kills 10 [--clients 6] [--seed N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+from ebbflow.jetstream.access import embedded, linked
+from ebbflow.jetstream.names import Names
+from ebbflow.jetstream.positions import read_all
+from tests.chaos.kill_and_restart import kill_tree
+
+PIPELINE = Path(__file__).parent / "pipeline"
+NDJSON = "application/x-ndjson"
+# Some kills come while the pipeline is being started again, the others while messages flow.
+WHILE_STARTING = 0.25
+LONGEST_BATCH = 200
+PATIENCE = 120.0
+
+
+@dataclass
+class Posted:
+    """What clients have been told, and what they had to do for it."""
+
+    taken: set[bytes] = field(default_factory=set)
+    requests: int = 0
+    refused: Counter[int] = field(default_factory=Counter)
+    unanswered: int = 0
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What became of the messages."""
+
+    messages: int
+    kills: int
+    seconds: float
+    posted: Posted
+    arrived: int
+    duplicates: int
+    stored_twice: int
+    lost: list[bytes]
+
+    def __str__(self) -> str:
+        told = ", ".join(f"{n} x {status}" for status, n in sorted(self.posted.refused.items()))
+        return (
+            f"{self.messages} messages, {self.kills} kills, {self.seconds:.0f} s: "
+            f"{len(self.posted.taken)} answered with 200 in {self.posted.requests} requests "
+            f"(others: {told or 'none'}, {self.posted.unanswered} without an answer); "
+            f"{self.arrived} arrived, {self.duplicates} of them again, "
+            f"{self.stored_twice} stored twice, {len(self.lost)} lost"
+        )
+
+
+class HttpChaos:
+    """One pipeline with an HTTP source, in a folder of its own."""
+
+    def __init__(
+        self,
+        folder: Path,
+        messages: int,
+        kills: int,
+        clients: int,
+        seed: int,
+        while_starting: float = WHILE_STARTING,
+    ) -> None:
+        self._folder = folder
+        self._messages = messages
+        self._clients = clients
+        self._chance = random.Random(seed)
+        self._moments = sorted(self._chance.sample(range(messages // 20, messages), kills))
+        self._while_starting = while_starting
+        self._written = 0
+        self._port = _free_port()
+        self._posted = Posted()
+        spec = (PIPELINE / "posts.yaml").read_text(encoding="utf-8")
+        spec = spec.replace("http: 8080", f"http: {self._port}")
+        (folder / "posts.yaml").write_text(spec, encoding="utf-8")
+        code = (PIPELINE / "posts.py").read_text(encoding="utf-8")
+        (folder / "posts.py").write_text(code, encoding="utf-8")
+
+    def run(self) -> Tally:
+        """Post everything, kill as often as it was asked for, then let it come to its end."""
+        began = time.monotonic()
+        try:
+            kills = asyncio.run(self._post_and_kill())
+        finally:
+            if self._process.poll() is None:
+                kill_tree(self._process.pid)
+        return self._count(kills, time.monotonic() - began)
+
+    # --- the pipeline ---------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        with open(self._folder / "run.log", "ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "ebbflow", "run", "posts.yaml"],
+                cwd=self._folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    async def _post_and_kill(self) -> int:
+        self._start()
+        kills = 0
+        shares = [range(n, self._messages, self._clients) for n in range(self._clients)]
+        async with asyncio.TaskGroup() as group:
+            posting = [
+                group.create_task(self._post_all(f"c{number}", share))
+                for number, share in enumerate(shares)
+            ]
+            while not all(task.done() for task in posting):
+                if self._is_time_to_kill():
+                    await asyncio.sleep(self._chance.uniform(0.0, 2.0))
+                    await self._kill()
+                    kills += 1
+                assert self._process.poll() is None, (self._folder / "run.log").read_text()
+                await asyncio.sleep(0.05)
+        await self._arrivals()
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(60)
+        return kills
+
+    async def _kill(self) -> None:
+        """Kill it and start it again, and perhaps the same once more while it starts."""
+        killed = kill_tree(self._process.pid)
+        self._process.wait()
+        self._written = self._size()
+        self._moments.pop(0)
+        print(f"killed {killed} processes at {len(self._posted.taken)} messages", flush=True)
+        self._start()
+        if self._chance.random() < self._while_starting:
+            await asyncio.sleep(self._chance.uniform(0.5, 6.0))
+            kill_tree(self._process.pid)
+            self._process.wait()
+            self._start()
+
+    @property
+    def _wants_to_kill(self) -> bool:
+        return bool(self._moments) and len(self._posted.taken) > self._moments[0]
+
+    def _is_time_to_kill(self) -> bool:
+        """Messages are being taken in at one end and come out at the other."""
+        return self._wants_to_kill and self._size() > self._written
+
+    def _size(self) -> int:
+        return sum(path.stat().st_size for path in (self._folder / "journal").glob("*"))
+
+    async def _arrivals(self) -> None:
+        """Wait until everything has arrived, or nothing more does for a while."""
+        seen, since = -1, time.monotonic()
+        while (now := len(set(self._lines()))) < self._messages:
+            if now != seen:
+                seen, since = now, time.monotonic()
+            if time.monotonic() - since > PATIENCE:
+                return
+            await asyncio.sleep(0.2)
+
+    # --- the clients ----------------------------------------------------------------------------
+
+    async def _post_all(self, name: str, numbers: range) -> None:
+        chance = random.Random(f"{self._chance.random()}{name}")
+        timeout = aiohttp.ClientTimeout(total=20)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            start = 0
+            while start < len(numbers):
+                small = self._wants_to_kill or chance.random() < 0.7
+                size = 1 if small else chance.randint(2, LONGEST_BATCH)
+                values = [b"%d" % number for number in numbers[start : start + size]]
+                await self._post(session, f"{name}-{start}", values, chance)
+                start += size
+                if self._wants_to_kill:  # some are always on their way, but not all are spent
+                    await asyncio.sleep(0.1)
+
+    async def _post(
+        self, session: aiohttp.ClientSession, post: str, values: list[bytes], chance: random.Random
+    ) -> None:
+        """Post the same until it is taken."""
+        headers = {"x-numaflow-id": post}
+        if len(values) > 1 or chance.random() < 0.1:
+            headers["content-type"] = NDJSON
+        url = f"http://127.0.0.1:{self._port}/vertices/in"
+        while True:
+            self._posted.requests += 1
+            try:
+                async with session.post(url, data=b"\n".join(values), headers=headers) as answer:
+                    await answer.read()
+                    if answer.status == 200:
+                        self._posted.taken.update(values)
+                        return
+                    self._posted.refused[answer.status] += 1
+                    assert answer.status in (429, 503), await answer.text()
+            except (aiohttp.ClientError, TimeoutError):
+                self._posted.unanswered += 1
+            await asyncio.sleep(chance.uniform(0.05, 0.3))
+
+    # --- counting -------------------------------------------------------------------------------
+
+    def _lines(self) -> list[bytes]:
+        journal = self._folder / "journal"
+        texts = [path.read_bytes() for path in journal.glob("*")] if journal.exists() else []
+        # Behind the last line end may be a line that is being written.
+        return [line for text in texts for line in text.split(b"\n")[:-1]]
+
+    def _count(self, kills: int, seconds: float) -> Tally:
+        lines = Counter(self._lines())
+        with embedded(self._folder / ".ebbflow") as server, linked(server) as link:
+            positions = link.run(read_all(link, Names("posts")))
+        stored = positions["in", 0].counts.read
+        return Tally(
+            self._messages,
+            kills,
+            seconds,
+            self._posted,
+            len(lines),
+            lines.total() - len(lines),
+            stored - self._messages,
+            sorted(self._posted.taken - lines.keys()),
+        )
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return one.getsockname()[1]
+
+
+def main() -> None:
+    """Run it as a command; exit 1 when anything was lost."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--messages", type=int, default=200_000)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--clients", type=int, default=6)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    arguments = parser.parse_args()
+    print(f"seed {arguments.seed}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="ebbflow-chaos-") as folder:
+        options = (arguments.messages, arguments.kills, arguments.clients, arguments.seed)
+        tally = HttpChaos(Path(folder), *options).run()
+    print(tally)
+    sys.exit(1 if tally.lost else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""Kill a pipeline that reads from Kafka with -9, at random points of its way, and count.
+
+Every record of the topic must be in the sink's journal, and no partition may have any lag left in
+the end. Some kills hit the driver alone, some all of its processes. Records that are there twice
+are allowed and counted. The seed is printed.
+
+    python -m tests.chaos.kafka_kill --records 100000 --kills 2 [--seed N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.chaos.kill_and_restart import kill_tree
+from tests.chaos.tally import PIPELINE, written
+from tests.kafka.broker import Broker
+
+GROUP = "records-in"
+PARTITIONS = 6
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What became of the records."""
+
+    records: int
+    kills: int
+    arrived: int
+    duplicates: int
+    nacked: int
+    lag: dict[int, int]
+    seconds: float
+
+    @property
+    def lost(self) -> int:
+        return self.records - self.arrived
+
+    def __str__(self) -> str:
+        return (
+            f"{self.records} records, {self.kills} kills, {self.nacked} nacks: {self.arrived} "
+            f"arrived, {self.duplicates} duplicates, {self.lost} lost, lag "
+            f"{sum(self.lag.values())} in {len(self.lag)} partitions, {self.seconds:.0f} s"
+        )
+
+
+class KafkaChaos:
+    """A topic, and a pipeline in a folder of its own that is killed and started again."""
+
+    def __init__(self, folder: Path, kafka: Broker, records: int, seed: int) -> None:
+        self._folder = folder
+        self._kafka = kafka
+        self._records = records
+        self._random = random.Random(seed)
+        self._topic = kafka.topic(PARTITIONS)
+        kafka.fill(self._topic, (b"%d" % number for number in range(records)))
+        self._size = sum(len(f"{number}\n") for number in range(records))
+        text = (PIPELINE / "records.yaml").read_text(encoding="utf-8")
+        text = text.replace("127.0.0.1:9092", kafka.address)
+        text = text.replace("topic: numbers", f"topic: {self._topic}")
+        (folder / "records.yaml").write_text(text, encoding="utf-8")
+        code = (PIPELINE / "records.py").read_text(encoding="utf-8")
+        (folder / "records.py").write_text(code, encoding="utf-8")
+
+    def run(self, kills: int) -> Tally:
+        """Kill so many times, each time further on the way, then let it come to its end."""
+        began = time.monotonic()
+        points = sorted(self._random.uniform(0.02, 0.9) for _ in range(kills))
+        done = sum(self._run_and_kill(point) for point in points)
+        assert self._start().wait(600) == 0, (self._folder / "run.log").read_text()[-3_000:]
+        return self._count(done, time.monotonic() - began)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "ebbflow", "run", "records.yaml", "--drain"]
+        with open(self._folder / "run.log", "ab") as log:
+            return subprocess.Popen(
+                [*command, "--summary", "summary.json"],
+                cwd=self._folder,
+                env=os.environ | {"CHAOS_JOURNAL": str(self._folder / "journal")},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def _run_and_kill(self, point: float) -> bool:
+        """Whether it was killed before it came to its end."""
+        process = self._start()
+        while written(self._folder) < point * self._size and process.poll() is None:
+            time.sleep(0.01)
+        if process.poll() is not None:
+            return False
+        alone = self._random.random() < 0.5
+        if alone:
+            process.kill()
+        else:
+            kill_tree(process.pid)
+        process.wait()
+        what = "the driver" if alone else "all processes"
+        print(f"killed {what} when {point:.0%} had arrived", flush=True)
+        return True
+
+    def _count(self, kills: int, seconds: float) -> Tally:
+        journal = (self._folder / "journal").iterdir()
+        numbers = Counter(int(line) for path in journal for line in path.read_text().split())
+        assert set(numbers) <= set(range(self._records))
+        totals = json.loads((self._folder / "summary.json").read_text())["totals"]
+        return Tally(
+            records=self._records,
+            kills=kills,
+            arrived=len(numbers),
+            duplicates=numbers.total() - len(numbers),
+            nacked=totals["in"]["redelivered"],
+            lag=self._kafka.lag(GROUP, self._topic),
+            seconds=seconds,
+        )
+
+
+def main() -> None:
+    """Run it as a command; exit 1 when anything was lost or is left."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--records", type=int, default=100_000)
+    parser.add_argument("--kills", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    arguments = parser.parse_args()
+    print(f"seed {arguments.seed}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="ebbflow-chaos-") as name:
+        folder = Path(name)
+        broker = Broker(folder / "kafka").start()
+        try:
+            tally = KafkaChaos(folder, broker, arguments.records, arguments.seed).run(
+                arguments.kills
+            )
+        finally:
+            broker.stop()
+    print(tally)
+    sys.exit(1 if tally.lost or any(tally.lag.values()) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""The connectors that need no system of their own, as far as the rules make sense for them."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import partial
+
+import pytest
+
+from ebbflow import Datum, Pipeline
+from ebbflow.testing import (
+    SINK_RULES,
+    SOURCE_RULES,
+    Sample,
+    SinkTrial,
+    SinkUnderTest,
+    SourceTrial,
+    SourceUnderTest,
+    samples,
+)
+from ebbflow.testing.script import Arriving, Deciding
+
+pytestmark = pytest.mark.slow
+
+MADE_UP = [*samples.FLOW, *samples.HELD, *samples.SLOW, *samples.MEANWHILE]
+
+
+def sample_of(value: bytes) -> Sample:
+    return MADE_UP[json.loads(value)["data"]["value"]]
+
+
+class Numbered(Deciding):
+    """Takes the generator's numbers for the messages of the suite."""
+
+    def __call__(self, datum: Datum):
+        told = {"deliveries": datum.deliveries, "nack_reason": datum.nack_reason}
+        return super().__call__(Datum(sample_of(datum.value).value, id=datum.id, **told))
+
+
+class GeneratorUnderTest(SourceUnderTest):
+    """Nothing can be put into it; it makes all messages when it starts."""
+
+    flood = 0
+    waived = dict.fromkeys(
+        (
+            "odd_input_arrives_unchanged_or_is_refused",
+            "keys_and_headers_arrive_unchanged",
+            "a_crash_loses_nothing",
+            "max_deliveries_survives_a_crash",
+        ),
+        "it makes its values up, and all of them at once",
+    )
+
+    def source(self):
+        return {"generator": {"messages": len(MADE_UP)}}
+
+    def put(self, samples):
+        pass
+
+
+class GeneratorTrial(SourceTrial):
+    def pipeline(self):
+        numbered = partial(Numbered, self.seen.calls_journal, self._gate, self.state / "killed")
+        pipeline = Pipeline(self.name).source(
+            "in", transformer=numbered, **self.under_test.source()
+        )
+        return pipeline.sink("out", partial(Arriving, self.seen.arrivals_journal))
+
+    def name_of_letter(self, letter):
+        return samples.name_of(sample_of(letter.value))
+
+
+@pytest.fixture(scope="module")
+def generator_trial(tmp_path_factory):
+    with GeneratorTrial(GeneratorUnderTest(), tmp_path_factory.mktemp("generator")) as trial:
+        yield trial
+
+
+@pytest.mark.parametrize("rule", SOURCE_RULES)
+def test_the_generator(rule, generator_trial):
+    rule(generator_trial)
+
+
+class LogUnderTest(SinkUnderTest):
+    """What lands is what the run prints."""
+
+    waived = dict.fromkeys(
+        ("odd_input_lands_unchanged_or_is_refused", "keys_and_headers_land_unchanged"),
+        "a line shows bytes that are no text escaped",
+    )
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+
+    def sink(self):
+        return {"log": True}
+
+    def heard(self, line):
+        self._lines.append(line)
+
+    def landed(self):
+        found = (re.search(r"payload=(.*) event_time=", line) for line in list(self._lines))
+        return [Sample(match[1].encode()) for match in found if match]
+
+
+class BlackholeUnderTest(SinkUnderTest):
+    """Nobody can see what lands; the counts must be right."""
+
+    def sink(self):
+        return {"blackhole": True}
+
+    def landed(self):
+        return None
+
+
+@pytest.fixture(scope="module", params=[LogUnderTest, BlackholeUnderTest], ids=["log", "blackhole"])
+def sink_trial(request, tmp_path_factory):
+    with SinkTrial(request.param(), tmp_path_factory.mktemp("state")) as trial:
+        yield trial
+
+
+@pytest.mark.parametrize("rule", SINK_RULES)
+def test_the_sinks_without_a_system(rule, sink_trial):
+    rule(sink_trial)

@@ -1,0 +1,109 @@
+"""The Kafka source and sink keep the rules for all connectors, against a real broker."""
+
+from __future__ import annotations
+
+import pytest
+
+from ebbflow.kafka.records import read_back, written
+from ebbflow.testing import Refused, Sample, SinkUnderTest, SourceUnderTest
+from ebbflow.testing.conformance import SINK_RULES, SOURCE_RULES, SinkTrial, SourceTrial
+
+pytestmark = pytest.mark.slow
+
+
+class KafkaSourceUnderTest(SourceUnderTest):
+    """A topic with four partitions and the group that reads it."""
+
+    keeps_keys = True
+    keeps_headers = True
+
+    def __init__(self, kafka) -> None:
+        from confluent_kafka import Producer
+
+        self._kafka = kafka
+        self._topic = kafka.topic(4)
+        self._producer = Producer(kafka.plain)
+
+    def source(self):
+        brokers, topic = [self._kafka.address], self._topic
+        return {"kafka": {"brokers": brokers, "topic": topic, "consumerGroup": topic}}
+
+    def put(self, samples):
+        from confluent_kafka import KafkaException
+
+        for one in samples:
+            try:
+                headers = written(one.keys, one.headers)
+                self._producer.produce(self._topic, one.value, headers=headers)
+            except KafkaException as error:
+                raise Refused(str(error)) from None
+        self._producer.flush()
+
+    def unsettled(self):
+        return sum(self._kafka.lag(self._topic, self._topic).values())
+
+    def left_behind(self):
+        return [f"member {member}" for member in self._kafka.members(self._topic)]
+
+
+@pytest.fixture(scope="module")
+def source_trial(kafka, tmp_path_factory):
+    with SourceTrial(KafkaSourceUnderTest(kafka), tmp_path_factory.mktemp("state")) as trial:
+        yield trial
+
+
+@pytest.mark.parametrize("rule", SOURCE_RULES)
+def test_the_kafka_source(rule, source_trial):
+    rule(source_trial)
+
+
+class KafkaSinkUnderTest(SinkUnderTest):
+    """A topic, and a broker that can be killed."""
+
+    keeps_keys = True
+    keeps_headers = True
+    can_go_down = True
+    writes_twice = True  # what a killed broker did not confirm may be there all the same
+
+    def __init__(self, kafka) -> None:
+        from confluent_kafka import TopicPartition
+
+        self._kafka = kafka
+        self._up = True
+        self._topic = kafka.topic()
+        self._landed: list[Sample] = []
+        self._reader = kafka.member("looking on")
+        self._reader.assign([TopicPartition(self._topic, 0, 0)])
+
+    def sink(self):
+        config = {"message.timeout.ms": 2000}
+        brokers, topic = [self._kafka.address], self._topic
+        return {"kafka": {"brokers": brokers, "topic": topic, "config": config}}
+
+    def landed(self):
+        while found := self._reader.consume(1_000, 0.05):
+            for record in found:
+                if record.error() is None:
+                    keys, headers = read_back(record.key(), record.headers())
+                    self._landed.append(Sample(record.value(), tuple(keys), headers))
+        return self._landed
+
+    def go_down(self):
+        self._kafka.kill()
+        self._up = False
+
+    def come_up(self):
+        if not self._up:
+            self._kafka.start()
+        self._up = True
+
+
+@pytest.fixture(scope="module")
+def sink_trial(kafka, tmp_path_factory):
+    with SinkTrial(KafkaSinkUnderTest(kafka), tmp_path_factory.mktemp("state"), 30.0) as trial:
+        yield trial
+
+
+@pytest.mark.parametrize("rule", SINK_RULES)
+def test_the_kafka_sink(rule, sink_trial):
+    rule(sink_trial)

@@ -1,0 +1,102 @@
+"""The source and the sink for tests keep the rules that real ones keep."""
+
+from __future__ import annotations
+
+import pytest
+
+from ebbflow import Message, Pipeline
+from ebbflow.testing import (
+    SINK_RULES,
+    SOURCE_RULES,
+    MemorySink,
+    MemorySource,
+    Sample,
+    SinkTrial,
+    SinkUnderTest,
+    SourceTrial,
+    SourceUnderTest,
+)
+
+pytestmark = pytest.mark.slow
+
+
+class MemorySourceUnderTest(SourceUnderTest):
+    keeps_keys = True
+    keeps_headers = True
+
+    def __init__(self, source: MemorySource) -> None:
+        self._source = source
+
+    def source(self):
+        return self._source.code
+
+    def put(self, samples):
+        self._source.put(*samples)
+
+    def waiting(self):
+        return self._source.waiting
+
+    def unsettled(self):
+        return self._source.unsettled
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["redelivers", "does not redeliver"])
+def source_trial(request, tmp_path_factory):
+    with MemorySource(redelivers=request.param) as source:
+        under_test = MemorySourceUnderTest(source)
+        with SourceTrial(under_test, tmp_path_factory.mktemp("state")) as trial:
+            yield trial
+
+
+@pytest.mark.parametrize("rule", SOURCE_RULES)
+def test_the_memory_source(rule, source_trial):
+    rule(source_trial)
+
+
+class MemorySinkUnderTest(SinkUnderTest):
+    keeps_keys = True
+    keeps_headers = True
+    can_refuse = True
+    can_go_down = True
+
+    def __init__(self, sink: MemorySink) -> None:
+        self._sink = sink
+        self.refuse = sink.refuse
+        self.go_down = sink.go_down
+        self.come_up = sink.come_up
+
+    def sink(self):
+        return self._sink.code
+
+    def landed(self):
+        return self._sink.landed
+
+
+@pytest.fixture(scope="module")
+def sink_trial(tmp_path_factory):
+    with MemorySink() as sink:
+        under_test = MemorySinkUnderTest(sink)
+        with SinkTrial(under_test, tmp_path_factory.mktemp("state")) as trial:
+            yield trial
+
+
+@pytest.mark.parametrize("rule", SINK_RULES)
+def test_the_memory_sink(rule, sink_trial):
+    rule(sink_trial)
+
+
+def test_a_pipeline_between_them_ends_when_all_is_acknowledged(tmp_path):
+    def double(datum):
+        return Message(datum.value * 2, keys=[*datum.keys, "twice"])
+
+    with MemorySource([b"1", Sample(b"2", keys=("k",))]) as source, MemorySink() as sink:
+        pipeline = Pipeline("test").source("in", source.code).map("double", double)
+        summary = pipeline.sink("out", sink.code).run(drain=True, state=tmp_path, quiet=True)
+
+    assert summary.ended == "drained"
+    assert sorted(sink.values) == [b"11", b"22"]
+    assert {one.value: one.keys for one in sink.landed} == {
+        b"11": ("twice",),
+        b"22": ("k", "twice"),
+    }
+    assert source.unsettled == 0

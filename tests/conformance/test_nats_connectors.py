@@ -1,0 +1,207 @@
+"""The four NATS connectors keep every rule, on a server that knows who may do what."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.request
+
+import pytest
+
+from ebbflow.errors import MessageTooLarge
+from ebbflow.jetstream import Outgoing, Publisher
+from ebbflow.jetstream.headers import incoming, outgoing
+from ebbflow.testing import (
+    SINK_RULES,
+    SOURCE_RULES,
+    Refused,
+    Sample,
+    SinkTrial,
+    SinkUnderTest,
+    SourceTrial,
+    SourceUnderTest,
+)
+from tests.jetstream.securing import reload
+from tests.sources.outside import Outside, until
+
+pytestmark = pytest.mark.slow
+
+USERS = """
+http: "127.0.0.1:{monitor}"
+authorization {{ users: [
+  {{ user: boss, password: b }}
+  {{ user: worker, password: w, permissions: {{ publish: {{ allow: [{allowed}] }} }} }}
+] }}
+"""
+
+
+class Server:
+    """The server, and the login of the pipelines, which can be kept from publishing."""
+
+    def __init__(self, folder, monitor, outside) -> None:
+        self._folder, self._monitor = folder, monitor
+        self.outside = outside
+        self.stream = outside.stream()
+        self.access = {
+            "url": outside.url.replace("boss:b@", ""),
+            "auth": {
+                "basic": {"user": {"env": "TRIAL_USER"}, "password": {"env": "TRIAL_PASSWORD"}}
+            },
+        }
+
+    def allow(self, publishing: str) -> None:
+        reload(self._folder, USERS.format(monitor=self._monitor, allowed=publishing))
+
+    def connections(self) -> list[str]:
+        """Those of the pipelines that are open."""
+        address = f"http://127.0.0.1:{self._monitor}/connz?auth=1"
+        with urllib.request.urlopen(address, timeout=5) as answer:
+            found = json.load(answer)["connections"]
+        return [f"connection {one['cid']}" for one in found if one["authorized_user"] == "worker"]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("nats")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        monitor = probe.getsockname()[1]
+    users = USERS.format(monitor=monitor, allowed='">"')
+    with (
+        Outside.running(folder, config=users, login="boss:b@") as outside,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("TRIAL_USER", "worker")
+        patch.setenv("TRIAL_PASSWORD", "w")
+        yield Server(folder, monitor, outside)
+
+
+class _Nats:
+    """What all four have in common."""
+
+    keeps_keys = keeps_headers = True
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.stream = server.outside.stream()
+
+    def left_behind(self):
+        return self.server.connections()
+
+
+# --- sources --------------------------------------------------------------------------------------
+
+
+class StreamUnderTest(_Nats, SourceUnderTest):
+    def source(self):
+        given = {"stream": self.stream.name, "consumer": "c", "ackWait": "2s"}
+        return {"jetstream": self.server.access | given}
+
+    def put(self, samples):
+        messages = [
+            Outgoing(self.stream.subject, one.value, outgoing(one.keys, one.headers))
+            for one in samples
+        ]
+        try:
+            with Publisher(self.server.outside.url) as publisher:
+                publisher.publish_many(messages)
+        except MessageTooLarge as error:
+            raise Refused(str(error)) from None
+
+    def waiting(self):
+        return self.stream.info()["num_pending"]
+
+    def unsettled(self):
+        info = self.stream.info()
+        return info["num_pending"] + info["num_ack_pending"]
+
+
+class SubjectUnderTest(_Nats, SourceUnderTest):
+    keeps_waiting = False
+
+    def source(self):
+        return {"nats": self.server.access | {"subject": "plain.>", "queue": "workers"}}
+
+    def put(self, samples):
+        link = self.server.outside.link
+        if any(len(one.value) > link.client.max_payload for one in samples):
+            raise Refused("it is larger than a message of NATS can be")
+        link.run(self._publish(link.client, samples))
+
+    @staticmethod
+    async def _publish(client, samples):
+        for one in samples:
+            headers = outgoing(one.keys, one.headers)
+            await client.publish("plain.a", one.value, headers=headers or None)
+        await client.flush()
+
+
+@pytest.fixture(scope="module", params=[StreamUnderTest, SubjectUnderTest])
+def source_trial(request, server, tmp_path_factory):
+    with SourceTrial(request.param(server), tmp_path_factory.mktemp("source")) as trial:
+        yield trial
+
+
+@pytest.mark.parametrize("rule", SOURCE_RULES)
+def test_the_nats_sources(rule, source_trial):
+    rule(source_trial)
+
+
+# --- sinks ----------------------------------------------------------------------------------------
+
+
+class _Target(_Nats, SinkUnderTest):
+    can_go_down = True
+
+    def go_down(self):
+        self.server.allow('"$JS.API.>"')
+
+    def come_up(self):
+        self.server.allow('">"')
+
+
+class StreamTarget(_Target):
+    def sink(self):
+        return {"jetstream": self.server.access | {"subject": self.stream.subject}}
+
+    def landed(self):
+        return [
+            Sample(value, tuple(incoming(subject, headers)[0]), headers)
+            for subject, value, headers in self.stream.stored()
+        ]
+
+
+class SubjectTarget(_Target):
+    writes_twice = True
+
+    def __init__(self, server):
+        super().__init__(server)
+        self._heard = []
+        link = server.outside.link
+        self._listening = link.run(link.client.subscribe("landing.a", cb=self._hear))
+        link.flush()
+
+    async def _hear(self, message):
+        keys, headers = incoming(message.subject, message.headers)
+        self._heard.append(Sample(message.data, tuple(keys), headers))
+
+    def sink(self):
+        return {"nats": self.server.access | {"subject": "landing.a"}}
+
+    def landed(self):
+        return list(self._heard)
+
+
+@pytest.fixture(scope="module", params=[StreamTarget, SubjectTarget])
+def sink_trial(request, server, tmp_path_factory):
+    with SinkTrial(request.param(server), tmp_path_factory.mktemp("sink")) as trial:
+        yield trial
+
+
+@pytest.mark.parametrize("rule", SINK_RULES)
+def test_the_nats_sinks(rule, sink_trial):
+    rule(sink_trial)
+
+
+def test_what_is_left_behind_would_be_seen(server):
+    until(lambda: server.connections() == [])

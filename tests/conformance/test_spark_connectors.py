@@ -1,0 +1,109 @@
+"""Spark sources and sinks, here with folders of Parquet files on the other side."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ebbflow.testing import (
+    SINK_RULES,
+    SOURCE_RULES,
+    Sample,
+    SinkTrial,
+    SinkUnderTest,
+    SourceTrial,
+    SourceUnderTest,
+)
+
+pytestmark = pytest.mark.slow
+
+SCHEMA = pa.schema([("value", pa.binary()), ("keys", pa.list_(pa.string()))])
+
+
+class FolderUnderTest(SourceUnderTest):
+    """Each file that is put into the folder is read once, in the order of their times."""
+
+    keeps_keys = True
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._numbers = count()
+        (folder / "given").mkdir()
+
+    def source(self):
+        return {
+            "spark": {
+                "format": "parquet",
+                "options": {"path": str(self._folder / "given")},
+                "schema": "value BINARY, keys ARRAY<STRING>",
+                "keys": "keys",
+            }
+        }
+
+    def put(self, samples):
+        rows = {"value": [s.value for s in samples], "keys": [list(s.keys) for s in samples]}
+        name = f"{next(self._numbers)}.parquet"
+        pq.write_table(pa.table(rows, schema=SCHEMA), self._folder / name)
+        (self._folder / name).rename(self._folder / "given" / name)
+
+
+@pytest.fixture(scope="module")
+def source_trial(tmp_path_factory):
+    folder = FolderUnderTest(tmp_path_factory.mktemp("folder"))
+    with SourceTrial(folder, tmp_path_factory.mktemp("state")) as trial:
+        yield trial
+
+
+@pytest.mark.parametrize("rule", SOURCE_RULES)
+def test_the_spark_source(rule, source_trial):
+    rule(source_trial)
+
+
+class TableUnderTest(SinkUnderTest):
+    """Nobody can write into the folder while there is a file in its place."""
+
+    keeps_keys = True
+    keeps_headers = True
+    can_go_down = True
+    writes_twice = True
+
+    def __init__(self, folder: Path) -> None:
+        self._table = folder / "table"
+        self._away = folder / "away"
+
+    def sink(self):
+        columns = {"value": "value", "keys": "keys", "headers": "headers"}
+        options = {"path": str(self._table)}
+        return {"spark": {"format": "parquet", "options": options, "columns": columns}}
+
+    def landed(self):
+        files = [*self._table.glob("part-*"), *self._away.glob("part-*")]
+        rows = [row for file in files for row in pq.read_table(file).to_pylist()]
+        return [Sample(row["value"], tuple(row["keys"]), dict(row["headers"])) for row in rows]
+
+    def go_down(self):
+        if self._table.exists():
+            self._table.rename(self._away)
+        self._table.write_text("in the way")
+
+    def come_up(self):
+        if self._table.is_file():
+            self._table.unlink()
+        if self._away.exists():
+            self._away.rename(self._table)
+
+
+@pytest.fixture(scope="module")
+def sink_trial(tmp_path_factory):
+    table = TableUnderTest(tmp_path_factory.mktemp("table"))
+    with SinkTrial(table, tmp_path_factory.mktemp("state")) as trial:
+        yield trial
+
+
+@pytest.mark.parametrize("rule", SINK_RULES)
+def test_the_spark_sink(rule, sink_trial):
+    rule(sink_trial)

@@ -1,0 +1,231 @@
+"""The file sink: OK means on disk, and a crash leaves nothing that a reader takes for a message."""
+
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections import Counter
+from datetime import UTC, datetime
+
+import pytest
+
+from ebbflow import Datum, Message, Pipeline
+from ebbflow.errors import SetupError
+from ebbflow.message import Status
+from ebbflow.sinks.file import FileSettings, FileSink
+
+TIME = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
+
+
+@pytest.fixture(autouse=True)
+def place(monkeypatch):
+    """What a vertex's task tells user code about where it is."""
+    monkeypatch.setenv("NUMAFLOW_PIPELINE_NAME", "orders")
+    monkeypatch.setenv("NUMAFLOW_VERTEX_NAME", "out")
+    monkeypatch.setenv("NUMAFLOW_REPLICA", "0")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "out.txt"
+
+
+def sink_to(path, **settings):
+    return FileSink(FileSettings(str(path), **settings))
+
+
+def data(*values):
+    return [Datum(value, id=f"m{number}") for number, value in enumerate(values)]
+
+
+def statuses(responses):
+    return [response.status for response in responses]
+
+
+def test_each_value_is_a_line(path):
+    sink = sink_to(path)
+    assert statuses(sink(data(b"one", b"", b"t\xffwo\r"))) == [Status.OK] * 3
+    assert statuses(sink(data(b"three"))) == [Status.OK]
+
+    assert path.read_bytes() == b"one\n\nt\xffwo\r\nthree\n"
+
+
+def test_a_value_with_a_line_break_is_no_line_and_the_others_are_written(path):
+    first, second, third = sink_to(path)(data(b"one", b"two\nlines", b"three"))
+
+    assert (first.status, third.status) == (Status.OK, Status.OK)
+    assert second.nack_options.max_deliveries == 0
+    assert second.nack_options.reason == (
+        "its value has a line break, which only format: json can keep"
+    )
+    assert path.read_bytes() == b"one\nthree\n"
+
+
+def test_json_has_all_of_each_message_on_one_line(path):
+    sink = sink_to(path, format="json")
+    sink(
+        [
+            Datum(b"a\nb", id="m1", keys=["k"], headers={"h": "v"}, event_time=TIME),
+            Datum(b"\xff", id="m2"),
+        ]
+    )
+
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {
+            "id": "m1",
+            "value": "a\nb",
+            "keys": ["k"],
+            "headers": {"h": "v"},
+            "eventTime": 1_767_323_045_678,
+        },
+        {"id": "m2", "valueBase64": "/w==", "keys": [], "headers": {}, "eventTime": None},
+    ]
+
+
+def test_the_path_names_pipeline_vertex_and_partition_of_the_moment(tmp_path, monkeypatch):
+    sink = sink_to(tmp_path / "{pipeline}" / "{vertex}-{partition}.txt")
+    sink.open()
+    sink(data(b"zero"))
+    monkeypatch.setenv("NUMAFLOW_REPLICA", "1")
+    sink(data(b"one"))
+
+    assert (tmp_path / "orders" / "out-0.txt").read_text() == "zero\n"
+    assert (tmp_path / "orders" / "out-1.txt").read_text() == "one\n"
+
+
+@pytest.mark.parametrize("torn", [b"ha", b"x" * 200_000, b"\xff"])
+@pytest.mark.parametrize("before", [b"", b"one\n", b"one\ntwo\n" * 30_000])
+def test_a_line_that_a_crash_has_torn_is_cut_off(path, before, torn):
+    path.write_bytes(before + torn)
+    sink_to(path)(data(b"next"))
+
+    assert path.read_bytes() == before + b"next\n"
+
+
+def test_what_was_there_is_kept(path):
+    path.write_bytes(b"one\ntwo\n")
+    sink_to(path)(data(b"three"))
+
+    assert path.read_bytes() == b"one\ntwo\nthree\n"
+
+
+def test_when_the_disk_is_full_nothing_is_ok_and_no_part_of_a_line_stays(path, monkeypatch):
+    sink_to(path)(data(b"one"))
+    write = os.write
+
+    def some_room(file, rest):
+        if len(rest) <= 4:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, rest[:4])
+
+    monkeypatch.setattr("ebbflow.sinks.file.os.write", some_room)
+    retried = sink_to(path, retried=True)(data(b"a long one", b"another"))
+    patient = sink_to(path)(data(b"a long one"))
+    monkeypatch.undo()
+
+    assert [response.error for response in retried] == [f"{path}: No space left on device"] * 2
+    assert patient[0].nack_options.delay == 1_000
+    assert path.read_bytes() == b"one\n"
+
+
+def test_a_file_that_cannot_be_written_fails_the_vertex_before_any_message(tmp_path):
+    (tmp_path / "file").touch()
+    sink = sink_to(tmp_path / "file" / "out.txt")
+
+    with pytest.raises(SetupError) as raised:
+        sink.open()
+    assert str(raised.value) == (f"{tmp_path}/file/out.txt cannot be written: Not a directory.")
+
+
+def test_a_file_that_is_large_enough_is_set_aside(path):
+    sink = sink_to(path, max_bytes=10)
+    for value in (b"12345", b"67890", b"abc", b"0123456789", b"x"):
+        sink(data(value))
+
+    found = {one.name: one.read_bytes() for one in path.parent.iterdir()}
+    assert found == {
+        "out.txt": b"x\n",
+        "out.txt.1": b"12345\n67890\n",
+        "out.txt.2": b"abc\n0123456789\n",
+    }
+
+
+def append(path, name, count, max_bytes):
+    sink = sink_to(path, max_bytes=max_bytes)
+    for start in range(0, count, 5):
+        values = [b"%s %d %s" % (name, n, name * 50_000) for n in range(start, start + 5)]
+        assert set(statuses(sink(data(*values)))) == {Status.OK}
+
+
+def test_several_processes_can_write_to_one_file(path):
+    context = multiprocessing.get_context("fork")
+    names = [b"a", b"b", b"c"]
+    writers = [context.Process(target=append, args=(path, name, 200, 5_000_000)) for name in names]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+
+    assert [writer.exitcode for writer in writers] == [0, 0, 0]
+    lines = [line for one in path.parent.iterdir() for line in one.read_bytes().splitlines()]
+    wanted = {b"%s %d %s" % (name, n, name * 50_000) for name in names for n in range(200)}
+    assert Counter(lines) == dict.fromkeys(wanted, 1)
+
+
+def write_until_killed(path, acknowledged):
+    sink = sink_to(path)
+    number = 0
+    while True:
+        values = [b"%d %s" % (n, b"x" * 20_000) for n in range(number, number + 20)]
+        sink(data(*values))
+        number += 20
+        os.write(acknowledged, b"%d\n" % number)
+
+
+def test_a_writer_killed_at_any_moment_leaves_whole_lines_and_all_that_was_ok(path, tmp_path):
+    seed = time.time_ns()
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    context = multiprocessing.get_context("fork")
+    for round_ in range(8):
+        path.unlink(missing_ok=True)
+        read, write = os.pipe()
+        writer = context.Process(target=write_until_killed, args=(path, write))
+        writer.start()
+        os.close(write)
+        assert os.read(read, 100)  # it writes
+        time.sleep(chance.uniform(0, 0.05))
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.join()
+        told = b""
+        while piece := os.read(read, 65_536):
+            told += piece
+        os.close(read)
+        ok = int(told.split()[-1]) if told.split() else 20
+
+        sink_to(path)(data(b"after"))
+        *lines, last = path.read_bytes().splitlines()
+
+        assert last == b"after"
+        assert lines == [b"%d %s" % (n, b"x" * 20_000) for n in range(len(lines))], round_
+        assert len(lines) >= ok
+
+
+@pytest.mark.slow
+def test_every_partition_of_a_vertex_has_its_file(run, tmp_path):
+    def number(datum):
+        return Message(b"%d" % json.loads(datum.value)["data"]["value"])
+
+    path = str(tmp_path / "{pipeline}" / "{vertex}" / "part-{partition}.txt")
+    pipeline = Pipeline("test").source("in", generator={"messages": 3_000}).map("number", number)
+    run(pipeline.sink("out", file={"path": path}, partitions=2))
+
+    files = sorted((tmp_path / "test" / "out").iterdir())
+    assert [file.name for file in files] == ["part-0.txt", "part-1.txt"]
+    lines = [int(line) for file in files for line in file.read_text().split()]
+    assert sorted(lines) == list(range(3_000))

@@ -1,0 +1,262 @@
+"""SQL and DataFrame vertices: what a query gives is what goes on, and no message is lost by it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+from ebbflow import Pipeline, Response
+from ebbflow.errors import SetupError
+from ebbflow.jetstream.access import linked
+from ebbflow.jetstream.names import Names
+from ebbflow.jetstream.positions import PositionStore
+from ebbflow.jetstream.server import StateFolder
+from tests.spark.conftest import Failures
+
+pytestmark = pytest.mark.slow
+
+NUMBER = "CAST(get_json_object(CAST(value AS STRING), '$.data.value') AS INT)"
+
+
+@pytest.fixture
+def store(journal):
+    def sink(data):
+        journal.write(*([datum.id, datum.value.decode(), datum.deliveries] for datum in data))
+        return [Response.ok(datum.id) for datum in data]
+
+    return sink
+
+
+def numbers(count, name="test"):
+    return Pipeline(name).source("in", generator={"messages": count, "key_count": 2})
+
+
+def test_each_row_of_a_query_goes_where_its_tags_say(run, journal, another_journal):
+    def look(to):
+        def sink(data):
+            to.write(*([d.id, d.value.decode(), d.keys, d.headers] for d in data))
+            return [Response.ok(datum.id) for datum in data]
+
+        return sink
+
+    query = f"""
+        SELECT id, CAST({NUMBER} AS STRING) AS value, IF({NUMBER} % 2 = 0, 'even', 'odd') AS tags,
+               IF({NUMBER} = 3, array('mine'), NULL) AS keys, map('a', 'b') AS headers
+        FROM messages WHERE {NUMBER} < 90
+    """
+    pipeline = numbers(100).map("q", sql=query)
+    pipeline = pipeline.sink("even", look(journal), tags="even")
+    summary = run(pipeline.sink("odd", look(another_journal), after="q", tags="odd"))
+
+    even, odd = sorted(journal.read()), sorted(another_journal.read())
+    assert sorted(int(value) for _, value, _, _ in even) == list(range(0, 90, 2))
+    assert sorted(int(value) for _, value, _, _ in odd) == list(range(1, 90, 2))
+    assert ["in-3/q", "3", ["mine"], {"a": "b"}] in odd
+    assert ["in-4/q", "4", ["key-0"], {"a": "b"}] in even
+    counts = summary.vertices["q"]
+    assert (counts.read, counts.done, counts.dropped, counts.written) == (100, 90, 10, 90)
+
+
+def test_a_dataframe_function_makes_any_number_of_messages(run, store, journal):
+    from pyspark.sql import functions as F
+
+    def twice(messages):
+        number = F.get_json_object(F.col("value").cast("string"), "$.data.value")
+        parts = F.explode(F.array(F.concat(F.lit("a"), number), F.concat(F.lit("b"), number)))
+        return messages.select("id", parts.alias("value")).where("value != 'b7'")
+
+    run(numbers(50).map("twice", dataframe=twice).sink("out", store))
+
+    expected = {f"{letter}{n}" for letter in "ab" for n in range(50)} - {"b7"}
+    assert Counter(value for _, value, _ in journal.read()) == dict.fromkeys(expected, 1)
+    ids = [message_id for message_id, _, _ in journal.read()]
+    assert len(set(ids)) == 99
+    assert {"in-3/twice", "in-3/twice.1"} <= set(ids)
+
+
+def test_a_query_may_make_one_message_of_many_in_batches_of_a_size(run, store, journal):
+    query = f"SELECT to_json(struct(count(*) AS n, sum({NUMBER}) AS total)) AS value FROM messages"
+
+    limits = {"read_batch_size": 40}
+    summary = run(numbers(100).map("q", sql=query, limits=limits).sink("out", store))
+
+    found = [json.loads(value) for _, value, _ in journal.read()]
+    assert all(one["n"] <= 40 for one in found)
+    assert sum(one["n"] for one in found) == 100
+    assert sum(one["total"] for one in found) == sum(range(100))
+    assert len({message_id for message_id, _, _ in journal.read()}) == len(found)
+    assert (summary.vertices["q"].done, summary.vertices["q"].written) == (100, len(found))
+
+
+def test_only_the_rows_that_a_query_fails_on_are_dead_lettered(run, store, journal, server_letters):
+    query = f"SELECT id, CAST(100 / ({NUMBER} - 17) AS STRING) AS value FROM messages"
+
+    errors = {"interval": "100ms", "steps": 1}
+    summary = run(numbers(60).map("q", sql=query, on_error=errors).sink("out", store))
+
+    assert sorted(message_id for message_id, _, _ in journal.read()) == sorted(
+        f"in-{n}/q" for n in range(60) if n != 17
+    )
+    (letter,) = server_letters("test")
+    assert (letter.id, letter.reason, letter.deliveries) == ("in-17", "SparkArithmeticException", 2)
+    assert letter.error.startswith("SparkArithmeticException: [DIVIDE_BY_ZERO] Division by zero.")
+    assert letter.traceback is None
+    assert summary.vertices["q"].redelivered == 1
+
+
+def test_what_a_function_raises_on_a_message_is_told_in_its_letter(run, store, server_letters):
+    from pyspark.sql import functions as F
+
+    @F.udf("string")
+    def fragile(value):
+        if b'"value":3}' in bytes(value):
+            raise LookupError("three is not known")
+        return "fine"
+
+    def checked(messages):
+        return messages.select("id", fragile("value").alias("value"))
+
+    run(numbers(5).map("q", dataframe=checked, on_error={"steps": 0}).sink("out", store))
+
+    (letter,) = server_letters("test")
+    assert (letter.id, letter.error) == ("in-3", "LookupError: three is not known")
+
+
+def test_a_query_can_nack_and_sees_how_often_a_message_came(run, store, journal):
+    query = f"""
+        SELECT id, CAST(deliveries AS STRING) AS value, {NUMBER} = 4 AND deliveries < 3 AS nack,
+               200 AS nack_delay, 'too early' AS nack_reason
+        FROM messages
+    """
+    summary = run(numbers(10).map("q", sql=query).sink("out", store))
+
+    values = {message_id: value for message_id, value, _ in journal.read()}
+    assert values == {f"in-{n}/q": "3" if n == 4 else "1" for n in range(10)}
+    assert summary.vertices["q"].redelivered == 2
+
+
+def test_partitions_work_side_by_side_and_may_be_many(run, store, journal):
+    query = "SELECT id, value FROM messages"
+    pipeline = numbers(3_000).map("q", sql=query, partitions=3)
+    summary = run(pipeline.map("p", sql=query, partitions=2).sink("out", store), epoch=2.0)
+
+    ids = Counter(message_id for message_id, _, _ in journal.read())
+    assert ids == {f"in-{n}/q/p": 1 for n in range(3_000)}
+    assert summary.vertices["p"].read == 3_000
+
+
+def test_a_function_may_make_dataframes_and_leaves_the_session_as_it_was(
+    run, spark, store, journal
+):
+    from pyspark.sql import SparkSession
+
+    def looked_up(messages):
+        names = messages.sparkSession.createDataFrame([("x",)], "name STRING")
+        return messages.selectExpr("id", f"'{names.schema.names[0]}' AS value")
+
+    run(numbers(3).map("q", dataframe=looked_up).sink("out", store))
+
+    assert [value for _, value, _ in journal.read()] == ["name"] * 3
+    assert SparkSession.getActiveSession() is spark
+
+
+def test_views_and_functions_of_the_session_can_be_used(run, spark, store, journal):
+    names = "SELECT * FROM VALUES (0, 'zero'), (1, 'one') AS names(n, name)"
+    spark.sql(names).createOrReplaceTempView("names")
+    spark.udf.register("shouted", str.upper)
+    query = f"SELECT id, shouted(name) AS value FROM messages JOIN names ON n = {NUMBER} % 2"
+
+    run(numbers(4).map("q", sql=query).sink("out", store))
+
+    assert Counter(value for _, value, _ in journal.read()) == {"ZERO": 2, "ONE": 2}
+
+
+def raising(_messages):
+    raise KeyError("stock")
+
+
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        (
+            {"sql": "SELEC id FROM messages"},
+            "The SQL of q cannot work: [PARSE_SYNTAX_ERROR] Syntax error at or near 'SELEC'. "
+            "(line 1, pos 0). Correct it.",
+        ),
+        (
+            {"sql": "SELECT id, valu AS value FROM messages"},
+            "The SQL of q cannot work: [UNRESOLVED_COLUMN.WITH_SUGGESTION] A column, variable, or "
+            "function parameter with name `valu` cannot be resolved. Did you mean one of the "
+            "following? [`value`, `id`, `keys`, `headers`, `metadata`]. line 1 pos 11. Correct it.",
+        ),
+        (
+            {"sql": "SELECT id, deliveries AS value FROM messages"},
+            "q: gave struct<id:string,value:bigint>. Give a column 'value' of type STRING or "
+            "BINARY, for example to_json(struct(*)), and if you like 'id', 'keys', 'tags', "
+            "'event_time' and 'headers'.",
+        ),
+        (
+            {"sql": "SELECT value, true AS nack FROM messages"},
+            "q: gave a column 'nack' without 'id'. Give the id of the message to nack as well.",
+        ),
+        (
+            {"dataframe": raising},
+            "The DataFrame function of q raised KeyError: 'stock'. It was called with a DataFrame "
+            "of no messages, which it has to put up with.",
+        ),
+        ({"dataframe": len}, "The DataFrame function of q raised TypeError: "),
+        ({"dataframe": str}, "q: returned str, not a DataFrame. Give a column 'value' of type"),
+    ],
+)
+def test_a_query_that_cannot_work_is_refused_before_anything_runs(run, step, told):
+    with pytest.raises(SetupError) as refused:
+        run(numbers(1).map("q", **step).sink("out", blackhole=True))
+    assert str(refused.value).startswith(told)
+
+
+def test_a_query_that_names_unknown_messages_fails_the_vertex_and_loses_nothing(run, tmp_path):
+    told = []
+
+    class Watching(Failures):
+        def look(self, views):
+            told.extend(view.failure for view in views.values() if view.failure)
+
+    query = "SELECT concat(id, 'x') AS id, value FROM messages"
+    pipeline = numbers(5).map("q", sql=query).sink("out", blackhole=True)
+    summary = run(pipeline, watcher=Watching(), timeout="4s")
+
+    assert told[0] == (
+        "ContractViolation: q: gave the unknown id 'in-0x' as id. Give the id of an input for each "
+        "row, or leave the column out."
+    )
+    assert summary.vertices["q"].read == 0
+
+    fixed = numbers(5).map("q", sql="SELECT id, value FROM messages").sink("out", blackhole=True)
+    assert run(fixed).totals["out"].read == 5
+
+
+def test_a_partition_that_somebody_else_has_claimed_is_settled_by_one_of_them(
+    run, store, journal, tmp_path
+):
+    told = []
+
+    class Claiming(Failures):
+        claimed = False
+
+        def look(self, views):
+            told.extend(view.failure for view in views.values() if view.failure)
+            if not self.claimed and views["q"].counts.done:
+                self.claimed = True
+                with linked(StateFolder(tmp_path / "state").running_server()) as link:
+                    link.run(PositionStore(link.client, Names("test"), "q", 0).claim())
+
+    source = Pipeline("test").source("in", generator={"messages": 1_500, "rpu": 300})
+    run(
+        source.map("q", sql="SELECT id, value FROM messages").sink("out", store), watcher=Claiming()
+    )
+
+    assert "another task now owns partition 0 of q" in told
+    ids = Counter(message_id for message_id, _, _ in journal.read())
+    assert ids == {f"in-{n}/q": 1 for n in range(1_500)}
