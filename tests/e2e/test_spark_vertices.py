@@ -16,7 +16,7 @@ from tests.chaos.kill_and_restart import kill_tree
 
 pytestmark = pytest.mark.slow
 
-MESSAGES = 1_500
+MESSAGES = 900
 SPEC = """
 apiVersion: numaflow.numaproj.io/v1alpha1
 kind: Pipeline
@@ -62,8 +62,8 @@ def rows(folder: Path) -> list[dict[str, int]]:
 def test_spark_vertices_that_are_killed_amid_their_batches_lose_nothing(tmp_path):
     (tmp_path / "killed.yaml").write_text(SPEC)
     (tmp_path / "given").mkdir()
-    for first in range(0, MESSAGES, 250):
-        lines = "".join(f'{{"n": {n}}}\n' for n in range(first, first + 250))
+    for first in range(0, MESSAGES, 150):
+        lines = "".join(f'{{"n": {n}}}\n' for n in range(first, first + 150))
         (tmp_path / "given" / f"{first}.json").write_text(lines)
 
     process = start(tmp_path)

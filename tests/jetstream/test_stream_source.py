@@ -169,6 +169,24 @@ def test_only_the_subjects_asked_for_are_read(stream, source):
     assert [one.value for one in found] == [b"a", b"c"]
 
 
+def test_the_bounds_of_a_consumer_for_requests_are_kept(stream, source):
+    stream.fill([b"%d" % n for n in range(40)])
+    stream.consumer(max_batch=7, max_expires=100_000_000, max_bytes=1_000)
+
+    found = read_all(source(), 40)
+
+    assert {one.value for one in found} == {b"%d" % n for n in range(40)}
+
+
+def test_a_message_larger_than_a_consumer_gives_at_once_is_told(stream, source):
+    stream.fill([b"x" * 2_000])
+    stream.consumer(max_bytes=1_000)
+    reading = source()
+
+    with pytest.raises(SetupError, match="409 Message Size Exceeds MaxBytes"):
+        reading.read(10, 0.5)
+
+
 def test_settings_that_are_left_out_are_those_of_the_consumer(stream, source):
     stream.fill([b"%d" % n for n in range(5)])
     stream.consumer(deliver_policy="by_start_sequence", opt_start_seq=4)
@@ -364,13 +382,16 @@ def test_a_stream_that_is_not_there_is_named(outside):
 
 
 def test_a_consumer_that_is_deleted_is_told_and_then_made_anew(stream, source):
+    stream.fill([b"1"])
     reading = source()
+    (message,) = read_all(reading, 1)
     stream.outside.api(f"CONSUMER.DELETE.{stream.name}.c")
-    with pytest.raises(SetupError, match=f"Consumer c of stream {stream.name} was deleted"):
+    with pytest.raises(SetupError, match=f"Consumer c of stream {stream.name} is gone"):
         until(lambda: reading.read(10, 0.2))
 
-    stream.fill([b"1"])
-    assert [one.value for one in read_all(reading, 1)] == [b"1"]  # it is made anew
+    assert read_all(reading, 1) == [message]  # from the one that is made anew
+    reading.ack([message.offset])
+    assert reading.exhausted
 
 
 def test_a_server_that_is_not_there_is_named_with_what_to_correct():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 import pytest
@@ -139,24 +138,6 @@ def test_with_a_retry_strategy_it_is_a_failure_instead(kafka, sink_to):
     (response,) = sink(data_of(b"1"))
     assert response.status is Status.FAILURE
     assert response.error == "_MSG_TIMED_OUT: Local: Message timed out"
-
-
-def test_an_outage_is_sat_out_and_nothing_is_written_twice(kafka, sink_to):
-    topic = kafka.topic()
-    patient, hasty = (sink_to(topic, **{"message.timeout.ms": ms}) for ms in ("30000", "1000"))
-    patient(data_of(b"before"))
-    kafka.kill()
-    (response,) = hasty(data_of(b"too early"))
-    restart = threading.Thread(target=kafka.start)
-    restart.start()
-    try:
-        responses = patient(data_of(*(b"%d" % n for n in range(100))))
-    finally:
-        restart.join()
-    assert response.status is Status.NACK
-    assert "Connection refused" in response.nack_options.reason
-    assert set(statuses(responses)) == {Status.OK}
-    assert len(kafka.records(topic)) == 101
 
 
 def test_more_than_the_producer_holds_at_once_is_written_all_the_same(kafka, sink_to):

@@ -276,25 +276,6 @@ def test_the_newer_group_protocol_works_as_well(kafka, group, opened):
 # --- what goes wrong ----------------------------------------------------------------------------
 
 
-def test_a_broker_that_comes_back_is_read_on_from(kafka, group, opened):
-    topic = kafka.topic()
-    kafka.fill(topic, [b"before"])
-    source = opened(topic)
-    source.ack(offsets(take(source, 1)))
-    until(lambda: source.exhausted, source)
-    kafka.kill()
-    try:
-        assert source.read(10, 0.5) == []
-    finally:
-        kafka.start()
-    kafka.fill(topic, [b"after"])
-    (message,) = take(source, 1, within=30.0)
-    assert message.value == b"after"
-    source.ack([message.offset])
-    source.close()
-    assert kafka.lag(group, topic) == {0: 0}
-
-
 def test_a_topic_that_is_not_there_is_named(kafka, opened):
     with pytest.raises(SetupError) as raised:
         opened("no-such-topic")

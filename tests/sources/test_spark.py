@@ -6,11 +6,16 @@ import json
 import os
 import signal
 from collections import Counter
+from functools import partial
 
 import pytest
 
 from ebbflow import MonoVertex, Pipeline, Response
 from ebbflow.errors import SetupError
+from ebbflow.jetstream import streams
+from ebbflow.jetstream.access import embedded, linked
+from ebbflow.jetstream.names import Names
+from ebbflow.sources.spark.storing import SCHEMA, Storing, store_on_worker
 from ebbflow.spark.run import Silent
 
 pytestmark = pytest.mark.slow
@@ -119,6 +124,22 @@ def test_a_stop_lets_a_micro_batch_end_so_that_nothing_is_stored_twice(run, fold
     run(pipeline)
 
     assert Counter(map(int, journal.read())) == dict.fromkeys(range(30_000), 1)
+
+
+def test_a_task_that_is_run_again_stores_nothing_twice_and_other_rows_beside(spark, tmp_path):
+    names = Names("test")
+    with embedded(tmp_path / "state") as server, linked(server) as link:
+        link.run(streams.ensure(link.client, streams.buffer_config(names, "in", 0, 100)))
+        storing = Storing(server, "test", "in", 1, 1_000_000, query="read")
+
+        def stored(*values):
+            rows = spark.sql(f"SELECT explode(array{values}) AS value")
+            rows.mapInArrow(partial(store_on_worker, storing=storing), SCHEMA).collect()
+            return link.run(streams.state(link.client, names.buffer("in", 0))).messages
+
+        assert stored("a", "b") == 1
+        assert stored("a", "b") == 1
+        assert stored("a", "c") == 2
 
 
 def test_a_row_that_no_message_can_hold_is_a_dead_letter(

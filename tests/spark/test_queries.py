@@ -29,8 +29,18 @@ def store(journal):
     return sink
 
 
-def numbers(count, name="test"):
-    return Pipeline(name).source("in", generator={"messages": count, "key_count": 2})
+class Told(Failures):
+    """Remembers why vertices failed."""
+
+    def __init__(self):
+        self.failures = []
+
+    def look(self, views):
+        self.failures += [view.failure for view in views.values() if view.failure]
+
+
+def numbers(count):
+    return Pipeline("test").source("in", generator={"messages": count, "key_count": 2})
 
 
 def test_each_row_of_a_query_goes_where_its_tags_say(run, journal, another_journal):
@@ -91,19 +101,21 @@ def test_a_query_may_make_one_message_of_many_in_batches_of_a_size(run, store, j
 
 
 def test_only_the_rows_that_a_query_fails_on_are_dead_lettered(run, store, journal, server_letters):
-    query = f"SELECT id, CAST(100 / ({NUMBER} - 17) AS STRING) AS value FROM messages"
+    query = f"SELECT id, CAST(100 / ({NUMBER} - 47) AS STRING) AS value FROM messages"
 
-    errors = {"interval": "100ms", "steps": 1}
-    summary = run(numbers(60).map("q", sql=query, on_error=errors).sink("out", store))
+    more = {"on_error": {"interval": "100ms", "steps": 1}, "limits": {"read_batch_size": 20}}
+    told = Told()
+    summary = run(numbers(60).map("q", sql=query, **more).sink("out", store), watcher=told)
 
     assert sorted(message_id for message_id, _, _ in journal.read()) == sorted(
-        f"in-{n}/q" for n in range(60) if n != 17
+        f"in-{n}/q" for n in range(60) if n != 47
     )
     (letter,) = server_letters("test")
-    assert (letter.id, letter.reason, letter.deliveries) == ("in-17", "SparkArithmeticException", 2)
+    assert (letter.id, letter.reason, letter.deliveries) == ("in-47", "SparkArithmeticException", 2)
     assert letter.error.startswith("SparkArithmeticException: [DIVIDE_BY_ZERO] Division by zero.")
     assert letter.traceback is None
     assert summary.vertices["q"].redelivered == 1
+    assert told.failures == []
 
 
 def test_what_a_function_raises_on_a_message_is_told_in_its_letter(run, store, server_letters):
@@ -217,17 +229,12 @@ def test_a_query_that_cannot_work_is_refused_before_anything_runs(run, step, tol
 
 
 def test_a_query_that_names_unknown_messages_fails_the_vertex_and_loses_nothing(run, tmp_path):
-    told = []
-
-    class Watching(Failures):
-        def look(self, views):
-            told.extend(view.failure for view in views.values() if view.failure)
-
+    told = Told()
     query = "SELECT concat(id, 'x') AS id, value FROM messages"
     pipeline = numbers(5).map("q", sql=query).sink("out", blackhole=True)
-    summary = run(pipeline, watcher=Watching(), timeout="4s")
+    summary = run(pipeline, watcher=told, timeout="4s")
 
-    assert told[0] == (
+    assert told.failures[0] == (
         "ContractViolation: q: gave the unknown id 'in-0x' as id. Give the id of an input for each "
         "row, or leave the column out."
     )
@@ -240,23 +247,20 @@ def test_a_query_that_names_unknown_messages_fails_the_vertex_and_loses_nothing(
 def test_a_partition_that_somebody_else_has_claimed_is_settled_by_one_of_them(
     run, store, journal, tmp_path
 ):
-    told = []
-
-    class Claiming(Failures):
+    class Claiming(Told):
         claimed = False
 
         def look(self, views):
-            told.extend(view.failure for view in views.values() if view.failure)
+            super().look(views)
             if not self.claimed and views["q"].counts.done:
                 self.claimed = True
                 with linked(StateFolder(tmp_path / "state").running_server()) as link:
                     link.run(PositionStore(link.client, Names("test"), "q", 0).claim())
 
     source = Pipeline("test").source("in", generator={"messages": 1_500, "rpu": 300})
-    run(
-        source.map("q", sql="SELECT id, value FROM messages").sink("out", store), watcher=Claiming()
-    )
+    told = Claiming()
+    run(source.map("q", sql="SELECT id, value FROM messages").sink("out", store), watcher=told)
 
-    assert "another task now owns partition 0 of q" in told
+    assert "another task now owns partition 0 of q" in told.failures
     ids = Counter(message_id for message_id, _, _ in journal.read())
     assert ids == {f"in-{n}/q": 1 for n in range(1_500)}

@@ -205,8 +205,10 @@ class Member:
             self._pause()
         elif self._paused:
             self._resume()
-        found = self._consumer.consume(1, _POLL)
-        self._arrived([*found, *(self._consumer.consume(_AT_ONCE, 0) if found else ())])
+        if found := self._consumer.consume(1, _POLL):
+            # Noted before anything else is asked for: what comes next may take its partition away.
+            self._arrived(found)
+            self._arrived(self._consumer.consume(_AT_ONCE, 0))
 
     def _has_room(self) -> bool:
         small = len(self._ahead) < _AHEAD and sum(map(len, self._ahead)) < _AHEAD_BYTES
@@ -221,19 +223,21 @@ class Member:
         self._paused = False
 
     def _arrived(self, found: list[Message]) -> None:
-        errors = [error for one in found if (error := one.error()) is not None]
         with self._change:
-            for record in found:
-                progress = self._partitions.get(_of(record))
-                if record.error() is None and progress is not None:
-                    progress.fetched(record.offset())  # type: ignore[arg-type]
-                    self._ahead.append(record)
+            for one in found:
+                progress, offset = self._partitions.get(_of(one)), one.offset()
+                if progress is None or offset is None:
+                    continue
+                if one.error() is None:
+                    progress.fetched(offset)
+                    self._ahead.append(one)
                     self._all_done = False
-                elif _is_end(record) and progress is not None:
-                    progress.reached(record.offset())  # type: ignore[arg-type]
+                elif _is_end(one):
+                    progress.reached(offset)
             self._change.notify_all()
-        for error in errors:
-            self._told(error)
+        for error in (one.error() for one in found):
+            if error is not None:
+                self._told(error)
 
     def _told(self, error: KafkaError) -> None:
         if error.code() == KafkaError._PARTITION_EOF:
@@ -253,7 +257,10 @@ class Member:
             return
         self._committed = time.monotonic()
         if moved := self._moved(list(self._partitions)):
-            self._consumer.commit(offsets=moved, asynchronous=True)
+            try:
+                self._consumer.commit(offsets=moved, asynchronous=True)
+            except KafkaException as error:
+                self._on_commit(error.args[0], moved)
 
     def _moved(self, partitions: list[Partition]) -> list[TopicPartition]:
         """What there is to commit, each only once."""

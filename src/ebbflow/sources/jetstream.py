@@ -22,6 +22,7 @@ import nats.errors
 from nats.aio.msg import Msg
 
 from ebbflow.errors import AccessError, SetupError, Unavailable
+from ebbflow.jetstream import streams
 from ebbflow.jetstream.acks import Acks
 from ebbflow.jetstream.addresses import Addresses
 from ebbflow.jetstream.durable import Delivery, Durable
@@ -44,6 +45,9 @@ _LOOK = 2.0
 # In hand at once, and in one answer: the read-ahead of a vertex is counted in messages only.
 _MOST_BYTES = 128 * 1024 * 1024
 _ANSWER_BYTES = 16 * 1024 * 1024
+_TOO_LARGE = "Message Size Exceeds MaxBytes"
+_BOUNDS = {"batch": "max_batch", "expires": "max_expires", "max_bytes": "max_bytes"}
+"""What a request asks for, and what a consumer calls the most that it may ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,8 @@ class JetStreamSource(Source):
 
     def _run(self, work: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **more: P.kwargs) -> T:
         """Do something on the link's loop; begin anew first if connection or consumer are gone."""
+        if self._is_open and self._is_gone:
+            self._forget()
         if self._is_open and (self._is_gone or self._link.client.ended is not None):
             self._shut()
         if not self._is_open:
@@ -152,6 +158,12 @@ class JetStreamSource(Source):
             return self._link.run(coroutine)
         except AccessError as error:
             raise not_allowed(error) from None
+
+    def _forget(self) -> None:
+        """What the lost consumer gave is given again by the one that is made in its place."""
+        self._hand.clear()
+        self._arrived.clear()
+        self._bytes = 0
 
     def _shut(self) -> None:
         if self._is_open:
@@ -169,6 +181,7 @@ class JetStreamSource(Source):
                 "a delay count, and hold up the others when there are so many; -1 is better"
             )
         self._answer_bytes = max(_ANSWER_BYTES, 2 * client.max_payload)
+        self._bounds = {ours: config.get(theirs) for ours, theirs in _BOUNDS.items()}
         self._inbox = client.new_inbox()
         self._ended = asyncio.Event()
         self._acks = await Acks.on(client)
@@ -179,7 +192,15 @@ class JetStreamSource(Source):
         self._keeping = asyncio.get_running_loop().create_task(keep)
 
     async def _info(self) -> dict[str, Any]:
-        return await self._durable.info(self._link.client, _LOOK)
+        try:
+            return await self._durable.info(self._link.client, _LOOK)
+        except streams.ApiError as error:
+            raise self._gone(str(error)) from None
+
+    def _gone(self, why: str) -> SetupError:
+        self._is_gone = True
+        name, stream = self._durable.name, self._durable.stream
+        return SetupError(f"Consumer {name} of stream {stream} is gone: {why}.")
 
     async def _end(self) -> None:
         client = self._link.client
@@ -205,20 +226,22 @@ class JetStreamSource(Source):
 
     async def _ask(self, limit: int, timeout: float) -> None:
         """One request; it ends when there is no more at hand, or nothing came in time."""
-        self._request += 1
-        self._missing, self._status = limit, ""
-        self._ended.clear()
-        request = {
+        wanted = {
             "batch": limit,
             "expires": max(1, round(timeout * _NANOS)),
-            "no_wait": True,
             "max_bytes": self._answer_bytes,
         }
+        request = {name: min(n, self._bounds[name] or n) for name, n in wanted.items()}
+        self._request += 1
+        self._missing, self._status = request["batch"], ""
+        self._ended.clear()
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._durable.stream}.{self._durable.name}"
         client = self._link.client
         async with client.unless_denied(subject):
             await client.publish(
-                subject, json.dumps(request).encode(), reply=f"{self._inbox}.{self._request}"
+                subject,
+                json.dumps(request | {"no_wait": True}).encode(),
+                reply=f"{self._inbox}.{self._request}",
             )
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), timeout + _GRACE)
@@ -231,11 +254,9 @@ class JetStreamSource(Source):
                 return
             case "409" if self._arrived:
                 return
-            case "409" | "503":
-                self._is_gone = await self._durable.is_gone(self._link.client)
-                if self._is_gone:
-                    name, stream = self._durable.name, self._durable.stream
-                    raise SetupError(f"Consumer {name} of stream {stream} was deleted.")
+            case "409" | "503" if _TOO_LARGE not in self._status:
+                if await self._durable.is_gone(self._link.client):
+                    raise self._gone("it was deleted")
                 await asyncio.sleep(_PAUSE)
             case _:
                 raise SetupError(f"NATS refused to give messages: {self._status}.")

@@ -28,6 +28,7 @@ from ebbflow.sources.companion import Companion, SourcePlan
 from ebbflow.sources.exchange import Given, Hello
 
 WINDOW = 20_000
+_MOST_BYTES = 64 * 1024 * 1024
 _MIN_READ = 0.02
 _SETTLE_SOON = 0.25
 _PENDING_EVERY = 2.0
@@ -114,6 +115,7 @@ class PulledInlet:
                 taken.append(batch)
                 self._taken += offsets
                 limit -= batch.num_rows
+            self._change.notify()  # there is room again
         self.mark = Mark(self.mark.seq + sum(batch.num_rows for batch in taken))
         return taken
 
@@ -171,7 +173,7 @@ class PulledInlet:
 
     def _read(self) -> None:
         room = WINDOW - self._unsettled
-        if room <= 0:
+        if room <= 0 or self._waiting_bytes() > _MOST_BYTES:
             self._wait(1.0)
             return
         began = time.monotonic()
@@ -194,6 +196,11 @@ class PulledInlet:
         if time.monotonic() - self._asked_pending > _PENDING_EVERY:
             self._asked_pending = time.monotonic()
             self._events.pending(self._source.ask("pending"))
+
+    def _waiting_bytes(self) -> int:
+        """The size of what has been read and not taken yet."""
+        with self._change:
+            return sum(batch.nbytes for batch, _ in self._queue)
 
     def _arrived(self, given: Given) -> None:
         assert given.frame is not None

@@ -39,6 +39,7 @@ def alone(link: Link, names: Names) -> Iterator[None]:
         await message.respond(me.encode())
 
     subscription = link.run(link.client.subscribe(names.run_subject, cb=answer))
+    link.flush()
     yield
     with contextlib.suppress(Exception):
         link.run(subscription.unsubscribe(), timeout=5)
