@@ -2,6 +2,27 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ebbflow.spark.session import start_session, stop_session
 from tests.kafka.fixture import kafka, pytest_terminal_summary
 
 __all__ = ["kafka", "pytest_terminal_summary"]
+
+
+@pytest.fixture(scope="session")
+def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The one Spark session of this process; a second one would be the same under another name."""
+    session = start_session("tests", "local[12]", 10, tmp_path_factory.mktemp("spark"), {})
+    yield session
+    stop_session(session)
+
+
+@pytest.fixture(autouse=True)
+def own_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where modules are looked for is as before after each test, for tests in any order."""
+    monkeypatch.setattr(sys, "path", sys.path[:])

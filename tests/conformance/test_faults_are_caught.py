@@ -61,7 +61,7 @@ def end_processes_of(pipeline):
             r"1 of 270 messages have not arrived: plain",
         ),
         (Careless, "every_nacked_message_comes_back", r"not given as delivery 1, 2: once flow"),
-        (Careless, "delays_are_honoured", r"5 of 10 redeliveries came before the delay of 0.4 s"),
+        (Careless, "delays_are_honoured", r"\d+ of 10 redeliveries came before the delay of 0.4 s"),
         (
             Careless,
             "max_deliveries_is_exact",
@@ -71,7 +71,7 @@ def end_processes_of(pipeline):
         (Tidy, "keys_and_headers_arrive_unchanged", r"headers {'Name': 'value'} became {}"),
         (Tidy, "a_blocked_pipeline_stops_reading", r"22000 of 22000 messages were read"),
         (Forgetful, "nacked_messages_survive_a_restart", r"held restart 0 as \[1\]"),
-        (Forgetful, "a_stop_loses_nothing", r"of 220 messages have not arrived: slow restart"),
+        (Forgetful, "a_stop_loses_nothing", r"of 220 messages have not arrived: "),
         (Forgetful, "everything_is_settled_in_the_end", r"20 messages are still to be given again"),
         (Forgetful, "nothing_is_left_behind", r"process \d+: sleep 600"),
     ],

@@ -15,7 +15,6 @@ from ebbflow.jetstream import streams
 from ebbflow.jetstream.access import NATS_URL, embedded, linked
 from ebbflow.jetstream.addresses import Addresses
 from ebbflow.jetstream.connection import Link
-from ebbflow.spark.session import start_session, stop_session
 from tests.jetstream.securing import address
 
 _numbers = count()
@@ -39,15 +38,13 @@ def url(server: Addresses) -> str:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory, url: str) -> Iterator[Any]:
-    """A session whose tasks are tried twice, and where the environment says where NATS is."""
-    conf = {"spark.sql.shuffle.partitions": "2"}
-    session = start_session("tests", "local[4,2]", 4, tmp_path_factory.mktemp("spark"), conf)
+def spark(shared_spark: Any, url: str) -> Any:
+    """The session, told where NATS is by the environment."""
+    shared_spark.conf.set("spark.sql.shuffle.partitions", "2")
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv(NATS_URL, url)
-        register(session)
-    yield session
-    stop_session(session)
+        register(shared_spark)
+    return shared_spark
 
 
 class Stream:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import StructType
@@ -17,6 +18,7 @@ from pyspark.sql.types import StructType
 from ebbflow.datasource import JetStreamDataSource
 from ebbflow.datasource.writer import message, rows
 from ebbflow.errors import DataSourceError
+from ebbflow.jetstream.access import NATS_URL
 from tests.datasource.conftest import Stream
 
 
@@ -60,20 +62,48 @@ def test_what_was_read_can_be_written_and_a_write_of_the_same_rows_is_another_wr
     assert Counter(data for _, data, _ in copy.stored()) == {b"%d" % n: 2 for n in range(30)}
 
 
-def test_a_task_that_is_tried_again_stores_nothing_twice(spark, stream):
-    def spoiled(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The last row of the first attempt cannot be published; those before it have been."""
-        attempt = TaskContext.get().attemptNumber()
-        for batch in batches:
-            numbers = batch.column("id").to_pylist()
-            names = ["not a subject" if n == 59 and attempt == 0 else "s" for n in numbers]
-            data = [f"{n}".encode() for n in numbers]
-            subjects = [name if " " in name else f"{stream_name}.{name}" for name in names]
-            yield pa.record_batch({"data": data, "subject": subjects})
+TRIED_TWICE = '''
+import sys
+from pathlib import Path
 
-    stream_name = stream.name
-    frame = spark.range(60).coalesce(1).mapInArrow(spoiled, "data binary, subject string")
-    save(frame)
+import pyarrow as pa
+from pyspark import TaskContext
+
+from ebbflow.datasource import register
+from ebbflow.spark.session import start_session, stop_session
+
+stream, folder = sys.argv[1:]
+
+
+def spoiled(batches):
+    """The last row of the first attempt cannot be published; those before it have been."""
+    first = TaskContext.get().attemptNumber() == 0
+    for batch in batches:
+        numbers = batch.column("id").to_pylist()
+        subjects = ["not a subject" if n == 59 and first else f"{stream}.s" for n in numbers]
+        yield pa.record_batch({"data": [b"%d" % n for n in numbers], "subject": subjects})
+
+
+spark = start_session("tests", "local[2,2]", 2, Path(folder), {})
+register(spark)
+frame = spark.range(60).coalesce(1).mapInArrow(spoiled, "data binary, subject string")
+frame.write.format("jetstream").mode("append").save()
+stop_session(spark)
+'''
+
+
+def test_a_task_that_is_tried_again_stores_nothing_twice(stream, url, tmp_path):
+    # In a process of its own: whether tasks are tried again is up to the session.
+    script = tmp_path / "tried_twice.py"
+    script.write_text(TRIED_TWICE)
+    done = subprocess.run(
+        [sys.executable, script, stream.name, tmp_path / "spark"],
+        env={**os.environ, NATS_URL: url},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
     assert [int(data) for _, data, _ in stream.stored()] == list(range(60))
 
 

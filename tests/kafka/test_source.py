@@ -13,6 +13,7 @@ from confluent_kafka import Producer, TopicPartition
 from ebbflow.errors import SetupError
 from ebbflow.kafka import client
 from ebbflow.kafka.access import KafkaAccess, KafkaLogin, KafkaSourceSettings, KafkaTls
+from ebbflow.kafka.member import Member
 from ebbflow.secret import Secret
 from ebbflow.sources.kafka import KafkaSource
 from tests.kafka.broker import PASSWORD, USER, free_ports
@@ -187,19 +188,18 @@ def test_pending_is_how_far_it_is_behind(kafka, opened):
     until(lambda: source.pending() == 400)
 
 
-def test_a_start_at_the_end_is_kept_though_nothing_was_committed_yet(kafka, group, opened):
+def test_a_start_at_the_end_is_kept_though_nothing_was_read_yet(kafka, group, opened, monkeypatch):
     topic = kafka.topic()
     kafka.fill(topic, [b"old"])
+    monkeypatch.setattr(Member, "_commit", lambda self: None)
     settings = {"auto.offset.reset": "latest"}
     first = opened(topic, **settings)
-    until(lambda: first.exhausted, first)
-    kafka.fill(topic, [b"new"])
-    assert [message.value for message in take(first, 1)] == [b"new"]
+    until(first.partitions, first)
+    assert kafka.lag(group, topic) == {0: 0}
     first.close()
 
-    kafka.fill(topic, [b"newer"])
-    found = take(opened(topic, **settings), 2)
-    assert [message.value for message in found] == [b"new", b"newer"]
+    kafka.fill(topic, [b"new"])
+    assert [message.value for message in take(opened(topic, **settings), 1)] == [b"new"]
 
 
 # --- the group ----------------------------------------------------------------------------------
@@ -229,9 +229,9 @@ def test_partitions_come_and_go_and_nothing_is_skipped(kafka, group, opened):
     until(lambda: set(kafka.lag(group, topic).values()) == {0}, source)
 
 
-def test_a_member_that_is_not_asked_does_not_hold_up_the_group(kafka, group, opened):
+def test_a_member_that_is_full_does_not_hold_up_the_group(kafka, group, opened):
     topic = kafka.topic(2)
-    kafka.fill(topic, (b"%d" % n for n in range(100)))
+    kafka.fill(topic, (b"%d" % n for n in range(12_000)))
     source = opened(topic)
     first = take(source, 10)
 
@@ -241,9 +241,28 @@ def test_a_member_that_is_not_asked_does_not_hold_up_the_group(kafka, group, ope
     source.ack(offsets(first))
     seen = {message.offset for message in first}
     deadline = time.monotonic() + 20
-    while len(seen) < 100 and time.monotonic() < deadline:
-        seen.update(offsets(source.read(100, 0.2)))
-    assert len(seen) == 100
+    while len(seen) < 12_000 and time.monotonic() < deadline:
+        messages = source.read(500, 0.2)
+        source.ack(offsets(messages))
+        seen.update(offsets(messages))
+    assert len(seen) == 12_000
+
+
+def test_a_member_is_not_exhausted_while_another_has_something_left(kafka, opened):
+    topic = kafka.topic(2)
+    sources = [opened(topic), opened(topic)]
+    until(lambda: all(len(source.partitions()) == 1 for source in sources), *sources)
+    for partition in range(2):
+        kafka.fill(topic, [b"x"] * 50, partition=partition)
+    given = [take(source, 50) for source in sources]
+
+    sources[0].ack(offsets(given[0]))
+    looked_twice = time.monotonic() + 2.5
+    until(lambda: time.monotonic() > looked_twice, sources[0])
+    assert not sources[0].exhausted
+
+    sources[1].ack(offsets(given[1]))
+    until(lambda: all(source.exhausted for source in sources), *sources)
 
 
 def test_members_beyond_the_number_of_partitions_are_exhausted(kafka, opened):

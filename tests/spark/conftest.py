@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,11 @@ from ebbflow.core.letter import Letter
 from ebbflow.deadletters import DeadLetters
 from ebbflow.jetstream.access import embedded, linked
 from ebbflow.spark.run import Silent, Summary, VertexView, run_pipeline
-from ebbflow.spark.session import start_session, stop_session
 
 
 @pytest.fixture(scope="session", autouse=True)
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    session = start_session("tests", "local[12]", 10, tmp_path_factory.mktemp("spark"), {})
-    yield session
-    stop_session(session)
+def spark(shared_spark: Any) -> Any:
+    return shared_spark
 
 
 @pytest.fixture

@@ -145,6 +145,8 @@ log_file: {json.dumps(str(self._folder.nats / "server.log"))}
 logfile_size_limit: 10MB
 jetstream {{
   store_dir: {json.dumps(str(self._folder.nats))}{sync}
+  # The disk is the limit: what buffers may hold at most is not set aside for them.
+  max_file_store: 1000TB
 }}
 authorization {{ user: {USER}, password: {json.dumps(password)} }}
 """
