@@ -16,8 +16,11 @@ __all__ = ["kafka", "pytest_terminal_summary"]
 
 @pytest.fixture(scope="session")
 def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The one Spark session of this process; a second one would be the same under another name."""
-    session = start_session("tests", "local[12]", 10, tmp_path_factory.mktemp("spark"), {})
+    """The one Spark session of this process; a second one would be the same under another name.
+
+    It has slots to spare: tasks of a run that a test cut short may hold some for a while.
+    """
+    session = start_session("tests", "local[40]", 10, tmp_path_factory.mktemp("spark"), {})
     yield session
     stop_session(session)
 

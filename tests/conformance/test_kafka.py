@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from ebbflow.kafka.records import read_back, written
@@ -88,6 +90,9 @@ class KafkaSinkUnderTest(SinkUnderTest):
                     self._landed.append(Sample(record.value(), tuple(keys), headers))
         return self._landed
 
+    def close(self):
+        self._reader.close()
+
     def go_down(self):
         self._kafka.kill()
         self._up = False
@@ -100,7 +105,10 @@ class KafkaSinkUnderTest(SinkUnderTest):
 
 @pytest.fixture(scope="module")
 def sink_trial(kafka, tmp_path_factory):
-    with SinkTrial(KafkaSinkUnderTest(kafka), tmp_path_factory.mktemp("state"), 30.0) as trial:
+    with (
+        closing(KafkaSinkUnderTest(kafka)) as under_test,
+        SinkTrial(under_test, tmp_path_factory.mktemp("state"), 30.0) as trial,
+    ):
         yield trial
 
 
