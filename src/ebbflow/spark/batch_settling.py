@@ -131,7 +131,7 @@ class _Settling:
                 fall_back(verdict, Operators(plan, events.log).sinks(role), time.sleep)
         finally:
             # Whichever worker settles the next batch, nothing is left open in this one.
-            close_handlers((plan.pipeline, plan.vertex))
+            close_handlers(plan.whose)
 
     def _publish(self, settlement: Settlement) -> Counts:
         discarded = self._link.run(

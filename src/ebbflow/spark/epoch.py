@@ -59,12 +59,11 @@ def run_partition(
     plan: VertexPlan, partition: int, seconds: float, careful: bool = False
 ) -> Report:
     """One task, on a worker. User code stays open for the next epoch unless this was the last."""
-    vertex = (plan.pipeline, plan.vertex)
-    close_others(vertex)
+    close_others(plan.whose)
     set_environment(plan, partition)
     task = VertexTask(plan, partition, seconds)
     with task.events.printing():
         report = task.run(operator_for(plan, task.events.log, careful))
     if report.ended == "stop":
-        close_handlers(vertex)
+        close_handlers(plan.whose)
     return report

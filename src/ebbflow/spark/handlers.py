@@ -1,8 +1,8 @@
 """User code on a worker: resolved, opened once, kept while the worker serves the vertex.
 
 Spark reuses its Python workers, so the object that user code opened in one epoch is there in the
-next. It is closed when the vertex is told to stop, when the worker is given another vertex, and
-when Spark shuts the worker down in good order; not when the worker is killed.
+next. It is closed when the vertex is told to stop, when the worker is given another vertex or
+another run, and when Spark shuts the worker down in good order; not when the worker is killed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from ebbflow.functions import USER_ERRORS, Handler
 from ebbflow.spark.plan import Code
 from ebbflow.spec.targets import resolve
 
-Vertex = tuple[str, str]
-"""A vertex by the names of its pipeline and its own."""
+Vertex = tuple[str, str, str]
+"""A vertex in one run: the names of its pipeline and its own, and the run.
+
+The next run may come with other code under the same names.
+"""
 
 _open: dict[tuple[Vertex, str], Handler] = {}
 
@@ -62,4 +65,4 @@ def _leave(*_: object) -> None:
 
 @atexit.register
 def _close_all() -> None:
-    close_others(("", ""))
+    close_others(("", "", ""))

@@ -97,8 +97,7 @@ class Operators:
                 assert_never(never)
 
     def _handler(self, role: str, code: Code) -> Handler:
-        vertex = (self._plan.pipeline, self._plan.vertex)
-        return handler_for(vertex, role, code, self._plan.search)
+        return handler_for(self._plan.whose, role, code, self._plan.search)
 
     def _map(self, role: UserMap, name: str) -> Call:
         handler, size = self._handler(name, role.code), self._plan.batch_size

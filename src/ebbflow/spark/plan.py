@@ -142,6 +142,11 @@ class VertexPlan:
     lineage: str = ""
 
     @property
+    def whose(self) -> tuple[str, str, str]:
+        """Whom open user code on a worker belongs to."""
+        return self.pipeline, self.vertex, self.run
+
+    @property
     def has_buffer(self) -> bool:
         """Whether its messages are stored before it reads them."""
         return not isinstance(self.source, GeneratorPlan | SourcePlan)

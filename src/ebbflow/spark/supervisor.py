@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 _STEADY = 60.0
+# Seconds that an epoch has to hear that it is the last one.
+_CLOSING = 10.0
 _RECOVERED = 5.0
 _WORKER_DIED = "Python worker exited unexpectedly"
 _ERROR_LINE = re.compile(
@@ -47,6 +49,7 @@ class VertexSupervisor:
         self._spark = spark
         self._lengths = chain([first_epoch], repeat(epoch_seconds))
         self._stopping = threading.Event()
+        self._open = False
         self._thread = InheritableThread(target=self._run, name=f"vertex-{plan.vertex}")
         self._thread.daemon = True
 
@@ -60,7 +63,7 @@ class VertexSupervisor:
         self._thread.start()
 
     def stop(self) -> None:
-        """Begin no further epoch; the running one must be told by its control subject."""
+        """Begin no further epoch but one that closes; tasks are told by their control subject."""
         self._stopping.set()
 
     @property
@@ -75,7 +78,7 @@ class VertexSupervisor:
     def _run(self) -> None:
         wait = _FIRST_WAIT
         careful = False
-        while not self._stopping.is_set():
+        while self._open or not self._stopping.is_set():
             self.epoch += 1
             self._began = time.monotonic()
             try:
@@ -94,11 +97,15 @@ class VertexSupervisor:
                 wait = min(wait * 2, _LONGEST_WAIT)
 
     def _run_epoch(self, careful: bool) -> None:
-        spark, plan, seconds = self._spark, self.plan, next(self._lengths)
+        spark, plan = self._spark, self.plan
+        seconds = _CLOSING if self._stopping.is_set() else next(self._lengths)
         if plan.batched:
             run_batches(spark, plan, self.epoch, seconds, self._stopping)
         else:
-            run_epoch(spark, plan, self.epoch, seconds, careful)
+            reports = run_epoch(spark, plan, self.epoch, seconds, careful)
+            # An epoch that ran out just before the stop has left user code and the processes of
+            # sources open for the next one: one more hears the word and closes them.
+            self._open = any(report.ended != "stop" for report in reports.values())
 
 
 def explain(error: BaseException) -> str:

@@ -114,9 +114,10 @@ class VertexTask:
         finally:
             self._link.run(control.unsubscribe())
             self.events.flush()
-            self._inlet.close(for_good=self._stopped_at is not None)
+            stopped = self._stopped_at is not None
+            self._inlet.close(for_good=stopped)
             self._redeliveries.close()
-        return Report("stop" if self._stopped_at else "epoch", self._chunks, self._rows)
+        return Report("stop" if stopped else "epoch", self._chunks, self._rows)
 
     def _work(self) -> None:
         self._replay()

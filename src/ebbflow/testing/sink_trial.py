@@ -23,9 +23,9 @@ from ebbflow.testing.script import slowly, text_of
 from ebbflow.testing.trial import STARTED_WITHIN, TrialRuns
 from ebbflow.testing.under_test import Sample, SinkUnderTest
 
-_DOWN_FOR = 1.5
-# What fails is tried again for about six seconds, so that a target can be down for a while.
-_AGAIN = {"interval": "200ms", "factor": 1, "steps": 30}
+_DOWN_FOR = 4.0
+# What fails is tried again for about ten seconds, so that a target can be down for a while.
+_AGAIN = {"interval": "200ms", "factor": 1, "steps": 50}
 
 
 class Stage(IntEnum):
@@ -147,9 +147,10 @@ class SinkTrial(TrialRuns[SinkUnderTest]):
         if not self.under_test.can_go_down:
             return
         self.under_test.go_down()
+        taken, before = self._taken, self.counts
         self._give(samples.DOWN)
-        before = self.counts.redelivered
-        until(lambda: self.counts.redelivered > before, _DOWN_FOR)
+        until(lambda: self._taken >= taken + len(samples.DOWN), self.patience)
+        until(lambda: self.counts != before, _DOWN_FOR)
         self.under_test.come_up()
         self._wait_for(samples.DOWN)
 
@@ -170,6 +171,12 @@ class SinkTrial(TrialRuns[SinkUnderTest]):
         super().stop()
         if self.summary is not None:
             self._counted = self.summary.totals["out"]
+
+    @property
+    def _taken(self) -> int:
+        """How many messages are on their way to the sink, or were, in this run."""
+        view = self.view("in")
+        return view.counts.done if view else 0
 
     # --- giving and waiting ---------------------------------------------------------------------
 
