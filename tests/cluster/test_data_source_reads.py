@@ -41,7 +41,7 @@ async def rest(reader):
 
 def node_of(cluster, reader):
     """The node that the reader's consumer is on."""
-    call = f"CONSUMER.INFO.{reader._wanted.stream}.{reader._pull._consumer}"
+    call = f"CONSUMER.INFO.{reader._wanted.stream}.{reader._pull._consumer.name}"
     name = cluster.link.run(streams.api(cluster.link.client, call))["cluster"]["leader"]
     return next(node for node in cluster.all if node.name == name)
 

@@ -77,7 +77,7 @@ class Follower:
     def _consumer_on(self, cluster):
         # A server may not know it yet, and the reader may have made another one meanwhile.
         with contextlib.suppress(streams.ApiError):
-            call = f"CONSUMER.INFO.{self.reader.stream}.{self.reader._consumer}"
+            call = f"CONSUMER.INFO.{self.reader.stream}.{self.reader._consumer.name}"
             info = cluster.link.run(streams.api(cluster.link.client, call))
             return info["cluster"]["leader"]
 

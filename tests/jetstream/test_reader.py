@@ -114,7 +114,7 @@ def test_a_reader_whose_consumer_vanished_goes_on_after_the_last_frame(link, buf
     buffer(1, 1)
     one = reader()
     assert take(one, 2) == ["0", "1"]
-    link.run(streams.api(link.client, f"CONSUMER.DELETE.{one.stream}.{one._consumer}"))
+    link.run(streams.api(link.client, f"CONSUMER.DELETE.{one.stream}.{one._consumer.name}"))
     buffer(1, 1)
 
     assert take(one, 2) == ["2", "3"]
@@ -131,7 +131,7 @@ def test_frames_that_a_consumer_delivers_again_are_taken_once(link, names, buffe
     wake = threading.Event()
     one = Early(link, names.buffer("v", 0), names.buffer_subject("v", 0), Mark(2), wake)
     assert take(one, 3) == ["2", "3", "4"]
-    link.run(streams.api(link.client, f"CONSUMER.DELETE.{one.stream}.{one._consumer}"))
+    link.run(streams.api(link.client, f"CONSUMER.DELETE.{one.stream}.{one._consumer.name}"))
     buffer(1, 1)
 
     assert take(one, 2) == ["5", "6"]

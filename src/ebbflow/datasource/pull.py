@@ -16,6 +16,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from ebbflow.datasource.leader import Leader
+from ebbflow.jetstream.consumers import Delivery, LightConsumer
 from ebbflow.jetstream.secured import SecuredClient
 
 _SILENCE = 3.0
@@ -53,7 +54,7 @@ class Pull:
     def __init__(self, client: SecuredClient, leader: Leader, sequence: int) -> None:
         self._client = client
         self._leader = leader
-        self._consumer = ""
+        self._consumer: LightConsumer | None = None
         self._inbox = client.new_inbox()
         self._subscription: Subscription | None = None
         self._request = 0
@@ -79,17 +80,18 @@ class Pull:
         with contextlib.suppress(nats.errors.Error):
             if self._subscription is not None:
                 await self._subscription.unsubscribe()
-            if self._consumer:
-                await self._leader.forget(self._consumer)
+            if self._consumer is not None:
+                await self._consumer.forget(self._client)
 
     async def block(self, most: int, size: int) -> tuple[list[Stored], End]:
         """What is there, at most so many messages and bytes, and why it is not more."""
+        assert self._consumer is not None
         self._request += 1
         self._most, self._deliveries = most, 0
         self._messages, self._end = [], None
         self._ended.clear()
         request = json.dumps({"batch": most, "max_bytes": size, "no_wait": True}).encode()
-        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._leader.stream}.{self._consumer}"
+        subject = self._consumer.pull_subject
         async with self._client.unless_denied(subject):
             await self._client.publish(subject, request, reply=f"{self._inbox}.{self._request}")
             return self._messages, await self._wait()
@@ -109,27 +111,23 @@ class Pull:
     async def _arrived(self, message: Msg) -> None:
         if self._end is not None:
             return
-        if message.reply.startswith("$JS.ACK."):
-            self._delivered(message)
+        if (delivery := Delivery.of(message)) is not None:
+            self._delivered(message, delivery)
         elif message.subject == f"{self._inbox}.{self._request}":
             headers = message.headers or {}
             status = f"{headers.get('Status')} {headers.get('Description')}"
             self._finish(_STATUS.get(status, End.GONE))
 
-    def _delivered(self, message: Msg) -> None:
-        tokens = message.reply.split(".")
-        # $JS.ACK.stream.consumer.deliveries.sequence.delivery.time.pending, or longer with a domain
-        first = 5 if len(tokens) == 9 else 7
-        sequence, delivery, nanos = map(int, tokens[first : first + 3])
-        if delivery != self._next_delivery:
+    def _delivered(self, message: Msg, delivery: Delivery) -> None:
+        if delivery.number != self._next_delivery:
             self._finish(End.GONE)
             return
         self._next_delivery += 1
         self._deliveries += 1
         # On a replica that lags behind a consumer may begin earlier than it was told to.
-        if sequence > self._behind:
-            stored = Stored(message.subject, sequence, nanos, message.headers, message.data)
-            self._messages.append(stored)
+        if delivery.seq > self._behind:
+            facts = message.subject, delivery.seq, delivery.nanos
+            self._messages.append(Stored(*facts, message.headers, message.data))
         if self._deliveries == self._most:
             self._finish(End.FULL)
 

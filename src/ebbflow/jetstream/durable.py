@@ -9,39 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from datetime import datetime, timedelta
+from typing import Any
 
 from ebbflow.errors import SetupError
 from ebbflow.jetstream import streams
+from ebbflow.jetstream.consumers import EPOCH
 from ebbflow.jetstream.secured import SecuredClient
 
 _NO_CONSUMER = 10014
 _EXISTS = frozenset({10013, 10148})
 _NANOS = 1_000_000_000
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DEFAULT_ACK_WAIT = 30.0
-
-
-class Delivery(NamedTuple):
-    """What the reply subject of a delivered message says."""
-
-    deliveries: int
-    seq: int
-    nanos: int
-
-    @classmethod
-    def of(cls, reply: str) -> Delivery:
-        """From the short form of a reply subject, or the long one that names a domain."""
-        tokens = reply.split(".")
-        first = 4 if len(tokens) == 9 else 6
-        deliveries, seq, _, nanos = map(int, tokens[first : first + 4])
-        return cls(deliveries, seq, nanos)
-
-    @property
-    def time(self) -> datetime:
-        """When the message was stored."""
-        return _EPOCH + timedelta(microseconds=self.nanos // 1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +143,7 @@ def _beginning(start: str) -> dict[str, Any]:
     if policy == "by_start_sequence":
         return {"deliver_policy": policy, "opt_start_seq": int(number)}
     if policy == "by_start_time":
-        moment = _EPOCH + timedelta(milliseconds=int(number))
+        moment = EPOCH + timedelta(milliseconds=int(number))
         return {"deliver_policy": policy, "opt_start_time": moment.isoformat()}
     return {"deliver_policy": policy}
 

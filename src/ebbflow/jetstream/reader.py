@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import secrets
 import threading
 import time
 from collections import deque
@@ -31,6 +30,7 @@ from ebbflow.core.publications import FROM, WATERMARK
 from ebbflow.errors import AccessError, EbbflowError, Unavailable
 from ebbflow.jetstream import streams
 from ebbflow.jetstream.connection import Link
+from ebbflow.jetstream.consumers import Delivery, LightConsumer
 
 Origin = tuple[str | None, datetime | None]
 """The task that wrote a frame, and its watermark then."""
@@ -42,9 +42,6 @@ _EXPIRES = 20.0
 # So many heartbeats in a row have to be missing before a consumer is given up.
 _MISSED = 3
 _IDLE_CONSUMER = 15
-# A consumer is put on any server. One that was lost just now may still be chosen, and does not
-# answer: another attempt chooses again.
-_CREATE = 1.5
 _PAUSE = 0.1
 
 
@@ -68,7 +65,7 @@ class FrameReader:
         self._next_delivery = 1
         self._asked = 0
         self._arrivals = 0
-        self._consumer = ""
+        self._consumer = LightConsumer(stream)
         self._inbox: Subscription | None = None
         self._watch: asyncio.Task[None] | None = None
         self._renewal: asyncio.Task[None] | None = None
@@ -87,39 +84,21 @@ class FrameReader:
         """Make a new consumer that continues after the last frame seen."""
         await self._drop_consumer()
         inbox = self._link.client.new_inbox()
-        self._consumer = f"r{secrets.token_hex(8)}"
+        self._consumer = LightConsumer(self.stream)
         self._next_delivery, self._asked = 1, 0
         self._unwatch()
-        self._unwatch = self._link.client.when_denied(self._pull_subject, self._fail)
+        pulls = self._consumer.pull_subject
+        self._unwatch = self._link.client.when_denied(pulls, self._fail)
         self._inbox = await self._link.client.subscribe(
             inbox, cb=self._arrived, pending_msgs_limit=-1, pending_bytes_limit=-1
         )
-        await streams.api(
-            self._link.client,
-            f"CONSUMER.CREATE.{self.stream}.{self._consumer}",
-            {"stream_name": self.stream, "config": self._config(), "action": "create"},
-            patience=_CREATE,
-        )
-
-    def _config(self) -> dict[str, object]:
-        return {
-            "name": self._consumer,
-            "deliver_policy": "by_start_sequence",
-            "opt_start_seq": self._seen + 1,
-            "ack_policy": "none",
-            "filter_subject": self.subject,
-            "mem_storage": True,
-            "num_replicas": 1,
-            "inactive_threshold": _IDLE_CONSUMER * _NANOS,
-        }
+        await self._consumer.make(self._link.client, self.subject, self._seen, _IDLE_CONSUMER)
 
     async def _drop_consumer(self) -> None:
-        """Without waiting for an answer: the server forgets idle consumers by itself."""
         inbox, self._inbox = self._inbox, None
         if inbox is not None:
             await inbox.unsubscribe()
-            subject = f"$JS.API.CONSUMER.DELETE.{self.stream}.{self._consumer}"
-            await self._link.client.publish(subject, b"")
+            await self._consumer.forget(self._link.client)
 
     async def _ask(self) -> None:
         """Keep the server supplied with requests, within the window."""
@@ -132,27 +111,23 @@ class FrameReader:
             "expires": int(_EXPIRES * _NANOS),
             "idle_heartbeat": int(_HEARTBEAT * _NANOS),
         }
-        payload = json.dumps(request).encode()
-        await self._link.client.publish(self._pull_subject, payload, reply=self._inbox.subject)
-
-    @property
-    def _pull_subject(self) -> str:
-        return f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{self._consumer}"
+        payload, pulls = json.dumps(request).encode(), self._consumer.pull_subject
+        await self._link.client.publish(pulls, payload, reply=self._inbox.subject)
 
     async def _arrived(self, message: Msg) -> None:
         self._arrivals += 1
-        if not message.reply.startswith("$JS.ACK."):
+        delivery = Delivery.of(message)
+        if delivery is None:
             await self._status(message)
             return
-        seq, delivery = _sequences(message.reply)
-        if delivery != self._next_delivery or self._renewing:
+        if delivery.number != self._next_delivery or self._renewing:
             self._restart()
             return
         self._next_delivery += 1
         self._asked = max(0, self._asked - 1)
-        if seq > self._seen:
-            self._seen = seq
-            self._queue.append((seq, message.data, _origin(message)))
+        if delivery.seq > self._seen:
+            self._seen = delivery.seq
+            self._queue.append((delivery.seq, message.data, _origin(message)))
             self._wake.set()
         await self._ask()
 
@@ -325,10 +300,3 @@ def _origin(message: Msg) -> Origin:
     headers = message.headers or {}
     watermark = headers.get(WATERMARK)
     return headers.get(FROM), datetime.fromisoformat(watermark) if watermark else None
-
-
-def _sequences(reply: str) -> tuple[int, int]:
-    """Stream and delivery sequence from a reply subject, in its short or its long form."""
-    tokens = reply.split(".")
-    first = 5 if len(tokens) == 9 else 7
-    return int(tokens[first]), int(tokens[first + 1])

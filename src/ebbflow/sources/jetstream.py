@@ -25,7 +25,8 @@ from ebbflow.errors import AccessError, SetupError, Unavailable
 from ebbflow.jetstream import streams
 from ebbflow.jetstream.acks import Acks
 from ebbflow.jetstream.addresses import Addresses
-from ebbflow.jetstream.durable import Delivery, Durable
+from ebbflow.jetstream.consumers import Delivery, pull_subject
+from ebbflow.jetstream.durable import Durable
 from ebbflow.jetstream.headers import incoming
 from ebbflow.jetstream.outside import not_allowed, outside_link
 from ebbflow.source import NackOffset, Source, SourceMessage
@@ -235,7 +236,7 @@ class JetStreamSource(Source):
         self._request += 1
         self._missing, self._status = request["batch"], ""
         self._ended.clear()
-        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._durable.stream}.{self._durable.name}"
+        subject = pull_subject(self._durable.stream, self._durable.name)
         client = self._link.client
         async with client.unless_denied(subject):
             await client.publish(
@@ -262,8 +263,8 @@ class JetStreamSource(Source):
                 raise SetupError(f"NATS refused to give messages: {self._status}.")
 
     async def _received(self, message: Msg) -> None:
-        if message.reply.startswith("$JS.ACK."):
-            self._deliver(message)
+        if (delivery := Delivery.of(message)) is not None:
+            self._deliver(message, delivery)
             self._missing -= 1
             if self._missing == 0:
                 self._ended.set()
@@ -272,8 +273,7 @@ class JetStreamSource(Source):
             self._status = f"{headers.get('Status', '')} {headers.get('Description', '')}".strip()
             self._ended.set()
 
-    def _deliver(self, message: Msg) -> None:
-        delivery = Delivery.of(message.reply)
+    def _deliver(self, message: Msg, delivery: Delivery) -> None:
         offset, now = b"%d" % delivery.seq, time.monotonic()
         if known := self._hand.get(offset):
             known.reply, known.since = message.reply, now  # given again: it was not kept in time
