@@ -180,7 +180,8 @@ def spec() -> str:
             table(columns, spec_fields(Tls, "tls.", {}, FOLDED)),
             "## Limits",
             "The limits of a vertex come before those of the pipeline. Where neither says "
-            f"anything: {effective_limits()}. If `readBatchSize` is set and `concurrency` is not, "
+            f"anything: {effective_limits()}, and 2,000 rows "
+            "for `columnar` and `pandas` maps. If `readBatchSize` is set and `concurrency` is not, "
             "`concurrency` is the same number.",
             "## Back-off",
             "`onError` has the same `backoff`; there `steps` may be 0. `steps` counts what comes "

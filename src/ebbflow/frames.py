@@ -13,10 +13,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ebbflow.message import Datum
 
-MAX_ROWS = 1_000
+MAX_ROWS = 2_000
 MAX_BYTES = 256 * 1024
 
 TIME = pa.timestamp("us", tz="UTC")
@@ -38,10 +39,12 @@ SCHEMA = pa.schema(
 
 # Eight bytes keep the Arrow buffers behind them aligned; the fifth is the version of the schema.
 _MAGIC = b"EBBF\x01\x00\x00\x00"
-_LZ4 = pa.ipc.IpcWriteOptions(compression="lz4")
-_PLAIN = pa.ipc.IpcWriteOptions()
+# Without threads: handing the few buffers of a frame to a pool takes longer than the work itself.
+_LZ4 = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+_PLAIN = pa.ipc.IpcWriteOptions(use_threads=False)
+_READ = pa.ipc.IpcReadOptions(use_threads=False)
 _WORTH_COMPRESSING = 1024
-_SCHEMA_BYTES = SCHEMA.serialize().size
+_SCHEMA = SCHEMA.serialize().to_pybytes()
 _END_BYTES = 8
 
 
@@ -52,7 +55,7 @@ def encode(batch: pa.RecordBatch) -> bytes:
     with pa.ipc.new_stream(sink, SCHEMA, options=options) as writer:
         writer.write_batch(batch)
     # Both sides know the schema, so only the batch message between it and the end mark travels.
-    return _MAGIC + sink.getvalue()[_SCHEMA_BYTES:-_END_BYTES].to_pybytes()  # type: ignore[no-any-return]
+    return b"".join((_MAGIC, sink.getvalue()[len(_SCHEMA) : -_END_BYTES]))
 
 
 def decode(payload: bytes) -> pa.RecordBatch:
@@ -60,8 +63,13 @@ def decode(payload: bytes) -> pa.RecordBatch:
     if payload[:8] != _MAGIC:
         raise ValueError(f"not an Ebbflow frame of version 1: starts with {payload[:8]!r}")
     try:
-        return pa.ipc.read_record_batch(pa.py_buffer(payload).slice(8), SCHEMA)
-    except (pa.ArrowException, EOFError, OSError) as error:
+        if len(payload) <= _WORTH_COMPRESSING:
+            return pa.ipc.read_record_batch(pa.py_buffer(payload).slice(8), SCHEMA)
+        # Only a stream, which begins with its schema, can be told not to use threads.
+        stream = b"".join((_SCHEMA, memoryview(payload)[len(_MAGIC) :]))
+        with pa.ipc.open_stream(stream, options=_READ) as reader:
+            return reader.read_next_batch()
+    except (pa.ArrowException, EOFError, OSError, StopIteration) as error:
         raise ValueError(f"a damaged Ebbflow frame of {len(payload)} bytes: {error}") from error
 
 
@@ -130,13 +138,15 @@ def _halved(frame: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield from _halved(frame.slice(half))
 
 
-def fingerprint(ids: Sequence[str]) -> str:
+def fingerprint(ids: Sequence[str] | pa.StringArray) -> str:
     """A hash of row ids: equal for the same messages, different for any others."""
-    digest = hashlib.blake2b(digest_size=16)
-    for row_id in ids:
-        # The length makes the boundaries part of the hash: ("ab", "c") is not ("a", "bc").
-        encoded = row_id.encode()
-        digest.update(b"%d:%b" % (len(encoded), encoded))
+    column = ids if isinstance(ids, pa.StringArray) else pa.array(ids, pa.string())
+    _, offsets, texts = column.buffers()
+    ends = memoryview(offsets).cast("B").cast("i")[column.offset : column.offset + len(column) + 1]
+    # The lengths make the boundaries part of the hash: ("ab", "c") is not ("a", "bc").
+    digest = hashlib.blake2b(pc.binary_length(column).buffers()[1], digest_size=16)
+    if texts is not None:
+        digest.update(memoryview(texts)[ends[0] : ends[-1]])
     return digest.hexdigest()
 
 
@@ -188,6 +198,17 @@ class RowDatum(Datum):
 
     def _get(self, name: str) -> Any:
         return self._rows.column(name)[self._index]
+
+    # The two that nearly all user code asks for, without a detour.
+    @property
+    def id(self) -> str:
+        """As in ``Datum``."""
+        return self._rows.column("id")[self._index]  # type: ignore[no-any-return]
+
+    @property
+    def value(self) -> bytes:
+        """As in ``Datum``."""
+        return self._rows.column("value")[self._index]  # type: ignore[no-any-return]
 
     def __reduce__(self) -> Any:
         names = ("id", "keys", "event_time", "watermark", "headers", "metadata")

@@ -241,6 +241,9 @@ def batches(
     first.
     """
     start = 0
+    if keys is None and not any(failures):
+        yield from ((at, min(at + size, len(failures))) for at in range(0, len(failures), size))
+        return
     while start < len(failures):
         end = start + 1
         seen = {tuple(keys[start])} if keys else None

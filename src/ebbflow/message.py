@@ -137,6 +137,17 @@ class Message:
     error: str | None = None
     metadata: Metadata | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is nothing in it but a value to forward."""
+        return (
+            self.signal is None
+            and self.keys is None
+            and not self.tags
+            and self.event_time is None
+            and self.metadata is None
+        )
+
     @classmethod
     def to_drop(cls, event_time: datetime | None = None) -> Message:
         """Nothing to forward: the input is done and counted as dropped."""
@@ -170,7 +181,7 @@ class Status(Enum):
     NACK = "nack"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Response:
     """A sink's answer for one message: make it with one of the class methods."""
 

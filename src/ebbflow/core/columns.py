@@ -56,9 +56,13 @@ def columns_returned(
     parents = _parents(verdict, start, count, columns)
     nacked = _nacked(verdict, parents, columns)
     _refuse_large(verdict, parents, columns, nacked)
-    kept = [row for row, parent in enumerate(parents) if parent not in nacked]
     _drop_absent(verdict, start, count, parents)
-    _forward(verdict, parents, kept, columns)
+    if nacked:
+        kept = [row for row, parent in enumerate(parents) if parent not in nacked]
+        chosen = pa.array(kept, pa.int64())
+        columns = {name: column.take(chosen) for name, column in columns.items()}
+        parents = [parents[row] for row in kept]
+    _forward(verdict, parents, columns)
 
 
 def _checked(vertex: str, result: Any, types: Mapping[str, pa.DataType]) -> dict[str, pa.Array]:
@@ -94,12 +98,14 @@ def _violation(vertex: str, what: str) -> ContractViolation:
     )
 
 
-def _parents(verdict: Verdict, start: int, count: int, columns: dict[str, pa.Array]) -> list[int]:
+def _parents(
+    verdict: Verdict, start: int, count: int, columns: dict[str, pa.Array]
+) -> Sequence[int]:
     rows = len(columns["value"])
     if "id" not in columns:
         if rows != count:
             raise _violation(verdict.vertex, f"returned {rows} rows for {count} messages")
-        return list(range(start, start + count))
+        return range(start, start + count)
     places = {i: start + n for n, i in enumerate(verdict.rows.column("id")[start : start + count])}
     ids = columns["id"].to_pylist()
     unknown = [i for i in ids if i not in places]
@@ -141,35 +147,26 @@ def _refuse_large(
 
 
 def _drop_absent(verdict: Verdict, start: int, count: int, parents: Sequence[int]) -> None:
-    if len(parents) != count or len(set(parents)) != count:
+    if parents != range(start, start + count):
         for index in set(range(start, start + count)) - set(parents):
             verdict.outcomes[index] = EMPTY
 
 
-def _forward(
-    verdict: Verdict, parents: list[int], kept: list[int], columns: dict[str, pa.Array]
-) -> None:
+def _forward(verdict: Verdict, parents: Sequence[int], columns: dict[str, pa.Array]) -> None:
     if not isinstance(verdict.outputs, ColumnOutputs):
         verdict.outputs = ColumnOutputs()
-    everything = len(kept) == len(parents)
-    chosen = pa.array(kept, pa.int64())
-    carried: dict[str, pa.Array] = {n: columns[n] for n in GIVEN if n in columns}
     tags = columns.get("tags")
-    if not everything:
-        carried = {name: column.take(chosen) for name, column in carried.items()}
-        tags = None if tags is None else tags.take(chosen)
-        parents = [parents[row] for row in kept]
     verdict.outputs.add(
         parents,
         _numbers(parents),
         [()] * len(parents) if tags is None else [t or () for t in tags.to_pylist()],
-        carried,
+        {name: columns[name] for name in GIVEN if name in columns},
     )
 
 
 def _numbers(parents: Sequence[int]) -> list[int]:
     """Each row's number among the outputs of its input."""
-    if len(set(parents)) == len(parents):
+    if isinstance(parents, range) or len(set(parents)) == len(parents):
         return [0] * len(parents)
     seen: defaultdict[int, int] = defaultdict(int)
     numbers = []

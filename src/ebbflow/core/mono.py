@@ -129,9 +129,10 @@ class _Run:
         self, batch: pa.RecordBatch, roots: list[int]
     ) -> tuple[pa.RecordBatch, list[int]]:
         """Without the messages of roots that stop here anyway."""
-        kept = [n for n, root in enumerate(roots) if not isinstance(self._ends.get(root), _STOPS)]
-        if len(kept) == len(roots):
+        stops = {root for root, end in self._ends.items() if isinstance(end, _STOPS)}
+        if stops.isdisjoint(roots):
             return batch, roots
+        kept = [n for n, root in enumerate(roots) if root not in stops]
         return frames.taken(batch, kept), [roots[n] for n in kept]
 
     def _advance(self, level: _Level, step: Step) -> _Level:
@@ -155,6 +156,8 @@ class _Run:
         assert outputs is not None
         inherited = (*INHERITED, *DELIVERY)
         batch = outputs.batch(part.rows, step.name, None, inherited)
+        if self._mono.bypass == Bypass():
+            return _Level([batch], [roots[parent] for parent in outputs.parents])
         places: dict[int, list[int]] = {id(target): [] for target in self._targets()}
         for row, tags in enumerate(outputs.tags):
             places[id(self._target(tags))].append(row)
@@ -188,11 +191,11 @@ class _Run:
 
     def _written(self, roots: list[int], part: Verdict, beside: int) -> None:
         """Record the ends, and how many messages sinks took; ``beside`` the primary or directly."""
-        ends = [part.outcomes.get(n, DONE) for n in range(len(roots))]
-        taken = sum(isinstance(end, _TAKEN) for end in ends)
-        also = beside * sum(isinstance(end, Succeeded) for end in ends)
+        others = part.outcomes.values()
+        taken = len(roots) - sum(not isinstance(end, _TAKEN) for end in others)
+        also = beside * sum(isinstance(end, Succeeded) for end in others)
         self._verdict.written = (self._verdict.written or 0) + taken + also
-        self._record(roots, ends)
+        self._record(roots, [part.outcomes.get(n, DONE) for n in range(len(roots))])
 
     def _direct(
         self, level: _Level, give: Callable[[Verdict, Sinks, Pause], None], what: str
@@ -216,12 +219,11 @@ class _Run:
 
     def _conclude(self) -> None:
         """The ends become the roots' outcomes; a root that comes back will answer again."""
-        for root, end in self._ends.items():
+        others = {root: end for root, end in self._ends.items() if end is not DONE}
+        for root, end in others.items():
             if isinstance(end, _STOPS):
                 self._verdict.answers.pop(root, None)
-        self._verdict.outcomes.update(
-            {root: end for root, end in self._ends.items() if not isinstance(end, Done)}
-        )
+        self._verdict.outcomes.update(others)
 
 
 def _strength(outcome: Outcome) -> tuple[int, bool]:

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,48 +33,92 @@ NOBODY = -1
 LONGEST_ID = 240
 
 
-class Outputs:
-    """Messages one by one, as columns; ``parents`` are indexes of inputs."""
+class Said(NamedTuple):
+    """What a message says beside its value; most say nothing."""
 
-    __slots__ = ("event_times", "indexes", "keys", "metadata", "parents", "tags", "values")
+    keys: Sequence[str] | None = None
+    tags: Sequence[str] = ()
+    event_time: datetime | None = None
+    metadata: Metadata | None = None
+
+    @classmethod
+    def of(cls, message: Message) -> Said:
+        """Copies: the lists are the user's, who may go on with them."""
+        keys, own = message.keys, message.metadata
+        return cls(
+            None if keys is None else list(keys),
+            tuple(message.tags) if message.tags else (),
+            message.event_time,
+            None if own is None else {group: dict(own[group]) for group in own},
+        )
+
+
+_NOTHING = Said()
+
+
+class Outputs:
+    """Messages one by one, as columns; ``parents`` are indexes of inputs.
+
+    ``said`` has an entry only for the outputs that say more than their values.
+    """
+
+    __slots__ = ("indexes", "parents", "said", "values")
 
     def __init__(self) -> None:
         self.parents: list[int] = []
         self.indexes: list[int] = []
         self.values: list[bytes] = []
-        self.keys: list[Sequence[str] | None] = []
-        self.tags: list[Sequence[str]] = []
-        self.event_times: list[datetime | None] = []
-        self.metadata: list[Metadata | None] = []
+        self.said: dict[int, Said] = {}
 
     def __len__(self) -> int:
         return len(self.values)
 
+    @property
+    def tags(self) -> list[Sequence[str]]:
+        """The tags of each output."""
+        return self._column("tags") or [()] * len(self)
+
+    @property
+    def event_times(self) -> list[datetime | None]:
+        """The event time of each output that was given one."""
+        return self._column("event_time") or [None] * len(self)
+
+    def _column(self, name: str) -> list[Any]:
+        """What was said for each output; nothing at all if nobody said anything."""
+        if not self.said:
+            return []
+        return [getattr(self.said.get(row, _NOTHING), name) for row in range(len(self))]
+
     def add(self, parent: int, index: int, message: Message) -> None:
         """Append one output; the parent's other outputs have been checked before."""
+        if not message.is_plain:
+            self.said[len(self.values)] = Said.of(message)
         self.parents.append(parent)
         self.indexes.append(index)
         self.values.append(message.value)
-        # Copies: the lists are the user's, who may go on with them.
-        self.keys.append(None if message.keys is None else list(message.keys))
-        self.tags.append(tuple(message.tags) if message.tags else ())
-        self.event_times.append(message.event_time)
-        own = message.metadata
-        self.metadata.append(None if own is None else {g: dict(own[g]) for g in own})
+
+    def add_plain(self, parent: int, value: bytes) -> None:
+        """Append the only output of its parent, one that says nothing but its value."""
+        self.parents.append(parent)
+        self.indexes.append(0)
+        self.values.append(value)
 
     def extend(self, at: Sequence[int], others: Outputs) -> None:
         """Append outputs of some of the inputs; the first of them is the input at ``at[0]``."""
+        first = len(self)
+        self.said.update({first + row: said for row, said in others.said.items()})
         self.parents += [at[parent] for parent in others.parents]
-        for name in ("indexes", "values", "keys", "tags", "event_times", "metadata"):
-            getattr(self, name).extend(getattr(others, name))
+        self.indexes += others.indexes
+        self.values += others.values
 
     def cut(self, end: int) -> Outputs:
         """The outputs of the inputs before ``end``; those of retried inputs come behind others."""
         rows = [row for row, parent in enumerate(self.parents) if parent < end]
         kept = Outputs()
-        for name in self.__slots__:
-            column = getattr(self, name)
-            setattr(kept, name, [column[row] for row in rows])
+        kept.parents = [self.parents[row] for row in rows]
+        kept.indexes = [self.indexes[row] for row in rows]
+        kept.values = [self.values[row] for row in rows]
+        kept.said = {new: self.said[row] for new, row in enumerate(rows) if row in self.said}
         return kept
 
     def batch(
@@ -86,16 +130,11 @@ class Outputs:
         """
         columns = _inherited(self, rows, name, now, inherited)
         columns["value"] = self.values
-        columns["keys"] = self._keys(columns["keys"])
-        if any(time is not None for time in self.event_times):
-            columns["event_time"] = _chosen(self.event_times, columns["event_time"])
-        if any(metadata is not None for metadata in self.metadata):
-            columns["metadata"] = _chosen(self.metadata, columns["metadata"])
+        for column in ("keys", "event_time", "metadata"):
+            own = self._column(column)
+            if any(given is not None for given in own):
+                columns[column] = _chosen(own, columns[column])
         return frames.batch_of(columns, len(self))
-
-    def _keys(self, inherited: pa.Array) -> pa.Array | list[Any]:
-        given = any(keys is not None for keys in self.keys)
-        return _chosen(self.keys, inherited) if given else inherited
 
 
 def _chosen(own: Sequence[Any], inherited: pa.Array) -> list[Any]:
@@ -117,7 +156,7 @@ class ColumnOutputs:
 
     def add(
         self,
-        parents: list[int],
+        parents: Sequence[int],
         indexes: list[int],
         tags: list[Sequence[str]],
         columns: dict[str, pa.Array],
@@ -181,13 +220,14 @@ def _inherited(
     outputs: AnyOutputs, rows: Rows, name: str, now: datetime | None, inherited: Sequence[str]
 ) -> dict[str, Any]:
     """The columns of outputs before user code has its say."""
-    parents = pa.array(outputs.parents, pa.int64())
-    columns = {}
+    batch, columns = rows.batch, {}
+    if outputs.parents != list(range(len(rows))):
+        batch = batch.select([*inherited, "keys", "id"]).take(pa.array(outputs.parents, pa.int64()))
     if now is not None:
         columns["first_seen"] = pa.repeat(pa.scalar(now, frames.TIME), len(outputs))
     for column in (*inherited, "keys"):
-        columns[column] = rows.batch.column(column).take(parents)
-    columns["id"] = output_ids(rows.batch.column("id").take(parents), outputs.indexes, name)
+        columns[column] = batch.column(column)
+    columns["id"] = output_ids(batch.column("id"), outputs.indexes, name)
     return columns
 
 

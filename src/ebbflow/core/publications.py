@@ -195,7 +195,7 @@ def answer_key(request: str) -> str:
 def outputs(
     chunk: Chunk,
     verdict: Verdict,
-    finished: list[int],
+    finished: Sequence[int],
     place: Place,
     now: datetime,
     watermark: datetime | None,
@@ -227,7 +227,7 @@ def _routed(
     headers: dict[str, str],
 ) -> tuple[list[Publication], int, int]:
     found: list[Publication] = []
-    reached: set[int] = set()
+    unreached: set[int] | None = None
     written = 0
     traced = any(edge.discards for edge in place.edges)
     for edge, indexes in zip(place.edges, route(place.edges, tags), strict=True):
@@ -235,9 +235,11 @@ def _routed(
         chosen = batch if everything else frames.taken(batch, indexes)
         own = parents if everything else [parents[i] for i in indexes]
         found += _frames_for(chunk, edge, chosen, headers, own if traced else ())
-        reached.update(own)
+        if unreached is None:
+            unreached = set() if everything else set(parents) - {NOBODY}
+        unreached.difference_update(own if unreached else ())
         written += len(indexes)
-    return found, written, len(set(parents) - reached - {NOBODY})
+    return found, written, len(unreached or ())
 
 
 def _frames_for(
@@ -285,4 +287,4 @@ def partition_of(keys: Sequence[str], partitions: int) -> int:
 
 
 def _fingerprint(frame: pa.RecordBatch) -> str:
-    return frames.fingerprint(frame.column("id").to_pylist())
+    return frames.fingerprint(frame.column("id"))

@@ -37,10 +37,10 @@ class Edge:
         return self.values.isdisjoint(tags) is (self.operator == "not")
 
 
-def route(edges: Sequence[Edge], tags: Sequence[Sequence[str]]) -> list[list[int]]:
+def route(edges: Sequence[Edge], tags: Sequence[Sequence[str]]) -> list[Sequence[int]]:
     """For each edge the indexes of the outputs that follow it."""
     return [
-        list(range(len(tags)))
+        range(len(tags))
         if not edge.values
         else [index for index, these in enumerate(tags) if edge.accepts(these)]
         for edge in edges

@@ -9,7 +9,7 @@ are dropped by JetStream as a copy, other rows (user code decided differently) a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import assert_never
@@ -81,11 +81,13 @@ class Sorted:
         self.again: dict[int, Redeliver | Retry] = {}
         self.dead: dict[int, DeadLetter] = {}
         self.ends: Counter[str] = Counter()
+        self.finished: Sequence[int]
         unfinished: set[int] = set()
         for index, outcome in verdict.outcomes.items():
             if not self._finishes(index, outcome):
                 unfinished.add(index)
-        self.finished = [i for i in range(len(rows)) if i not in unfinished]
+        every = range(len(rows))
+        self.finished = [i for i in every if i not in unfinished] if unfinished else every
 
     def _finishes(self, index: int, outcome: object) -> bool:
         match outcome:

@@ -150,11 +150,11 @@ class Verdict(Decisions):
 
     def returned(self, index: int, result: Any) -> None:
         """Take what a map or transformer returned for the input at ``index``."""
-        if result is None:
+        if type(result) is Message and self._is_fine(result):
+            assert isinstance(self.outputs, Outputs)
+            self.outputs.add_plain(index, result.value)
+        elif result is None:
             self.outcomes[index] = EMPTY
-        elif type(result) is Message and result.signal is None:
-            self._check(result)
-            self._forward(index, 0, result)
         elif type(result) is list:
             self._several(index, result)
         elif isinstance(result, Message):
@@ -215,6 +215,11 @@ class Verdict(Decisions):
     def _forward(self, index: int, number: int, message: Message) -> None:
         assert isinstance(self.outputs, Outputs)
         self.outputs.add(index, number, message)
+
+    def _is_fine(self, message: Message) -> bool:
+        """What most messages are: just a value of a size that is allowed."""
+        value = message.value
+        return message.is_plain and type(value) is bytes and len(value) <= self.largest
 
     def _check(self, message: Message) -> None:
         if not isinstance(message, Message):

@@ -109,8 +109,8 @@ class Operators:
             case "batch":
                 return partial(run_batch_map, handler, batch_size=size)
             case "columnar" | "pandas":
-                pandas = role.mode == "pandas"
-                return partial(run_columnar, handler, batch_size=size, pandas=pandas)
+                pandas, rows = role.mode == "pandas", self._plan.table_size
+                return partial(run_columnar, handler, batch_size=rows, pandas=pandas)
             case never:
                 assert_never(never)
 

@@ -23,6 +23,12 @@ from ebbflow.sources.generator import GeneratorPlan
 Code = str | Callable[..., Any]
 Mode = Literal["unary", "batch", "stream", "columnar", "pandas"]
 
+TABLE_ROWS = 2_000
+"""The most rows that a columnar map is given at a time, unless something else is said.
+
+More than others get: a call costs the same for any number of rows.
+"""
+
 # Room in a JetStream message for the facts of a dead letter beside the value.
 _RESERVED = 64 * 1024
 
@@ -111,6 +117,7 @@ Role = UserMap | SinksPlan | MonoPlan | Forward | SqlMap | DataFrameMap
 class VertexPlan:
     """One vertex, ready to run. ``max_payload`` is the server's limit for one message.
 
+    ``batch_size`` is the most messages of one call, ``table_size`` the most rows of a columnar one.
     ``feeders`` are the tasks that write to this vertex, ``bucket`` is where answers go if they are
     stored in NATS, and ``paused`` keeps a source from making anything. ``source`` is what a source
     vertex gets its messages from. ``run`` is different for each run, ``lineage``
@@ -128,6 +135,7 @@ class VertexPlan:
     buffer_frames: int
     server: Addresses
     max_payload: int
+    table_size: int = TABLE_ROWS
     search: str | None = None
     source: GeneratorPlan | SourcePlan | FeedPlan | None = None
     is_source: bool = False

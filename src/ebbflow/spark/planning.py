@@ -28,6 +28,7 @@ from ebbflow.sources.jetstream import JetStreamSettings, JetStreamSource
 from ebbflow.sources.nats import NatsSettings
 from ebbflow.sources.spark import SparkSettings
 from ebbflow.spark.plan import (
+    TABLE_ROWS,
     BlackholeSink,
     Code,
     DataFrameMap,
@@ -104,6 +105,7 @@ def _vertex(spec: PipelineSpec, vertex: Vertex, shared: dict[str, Any]) -> Verte
         edges=_edges(spec, vertex.name),
         on_error=vertex.on_error.policy,
         batch_size=limits.read_batch_size,
+        table_size=_rows_asked_for(spec.spec.limits, vertex.limits) or TABLE_ROWS,
         concurrency=limits.concurrency,
         buffer_frames=limits.buffer_frames,
         source=_source(source, vertex.name, limits, shared),
@@ -113,13 +115,15 @@ def _vertex(spec: PipelineSpec, vertex: Vertex, shared: dict[str, Any]) -> Verte
         ordered=spec.is_ordered(vertex),
         **shared,
     )
-    return replace(plan, batch_size=_batch_rows(spec, vertex)) if plan.batched else plan
+    # A batch for Spark is worth its while only with many rows, unless something else is said.
+    rows = _rows_asked_for(spec.spec.limits, vertex.limits) or _BATCH_ROWS
+    return replace(plan, batch_size=rows) if plan.batched else plan
 
 
-def _batch_rows(spec: PipelineSpec, vertex: Vertex) -> int:
-    """A batch for Spark is worth its while only with many rows, unless something else is said."""
-    own = vertex.limits.read_batch_size if vertex.limits else None
-    return own or spec.spec.limits.read_batch_size or _BATCH_ROWS
+def _rows_asked_for(*levels: sections.ReadLimits | None) -> int | None:
+    """What a spec says about the rows of one call, the last level that says something."""
+    said = (level.read_batch_size for level in reversed(levels) if level is not None)
+    return next((rows for rows in said if rows is not None), None)
 
 
 def _mono(spec: MonoVertexSpec, shared: dict[str, Any]) -> VertexPlan:
@@ -136,6 +140,7 @@ def _mono(spec: MonoVertexSpec, shared: dict[str, Any]) -> VertexPlan:
         edges=(),
         on_error=spec.on_error.policy,
         batch_size=limits.read_batch_size,
+        table_size=_rows_asked_for(spec.spec.limits) or TABLE_ROWS,
         concurrency=limits.concurrency,
         buffer_frames=limits.buffer_frames,
         paused=spec.paused,
