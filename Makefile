@@ -25,7 +25,7 @@ cluster: setup ## Run three NATS nodes on this machine until Ctrl-C (see docs/gu
 	@$(BIN)/python -m examples.cluster.start
 
 test: setup ## Run all tests (make test ARGS="-k nack" for some)
-	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/pytest -n 3 --dist loadfile $(ARGS)
 
 lint: setup ## Check style
 	$(BIN)/ruff check .
@@ -34,8 +34,8 @@ lint: setup ## Check style
 types: setup ## Check types
 	$(BIN)/mypy
 
-bench: setup ## Measure a hop beside a plain nats-py worker; table and plot in benchmarks/results
-	$(BIN)/python -m benchmarks.hop
+bench: setup ## Measure Ebbflow beside its peers; table, plot and JSON in benchmarks/results
+	$(BIN)/ebbflow bench --to benchmarks/results $(ARGS)
 
 chaos: setup ## Kill pipelines and NATS nodes with -9 and count what arrives (SEED=n to repeat a run)
 	$(BIN)/python -m tests.chaos.kill_and_restart --kills 20 --messages 50000 $(if $(SEED),--seed $(SEED))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ebbflow.spark.session import start_session, stop_session
+from ebbflow.spark.session import session
 from tests.kafka.fixture import kafka, pytest_terminal_summary
 
 __all__ = ["kafka", "pytest_terminal_summary"]
@@ -20,9 +20,8 @@ def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     It has slots to spare: tasks of a run that a test cut short may hold some for a while.
     """
-    session = start_session("tests", "local[40]", 10, tmp_path_factory.mktemp("spark"), {})
-    yield session
-    stop_session(session)
+    with session("tests", "local[40]", 10, tmp_path_factory.mktemp("spark"), {}, None) as spark:
+        yield spark
 
 
 @pytest.fixture(autouse=True)

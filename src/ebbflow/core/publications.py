@@ -135,6 +135,8 @@ def letters(
     chunk: Chunk, dead: Mapping[int, DeadLetter], place: Place, now: datetime
 ) -> Iterator[Publication]:
     """One plain message for each dead letter."""
+    if not dead:
+        return
     # From the batch, not from the lists that user code was shown and may have changed.
     rows = Rows(frames.taken(chunk.rows.batch, sorted(dead)))
     for number, (_, why) in enumerate(sorted(dead.items())):

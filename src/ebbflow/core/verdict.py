@@ -150,9 +150,8 @@ class Verdict(Decisions):
 
     def returned(self, index: int, result: Any) -> None:
         """Take what a map or transformer returned for the input at ``index``."""
-        if type(result) is Message and self._is_fine(result):
-            assert isinstance(self.outputs, Outputs)
-            self.outputs.add_plain(index, result.value)
+        if type(result) is Message:
+            self._one(index, result)
         elif result is None:
             self.outcomes[index] = EMPTY
         elif type(result) is list:
@@ -163,6 +162,17 @@ class Verdict(Decisions):
             self._several(index, list(result))
         else:
             self._check(result)
+
+    def _one(self, index: int, message: Message) -> None:
+        """The two that are common go the short way: a plain message, and a nack."""
+        if self._is_fine(message):
+            assert isinstance(self.outputs, Outputs)
+            self.outputs.add_plain(index, message.value)
+        elif message.signal is Signal.NACK and message.event_time is None:
+            self._check(message)
+            self.nack(index, message.nack_options)
+        else:
+            self._several(index, [message])
 
     def _several(self, index: int, messages: list[Message]) -> None:
         for message in messages:

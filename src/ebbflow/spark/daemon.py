@@ -1,23 +1,40 @@
 """The process that Spark's Python workers are forked from, with the slow imports done once.
 
-Spark starts it as ``python -m ebbflow.spark.daemon``; every worker inherits what is loaded here.
+Spark starts it as ``python -m ebbflow.spark.daemon`` when the first task needs a worker; every
+worker inherits what is loaded here. See ``ahead`` for how the loading is done before that.
 """
 
 from __future__ import annotations
 
 import gc
 
-import pandas  # noqa: F401
-import pyarrow.compute  # noqa: F401
-from pyspark import daemon
-
-import ebbflow.spark.epoch  # noqa: F401
-
 # A chunk makes thousands of small objects that live for a moment. Looking for cycles among them
 # every 700 of these costs a fifth of a map's time; what was imported need never be looked at.
 _OBJECTS = 100_000
 
-if __name__ == "__main__":
+
+def load() -> None:
+    """Import what every worker needs."""
+    import pandas  # noqa: F401 - Arrow looks for it in any case
+    import pyarrow.compute  # noqa: F401
+    import pyspark.worker  # noqa: F401
+
+    import ebbflow.spark.epoch  # noqa: F401
+
     gc.freeze()
     gc.set_threshold(_OBJECTS)
+
+
+def serve() -> None:
+    """Fork workers for as long as Spark wants any."""
+    from pyspark import daemon
+
     daemon.manager()
+
+
+if __name__ == "__main__":
+    from ebbflow.spark.ahead import handed_over
+
+    if not handed_over():
+        load()
+        serve()

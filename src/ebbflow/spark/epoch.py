@@ -1,6 +1,6 @@
 """An epoch: one Spark job that runs the resident tasks of a vertex for a while.
 
-``run_epoch`` is the driver's side and blocks until every task of the vertex has returned.
+``Epochs`` is the driver's side; an epoch is over when every task of the vertex has returned.
 ``_tasks`` is the workers' side: Spark calls it once per partition.
 """
 
@@ -19,21 +19,38 @@ from ebbflow.spark.plan import VertexPlan
 from ebbflow.spark.task import Report, VertexTask
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _SCHEMA = "partition int, ended string, chunks long, rows long"
 
 
-def run_epoch(
-    spark: SparkSession, plan: VertexPlan, epoch: int, seconds: float, careful: bool = False
-) -> dict[int, Report]:
-    """Run all tasks of the vertex once. Called from the vertex's own driver thread."""
-    context = spark.sparkContext
-    context.setJobGroup(f"ebbflow/{plan.pipeline}/{plan.vertex}", f"{plan.vertex}, epoch {epoch}")
-    tasks = spark.range(0, plan.partitions, 1, plan.partitions)
-    work = partial(_tasks, plan=plan, seconds=seconds, careful=careful)
-    rows = tasks.mapInArrow(work, _SCHEMA).collect()
-    return {row.partition: Report(row.ended, row.chunks, row.rows) for row in rows}
+class Epochs:
+    """The epochs of one vertex, one after another. Used from the vertex's own driver thread.
+
+    What Spark has planned for an epoch it runs again for the next of the same length: planning
+    would be half of the gap between two epochs.
+    """
+
+    def __init__(self, spark: SparkSession, plan: VertexPlan) -> None:
+        self._spark = spark
+        self._plan = plan
+        self._planned: dict[tuple[float, bool], DataFrame] = {}
+
+    def run(self, epoch: int, seconds: float, careful: bool = False) -> dict[int, Report]:
+        """Run all tasks of the vertex once."""
+        pipeline, vertex = self._plan.pipeline, self._plan.vertex
+        context = self._spark.sparkContext
+        context.setJobGroup(f"ebbflow/{pipeline}/{vertex}", f"{vertex}, epoch {epoch}")
+        kind = (seconds, careful)
+        if kind not in self._planned:
+            self._planned[kind] = self._tasks(seconds, careful)
+        rows = self._planned[kind].collect()
+        return {row.partition: Report(row.ended, row.chunks, row.rows) for row in rows}
+
+    def _tasks(self, seconds: float, careful: bool) -> DataFrame:
+        partitions = self._plan.partitions
+        work = partial(_tasks, plan=self._plan, seconds=seconds, careful=careful)
+        return self._spark.range(0, partitions, 1, partitions).mapInArrow(work, _SCHEMA)
 
 
 def _tasks(

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from pyspark.version import __version__ as pyspark_version
 
 from ebbflow.errors import SetupError
+from ebbflow.spark import ahead
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,13 +80,14 @@ def session(
     if active is not None:
         yield active
         return
-    spark = start_session(name, master, tasks, logs, conf)
-    try:
-        if modules is not None and not _is_local(master):
-            spark.sparkContext.addPyFile(_zipped(modules, logs))
-        yield spark
-    finally:
-        stop_session(spark)
+    with ahead.loading() if _is_local(master) else contextlib.nullcontext():
+        spark = start_session(name, master, tasks, logs, conf)
+        try:
+            if modules is not None and not _is_local(master):
+                spark.sparkContext.addPyFile(_zipped(modules, logs))
+            yield spark
+        finally:
+            stop_session(spark)
 
 
 def start_session(

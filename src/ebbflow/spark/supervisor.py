@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from pyspark import InheritableThread
 
 from ebbflow.spark.batch import run_batches
-from ebbflow.spark.epoch import run_epoch
+from ebbflow.spark.epoch import Epochs
 from ebbflow.spark.plan import VertexPlan
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class VertexSupervisor:
         self._failure: str | None = None
         self._began = math.inf
         self._spark = spark
+        self._epochs = Epochs(spark, plan)
         self._lengths = chain([first_epoch], repeat(epoch_seconds))
         self._stopping = threading.Event()
         self._open = False
@@ -97,12 +98,12 @@ class VertexSupervisor:
                 wait = min(wait * 2, _LONGEST_WAIT)
 
     def _run_epoch(self, careful: bool) -> None:
-        spark, plan = self._spark, self.plan
+        plan = self.plan
         seconds = _CLOSING if self._stopping.is_set() else next(self._lengths)
         if plan.batched:
-            run_batches(spark, plan, self.epoch, seconds, self._stopping)
+            run_batches(self._spark, plan, self.epoch, seconds, self._stopping)
         else:
-            reports = run_epoch(spark, plan, self.epoch, seconds, careful)
+            reports = self._epochs.run(self.epoch, seconds, careful)
             # An epoch that ran out just before the stop has left user code and the processes of
             # sources open for the next one: one more hears the word and closes them.
             self._open = any(report.ended != "stop" for report in reports.values())

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from random import Random
 
 import pyarrow as pa
 
@@ -48,6 +49,7 @@ Operator = Callable[[Verdict], None]
 # How long a stopping task waits for buffers to take what it has in hand before it lets go of it.
 _GRACE = 5.0
 _PURGE_EVERY = 0.25
+_SOON = 0.01
 _EMIT_EVERY = 0.1
 
 
@@ -95,7 +97,8 @@ class VertexTask:
         self.events = Events(self._link, self._names, plan.vertex, partition, self._tally)
         self._inflight: concurrent.futures.Future[Counts] | None = None
         self._unrecorded: _Settled | None = None
-        self._purged = self._emitted_at = time.monotonic()
+        self._purged = self._emitted_at = self._begun = time.monotonic()
+        self._chance = Random()  # noqa: S311 - spreads retries, protects nothing
         self._chunks = self._rows = 0
 
     def run(self, operator: Operator) -> Report:
@@ -265,7 +268,7 @@ class VertexTask:
 
     def _decide(self, rows: Rows, ordered: bool, start: Span) -> Verdict:
         plan = self._plan
-        verdict = Verdict(plan.vertex, rows, plan.on_error, plan.largest)
+        verdict = Verdict(plan.vertex, rows, plan.on_error, plan.largest, self._chance)
         verdict.ordered = ordered
         verdict.emit = lambda given: self._emit(given, start)
         with self._pace.measured(len(rows)):
@@ -305,6 +308,7 @@ class VertexTask:
         before = self._unrecorded
         self._position = self._with_unrecorded(self._position).intending(end)
         self._inflight = self._link.submit(self._settle(self._position, settlement, before))
+        self._begun = time.monotonic()
         self._unrecorded = _Settled(end, settlement.counts, self._watermark.current, held, back)
 
     def _with_unrecorded(self, position: Position) -> Position:
@@ -352,7 +356,14 @@ class VertexTask:
                 return
 
     def _rest(self) -> None:
-        """Nothing to do: record what is settled, then wait for an arrival."""
+        """Nothing to do: wait for an arrival, and record what is settled if none comes soon.
+
+        If one does, both are recorded at once, and nobody has waited for the writing.
+        """
+        soon = self._begun + _SOON - time.monotonic()
+        if self._unrecorded is not None and soon > 0:
+            self._wake.wait(min(soon, self._ready_in()))
+            return
         if self._unrecorded is not None or self._inlet.exhausted != self._position.exhausted:
             self._record()
             return

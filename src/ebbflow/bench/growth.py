@@ -1,0 +1,147 @@
+"""What happens to rate and memory as work grows: messages, vertices, partitions, nacks, parked."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import psutil
+
+from ebbflow import Datum, Message, NackOptions
+from ebbflow.bench.broker import Ground, jvm, spark_processes, spark_workers, wait_until
+from ebbflow.bench.contest import watched
+from ebbflow.bench.ours import NAMES, SINKS, counts, lay_out, mapping, running, vertex
+from ebbflow.bench.work import each, payloads, work
+from ebbflow.sources.generator import GeneratorPlan
+from ebbflow.spark.plan import Forward, UserMap, VertexPlan
+
+SIZE = 100
+_EPOCH = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One step of a growth: how many messages a second, and the most memory in megabytes.
+
+    ``early`` and ``late`` are the workers' memory after a fifth of the messages and at the end.
+    """
+
+    grows: str
+    at: int
+    rate: float
+    jvm: float = 0.0
+    early: float = 0.0
+    late: float = 0.0
+
+
+def chain(ground: Ground, messages: int, maps: int, partitions: int = 1) -> list[VertexPlan]:
+    """A generator, so many maps, and a sink."""
+    blob = payloads(SIZE, ground.seed)[0]
+    names = ["in", *(f"map{number}" for number in range(maps)), "sink"]
+    shared = {"partitions": partitions, "edge": {"partitions": partitions}}
+    plans = [
+        vertex(ground, name, mapping("unary"), [to], **shared) for name, to in pairwise(names[1:])
+    ]
+    source = {"source": GeneratorPlan(None, messages, blob=blob), "is_source": True}
+    first = vertex(ground, "in", Forward(), [names[1]], **shared, **source)
+    return [first, *plans, vertex(ground, "sink", SINKS, partitions=partitions)]
+
+
+def by_messages(ground: Ground, messages: int) -> Point:
+    """Source, map and sink; memory at a fifth and at the end."""
+    plans = chain(ground, messages, maps=1)
+    lay_out(ground, plans)
+    with running(ground, plans, _EPOCH):
+        wait_until(lambda: counts(ground, "sink").done > 0)
+        began = time.monotonic()
+        wait_until(lambda: counts(ground, "sink").done >= messages // 5)
+        early = _workers()
+        wait_until(lambda: counts(ground, "sink").done >= messages)
+        seconds, late = time.monotonic() - began, _workers()
+        return Point("messages", messages, messages / seconds, _resident(jvm()), early, late)
+
+
+def by_vertices(ground: Ground, vertices: int, messages: int) -> Point:
+    """A chain of so many maps behind a filled buffer, the last one a sink."""
+    names = [f"map{number}" for number in range(vertices - 1)] + ["sink"]
+    plans = [vertex(ground, name, mapping("unary"), [to]) for name, to in pairwise(names)] + [
+        vertex(ground, "sink", SINKS)
+    ]
+    lay_out(ground, plans)
+    ground.load_frames(NAMES.buffer_subject(names[0], 0), messages, SIZE)
+    with running(ground, plans):
+        found = watched(spark_processes, partial(_progress, ground, names[0]), messages)
+    return Point("vertices", vertices, messages / found.seconds)
+
+
+def _progress(ground: Ground, first: str) -> int:
+    """What the sink has done; 1 as soon as the first vertex has begun."""
+    return counts(ground, "sink").done or min(1, counts(ground, first).done)
+
+
+def by_partitions(ground: Ground, partitions: int, messages: int) -> Point:
+    """One map in so many partitions, between filled buffers and empty ones."""
+    plan = vertex(ground, "map", mapping("unary"), ["out"], partitions=partitions)
+    lay_out(ground, [plan], "out")
+    for partition in range(partitions):
+        share = NAMES.buffer_subject("map", partition)
+        ground.load_frames(share, messages // partitions, SIZE)
+    with running(ground, [plan]):
+        found = watched(spark_processes, lambda: counts(ground, "map").done, messages)
+    return Point("partitions", partitions, messages / found.seconds)
+
+
+class Nacking:
+    """Nacks a share of the messages once, without a delay, and does the work for the others."""
+
+    def __init__(self, percent: int) -> None:
+        self._percent = percent
+
+    def __call__(self, datum: Datum) -> Message:
+        """The first byte of a payload is as good as chance."""
+        if datum.deliveries == 1 and datum.value[0] * 100 < self._percent * 256:
+            return Message.to_nack(NackOptions(reason="in the benchmark"))
+        return each(datum)
+
+
+def by_nacks(ground: Ground, percent: int, messages: int) -> Point:
+    """One map that nacks so many of a hundred messages at once; every message gets through."""
+    plan = vertex(ground, "map", UserMap(partial(Nacking, percent)), ["out"])
+    lay_out(ground, [plan], "out")
+    ground.load_frames(NAMES.buffer_subject("map", 0), messages, SIZE)
+    with running(ground, [plan]):
+        found = watched(spark_processes, lambda: counts(ground, "map").done, messages)
+    return Point("% nacked", percent, messages / found.seconds)
+
+
+def park(datum: Datum) -> Message:
+    """Nack for an hour what came first, and do the work for the rest."""
+    if datum.id.startswith("parked"):
+        return Message.to_nack(NackOptions(delay="1h", reason="parked"))
+    return Message(work(datum.value))
+
+
+def by_parked(ground: Ground, parked: int, messages: int) -> Point:
+    """One map while so many of its messages wait for an hour to be over."""
+    plan = vertex(ground, "map", UserMap(park), ["out"])
+    lay_out(ground, [plan], "out")
+    into = NAMES.buffer_subject("map", 0)
+    if parked:
+        ground.load_frames(into, parked, SIZE, name="parked")
+        with running(ground, [plan]):
+            wait_until(lambda: counts(ground, "map").redelivered >= parked)
+    ground.load_frames(into, messages, SIZE)
+    with running(ground, [plan]):
+        found = watched(spark_processes, lambda: counts(ground, "map").done, messages)
+    return Point("parked", parked, messages / found.seconds)
+
+
+def _workers() -> float:
+    """The memory of all Python workers, in megabytes."""
+    return sum(map(_resident, spark_workers()))
+
+
+def _resident(process: psutil.Process) -> float:
+    return process.memory_info().rss / 1e6

@@ -1,0 +1,168 @@
+"""Ebbflow's part: vertices on the Spark session, fed from a buffer that was filled before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ebbflow.bench import contest
+from ebbflow.bench.broker import Ground, spark_processes
+from ebbflow.bench.contest import Round, watched
+from ebbflow.bench.work import MAPS, payloads, write
+from ebbflow.core.mono import Bypass
+from ebbflow.core.routing import Edge
+from ebbflow.jetstream import streams
+from ebbflow.jetstream.names import Names
+from ebbflow.jetstream.positions import read_all
+from ebbflow.options import DEFAULT_ON_ERROR
+from ebbflow.outcome import Counts
+from ebbflow.sources.generator import GeneratorPlan
+from ebbflow.spark.plan import Mode, MonoPlan, Role, SinksPlan, UserMap, UserSink, VertexPlan
+from ebbflow.spark.provision import provision
+from ebbflow.spark.supervisor import Supervisor
+
+NAMES = Names("bench")
+EBBFLOW = "Ebbflow"
+_LONG = 3600.0
+_BUFFER = 10**6
+_STOP = 30.0
+
+
+def vertex(
+    ground: Ground, name: str, role: Role, to: Sequence[str] = (), **more: Any
+) -> VertexPlan:
+    """A vertex of the pipeline ``bench``, with the defaults of a spec."""
+    server, largest = ground.link.server, ground.link.client.max_payload
+    edges = tuple(Edge(one, **more.pop("edge", {})) for one in to)
+    limits = {"batch_size": 500, "concurrency": 500, "buffer_frames": _BUFFER}
+    plan = {"partitions": 1, "on_error": DEFAULT_ON_ERROR, **limits, **more}
+    return VertexPlan(
+        NAMES.pipeline, name, role=role, edges=edges, server=server, max_payload=largest, **plan
+    )
+
+
+def mapping(mode: Mode) -> UserMap:
+    """The work as a map."""
+    return UserMap(MAPS[mode], mode)
+
+
+SINKS = SinksPlan(UserSink(write))
+
+
+def lay_out(ground: Ground, plans: Sequence[VertexPlan], *ends: str) -> None:
+    """The streams of these vertices, all empty, and buffers for what comes after the last."""
+    ground.fresh()
+    ground.link.run(provision(ground.link, plans))
+    for end in ends:
+        ground.link.run(
+            streams.ensure(ground.link.client, streams.buffer_config(NAMES, end, 0, _BUFFER))
+        )
+
+
+@contextmanager
+def running(ground: Ground, plans: Sequence[VertexPlan], epoch: float = _LONG) -> Iterator[None]:
+    """Run the vertices for as long as the context lasts."""
+    supervisor = Supervisor(ground.spark, plans, epoch)
+    supervisor.start()
+    client = ground.link.client
+    try:
+        yield
+    finally:
+        stop = NAMES.control_subject
+        supervisor.stop(lambda: ground.link.run(client.publish(stop, b"stop")), _STOP)
+
+
+def counts(ground: Ground, name: str) -> Counts:
+    """What a vertex has counted so far."""
+    found = ground.link.run(read_all(ground.link, NAMES))
+    return sum((p.counts for (vertex, _), p in found.items() if vertex == name), Counts())
+
+
+@dataclass
+class Hop:
+    """One map between two buffers."""
+
+    mode: Mode
+    pace: int
+    name = EBBFLOW
+    job = contest.HOP
+
+    def run(self, ground: Ground, messages: int, size: int) -> Round:
+        """By the server's own times of the first and the last output."""
+        plan = vertex(ground, "map", mapping(self.mode), ["out"])
+        lay_out(ground, [plan], "out")
+        ground.load_frames(NAMES.buffer_subject("map", 0), messages, size)
+        with running(ground, [plan]):
+            found = watched(spark_processes, lambda: counts(ground, "map").done, messages)
+        return found.round(messages, ground.span(NAMES.buffer("out", 0)))
+
+
+@dataclass
+class Sink:
+    """A sink of the user's behind a buffer; sinks are always given batches."""
+
+    pace: int
+    mode = "batch"
+    name = EBBFLOW
+    job = contest.SINK
+
+    def run(self, ground: Ground, messages: int, size: int) -> Round:
+        """By the sink's own count."""
+        plan = vertex(ground, "sink", SINKS)
+        lay_out(ground, [plan])
+        ground.load_frames(NAMES.buffer_subject("sink", 0), messages, size)
+        with running(ground, [plan]):
+            return watched(spark_processes, lambda: counts(ground, "sink").done, messages).round(
+                messages
+            )
+
+
+@dataclass
+class Mono:
+    """Generator, map and sink in one task."""
+
+    mode: Mode
+    pace: int
+    name = EBBFLOW
+    job = contest.MONO
+
+    def run(self, ground: Ground, messages: int, size: int) -> Round:
+        """By its own count."""
+        role = MonoPlan(None, mapping(self.mode), SINKS, Bypass())
+        source = GeneratorPlan(None, messages, blob=payloads(size, ground.seed)[0])
+        plan = vertex(ground, "mono", role, source=source, is_source=True)
+        lay_out(ground, [plan])
+        with running(ground, [plan]):
+            return watched(spark_processes, lambda: counts(ground, "mono").done, messages).round(
+                messages
+            )
+
+
+@dataclass
+class Three:
+    """Two maps and a sink with buffers between them, all at once."""
+
+    mode: Mode
+    pace: int
+    name = EBBFLOW
+    job = contest.THREE
+
+    def run(self, ground: Ground, messages: int, size: int) -> Round:
+        """From the first messages that the first map has done to the last at the sink."""
+        plans = [
+            vertex(ground, "map", mapping(self.mode), ["second"]),
+            vertex(ground, "second", mapping(self.mode), ["sink"]),
+            vertex(ground, "sink", SINKS),
+        ]
+        lay_out(ground, plans)
+        ground.load_frames(NAMES.buffer_subject("map", 0), messages, size)
+
+        def done() -> int:
+            found = ground.link.run(read_all(ground.link, NAMES))
+            each = {name: position.counts.done for (name, _), position in found.items()}
+            return each.get("sink", 0) or min(1, each.get("map", 0))
+
+        with running(ground, plans):
+            return watched(spark_processes, done, messages).round(messages)

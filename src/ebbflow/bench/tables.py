@@ -1,0 +1,101 @@
+"""The figures of a benchmark as tables on a terminal."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+from rich.table import Table
+
+from ebbflow.bench import contest, peers
+from ebbflow.bench.contest import Case
+from ebbflow.bench.growth import Point
+from ebbflow.bench.latency import Latency
+from ebbflow.bench.programme import Figures
+
+
+def tables(figures: Figures) -> Iterator[Table]:
+    """Those of the parts that were measured."""
+    if figures.cases:
+        yield _rates(figures.cases)
+    if figures.latencies:
+        yield _latencies(figures.latencies)
+    if figures.points:
+        yield _growth(figures.points)
+    if figures.starts:
+        yield _starts(figures)
+
+
+def _table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name in texts:
+        table.add_column(name)
+    for name in numbers:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _rates(cases: Sequence[Case]) -> Table:
+    title = "Throughput, one process for each vertex: medians, spread, ratios to the nats-py worker"
+    numbers = ("bytes", "messages/s", "from", "to", "times", "a core second", "times a core")
+    table = _table(title, ("job", "who", "mode"), numbers)
+    for case in sorted(cases, key=lambda one: (_JOBS.index(one.job), one.size)):
+        plain = _plain(cases, case)
+        low, high = case.spread
+        table.add_row(
+            case.job,
+            case.name,
+            case.mode,
+            f"{case.size:,}",
+            *(f"{rate:,.0f}" for rate in (case.rate, low, high)),
+            f"{case.rate / plain.rate:.1f}" if plain else "",
+            f"{case.per_core:,.0f}",
+            f"{case.per_core / plain.per_core:.1f}" if plain else "",
+        )
+    return table
+
+
+_JOBS = (contest.HOP, contest.SINK, contest.MONO, contest.THREE)
+
+
+def _plain(cases: Sequence[Case], case: Case) -> Case | None:
+    """The plain worker's hop with the same payload."""
+    same = (one for one in cases if one.name == peers.NATS_PY and one.size == case.size)
+    return next(same, None) if case.job == contest.HOP else None
+
+
+def _latencies(latencies: Sequence[Latency]) -> Table:
+    title = "Latency in milliseconds, epochs of 5 s"
+    table = _table(title, ("who", "way"), ("a second", "messages", "p50", "p95", "p99", "max"))
+    for one in latencies:
+        marks = (f"{value:.1f}" for value in (one.p50, one.p95, one.p99, one.max))
+        table.add_row(one.name, one.way, f"{one.rate:,}", f"{one.messages:,}", *marks)
+    return table
+
+
+def _growth(points: Sequence[Sequence[Point]]) -> Table:
+    title = "As work grows (100 B, message by message); memory in MB"
+    memory = ("JVM", "workers at 1/5", "workers at the end")
+    table = _table(title, ("grows",), ("to", "messages/s", "from", "to ", *memory))
+    for rounds in points:
+        rates = [one.rate for one in rounds]
+        shown = statistics.median(rates), min(rates), max(rates)
+        first = rounds[0]
+        megabytes = (first.jvm, first.early, first.late) if first.jvm else ()
+        table.add_row(
+            first.grows,
+            f"{first.at:,}",
+            *(f"{rate:,.0f}" for rate in shown),
+            *(f"{one:,.0f}" for one in megabytes),
+        )
+    return table
+
+
+def _starts(figures: Figures) -> Table:
+    table = _table("ebbflow run, three vertices", ("what",), ("figure",))
+    table.add_row("first message in the sink", f"{statistics.median(figures.starts):.1f} s")
+    if (idle := figures.idle) is not None:
+        table.add_row("idle, of one core", f"{idle.total:.1%}")
+        for who in ("driver", "jvm", "workers", "nats"):
+            table.add_row(f"  {who}", f"{getattr(idle, who):.1%}")
+    return table

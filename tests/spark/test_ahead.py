@@ -1,0 +1,102 @@
+"""Workers come from a process that was loaded while the JVM was starting; without it, from Spark's.
+
+What Spark talks to is the daemon's standard input and output: it reads a port from the one and ends
+the daemon by closing the other.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pytest
+
+DAEMON = [sys.executable, "-m", "ebbflow.spark.daemon", "pyspark.worker"]
+
+linux = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="loads ahead on Linux only")
+
+
+def parents(batches):
+    for _ in batches:
+        command = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode()
+        yield pa.RecordBatch.from_pydict({"command": [command], "here": [os.getcwd()]})
+
+
+@linux
+def test_workers_are_forked_from_the_process_that_was_loaded_ahead(shared_spark):
+    row = shared_spark.range(1).mapInArrow(parents, "command string, here string").first()
+
+    assert "ebbflow.spark.ahead" in row.command
+    assert row.here == os.getcwd()
+
+
+@pytest.fixture
+def ahead(tmp_path):
+    """A process that loads ahead, and the environment of a daemon that finds it."""
+    env = {**os.environ, "EBBFLOW_LOADED_AHEAD": str(tmp_path / "daemon")}
+    command = [sys.executable, "-m", "ebbflow.spark.ahead", str(os.getpid())]
+    process = subprocess.Popen(command, env=env)
+    while not (tmp_path / "daemon").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    yield process, env
+    process.kill()
+    process.wait()
+
+
+def port_of(daemon: subprocess.Popen[bytes]) -> int:
+    (port,) = struct.unpack("!i", daemon.stdout.read(4))
+    return port
+
+
+@linux
+def test_both_end_when_spark_closes_the_input_of_the_daemon(ahead):
+    process, env = ahead
+    with subprocess.Popen(DAEMON, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as daemon:
+        port = port_of(daemon)
+        listening = psutil.Process(process.pid).net_connections("inet")
+        assert port in [one.laddr.port for one in listening]
+        daemon.stdin.close()
+        assert daemon.wait(10) == 0
+    process.wait(10)
+
+
+@linux
+def test_both_end_when_spark_terminates_the_daemon(ahead):
+    process, env = ahead
+    with subprocess.Popen(DAEMON, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as daemon:
+        port_of(daemon)
+        daemon.send_signal(signal.SIGTERM)
+        assert daemon.wait(10) == 0
+    process.wait(10)
+
+
+@pytest.mark.parametrize("place", [None, "/nowhere/daemon"], ids=["not said", "not there"])
+def test_a_daemon_without_anything_ahead_of_it_loads_everything_itself(place):
+    env = {name: value for name, value in os.environ.items() if name != "EBBFLOW_LOADED_AHEAD"}
+    env |= {} if place is None else {"EBBFLOW_LOADED_AHEAD": place}
+    with subprocess.Popen(DAEMON, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as daemon:
+        assert port_of(daemon) > 0
+        daemon.stdin.close()
+        daemon.wait(10)
+
+
+@linux
+def test_what_loads_ahead_ends_with_the_driver_that_started_it(tmp_path):
+    program = "import time; from ebbflow.spark.ahead import loading\n"
+    program += "with loading(): time.sleep(60)"
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    driver = subprocess.Popen([sys.executable, "-c", program], env=env)
+    while not (children := psutil.Process(driver.pid).children()):
+        assert driver.poll() is None
+        time.sleep(0.02)
+    driver.kill()
+    driver.wait()
+    assert psutil.wait_procs(children, 20)[1] == []
