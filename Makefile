@@ -25,7 +25,7 @@ cluster: setup ## Run three NATS nodes on this machine until Ctrl-C (see docs/gu
 	@$(BIN)/python -m examples.cluster.start
 
 test: setup ## Run all tests (make test ARGS="-k nack" for some)
-	$(BIN)/pytest -n 3 --dist loadfile $(ARGS)
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: setup ## Check style
 	$(BIN)/ruff check .

@@ -72,6 +72,22 @@ def test_the_limit_stays_within_its_bounds(seen):
 
 def test_measuring_adapts_the_limit():
     pace = Pace()
-    with pace.measured(pace.limit):
+    with pace.measured(pace.limit, 100):
         pass
     assert pace.limit > 256
+
+
+def test_large_messages_get_smaller_chunks_and_small_ones_larger_ones_again():
+    pace = Pace()
+    for size in (10_000, 10_000, 10_000):
+        pace.took(pace.limit, 1e-3, pace.limit * size)
+    assert pace.limit == 8 * 1024 * 1024 // 10_000
+    for size in (100, 100, 100):
+        pace.took(pace.limit, 1e-3, pace.limit * size)
+    assert pace.limit == LARGEST
+
+
+def test_a_message_that_is_larger_than_a_chunk_should_be_goes_alone():
+    pace = Pace()
+    pace.took(pace.limit, 1e-3, pace.limit * 2**30)
+    assert pace.limit == 1

@@ -12,6 +12,8 @@ import psutil
 
 from ebbflow.bench.broker import Ground, cpu_seconds, wait_until
 
+# What clocks can tell apart; only tiny rounds are shorter.
+_TICK = 0.001
 HOP, SINK, MONO, THREE = "map hop", "sink", "MonoVertex", "three vertices"
 
 
@@ -78,7 +80,8 @@ class Watched:
 
     def round(self, messages: int, seconds: float | None = None) -> Round:
         """As a round; ``seconds`` if somebody knows them better."""
-        return Round(messages / (seconds or self.seconds), self.cpu / messages * 1e6)
+        took = max(seconds or self.seconds, _TICK)
+        return Round(messages / took, max(self.cpu, _TICK) / messages * 1e6)
 
 
 def watched(

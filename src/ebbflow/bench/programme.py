@@ -103,21 +103,21 @@ def measured(programme: Programme, parts: Sequence[str], seed: int, say: Say) ->
 
 
 def _contestants(left_out: list[str]) -> Iterator[Contestant]:
-    yield from (ours.Hop("unary", 250_000), ours.Hop("batch", 250_000))
-    yield ours.Hop("columnar", 700_000)
-    yield from (peers.Floor("unary", 500_000), peers.Floor("columnar", 900_000))
-    yield peers.Floor("passed", 2_000_000)
+    yield from (ours.Hop("unary", 500_000), ours.Hop("batch", 400_000))
+    yield ours.Hop("columnar", 1_000_000)
+    yield from (peers.Floor("unary", 1_200_000), peers.Floor("columnar", 1_500_000))
+    yield peers.Floor("passed", 2_500_000)
     yield from (peers.nats_py(), peers.nats_py(64))
     if find_spec("faststream"):
         yield peers.faststream()
     else:
         left_out.append("FastStream is not installed; pip install 'ebbflow[bench]'")
     yield peers.Structured()
-    yield ours.Sink(400_000)
-    yield from (ours.Mono("unary", 250_000), ours.Mono("batch", 250_000))
-    yield ours.Mono("columnar", 400_000)
-    yield from (ours.Three("unary", 150_000), ours.Three("batch", 150_000))
-    yield ours.Three("columnar", 300_000)
+    yield ours.Sink(700_000)
+    yield from (ours.Mono("unary", 350_000), ours.Mono("batch", 300_000))
+    yield ours.Mono("columnar", 500_000)
+    yield from (ours.Three("unary", 300_000), ours.Three("batch", 250_000))
+    yield ours.Three("columnar", 400_000)
 
 
 def _rates(figures: Figures, ground: Ground, programme: Programme, say: Say) -> None:
@@ -167,7 +167,7 @@ def _growth(figures: Figures, ground: Ground, programme: Programme, say: Say) ->
     ]
     for steps, measure in plan:
         taken: list[list[Point]] = [[] for _ in steps]
-        for _ in range(1 if steps is programme.messages else programme.rounds):
+        for _ in range(programme.rounds):
             for found, step in zip(taken, steps, strict=True):
                 found.append(measure(step))
                 say(f"{step:,} {found[-1].grows}: {found[-1].rate:,.0f}/s")

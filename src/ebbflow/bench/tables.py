@@ -9,6 +9,7 @@ from rich.table import Table
 
 from ebbflow.bench import contest, peers
 from ebbflow.bench.contest import Case
+from ebbflow.bench.goals import Goal, goals
 from ebbflow.bench.growth import Point
 from ebbflow.bench.latency import Latency
 from ebbflow.bench.programme import Figures
@@ -24,6 +25,8 @@ def tables(figures: Figures) -> Iterator[Table]:
         yield _growth(figures.points)
     if figures.starts:
         yield _starts(figures)
+    if found := goals(figures):
+        yield _goals(found)
 
 
 def _table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
@@ -89,6 +92,24 @@ def _growth(points: Sequence[Sequence[Point]]) -> Table:
             *(f"{one:,.0f}" for one in megabytes),
         )
     return table
+
+
+def _goals(found: Sequence[Goal]) -> Table:
+    table = _table("Goals, with the smallest payload", ("goal",), ("wanted", "found", ""))
+    for goal in found:
+        mark = "" if goal.reached else "missed"
+        table.add_row(goal.what, goal.wanted, f"{goal.found:,.3g}{goal.unit}", mark)
+    return table
+
+
+def markdown(table: Table) -> str:
+    """The same table for a document."""
+    heads = [str(column.header) or " " for column in table.columns]
+    rules = ["---:" if column.justify == "right" else "---" for column in table.columns]
+    rows = zip(*(column.cells for column in table.columns), strict=True)
+    lines = (heads, rules, *([str(cell) for cell in row] for row in rows))
+    told = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return f"**{table.title}**\n\n{told}\n"
 
 
 def _starts(figures: Figures) -> Table:

@@ -23,7 +23,9 @@ _COARSE = 1_000
 def nacked(options: NackOptions | None, deliveries: int, failures: int) -> Outcome:
     """The outcome of a nack of a message that has been delivered ``deliveries`` times."""
     wish = options or NackOptions()
-    reason = None if wish.reason is None else brief(wish.reason)
+    reason = wish.reason
+    if reason is not None and len(reason) > MAX_ERROR:
+        reason = brief(reason)
     if wish.max_deliveries is not None and deliveries > wish.max_deliveries:
         return DeadLetter(
             reason or "nacked",

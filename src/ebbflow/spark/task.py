@@ -271,7 +271,7 @@ class VertexTask:
         verdict = Verdict(plan.vertex, rows, plan.on_error, plan.largest, self._chance)
         verdict.ordered = ordered
         verdict.emit = lambda given: self._emit(given, start)
-        with self._pace.measured(len(rows)):
+        with self._pace.measured(len(rows), rows.batch.nbytes):
             self._operator(verdict)
         return verdict
 

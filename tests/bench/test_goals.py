@@ -1,0 +1,94 @@
+"""Goals are ratios of one run; those that nothing was measured for are left out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ebbflow.bench import contest, peers
+from ebbflow.bench.contest import Case, Round
+from ebbflow.bench.files import write
+from ebbflow.bench.goals import goals
+from ebbflow.bench.growth import Point
+from ebbflow.bench.latency import Latency
+from ebbflow.bench.ours import EBBFLOW
+from ebbflow.bench.programme import Figures
+from ebbflow.bench.start import Idle
+from ebbflow.bench.tables import markdown, tables
+
+
+def case(name, mode, rate, job=contest.HOP, size=100):
+    rounds = [Round(rate * factor, 1e6 / rate) for factor in (0.9, 1.0, 1.1)]
+    return Case(name, job, mode, size, 1_000, rounds)
+
+
+FIGURES = Figures(
+    cases=[
+        case(EBBFLOW, "unary", 300_000),
+        case(EBBFLOW, "unary", 1, size=1_000),
+        case(EBBFLOW, "columnar", 900_000),
+        case(peers.NATS_PY, "unary", 5_000),
+        case(peers.FASTSTREAM, "unary", 50_000),
+        case(peers.FLOOR, "columnar", 1_200_000),
+        case(EBBFLOW, "unary", 150_000, job=contest.THREE),
+    ],
+    latencies=[Latency(EBBFLOW, 1_000, "one hop", 100, 4.0, 5.0, 40.0, 100.0)],
+    points=[
+        [Point("% nacked", 0, 100.0)],
+        [Point("% nacked", 10, 90.0), Point("% nacked", 10, 80.0), Point("% nacked", 10, 95.0)],
+        [Point("messages", 1_000_000, 100.0, 500.0, 300.0, 330.0)],
+    ],
+    starts=[6.0, 5.0, 9.0],
+    idle=Idle(0.02, 0.005, 0.005, 0.005, 0.005),
+)
+
+
+def test_goals_compare_within_the_run_and_with_the_smallest_payload():
+    found = {goal.what: (round(goal.found, 3), goal.reached) for goal in goals(FIGURES)}
+
+    assert found == {
+        "hop, nats-py workers a core": (60, True),
+        "columnar, the same": (180, True),
+        "hop, FastStream workers a core": (6, False),
+        "columnar, of the bare process": (0.75, True),
+        "three vertices, of two thirds of a hop": (0.75, False),
+        "loss of rate, 10 % nacked": (10, True),
+        "growth of the workers, 1,000,000 messages": (10, False),
+        "a hop at 1,000/s, p50": (4, True),
+        "a hop at 1,000/s, p99": (40, False),
+        "a hop at 1,000/s, longest at an epoch's end": (100, True),
+        "first message": (6, True),
+        "three vertices without work": (2, True),
+    }
+
+
+def test_what_was_not_measured_has_no_goals_and_no_tables():
+    only = Figures(latencies=FIGURES.latencies)
+
+    assert {goal.what.partition(",")[0] for goal in goals(only)} == {"a hop at 1"}
+    assert [table.title for table in tables(only)] == [
+        "Latency in milliseconds, epochs of 5 s",
+        "Goals, with the smallest payload",
+    ]
+    assert (goals(Figures()), list(tables(Figures()))) == ([], [])
+
+
+def test_tables_for_documents_have_a_line_for_each_row():
+    *_, last = tables(FIGURES)
+
+    lines = markdown(last).splitlines()
+
+    assert lines[0] == "**Goals, with the smallest payload**"
+    assert lines[2:5] == [
+        "| goal | wanted | found |   |",
+        "| --- | ---: | ---: | ---: |",
+        "| hop, nats-py workers a core | ≥ 10 x | 60 x |  |",
+    ]
+    assert "| hop, FastStream workers a core | ≥ 10 x | 6 x | missed |" in lines
+
+
+def test_the_same_figures_make_the_same_plot(tmp_path):
+    for name in ("one", "two"):
+        write(replace(FIGURES), tmp_path / name, seed=7)
+
+    assert (tmp_path / "one/bench.png").read_bytes() == (tmp_path / "two/bench.png").read_bytes()
+    assert (tmp_path / "one/bench.svg").read_text().count("<svg") == 1
