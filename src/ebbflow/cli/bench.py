@@ -14,7 +14,9 @@ _PARTS = "rates, latency, growth, start"
 
 
 def bench(
-    short: Annotated[bool, typer.Option("--short", help="Under two minutes; rough.")] = False,
+    short: Annotated[
+        bool, typer.Option("--short", help="Under two minutes; rough, and without idling.")
+    ] = False,
     only: Annotated[
         str | None, typer.Option(metavar="PARTS", help=f"Some of: {_PARTS}.", show_default="all")
     ] = None,
