@@ -169,6 +169,13 @@ def test_no_prefix_of_a_list_has_the_fingerprint_of_another(given_ids):
     assert len(set(prefixes)) == len(prefixes)
 
 
+@given(ids, ids, ids)
+def test_a_part_of_a_column_has_the_fingerprint_of_its_ids(before, given_ids, after):
+    column = pa.array([*before, *given_ids, *after], pa.string())
+    part = column.slice(len(before), len(given_ids))
+    assert fingerprint(part) == fingerprint(given_ids)
+
+
 @given(st.lists(rows, max_size=5))
 def test_the_views_that_user_code_gets_equal_the_columns(given_rows):
     view = Rows(batch(given_rows), watermark=sample_rows.NOW)

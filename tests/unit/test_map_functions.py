@@ -5,6 +5,8 @@ import sys
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ebbflow import Datum, Message, Nack, NackOptions, nack
 from ebbflow.core.verdict import EMPTY, Verdict
@@ -442,3 +444,27 @@ def test_event_time_signal_and_options_of_the_helpers():
     assert Message.to_drop(when).event_time == when
     message = Message.to_nack(FIVE, when)
     assert (message.signal, message.nack_options, message.event_time) == (Signal.NACK, FIVE, when)
+
+
+messages = st.builds(
+    Message,
+    st.binary(max_size=8),
+    keys=st.none() | st.lists(st.sampled_from("xy"), max_size=2),
+    tags=st.lists(st.sampled_from("tu"), max_size=2),
+    event_time=st.none() | st.just(datetime(2026, 1, 1, tzinfo=UTC)),
+) | st.builds(Message.to_nack, st.none() | st.just(NackOptions(delay=5, reason="later")))
+
+
+@given(st.lists(messages, min_size=1, max_size=5))
+def test_a_message_is_taken_as_a_list_with_that_message_is(given_messages):
+    ids = [str(number) for number in range(len(given_messages))]
+    left = iter(given_messages)
+    alone = mapped(lambda datum: next(left), *ids)
+    left_too = iter(given_messages)
+    listed = mapped(lambda datum: [next(left_too)], *ids)
+
+    assert alone.outcomes == listed.outcomes
+    now = datetime(2026, 2, 1, tzinfo=UTC)
+    rows = [v.outputs.batch(v.rows, "v", now).to_pylist() for v in (alone, listed)]
+    assert rows[0] == rows[1]
+    assert alone.outputs.tags == listed.outputs.tags

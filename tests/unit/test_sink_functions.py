@@ -277,3 +277,24 @@ def test_batches_are_as_large_as_allowed(failures, expected):
 def test_a_failure_must_say_what_went_wrong(error):
     with pytest.raises(ValueError, match="needs an error message"):
         Response.failure("a", error)
+
+
+ids_given = st.lists(st.sampled_from("abcd"), min_size=1, max_size=5)
+answers_given = st.lists(
+    st.builds(
+        Response, st.sampled_from("abcde"), st.sampled_from([Status.OK, Status.OK, Status.NACK])
+    ),
+    max_size=6,
+)
+
+
+@given(ids_given, answers_given, st.booleans())
+def test_a_list_of_answers_is_judged_as_the_same_answers_one_by_one(ids, answers, in_order):
+    given_answers = [Response.ok(i) for i in ids] if in_order else answers
+    at_once = sunk(lambda data: given_answers, *ids)
+    one_by_one = sunk(lambda data: iter(given_answers), *ids)
+    assert at_once.outcomes.keys() == one_by_one.outcomes.keys()
+    assert [type(o) for o in at_once.outcomes.values()] == [
+        type(o) for o in one_by_one.outcomes.values()
+    ]
+    assert not (in_order and at_once.outcomes)

@@ -36,22 +36,19 @@ class Point:
     late: float = 0.0
 
 
-def chain(ground: Ground, messages: int, maps: int, partitions: int = 1) -> list[VertexPlan]:
-    """A generator, so many maps, and a sink."""
-    blob = payloads(SIZE, ground.seed)[0]
-    names = ["in", *(f"map{number}" for number in range(maps)), "sink"]
-    shared = {"partitions": partitions, "edge": {"partitions": partitions}}
-    plans = [
-        vertex(ground, name, mapping("unary"), [to], **shared) for name, to in pairwise(names[1:])
+def chain(ground: Ground, messages: int) -> list[VertexPlan]:
+    """A generator, a map, and a sink."""
+    source = GeneratorPlan(None, messages, blob=payloads(SIZE, ground.seed)[0])
+    return [
+        vertex(ground, "in", Forward(), ["map"], source=source, is_source=True),
+        vertex(ground, "map", mapping("unary"), ["sink"]),
+        vertex(ground, "sink", SINKS),
     ]
-    source = {"source": GeneratorPlan(None, messages, blob=blob), "is_source": True}
-    first = vertex(ground, "in", Forward(), [names[1]], **shared, **source)
-    return [first, *plans, vertex(ground, "sink", SINKS, partitions=partitions)]
 
 
 def by_messages(ground: Ground, messages: int) -> Point:
     """Source, map and sink; memory at a fifth and at the end."""
-    plans = chain(ground, messages, maps=1)
+    plans = chain(ground, messages)
     lay_out(ground, plans)
     with running(ground, plans, _EPOCH):
         wait_until(lambda: counts(ground, "sink").done > 0)

@@ -34,13 +34,17 @@ def vertex(
     ground: Ground, name: str, role: Role, to: Sequence[str] = (), **more: Any
 ) -> VertexPlan:
     """A vertex of the pipeline ``bench``, with the defaults of a spec."""
-    server, largest = ground.link.server, ground.link.client.max_payload
-    edges = tuple(Edge(one, **more.pop("edge", {})) for one in to)
-    limits = {"batch_size": 500, "concurrency": 500, "buffer_frames": _BUFFER}
-    plan = {"partitions": 1, "on_error": DEFAULT_ON_ERROR, **limits, **more}
-    return VertexPlan(
-        NAMES.pipeline, name, role=role, edges=edges, server=server, max_payload=largest, **plan
-    )
+    plan: dict[str, Any] = {
+        "partitions": 1,
+        "batch_size": 500,
+        "concurrency": 500,
+        "buffer_frames": _BUFFER,
+        "on_error": DEFAULT_ON_ERROR,
+        "edges": tuple(map(Edge, to)),
+        "server": ground.link.server,
+        "max_payload": ground.link.client.max_payload,
+    }
+    return VertexPlan(NAMES.pipeline, name, role=role, **plan | more)
 
 
 def mapping(mode: Mode) -> UserMap:
