@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from ebbflow.jetstream import streams
 from ebbflow.jetstream.access import embedded, linked
 from ebbflow.jetstream.connection import Link
 from ebbflow.jetstream.publisher import BUFFER, publish
+from ebbflow.testing.live import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,11 +99,8 @@ def prepared(folder: Path, tasks: int, seed: int) -> Iterator[Ground]:
 
 def wait_until(condition: Callable[[], bool], every: float = 0.02) -> None:
     """Wait for a contestant; ``TimeoutError`` when it does not get there."""
-    deadline = time.monotonic() + _PATIENCE
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError("the contestant did not finish")
-        time.sleep(every)
+    if not until(condition, _PATIENCE, every):
+        raise TimeoutError("the contestant did not finish")
 
 
 def batched(bodies: Iterable[bytes], size: int) -> Iterator[list[bytes]]:

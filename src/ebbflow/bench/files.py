@@ -17,6 +17,7 @@ import psutil
 
 from ebbflow.bench import contest, peers
 from ebbflow.bench.contest import Case
+from ebbflow.bench.latency import SHARES
 from ebbflow.bench.ours import EBBFLOW
 from ebbflow.bench.programme import Figures
 from ebbflow.bench.tables import markdown, tables
@@ -107,7 +108,7 @@ def _plot_rates(cases: Sequence[Case], axis: Any) -> None:
 
 
 def _plot_latencies(latencies: Sequence[Any], axis: Any) -> None:
-    marks = ("p50", "p95", "p99", "max")
+    marks = [*SHARES]
     for one in latencies:
         style = "-" if one.name == EBBFLOW else ":"
         label = f"{one.name}, {one.way}, {one.rate:,}/s"

@@ -10,9 +10,8 @@ from itertools import pairwise
 import psutil
 
 from ebbflow import Datum, Message, NackOptions
-from ebbflow.bench.broker import Ground, jvm, spark_processes, spark_workers, wait_until
-from ebbflow.bench.contest import watched
-from ebbflow.bench.ours import NAMES, SINKS, counts, lay_out, mapping, running, vertex
+from ebbflow.bench.broker import Ground, jvm, spark_workers, wait_until
+from ebbflow.bench.ours import NAMES, SINKS, counts, lay_out, mapping, running, vertex, worked
 from ebbflow.bench.work import each, payloads, work
 from ebbflow.sources.generator import GeneratorPlan
 from ebbflow.spark.plan import Forward, UserMap, VertexPlan
@@ -68,14 +67,7 @@ def by_vertices(ground: Ground, vertices: int, messages: int) -> Point:
     ]
     lay_out(ground, plans)
     ground.load_frames(NAMES.buffer_subject(names[0], 0), messages, SIZE)
-    with running(ground, plans):
-        found = watched(spark_processes, partial(_progress, ground, names[0]), messages)
-    return Point("vertices", vertices, messages / found.seconds)
-
-
-def _progress(ground: Ground, first: str) -> int:
-    """What the sink has done; 1 as soon as the first vertex has begun."""
-    return counts(ground, "sink").done or min(1, counts(ground, first).done)
+    return Point("vertices", vertices, messages / worked(ground, plans, messages).seconds)
 
 
 def by_partitions(ground: Ground, partitions: int, messages: int) -> Point:
@@ -85,9 +77,7 @@ def by_partitions(ground: Ground, partitions: int, messages: int) -> Point:
     for partition in range(partitions):
         share = NAMES.buffer_subject("map", partition)
         ground.load_frames(share, messages // partitions, SIZE)
-    with running(ground, [plan]):
-        found = watched(spark_processes, lambda: counts(ground, "map").done, messages)
-    return Point("partitions", partitions, messages / found.seconds)
+    return Point("partitions", partitions, messages / worked(ground, [plan], messages).seconds)
 
 
 class Nacking:
@@ -108,9 +98,7 @@ def by_nacks(ground: Ground, percent: int, messages: int) -> Point:
     plan = vertex(ground, "map", UserMap(partial(Nacking, percent)), ["out"])
     lay_out(ground, [plan], "out")
     ground.load_frames(NAMES.buffer_subject("map", 0), messages, SIZE)
-    with running(ground, [plan]):
-        found = watched(spark_processes, lambda: counts(ground, "map").done, messages)
-    return Point("% nacked", percent, messages / found.seconds)
+    return Point("% nacked", percent, messages / worked(ground, [plan], messages).seconds)
 
 
 def park(datum: Datum) -> Message:
@@ -130,9 +118,7 @@ def by_parked(ground: Ground, parked: int, messages: int) -> Point:
         with running(ground, [plan]):
             wait_until(lambda: counts(ground, "map").redelivered >= parked)
     ground.load_frames(into, messages, SIZE)
-    with running(ground, [plan]):
-        found = watched(spark_processes, lambda: counts(ground, "map").done, messages)
-    return Point("parked", parked, messages / found.seconds)
+    return Point("parked", parked, messages / worked(ground, [plan], messages).seconds)
 
 
 def _workers() -> float:

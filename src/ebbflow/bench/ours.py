@@ -9,9 +9,10 @@ from typing import Any
 
 from ebbflow.bench import contest
 from ebbflow.bench.broker import Ground, spark_processes
-from ebbflow.bench.contest import Round, watched
+from ebbflow.bench.contest import Round, Watched, watched
 from ebbflow.bench.work import MAPS, payloads, write
 from ebbflow.core.mono import Bypass
+from ebbflow.core.position import Position
 from ebbflow.core.routing import Edge
 from ebbflow.jetstream import streams
 from ebbflow.jetstream.names import Names
@@ -28,6 +29,7 @@ EBBFLOW = "Ebbflow"
 _LONG = 3600.0
 _BUFFER = 10**6
 _STOP = 30.0
+Positions = dict[tuple[str, int], Position]
 
 
 def vertex(
@@ -80,8 +82,26 @@ def running(ground: Ground, plans: Sequence[VertexPlan], epoch: float = _LONG) -
 
 def counts(ground: Ground, name: str) -> Counts:
     """What a vertex has counted so far."""
-    found = ground.link.run(read_all(ground.link, NAMES))
+    return _counted(ground.link.run(read_all(ground.link, NAMES)), name)
+
+
+def _counted(found: Positions, name: str) -> Counts:
     return sum((p.counts for (vertex, _), p in found.items() if vertex == name), Counts())
+
+
+def worked(ground: Ground, plans: Sequence[VertexPlan], messages: int) -> Watched:
+    """Run the vertices until the last of them is done with so many messages.
+
+    It begins when the first has done something.
+    """
+    first, last = plans[0].vertex, plans[-1].vertex
+
+    def done() -> int:
+        found = ground.link.run(read_all(ground.link, NAMES))
+        return _counted(found, last).done or min(1, _counted(found, first).done)
+
+    with running(ground, plans):
+        return watched(spark_processes, done, messages)
 
 
 @dataclass
@@ -98,8 +118,7 @@ class Hop:
         plan = vertex(ground, "map", mapping(self.mode), ["out"])
         lay_out(ground, [plan], "out")
         ground.load_frames(NAMES.buffer_subject("map", 0), messages, size)
-        with running(ground, [plan]):
-            found = watched(spark_processes, lambda: counts(ground, "map").done, messages)
+        found = worked(ground, [plan], messages)
         return found.round(messages, ground.span(NAMES.buffer("out", 0)))
 
 
@@ -117,10 +136,7 @@ class Sink:
         plan = vertex(ground, "sink", SINKS)
         lay_out(ground, [plan])
         ground.load_frames(NAMES.buffer_subject("sink", 0), messages, size)
-        with running(ground, [plan]):
-            return watched(spark_processes, lambda: counts(ground, "sink").done, messages).round(
-                messages
-            )
+        return worked(ground, [plan], messages).round(messages)
 
 
 @dataclass
@@ -138,10 +154,7 @@ class Mono:
         source = GeneratorPlan(None, messages, blob=payloads(size, ground.seed)[0])
         plan = vertex(ground, "mono", role, source=source, is_source=True)
         lay_out(ground, [plan])
-        with running(ground, [plan]):
-            return watched(spark_processes, lambda: counts(ground, "mono").done, messages).round(
-                messages
-            )
+        return worked(ground, [plan], messages).round(messages)
 
 
 @dataclass
@@ -162,11 +175,4 @@ class Three:
         ]
         lay_out(ground, plans)
         ground.load_frames(NAMES.buffer_subject("map", 0), messages, size)
-
-        def done() -> int:
-            found = ground.link.run(read_all(ground.link, NAMES))
-            each = {name: position.counts.done for (name, _), position in found.items()}
-            return each.get("sink", 0) or min(1, each.get("map", 0))
-
-        with running(ground, plans):
-            return watched(spark_processes, done, messages).round(messages)
+        return worked(ground, plans, messages).round(messages)

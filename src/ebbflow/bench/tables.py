@@ -11,7 +11,7 @@ from ebbflow.bench import contest, peers
 from ebbflow.bench.contest import Case
 from ebbflow.bench.goals import Goal, goals
 from ebbflow.bench.growth import Point
-from ebbflow.bench.latency import Latency
+from ebbflow.bench.latency import SHARES, Latency
 from ebbflow.bench.programme import Figures
 
 
@@ -69,9 +69,9 @@ def _plain(cases: Sequence[Case], case: Case) -> Case | None:
 
 def _latencies(latencies: Sequence[Latency]) -> Table:
     title = "Latency in milliseconds, epochs of 5 s"
-    table = _table(title, ("who", "way"), ("a second", "messages", "p50", "p95", "p99", "max"))
+    table = _table(title, ("who", "way"), ("a second", "messages", *SHARES))
     for one in latencies:
-        marks = (f"{value:.1f}" for value in (one.p50, one.p95, one.p99, one.max))
+        marks = (f"{getattr(one, mark):.1f}" for mark in SHARES)
         table.add_row(one.name, one.way, f"{one.rate:,}", f"{one.messages:,}", *marks)
     return table
 

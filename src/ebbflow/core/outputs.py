@@ -93,14 +93,12 @@ class Outputs:
         """Append one output; the parent's other outputs have been checked before."""
         if not message.is_plain:
             self.said[len(self.values)] = Said.of(message)
+        self.add_plain(parent, message.value, index)
+
+    def add_plain(self, parent: int, value: bytes, index: int = 0) -> None:
+        """Append one output that says nothing but its value."""
         self.parents.append(parent)
         self.indexes.append(index)
-        self.values.append(message.value)
-
-    def add_plain(self, parent: int, value: bytes) -> None:
-        """Append the only output of its parent, one that says nothing but its value."""
-        self.parents.append(parent)
-        self.indexes.append(0)
         self.values.append(value)
 
     def extend(self, at: Sequence[int], others: Outputs) -> None:

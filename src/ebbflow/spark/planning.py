@@ -97,6 +97,7 @@ def _downstream_order(spec: PipelineSpec) -> list[Vertex]:
 
 def _vertex(spec: PipelineSpec, vertex: Vertex, shared: dict[str, Any]) -> VertexPlan:
     limits = spec.limits_of(vertex)
+    asked = _rows_asked_for(spec.spec.limits, vertex.limits)
     source = vertex.source
     plan = VertexPlan(
         vertex=vertex.name,
@@ -105,7 +106,7 @@ def _vertex(spec: PipelineSpec, vertex: Vertex, shared: dict[str, Any]) -> Verte
         edges=_edges(spec, vertex.name),
         on_error=vertex.on_error.policy,
         batch_size=limits.read_batch_size,
-        table_size=_rows_asked_for(spec.spec.limits, vertex.limits) or TABLE_ROWS,
+        table_size=asked or TABLE_ROWS,
         concurrency=limits.concurrency,
         buffer_frames=limits.buffer_frames,
         source=_source(source, vertex.name, limits, shared),
@@ -116,8 +117,7 @@ def _vertex(spec: PipelineSpec, vertex: Vertex, shared: dict[str, Any]) -> Verte
         **shared,
     )
     # A batch for Spark is worth its while only with many rows, unless something else is said.
-    rows = _rows_asked_for(spec.spec.limits, vertex.limits) or _BATCH_ROWS
-    return replace(plan, batch_size=rows) if plan.batched else plan
+    return replace(plan, batch_size=asked or _BATCH_ROWS) if plan.batched else plan
 
 
 def _rows_asked_for(*levels: sections.ReadLimits | None) -> int | None:
