@@ -20,6 +20,7 @@ from ebbflow.errors import (
     SourceError,
     SpecError,
     TargetError,
+    Unavailable,
 )
 from ebbflow.message import Datum, Message, Response
 from ebbflow.monovertex import MonoVertex
@@ -46,6 +47,7 @@ __all__ = [
     "SourceMessage",
     "SpecError",
     "TargetError",
+    "Unavailable",
     "__version__",
     "nack",
 ]

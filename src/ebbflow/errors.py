@@ -3,10 +3,11 @@
     EbbflowError
     ├── SetupError               this machine or its configuration: Java, state folder, NATS server
     │   ├── AccessError          the login may not publish or subscribe to a subject
-    │   └── Unavailable          JetStream does not answer, or has no leader
+    │   └── JetStreamUnavailable  JetStream does not answer, or has no leader
     ├── SpecError                a pipeline that does not lint; carries the problems
     ├── SourceError              a source that raised, or whose process has ended
     ├── TargetError              a ``module:attribute`` that cannot be used as user code
+    ├── Unavailable              user code says: a system that it needs is away
     ├── ContractViolation        user code broke the rules of its role (see docs/guarantees.md)
     ├── SparkError               what Spark or a database said about rows or a query
     ├── MessageTooLarge          a message that no JetStream message can hold
@@ -28,6 +29,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from ebbflow.options import Duration, milliseconds
 
 if TYPE_CHECKING:
     from ebbflow.jetstream.publisher import Ack
@@ -67,7 +70,7 @@ class AccessError(SetupError):
         self.subject = subject
 
 
-class Unavailable(SetupError):
+class JetStreamUnavailable(SetupError):
     """JetStream did not carry out a ``call`` for as long as it was waited for: ``problem``."""
 
     def __init__(self, call: str, seconds: float, problem: str) -> None:
@@ -78,6 +81,23 @@ class Unavailable(SetupError):
         self.args = (call, seconds, problem)
         self.call = call
         self.problem = problem
+
+
+class Unavailable(EbbflowError):
+    """Raised by user code when a system that it needs is away.
+
+    ``raise Unavailable("the database")`` blames no message. The vertex closes the user code, waits
+    and opens it anew; ``retry_after`` is the least time to wait (any ``Duration``; kept in
+    milliseconds). ``what`` names the system: people read "waiting for the database".
+    """
+
+    def __init__(self, what: str, retry_after: Duration | None = None) -> None:
+        self.what = str(what)
+        self.retry_after = None if retry_after is None else milliseconds(retry_after)
+        super().__init__(self.what, self.retry_after)
+
+    def __str__(self) -> str:
+        return self.what
 
 
 class SpecError(EbbflowError):

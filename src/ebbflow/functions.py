@@ -5,21 +5,26 @@ and returns responses. Each may be a plain function, an ``async`` one, or a clas
 once per worker, ``open()`` is called before its first message, the instance is called like the
 function, and ``close()`` is called when the worker gives up the vertex.
 
-Whatever user code raises stays with the messages it was working on; it never stops a vertex.
+Whatever user code raises is the affair of the messages it was working on, or of a system that is
+away (see ``core.blame``); it never stops a vertex. After an outage a class is made and opened anew.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
+from ebbflow.core.blame import CALLS_IN_A_ROW, ENOUGH, Blame
 from ebbflow.core.columns import COLUMNS, columns_returned
 from ebbflow.core.contract import answered, results_by_id
+from ebbflow.core.trial import Trial
 from ebbflow.core.verdict import NOT_MESSAGES, Verdict
 from ebbflow.message import Datum, Message, Response
+from ebbflow.options import Nack
 
 MapResult = Message | Iterable[Message] | None
 MapFunction = Callable[[Datum], MapResult | Awaitable[MapResult] | AsyncIterator[Message]]
@@ -35,10 +40,13 @@ USER_ERRORS = (Exception, SystemExit, asyncio.CancelledError)
 # What most maps return; anything else may have to be waited for.
 _AT_HAND = frozenset({Message, list, type(None)})
 
+# In place of a result: the message was not given to user code, whose system is away.
+_UNTRIED = object()
+
 
 @runtime_checkable
 class Openable(Protocol):
-    """User code that prepares something per worker. An exception here fails the vertex's task."""
+    """User code that prepares something per worker. While this raises, the vertex waits."""
 
     def open(self) -> Any:
         """Called once on the worker before the first message."""
@@ -53,10 +61,18 @@ class Closable(Protocol):
 
 
 class Handler:
-    """A user function made ready on a worker: instantiated, opened, and callable."""
+    """A user function made ready on a worker: instantiated, opened, and callable.
 
-    def __init__(self, target: Any) -> None:
-        made: Any = target() if is_class(target) else target
+    ``blame`` is what its calls have shown about the system behind it.
+    """
+
+    def __init__(self, target: Any, blame: Blame | None = None) -> None:
+        self.blame = blame or Blame()
+        self._target = target
+        self._make()
+
+    def _make(self) -> None:
+        made: Any = self._target() if is_class(self._target) else self._target
         self.made = made
         self.call: Callable[..., Any] = made
         entry = made if inspect.isroutine(made) else type(made).__call__
@@ -64,6 +80,12 @@ class Handler:
         self._runner: asyncio.Runner | None = None
         if isinstance(self.call, Openable):
             self.finished(self.call.open())
+
+    def renew(self) -> None:
+        """Close user code and open it anew, as after an outage; raises what opening it raises."""
+        with contextlib.suppress(*USER_ERRORS):
+            self.close()
+        self._make()
 
     def finished(self, result: Any) -> Any:
         """What a call returned, waited for if it is of ``async`` code behind a plain function."""
@@ -116,47 +138,66 @@ async def _gathered(results: AsyncIterator[Any]) -> list[Any]:
 
 def run_map(handler: Handler, verdict: Verdict, concurrency: int) -> None:
     """Give every row to the map, one by one or, if it is ``async``, ``concurrency`` at a time."""
+    trial = Trial(verdict, handler.blame)
     if handler.is_async and not verdict.ordered:
-        handler.wait_for(_map_all(handler.call, verdict, concurrency))
+        handler.wait_for(_map_all(handler.call, verdict, concurrency, trial))
         return
-    call, returned, raised = handler.call, verdict.returned, verdict.raised
+    call, returned = handler.call, verdict.returned
     for index, datum in enumerate(verdict.rows.data()):
         try:
             result = call(datum)
             returned(index, result if type(result) in _AT_HAND else handler.finished(result))
         except USER_ERRORS as error:
-            raised(index, error)
+            trial.failed(index, index + 1, error)
+            if trial.stops and not verdict.ordered:
+                trial.leave(index + 1)
+                return
         if verdict.ordered and verdict.holds_up(index, index + 1):
             verdict.unreached = index + 1
             return
+    trial.finish()
 
 
-async def _map_all(call: Callable[..., Any], verdict: Verdict, concurrency: int) -> None:
+async def _map_all(
+    call: Callable[..., Any], verdict: Verdict, concurrency: int, trial: Trial
+) -> None:
     gate = asyncio.Semaphore(concurrency)
+    away = 0
 
     async def one(datum: Datum) -> Any:
+        nonlocal away
         async with gate:
+            if away >= CALLS_IN_A_ROW:
+                return _UNTRIED
             try:
                 result = call(datum)
-                if inspect.isasyncgen(result):
-                    return await _gathered(result)
-                return await result
+                result = await (_gathered(result) if inspect.isasyncgen(result) else result)
+                away = 0
+                return result
             except USER_ERRORS as error:
+                away = away + 1 if trial.means_away(error) else 0
                 return error
 
     results = await asyncio.gather(*(one(datum) for datum in verdict.rows.data()))
-    for index, result in enumerate(results):
-        _record(verdict, index, result)
+    untried = [index for index, result in enumerate(results) if result is _UNTRIED]
+    trial.postpone(untried)
+    trial.failed_beside(list(_recorded(verdict, 0, results)), len(results))
 
 
-def _record(verdict: Verdict, index: int, result: Any) -> None:
-    if isinstance(result, USER_ERRORS):
-        verdict.raised(index, result)
-        return
-    try:
-        verdict.returned(index, result)
-    except USER_ERRORS as error:
-        verdict.raised(index, error)
+def _recorded(
+    verdict: Verdict, start: int, results: Iterable[Any]
+) -> Iterator[tuple[int, BaseException]]:
+    """Record what user code made of rows; gives those that it failed on, with the error."""
+    for index, result in enumerate(results, start):
+        if result is _UNTRIED:
+            continue
+        if isinstance(result, USER_ERRORS):
+            yield index, result
+            continue
+        try:
+            verdict.returned(index, result)
+        except USER_ERRORS as error:
+            yield index, error
 
 
 def run_sink(handler: Handler, verdict: Verdict, batch_size: int) -> None:
@@ -166,37 +207,37 @@ def run_sink(handler: Handler, verdict: Verdict, batch_size: int) -> None:
     """
     data = verdict.rows.data()
 
-    def give(start: int, end: int) -> None:
+    def give(start: int, end: int) -> list[tuple[int, BaseException]]:
         batch = data[start:end]
-        answered(verdict, start, batch, handler.finished(handler.call(list(batch))))
+        answers = handler.finished(handler.call(list(batch)))
+        return answered(verdict, start, batch, answers)
 
-    _in_batches(verdict, batch_size, give)
+    _in_batches(handler, verdict, batch_size, give)
 
 
 def run_batch_map(handler: Handler, verdict: Verdict, batch_size: int) -> None:
     """Give the rows to the map in batches; it returns what it made of each, by id."""
     data = verdict.rows.data()
 
-    def give(start: int, end: int) -> None:
+    def give(start: int, end: int) -> list[tuple[int, BaseException]]:
         batch = data[start:end]
         result = handler.finished(handler.call(list(batch)))
-        results = results_by_id(verdict.vertex, batch, result)
-        for index, result in enumerate(results, start):
-            _record(verdict, index, result)
+        return list(_recorded(verdict, start, results_by_id(verdict.vertex, batch, result)))
 
-    _in_batches(verdict, batch_size, give)
+    _in_batches(handler, verdict, batch_size, give)
 
 
 def run_columnar(handler: Handler, verdict: Verdict, batch_size: int, pandas: bool) -> None:
     """Give the rows to the map as record batches, or as data frames."""
     rows = verdict.rows.batch.select(COLUMNS)
 
-    def give(start: int, end: int) -> None:
+    def give(start: int, end: int) -> list[tuple[int, BaseException]]:
         part = rows.slice(start, end - start)
         result = handler.finished(handler.call(part.to_pandas() if pandas else part))
         columns_returned(verdict, start, end - start, result)
+        return []
 
-    _in_batches(verdict, batch_size, give)
+    _in_batches(handler, verdict, batch_size, give)
 
 
 def run_stream(handler: Handler, verdict: Verdict) -> None:
@@ -204,6 +245,7 @@ def run_stream(handler: Handler, verdict: Verdict) -> None:
 
     Outputs that have been forwarded stay forwarded when the input is nacked afterwards.
     """
+    trial = Trial(verdict, handler.blame)
     for index, datum in enumerate(verdict.rows.data()):
         try:
             for number, message in enumerate(handler.yielded(handler.call(datum))):
@@ -211,23 +253,65 @@ def run_stream(handler: Handler, verdict: Verdict) -> None:
             verdict.ended(index)
         except USER_ERRORS as error:
             verdict.taken_back(index)
-            verdict.raised(index, error)
-        if verdict.holds_up(index, index + 1):
-            verdict.unreached = index + 1
+            trial.failed(index, index + 1, error)
+        if _stopped(verdict, trial, index, index + 1):
             return
+    trial.finish()
 
 
-def _in_batches(verdict: Verdict, size: int, give: Callable[[int, int], None]) -> None:
+Give = Callable[[int, int], list[tuple[int, BaseException]]]
+"""Has user code decide about a batch; returns the rows that failed by themselves, with why."""
+
+
+def _in_batches(handler: Handler, verdict: Verdict, size: int, give: Give) -> None:
     """Have user code decide about batch after batch; whatever it raises is its batch's."""
+    trial = Trial(verdict, handler.blame)
     keys = verdict.rows.column("keys") if verdict.ordered else None
     for start, end in batches(verdict.rows.column("failures"), size, keys):
-        try:
-            give(start, end)
-        except USER_ERRORS as error:
-            verdict.raised_for(range(start, end), error)
-        if verdict.holds_up(start, end):
-            verdict.unreached = end
+        _try_batch(trial, start, end, give)
+        if _stopped(verdict, trial, start, end):
             return
+    trial.finish()
+
+
+def _try_batch(trial: Trial, start: int, end: int, give: Give) -> None:
+    try:
+        trial.failed_beside(give(start, end), end)
+    except USER_ERRORS as error:
+        if end - start < ENOUGH or isinstance(error, Nack) or trial.means_away(error):
+            trial.failed(start, end, error)
+        else:
+            _try_alone(trial, start, end, give, error)
+
+
+def _try_alone(trial: Trial, start: int, end: int, give: Give, error: BaseException) -> None:
+    """Find out whether a batch failed because of one message, or would with any.
+
+    The first that passes shows that it is the messages'; the rest goes alone later on.
+    """
+    for index in range(start, start + ENOUGH):
+        try:
+            failures = give(index, index + 1)
+        except USER_ERRORS as raised:
+            trial.failed(index, index + 1, raised)
+        else:
+            trial.failed_beside(failures, index + 1)
+            break
+    if trial.stops:
+        trial.leave(index + 1, end)
+    elif index + 1 < end:
+        trial.failed(index + 1, end, error)
+
+
+def _stopped(verdict: Verdict, trial: Trial, start: int, end: int) -> bool:
+    """Whether the rows from ``end`` on are left: they are held up, or would fail as well."""
+    if verdict.holds_up(start, end):
+        verdict.unreached = end
+        return True
+    if trial.stops:
+        trial.leave(end)
+        return True
+    return False
 
 
 def batches(

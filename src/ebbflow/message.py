@@ -11,7 +11,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
-from ebbflow.options import NackOptions
+from ebbflow.options import Duration, NackOptions, milliseconds
 
 Metadata = Mapping[str, Mapping[str, bytes]]
 """Group → key → value, as Numaflow has it."""
@@ -179,6 +179,7 @@ class Status(Enum):
     SERVE = "serve"
     ON_SUCCESS = "on_success"
     NACK = "nack"
+    UNAVAILABLE = "unavailable"
 
 
 @dataclass(slots=True)
@@ -191,6 +192,7 @@ class Response:
     payload: bytes | None = None
     message: Message | None = None
     nack_options: NackOptions | None = None
+    retry_after: int | None = None
 
     @classmethod
     def ok(cls, id: str) -> Response:
@@ -223,3 +225,13 @@ class Response:
     def nack(cls, id: str, options: NackOptions | None = None) -> Response:
         """Not now: redeliver this one; the others of the batch keep their own answers."""
         return cls(id, Status.NACK, nack_options=options)
+
+    @classmethod
+    def unavailable(cls, id: str, what: str, retry_after: Duration | None = None) -> Response:
+        """Not written because ``what`` is away: nobody is blamed, the message comes back.
+
+        As ``raise Unavailable(...)``, for one message of a batch. ``retry_after`` is the least time
+        to wait if every message of the call was answered like that.
+        """
+        wait = None if retry_after is None else milliseconds(retry_after)
+        return cls(id, Status.UNAVAILABLE, error=what, retry_after=wait)

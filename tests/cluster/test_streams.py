@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ebbflow.errors import SetupError, Unavailable
+from ebbflow.errors import JetStreamUnavailable, SetupError
 from ebbflow.jetstream import streams
 from tests.cluster.cluster import until
 
@@ -46,7 +46,9 @@ def test_a_cluster_without_a_majority_is_told_and_waited_for(cluster, names):
         config = streams.redelivery_config(names, "v", 0, replicas=3)
         with cluster.halted(*others):
             making = link.submit(streams.ensure(link.client, config))
-            with pytest.raises(Unavailable, match=r"STREAM\.PURGE\.\w+ within 2 s: .*most servers"):
+            with pytest.raises(
+                JetStreamUnavailable, match=r"STREAM\.PURGE\.\w+ within 2 s: .*most servers"
+            ):
                 link.run(streams.api(link.client, f"STREAM.PURGE.{name}", patience=2))
         making.result(30)
 

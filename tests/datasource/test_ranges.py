@@ -15,7 +15,7 @@ import pytest
 from ebbflow.datasource import leader, pull, ranges
 from ebbflow.datasource.leader import Leader
 from ebbflow.datasource.offsets import Range
-from ebbflow.errors import DataLoss, DataSourceError, Unavailable
+from ebbflow.errors import DataLoss, DataSourceError, JetStreamUnavailable
 from ebbflow.jetstream.access import embedded, linked
 from ebbflow.jetstream.connection import Link
 from tests.cluster.cluster import thread_states, until
@@ -255,7 +255,9 @@ def test_a_server_that_does_not_answer_is_reported(fragile, pid, monkeypatch):
     os.kill(pid, signal.SIGSTOP)
     try:
         until(lambda: set(thread_states(pid)) == {"T"})
-        with pytest.raises(Unavailable, match=r"carry out STREAM.INFO.FRAGILE within 0.5 s"):
+        with pytest.raises(
+            JetStreamUnavailable, match=r"carry out STREAM.INFO.FRAGILE within 0.5 s"
+        ):
             fragile.link.run(Leader(fragile.link.client, "FRAGILE").facts())
     finally:
         os.kill(pid, signal.SIGCONT)

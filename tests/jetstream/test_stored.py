@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ebbflow.errors import Unavailable
+from ebbflow.errors import JetStreamUnavailable
 from ebbflow.jetstream import streams
 from ebbflow.jetstream.publisher import publish
 from ebbflow.jetstream.stored import (
@@ -102,5 +102,7 @@ def test_a_stream_that_never_held_anything_is_read_as_empty(link, stream):
 
 def test_a_read_that_nobody_answers_is_told(link, names, monkeypatch):
     monkeypatch.setattr(streams, "PATIENCE", 0.3)
-    with pytest.raises(Unavailable, match=r"did not carry out DIRECT\.GET\.\w+ within 0\.3 s: 503"):
+    with pytest.raises(
+        JetStreamUnavailable, match=r"did not carry out DIRECT\.GET\.\w+ within 0\.3 s: 503"
+    ):
         link.run(_direct_read(link.client, names.dead_letters, {"seq": 1}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ebbflow.errors import SetupError, Unavailable
+from ebbflow.errors import JetStreamUnavailable, SetupError
 from ebbflow.jetstream import streams
 from tests.jetstream.publishing import Listener
 
@@ -65,7 +65,7 @@ NOT_THE_LEADER = (
 )
 def test_who_does_not_lead_is_not_believed(link, listener, call, answer, told):
     asked = listener(answer)
-    with pytest.raises(Unavailable) as error:
+    with pytest.raises(JetStreamUnavailable) as error:
         link.run(streams.api(link.client, call, patience=2.0))
 
     assert len(asked) > 1
@@ -84,7 +84,7 @@ def test_a_leader_in_touch_with_a_majority_is_believed(link, listener, call):
 
 def test_silence_is_asked_again(link, listener, call):
     asked = listener()
-    with pytest.raises(Unavailable, match="within 2 s: no answer"):
+    with pytest.raises(JetStreamUnavailable, match="within 2 s: no answer"):
         link.run(streams.api(link.client, call, patience=2.0))
 
     assert len(asked) == 2

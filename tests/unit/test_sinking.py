@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow import Datum, Message, Nack, NackOptions, Response
+from ebbflow.core import sinking
+from ebbflow.core.blame import Blame
 from ebbflow.core.retry import RetryStrategy
 from ebbflow.core.sinking import Sinks, request_id, run_sinks
 from ebbflow.core.verdict import Verdict
@@ -330,11 +332,15 @@ class Store:
         self.entries.append((request, list(payloads)))
 
 
+def opened(store: Any) -> sinking.Store:
+    return sinking.Store(store.put, Blame())
+
+
 def test_a_store_of_the_users_gets_the_answer_under_the_request():
     store = Store()
     columns = {"headers": [[("X-Numaflow-Id", "r1")], [("x-numaflow-id", "")], None]}
     ids = ("a/map", "b/map.1/cat", "c")
-    verdict = sunk(Sink("serve"), *ids, serves=True, put=store.put, columns=columns)
+    verdict = sunk(Sink("serve"), *ids, serves=True, store=opened(store), columns=columns)
     assert store.entries == [("r1", [b"answer"]), ("b", [b"answer"]), ("c", [b"answer"])]
     assert verdict.outcomes == dict.fromkeys(range(3), Served())
     assert verdict.answers == {}, "nothing is left for us to store"
@@ -365,7 +371,7 @@ def test_the_request_is_named_by_its_header_or_by_the_source_message(headers, ro
 )
 def test_a_store_that_cannot_take_the_answer_redelivers_the_message(error, expected):
     store = Store(error)
-    verdict = sunk(Sink({"a": "serve", "b": "ok"}), *"ab", serves=True, put=store.put)
+    verdict = sunk(Sink({"a": "serve", "b": "ok"}), *"ab", serves=True, store=opened(store))
     assert verdict.outcomes == {0: expected}
 
 
@@ -376,7 +382,7 @@ def test_an_answer_that_no_message_can_hold_is_a_dead_letter_but_not_in_a_store_
     built_in = sunk(primary, "a", "b", serves=True, largest=100)
     assert (built_in.outcomes[0].reason, built_in.outcomes[1]) == ("message too large", Served())
     assert built_in.answers == {1: [b"x" * 100]}
-    own = sunk(primary, "a", "b", serves=True, put=Store().put, largest=100).outcomes
+    own = sunk(primary, "a", "b", serves=True, store=opened(Store()), largest=100).outcomes
     assert own == {0: Served(), 1: Served()}
 
 
@@ -390,7 +396,7 @@ def test_user_code_that_changes_headers_does_not_change_where_its_answer_goes():
         return [Response.serve(d.id, b"answer") for d in data]
 
     columns = {"headers": [[("x-numaflow-id", "r1")]]}
-    sunk(vandal, serves=True, put=store.put, columns=columns)
+    sunk(vandal, serves=True, store=opened(store), columns=columns)
     assert store.entries == [("r1", [b"answer"])]
 
 
@@ -494,4 +500,4 @@ def test_what_the_primary_may_answer_is_what_is_configured():
     plain = {Status.OK, Status.FAILURE, Status.NACK}
     call = call_of(Sink())
     assert Sinks(call).allowed == plain
-    assert Sinks(call, call, call, serves=True).allowed == set(Status)
+    assert Sinks(call, call, call, serves=True).allowed == set(Status) - {Status.UNAVAILABLE}

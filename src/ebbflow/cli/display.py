@@ -26,11 +26,14 @@ from rich.text import Text
 from ebbflow.outcome import COUNTERS, Counts
 
 if TYPE_CHECKING:
+    from ebbflow.core.outage import Waiting
     from ebbflow.jetstream.publisher import Tally
     from ebbflow.spark.run import VertexView
 
 _EVERY = 2.0
 _RATE_OVER = 3.0
+# Seconds after which a vertex that still waits is told of again, at first.
+_STUCK_EVERY = 5.0
 _UNKNOWN_WIDTH = 160
 _ALWAYS = ("read", "done", "written")
 _SHORT = {"redelivered": "again", "dead_lettered": "dead", "on_success": "on success"}
@@ -164,11 +167,23 @@ def _words(view: VertexView) -> Text:
 
 def state_of(view: VertexView) -> str:
     """Whether a vertex runs, and why it had to be started again if that was lately."""
+    if view.halted:
+        return one_line(f"stopped taking messages: {view.halted}")
+    if view.waiting:
+        return one_line(waiting_words(view.waiting))
     if view.failure:
         return one_line(f"restarting (restart {view.restarts}): {view.failure}")
     running = f"running, {view.restarts} restarts" if view.restarts else "running"
     waiting = [f"{view.pending:,} waiting at the source"] if view.pending else []
     return ", ".join([running, *waiting, *_troubles(view.publishing)])
+
+
+def waiting_words(waiting: Waiting) -> str:
+    """What a vertex waits for, since when, and when it tries again."""
+    times = f"since {waiting.seconds:.0f} s, next try in {waiting.next_in:.0f} s"
+    if waiting.certain:
+        return f"waiting for {waiting.what}, {times}"
+    return f"taking no messages, since all of them fail alike: {waiting.what}; {times}"
 
 
 def _troubles(tally: Tally) -> list[str]:
@@ -203,6 +218,7 @@ class PlainLines:
         self._progress = ""
         self._restarts: dict[str, int] = {}
         self._reasons: dict[str, str] = {}
+        self._stuck: dict[str, tuple[str, float]] = {}
         self._reader_gone = False
         self._lock = threading.Lock()
 
@@ -226,6 +242,7 @@ class PlainLines:
     def look(self, views: Mapping[str, VertexView]) -> None:
         """Restarts and new nack reasons at once; counts now and then, when they have changed."""
         for vertex, view in views.items():
+            self._tell_stuck(vertex, view)
             if view.restarts > self._restarts.get(vertex, 0):
                 self._restarts[vertex] = view.restarts
                 self._tell(f"{vertex}: {state_of(view)}")
@@ -237,6 +254,18 @@ class PlainLines:
         if progress != self._progress and self._clock() - self._shown_at >= _EVERY:
             self._progress, self._shown_at = progress, self._clock()
             self._tell(progress)
+
+    def _tell_stuck(self, vertex: str, view: VertexView) -> None:
+        """A vertex that waits or was stopped: at once, again after ever longer, and its end."""
+        stuck = view.halted or (view.waiting and "waiting") or ""
+        before, due = self._stuck.get(vertex, ("", 0.0))
+        if before and not stuck:
+            self._tell(f"{vertex}: running again")
+        elif stuck and (stuck != before or self._clock() >= due):
+            self._tell(f"{vertex}: {state_of(view)}")
+            waited = view.waiting.seconds if view.waiting else 60.0
+            due = self._clock() + max(_STUCK_EVERY, waited)
+        self._stuck[vertex] = (stuck, due)
 
     def close(self) -> None:
         """Nothing is open."""

@@ -12,16 +12,21 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, assert_never
 
 from ebbflow.core.verdict import Verdict
-from ebbflow.errors import ContractViolation
+from ebbflow.errors import ContractViolation, Unavailable
 from ebbflow.message import Datum, Message, Response, Status
 from ebbflow.options import NackOptions
 from ebbflow.outcome import DeadLetter
 
 
-def answered(verdict: Verdict, start: int, batch: Sequence[Datum], answers: Any) -> None:
-    """Record the responses to ``batch``, whose first message is the input at ``start``."""
+def answered(
+    verdict: Verdict, start: int, batch: Sequence[Datum], answers: Any
+) -> list[tuple[int, BaseException]]:
+    """Record the responses to ``batch``, whose first message is the input at ``start``.
+
+    Returns the rows for which a system is away, each with the error that says so.
+    """
     if _all_done(batch, answers):
-        return
+        return []
     valid, wrong = _responses(verdict.vertex, answers)
     given: defaultdict[str, deque[Response]] = defaultdict(deque)
     for response in valid:
@@ -30,11 +35,15 @@ def answered(verdict: Verdict, start: int, batch: Sequence[Datum], answers: Any)
     copies = Counter(datum.id for datum in batch)
     kept = {i for i, number in copies.items() if len(given[i]) == number}
     violation = _violation(verdict.vertex, copies, given, wrong)
+    away: list[tuple[int, BaseException]] = []
     for index, datum in enumerate(batch, start):
-        if datum.id in kept:
-            _record(verdict, index, given[datum.id].popleft())
-        else:
+        if datum.id not in kept:
             verdict.raised(index, violation)
+        elif (response := given[datum.id].popleft()).status is Status.UNAVAILABLE:
+            away.append((index, Unavailable(response.error or "its system", response.retry_after)))
+        else:
+            _record(verdict, index, response)
+    return away
 
 
 def _all_done(batch: Sequence[Datum], answers: Any) -> bool:
@@ -96,6 +105,7 @@ def _problem(answer: Any) -> str | None:
         ("payload", answer.payload, bytes | None),
         ("message", answer.message, Message | None),
         ("nack_options", answer.nack_options, NackOptions | None),
+        ("retry_after", answer.retry_after, int | None),
     ):
         if not isinstance(value, kind):
             return f"a Response whose {what} is {type(value).__name__}"
@@ -134,7 +144,9 @@ def _record(verdict: Verdict, index: int, response: Response) -> None:
             verdict.nack(index, response.nack_options)
         case Status.FAILURE:
             verdict.fail(index, response.error or "failed")
-        case _ if response.status not in verdict.allowed:
+        case Status.FALLBACK | Status.SERVE | Status.ON_SUCCESS if (
+            response.status not in verdict.allowed
+        ):
             verdict.raised(index, _unconfigured(verdict.vertex, response))
         case Status.FALLBACK:
             verdict.fallback[index] = DeadLetter("sent to the fallback sink")
@@ -142,6 +154,8 @@ def _record(verdict: Verdict, index: int, response: Response) -> None:
             verdict.served[index] = response.payload or b""
         case Status.ON_SUCCESS:
             verdict.succeeds(index, response.message)
+        case Status.UNAVAILABLE:
+            raise AssertionError("no decision about the message; see answered")
         case never:
             assert_never(never)
 

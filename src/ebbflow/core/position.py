@@ -51,6 +51,7 @@ class Held:
 class Position:
     """The record of one partition. ``lineage`` tells apart pipelines that were started anew.
 
+    ``halted`` says why the breaker has stopped it, if it has.
     ``owner`` is the task that claimed it, ``attempts`` counts the tasks that have taken up the
     present intent, and ``exhausted`` is set when a source has nothing more to give, for good.
     """
@@ -62,18 +63,25 @@ class Position:
     intent: Span = Span()
     attempts: int = 0
     exhausted: bool = False
+    halted: str | None = None
     watermark: datetime | None = None
     held: Held | None = None
     counts: Counts = field(default_factory=Counts)
 
-    def claimed(self, owner: str) -> Position:
-        """As a new task takes it over; the old one's next write will fail.
+    def claimed(self, owner: str, run: str = "") -> Position:
+        """As a new task of ``run`` takes it over; the old one's next write will fail.
 
-        Whether the source is exhausted is for the new task to say: more may have come since.
+        Whether the source is exhausted is for the new task to say: more may have come since. A new
+        run resumes what was halted.
         """
-        attempts = self.attempts + 1 if self.replays else 0
-        epoch = self.epoch + 1
-        return replace(self, epoch=epoch, owner=owner, attempts=attempts, exhausted=False)
+        return replace(
+            self,
+            epoch=self.epoch + 1,
+            owner=owner,
+            attempts=self.attempts + 1 if self.replays else 0,
+            exhausted=False,
+            halted=self.halted if self.owner.startswith(run) else None,
+        )
 
     def intending(self, end: Span) -> Position:
         """Before anything of the chunk that ends at ``end`` is published."""
@@ -115,6 +123,7 @@ class Position:
                 "redelivery_intent": _dump(self.intent.redelivery),
                 "attempts": self.attempts,
                 "exhausted": self.exhausted,
+                "halted": self.halted,
                 "watermark": self.watermark.isoformat() if self.watermark else None,
                 "held": asdict(self.held) if self.held else None,
                 "counts": self.counts.as_dict(),
@@ -133,6 +142,7 @@ class Position:
             intent=Span(Mark(*stored["intent"]), Mark(*stored["redelivery_intent"])),
             attempts=stored["attempts"],
             exhausted=stored["exhausted"],
+            halted=stored.get("halted"),
             watermark=datetime.fromisoformat(stored["watermark"]) if stored["watermark"] else None,
             held=Held(**stored["held"]) if stored["held"] else None,
             counts=Counts(**stored["counts"]),

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from ebbflow import frames
+from ebbflow.core.blame import Blame
 from ebbflow.core.retry import Call, Pause, RetryStrategy, call_with_retries
+from ebbflow.core.trial import Trial
 from ebbflow.core.verdict import Verdict
 from ebbflow.errors import MessageTooLarge
 from ebbflow.frames import Rows
@@ -24,20 +26,25 @@ from ebbflow.outcome import FellBack, Outcome, Served, Succeeded
 PLAIN = frozenset({Status.OK, Status.FAILURE, Status.NACK})
 REQUEST_ID = "x-numaflow-id"
 
-Put = Callable[[str, Sequence[bytes]], None]
-"""Stores answers under a request's id; raises when it could not."""
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A store of the user's: ``put`` stores answers under a request's id, or raises."""
+
+    put: Callable[[str, Sequence[bytes]], None]
+    blame: Blame
 
 
 @dataclass(frozen=True, slots=True)
 class Sinks:
-    """The sinks of a vertex. ``put`` is for a store of the user's; ``serves`` if there is any."""
+    """The sinks of a vertex. ``store`` is one of the user's; ``serves`` if there is any."""
 
     primary: Call
     fallback: Call | None = None
     on_success: Call | None = None
     strategy: RetryStrategy | None = None
     serves: bool = False
-    put: Put | None = None
+    store: Store | None = None
 
     @property
     def allowed(self) -> frozenset[Status]:
@@ -115,20 +122,36 @@ def _replaced(batch: pa.RecordBatch, messages: Sequence[Message | None]) -> pa.R
 
 
 def _serve(verdict: Verdict, sinks: Sinks) -> None:
-    # From the batch, not from the headers that user code was shown and may have changed.
-    rows = Rows(verdict.rows.batch)
+    if sinks.store is not None:
+        _store(verdict, sinks.store)
+        return
     for index, payload in verdict.served.items():
-        try:
-            if sinks.put is not None:
-                sinks.put(request_id(rows, index), [payload])
-            elif len(payload) > verdict.largest:
-                raise MessageTooLarge(len(payload), verdict.largest)
-            else:
-                verdict.answers[index] = [payload]
+        if len(payload) > verdict.largest:
+            verdict.raised(index, MessageTooLarge(len(payload), verdict.largest))
+        else:
+            verdict.answers[index] = [payload]
             verdict.outcomes[index] = Served()
-        except (Exception, SystemExit, CancelledError) as error:
-            verdict.raised(index, error)
     verdict.served.clear()
+
+
+def _store(verdict: Verdict, store: Store) -> None:
+    """Give the answers to a store of the user's, until it is clear that it is away."""
+    at = sorted(verdict.served)
+    # From the batch, not from the headers that user code was shown and may have changed.
+    part = verdict.part(Rows(frames.taken(verdict.rows.batch, at), verdict.rows.watermark))
+    part.has_fallback = False
+    trial = Trial(part, store.blame)
+    for number, index in enumerate(at):
+        try:
+            store.put(request_id(part.rows, number), [verdict.served[index]])
+        except (Exception, SystemExit, CancelledError) as error:
+            trial.failed(number, number + 1, error)
+            if trial.stops:
+                trial.leave(number + 1)
+                break
+    trial.finish()
+    verdict.served.clear()
+    _conclude(verdict, at, part, Served())
 
 
 def request_id(rows: Rows, index: int) -> str:

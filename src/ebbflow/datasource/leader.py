@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
-from ebbflow.errors import AccessError, DataSourceError, Unavailable
+from ebbflow.errors import AccessError, DataSourceError, JetStreamUnavailable
 from ebbflow.jetstream import streams
 from ebbflow.jetstream.consumers import LightConsumer
 from ebbflow.jetstream.secured import SecuredClient
@@ -85,7 +85,7 @@ class Leader:
         for _ in range(_ATTEMPTS - 1):
             try:
                 return await self._consume(sequence)
-            except Unavailable:
+            except JetStreamUnavailable:
                 continue
         return await self._consume(sequence)
 

@@ -17,7 +17,7 @@ from typing import Self
 
 from nats.aio.msg import Msg
 
-from ebbflow.errors import Unavailable
+from ebbflow.errors import JetStreamUnavailable
 from ebbflow.jetstream.secured import SecuredClient
 
 WINDOW = 500
@@ -57,7 +57,7 @@ class Acks:
     async def confirm(self, answers: Sequence[tuple[str, bytes]], within: float) -> None:
         """Return when the server has confirmed all; each is a reply subject and what to say.
 
-        ``Unavailable`` when that takes too long.
+        ``JetStreamUnavailable`` when that takes too long.
         """
         deadline = time.monotonic() + within
         for start in range(0, len(answers), WINDOW):
@@ -70,7 +70,7 @@ class Acks:
             if self._open:
                 left = len(self._open) + len(answers) - start - len(part)
                 problem = f"{left} are not confirmed, so their messages will come again"
-                raise Unavailable("acknowledgements", within, problem)
+                raise JetStreamUnavailable("acknowledgements", within, problem)
 
     async def _send_due(self) -> None:
         """Send what is to be sent now, and wait a moment for the confirmation of all."""

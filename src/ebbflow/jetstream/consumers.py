@@ -36,7 +36,7 @@ class LightConsumer:
         """Make it, for messages behind a sequence; its facts are returned.
 
         An empty subject is for all. The server forgets it after ``idle`` seconds without a request.
-        ``Unavailable`` soon, when the server that was chosen does not answer: make another one.
+        ``JetStreamUnavailable`` soon, when the server chosen does not answer: make another one.
         """
         config = {
             "name": self.name,

@@ -25,7 +25,7 @@ import nats.errors
 import pyarrow as pa
 
 from ebbflow import frames
-from ebbflow.errors import Unavailable
+from ebbflow.errors import JetStreamUnavailable
 from ebbflow.jetstream import streams
 from ebbflow.jetstream.connection import Link
 from ebbflow.jetstream.names import Names
@@ -193,7 +193,7 @@ class Ledger:
             del self._left[seq]
         if done:
             with contextlib.suppress(
-                TimeoutError, Unavailable, streams.ApiError, nats.errors.Error
+                TimeoutError, JetStreamUnavailable, streams.ApiError, nats.errors.Error
             ):
                 # The next one covers it: purging is by sequence, not one by one.
                 await streams.purge(self._link.client, self._stream, self._subject, done[-1])

@@ -50,7 +50,7 @@ class PositionStore:
         """
         stored = await self._load()
         owner = f"{run}{secrets.token_hex(6)}"
-        position = (stored or Position(lineage=secrets.token_hex(6))).claimed(owner)
+        position = (stored or Position(lineage=secrets.token_hex(6))).claimed(owner, run)
         await self.write(position)
         return position
 

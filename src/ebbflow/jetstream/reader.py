@@ -27,7 +27,7 @@ from nats.aio.subscription import Subscription
 from ebbflow import frames
 from ebbflow.core.position import Mark
 from ebbflow.core.publications import FROM, WATERMARK
-from ebbflow.errors import AccessError, EbbflowError, Unavailable
+from ebbflow.errors import AccessError, EbbflowError, JetStreamUnavailable
 from ebbflow.jetstream import streams
 from ebbflow.jetstream.connection import Link
 from ebbflow.jetstream.consumers import Delivery, LightConsumer
@@ -170,7 +170,7 @@ class FrameReader:
                 break
             except unless:
                 raise
-            except (Unavailable, streams.ApiError, nats.errors.Error, OSError):
+            except (JetStreamUnavailable, streams.ApiError, nats.errors.Error, OSError):
                 await asyncio.sleep(_PAUSE)
         self._renewing = False
         await self._ask()

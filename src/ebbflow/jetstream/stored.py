@@ -18,7 +18,7 @@ from typing import Any
 import nats.errors
 from nats.aio.msg import Msg
 
-from ebbflow.errors import Unavailable
+from ebbflow.errors import JetStreamUnavailable
 from ebbflow.jetstream import streams
 from ebbflow.jetstream.secured import SecuredClient
 
@@ -174,7 +174,7 @@ async def _direct_read(
         if status not in ("silence", "503", "404"):
             raise streams.ApiError(int(status), end.get("Description", "refused"))
         if time.monotonic() > deadline:
-            raise Unavailable(f"DIRECT.GET.{stream}", streams.PATIENCE, status)
+            raise JetStreamUnavailable(f"DIRECT.GET.{stream}", streams.PATIENCE, status)
         silence = min(2 * silence, _LONGEST_SILENCE)
         await asyncio.sleep(_PAUSE)
 

@@ -20,7 +20,7 @@ from typing import Any
 import nats.errors
 from nats.aio.client import Client
 
-from ebbflow.errors import SetupError, Unavailable
+from ebbflow.errors import JetStreamUnavailable, SetupError
 from ebbflow.jetstream.names import Names
 
 NOT_FOUND = 10059
@@ -67,7 +67,8 @@ async def api(
 ) -> dict[str, Any]:
     """One call of JetStream's management interface, tried again while nobody leads or answers.
 
-    A call whose answer got lost is carried out again. ``Unavailable`` when patience has run out.
+    A call whose answer got lost is carried out again. ``JetStreamUnavailable`` when patience is
+    at its end.
     """
     payload = json.dumps(body).encode() if body else b""
     deadline = time.monotonic() + patience
@@ -88,7 +89,7 @@ async def api(
         await asyncio.sleep(_PAUSE)
         wait = min(wait + _LONGER, deadline - time.monotonic())
         if wait <= 0:
-            raise Unavailable(call, patience, problem)
+            raise JetStreamUnavailable(call, patience, problem)
 
 
 def _refusal(result: dict[str, Any]) -> ApiError | None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import nats.errors
 from nats.aio.msg import Msg
 
-from ebbflow.errors import AccessError, SetupError, Unavailable
+from ebbflow.errors import AccessError, JetStreamUnavailable, SetupError
 from ebbflow.jetstream import streams
 from ebbflow.jetstream.acks import Acks
 from ebbflow.jetstream.addresses import Addresses
@@ -124,7 +124,7 @@ class JetStreamSource(Source):
         """How many messages the consumer has not delivered yet."""
         try:
             return int(self._run(self._info)["num_pending"])
-        except Unavailable:
+        except JetStreamUnavailable:
             return None
 
     @property
@@ -134,7 +134,7 @@ class JetStreamSource(Source):
             return False
         try:
             info = self._run(self._info)
-        except Unavailable:
+        except JetStreamUnavailable:
             return False
         return not info["num_pending"] and not info["num_ack_pending"]
 

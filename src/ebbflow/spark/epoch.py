@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark import TaskContext
 
-from ebbflow.spark.handlers import close_handlers, close_others
-from ebbflow.spark.operators import operator_for, set_environment
+from ebbflow.spark.handlers import close_other_runs, close_run
+from ebbflow.spark.operators import UserCode, set_environment
 from ebbflow.spark.plan import VertexPlan
 from ebbflow.spark.task import Report, VertexTask
 
@@ -76,11 +76,11 @@ def run_partition(
     plan: VertexPlan, partition: int, seconds: float, careful: bool = False
 ) -> Report:
     """One task, on a worker. User code stays open for the next epoch unless this was the last."""
-    close_others(plan.whose)
+    close_other_runs(plan.run)
     set_environment(plan, partition)
     task = VertexTask(plan, partition, seconds)
     with task.events.printing():
-        report = task.run(operator_for(plan, task.events.log, careful))
+        report = task.run(UserCode(plan, task.events.log, careful))
     if report.ended == "stop":
-        close_handlers(plan.whose)
+        close_run(plan.run)
     return report

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import Any
 
+from ebbflow.core.outage import Waiting
 from ebbflow.jetstream.connection import Link
 from ebbflow.jetstream.names import Names
 from ebbflow.jetstream.publisher import Tally
@@ -33,6 +34,8 @@ class Events:
         self._reasons: Counter[str] = Counter()
         self._tally = tally
         self._pending: int | None = None
+        self._waiting: Waiting | None = None
+        self._halted: str | None = None
         self._told: dict[str, Any] = {}
         self._task = secrets.token_hex(6)
         self._sent = 0.0
@@ -53,6 +56,10 @@ class Events:
         """So many messages wait at the source; from any thread."""
         self._pending = messages
 
+    def waits(self, waiting: Waiting | None, halted: str | None) -> None:
+        """The vertex waits for a system, or has been stopped by its breaker."""
+        self._waiting, self._halted = waiting, halted
+
     def tell_now_and_then(self) -> None:
         """Tell what there is to tell, unless that was just done."""
         if time.monotonic() - self._sent > _EVERY:
@@ -65,7 +72,12 @@ class Events:
             self._send("nack", json.dumps({"vertex": self._vertex, "reasons": reasons}).encode())
             self._reasons.clear()
         # Of the whole task so far: an event that got lost is made up for by the next one.
-        state = {"tally": asdict(self._tally), "pending": self._pending}
+        state = {
+            "tally": asdict(self._tally),
+            "pending": self._pending,
+            "waiting": asdict(self._waiting) if self._waiting else None,
+            "halted": self._halted,
+        }
         if state != self._told:
             whose = {"vertex": self._vertex, "partition": self._partition, "task": self._task}
             self._send("state", json.dumps(whose | state).encode())

@@ -1,8 +1,9 @@
-"""User code on a worker: resolved, opened once, kept while the worker serves the vertex.
+"""User code on a worker: resolved, opened once, kept while the worker serves the run.
 
 Spark reuses its Python workers, so the object that user code opened in one epoch is there in the
-next. It is closed when the vertex is told to stop, when the worker is given another vertex or
-another run, and when Spark shuts the worker down in good order; not when the worker is killed.
+next, also when the worker has served other vertices meanwhile. It is closed and opened anew after
+an outage. It is closed when the run stops, when the worker is given another run, and when Spark
+shuts the worker down in good order; not when the worker is killed.
 """
 
 from __future__ import annotations
@@ -11,10 +12,16 @@ import atexit
 import contextlib
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ebbflow.core.blame import Blame
+from ebbflow.core.breaker import Breaker, BreakerLimit
+from ebbflow.core.outage import Patience
+from ebbflow.core.system_errors import SystemErrors
 from ebbflow.functions import USER_ERRORS, Handler
+from ebbflow.options import Backoff
 from ebbflow.spark.plan import Code
 from ebbflow.spec.targets import resolve
 
@@ -25,15 +32,34 @@ The next run may come with other code under the same names.
 """
 
 _open: dict[tuple[Vertex, str], Handler] = {}
+_patience: dict[Vertex, Patience] = {}
+_breakers: dict[Vertex, Breaker] = {}
 
 
-def handler_for(vertex: Vertex, role: str, code: Code, search: str | None) -> Handler:
+def handler_for(
+    vertex: Vertex, role: str, code: Code, search: str | None, systems: SystemErrors
+) -> Handler:
     """The vertex's handler of that role in this process, opened on first use."""
     key = (vertex, role)
     if key not in _open:
         signal.signal(signal.SIGHUP, _leave)  # how Spark tells idle workers that it ends
-        _open[key] = Handler(resolved(code, search))
+        _open[key] = Handler(resolved(code, search), Blame(systems))
     return _open[key]
+
+
+def handlers_of(vertex: Vertex) -> list[Handler]:
+    """What the vertex has open in this process."""
+    return [handler for key, handler in _open.items() if key[0] == vertex]
+
+
+def patience_of(vertex: Vertex, backoff: Backoff) -> Patience:
+    """The vertex's waiting for systems that are away; it goes on across epochs."""
+    return _patience.setdefault(vertex, Patience(backoff))
+
+
+def breaker_of(vertex: Vertex, limit: BreakerLimit) -> Breaker:
+    """The vertex's count of dead letters; it goes on across epochs."""
+    return _breakers.setdefault(vertex, Breaker(limit))
 
 
 def resolved(code: Code, search: str | None) -> Any:
@@ -42,16 +68,28 @@ def resolved(code: Code, search: str | None) -> Any:
 
 
 def close_handlers(vertex: Vertex) -> None:
-    """Close what the vertex has open in this process. Errors change nothing any more."""
-    for key in [key for key in _open if key[0] == vertex]:
+    """Close what the vertex has open in this process."""
+    _close(lambda other: other == vertex)
+
+
+def close_run(run: str) -> None:
+    """Close what the vertices of a run have open in this process."""
+    _close(lambda vertex: vertex[2] == run)
+
+
+def close_other_runs(run: str) -> None:
+    """Close what all other runs have left open: the worker now serves this one."""
+    _close(lambda vertex: vertex[2] != run)
+
+
+def _close(chosen: Callable[[Vertex], bool]) -> None:
+    """Errors change nothing any more."""
+    for key in [key for key in _open if chosen(key[0])]:
         with contextlib.suppress(*USER_ERRORS):
             _open.pop(key).close()
-
-
-def close_others(vertex: Vertex) -> None:
-    """Close what all vertices but this one have open: the worker now serves this one."""
-    for other in {key[0] for key in _open} - {vertex}:
-        close_handlers(other)
+    for kept in (_patience, _breakers):
+        for vertex in [vertex for vertex in kept if chosen(vertex)]:
+            del kept[vertex]
 
 
 def forget_handlers() -> None:
@@ -65,4 +103,4 @@ def _leave(*_: object) -> None:
 
 @atexit.register
 def _close_all() -> None:
-    close_others(("", "", ""))
+    _close(lambda _: True)

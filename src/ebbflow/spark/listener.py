@@ -12,6 +12,7 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
+from ebbflow.core.outage import Waiting
 from ebbflow.jetstream.connection import Link
 from ebbflow.jetstream.names import Names
 from ebbflow.jetstream.publisher import Tally
@@ -27,6 +28,8 @@ class Listener:
         self._present: dict[tuple[str, int], tuple[str, Tally]] = {}
         self._past: dict[str, Tally] = {}
         self._pending: dict[tuple[str, int], int | None] = {}
+        self._waiting: dict[tuple[str, int], Waiting | None] = {}
+        self._halted: dict[tuple[str, int], str | None] = {}
 
     @contextlib.contextmanager
     def listening(self, link: Link) -> Iterator[None]:
@@ -52,6 +55,17 @@ class Listener:
         known = [count for count in counts if count is not None]
         return sum(known) if known else None
 
+    def waiting(self, vertex: str) -> Waiting | None:
+        """What the vertex waits for, if it does; of several tasks the one that waits longest."""
+        told = self._waiting.items()
+        found = [waiting for (name, _), waiting in told if name == vertex and waiting]
+        return max(found, key=lambda waiting: waiting.seconds, default=None)
+
+    def halted(self, vertex: str) -> str | None:
+        """Why the breaker of the vertex has stopped it, if it has."""
+        told = self._halted.items()
+        return next((why for (name, _), why in told if name == vertex and why), None)
+
     async def _hear(self, message: Msg) -> None:
         kind = message.subject.rpartition(".")[2]
         if kind == "log":
@@ -65,6 +79,8 @@ class Listener:
     def _note(self, told: dict[str, Any]) -> None:
         vertex, key = told["vertex"], (told["vertex"], told["partition"])
         self._pending[key] = told["pending"]
+        self._waiting[key] = Waiting(**told["waiting"]) if told["waiting"] else None
+        self._halted[key] = told["halted"]
         task, tally = self._present.get(key, (told["task"], Tally()))
         if task != told["task"]:  # each task counts from nothing
             self._past[vertex] = self._past.get(vertex, Tally()) + tally

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import assert_never
 
+from ebbflow.core.blame import Outage
 from ebbflow.core.mono import Mono, Step, run_mono
 from ebbflow.core.position import LINEAGE
 from ebbflow.core.retry import Call, call_with_retries
-from ebbflow.core.sinking import Put, Sinks, run_sinks
+from ebbflow.core.sinking import Sinks, Store, run_sinks
 from ebbflow.core.verdict import Verdict
 from ebbflow.functions import (
     Handler,
@@ -22,7 +24,7 @@ from ebbflow.functions import (
 )
 from ebbflow.sinks import blackhole, log
 from ebbflow.spark.careful import Careful, Emit
-from ebbflow.spark.handlers import forget_handlers, handler_for
+from ebbflow.spark.handlers import forget_handlers, handler_for, handlers_of
 from ebbflow.spark.plan import (
     BlackholeSink,
     Code,
@@ -52,12 +54,45 @@ def set_environment(plan: VertexPlan, partition: int) -> None:
     }
 
 
-def operator_for(plan: VertexPlan, emit: Emit, careful: bool) -> Call:
-    """The vertex's operator; ``careful`` when its last worker died."""
-    if isinstance(plan.role, Forward):
-        return Verdict.forward_inputs
-    operator = Operators(plan, emit).operator()
-    return Careful(operator, partial(_fresh_operator, plan)) if careful else operator
+class UserCode:
+    """The user code of a vertex on a worker: opened when it is needed, and called with chunks.
+
+    ``careful`` when the vertex's last worker died.
+    """
+
+    def __init__(self, plan: VertexPlan, emit: Emit, careful: bool) -> None:
+        self._plan = plan
+        self._emit = emit
+        self._careful = careful
+        self._operator: Call | None = None
+
+    def open(self) -> None:
+        """Have it ready; raises what user code raises when it opens.
+
+        What met with an outage is closed and opened anew.
+        """
+        for handler in handlers_of(self._plan.whose):
+            if handler.blame.outage is not None:
+                handler.renew()
+        if self._operator is None:
+            self._operator = self._made()
+
+    def _made(self) -> Call:
+        operator = Operators(self._plan, self._emit).operator()
+        if self._careful and not isinstance(self._plan.role, Forward):
+            return Careful(operator, partial(_fresh_operator, self._plan))
+        return operator
+
+    def __call__(self, verdict: Verdict) -> None:
+        """Have it decide about a chunk."""
+        assert self._operator is not None
+        self._operator(verdict)
+
+    @property
+    def outage(self) -> Outage | None:
+        """What is away, as far as the last call has shown."""
+        found = (handler.blame.outage for handler in handlers_of(self._plan.whose))
+        return next((outage for outage in found if outage is not None), None)
 
 
 def _fresh_operator(plan: VertexPlan, emit: Emit) -> Call:
@@ -97,7 +132,8 @@ class Operators:
                 assert_never(never)
 
     def _handler(self, role: str, code: Code) -> Handler:
-        return handler_for(self._plan.whose, role, code, self._plan.search)
+        plan = self._plan
+        return handler_for(plan.whose, role, code, plan.search, plan.systems)
 
     def _map(self, role: UserMap, name: str) -> Call:
         handler, size = self._handler(name, role.code), self._plan.batch_size
@@ -122,7 +158,7 @@ class Operators:
             on_success=self._sink(role.on_success, "on_success") if role.on_success else None,
             strategy=role.strategy,
             serves=role.serves,
-            put=self._put(role.store) if role.store else None,
+            store=self._store(role.store) if role.store else None,
         )
 
     def _sink(self, role: SinkPlan, name: str) -> Call:
@@ -137,9 +173,13 @@ class Operators:
             case never:
                 assert_never(never)
 
-    def _put(self, code: Code) -> Put:
+    def _store(self, code: Code) -> Store:
         handler = self._handler("store", code)
-        return lambda request, payloads: handler.finished(handler.made.put(request, payloads))
+
+        def put(request: str, payloads: Sequence[bytes]) -> None:
+            handler.finished(handler.made.put(request, payloads))
+
+        return Store(put, handler.blame)
 
     def _mono(self, role: MonoPlan) -> Mono:
         steps = (("transformer", role.transformer), ("map", role.map))

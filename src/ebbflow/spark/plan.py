@@ -9,9 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ebbflow.core.breaker import DEFAULT_LIMIT, BreakerLimit
 from ebbflow.core.mono import Bypass
+from ebbflow.core.outage import DEFAULT_ON_UNAVAILABLE
 from ebbflow.core.retry import RetryStrategy
 from ebbflow.core.routing import Edge
+from ebbflow.core.system_errors import LISTED, SystemErrors
 from ebbflow.jetstream.addresses import Addresses
 from ebbflow.jetstream.publisher import BUFFER, Retry
 from ebbflow.options import Backoff
@@ -120,7 +123,9 @@ class VertexPlan:
     ``batch_size`` is the most messages of one call, ``table_size`` the most rows of a columnar one.
     ``feeders`` are the tasks that write to this vertex, ``bucket`` is where answers go if they are
     stored in NATS, and ``paused`` keeps a source from making anything. ``source`` is what a source
-    vertex gets its messages from. ``run`` is different for each run, ``lineage``
+    vertex gets its messages from. ``systems`` tells errors of systems that are away, for which
+    ``on_unavailable`` is how long to wait, and ``breaker`` is when there are too many dead letters.
+    ``run`` is different for each run, ``lineage``
     for each time that the pipeline is started over.
     """
 
@@ -146,6 +151,9 @@ class VertexPlan:
     bucket: str | None = None
     bucket_ttl: int = 0
     publish: Retry = BUFFER
+    systems: SystemErrors = LISTED
+    on_unavailable: Backoff = DEFAULT_ON_UNAVAILABLE
+    breaker: BreakerLimit = DEFAULT_LIMIT
     run: str = ""
     lineage: str = ""
 

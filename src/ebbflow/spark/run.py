@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import nats.errors
 
-from ebbflow.errors import Unavailable
+from ebbflow.core.outage import Waiting
+from ebbflow.errors import JetStreamUnavailable
 from ebbflow.jetstream import streams
 from ebbflow.jetstream.access import connected
 from ebbflow.jetstream.login import Login
@@ -35,7 +36,7 @@ from ebbflow.spark.feeds import Feeds
 from ebbflow.spark.listener import Listener
 from ebbflow.spark.plan import VertexPlan
 from ebbflow.spark.planning import make_plans
-from ebbflow.spark.supervisor import Supervisor
+from ebbflow.spark.supervisor import Supervisor, VertexSupervisor
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,7 +68,11 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class VertexView:
-    """One vertex as people see it while it runs. ``pending`` messages wait at its source."""
+    """One vertex as people see it while it runs. ``pending`` messages wait at its source.
+
+    ``failure`` is why it makes no progress, ``waiting`` if that is for a system that is away, and
+    ``halted`` if its breaker has stopped it.
+    """
 
     counts: Counts
     restarts: int
@@ -75,6 +80,8 @@ class VertexView:
     nack_reason: str | None
     publishing: Tally = field(default_factory=Tally)
     pending: int | None = None
+    waiting: Waiting | None = None
+    halted: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +290,7 @@ class Run:
         while not self._stop.wait(_LOOK_EVERY):
             self._link.check()
             # A server that is being restarted answers the next time.
-            with contextlib.suppress(nats.errors.Error, streams.ApiError, Unavailable):
+            with contextlib.suppress(nats.errors.Error, streams.ApiError, JetStreamUnavailable):
                 self._look(plans, supervisor, before)
                 if self._options.drain and self._drained(plans):
                     return "drained"
@@ -298,18 +305,24 @@ class Run:
         self, plans: Sequence[VertexPlan], supervisor: Supervisor, before: dict[str, Counts]
     ) -> None:
         totals = self._totals(plans)
+        vertices = {vertex.plan.vertex: vertex for vertex in supervisor.vertices}
         self._watcher.look(
-            {
-                vertex.plan.vertex: VertexView(
-                    totals[vertex.plan.vertex] - before[vertex.plan.vertex],
-                    vertex.restarts,
-                    vertex.failure or self._feeds.failure(vertex.plan.vertex),
-                    self._listener.reason(vertex.plan.vertex),
-                    self._listener.tally(vertex.plan.vertex),
-                    self._listener.pending(vertex.plan.vertex),
-                )
-                for vertex in supervisor.vertices
-            }
+            {n: self._view(vertex, totals[n] - before[n]) for n, vertex in vertices.items()}
+        )
+
+    def _view(self, vertex: VertexSupervisor, counts: Counts) -> VertexView:
+        name, heard = vertex.plan.vertex, self._listener
+        waiting, halted = heard.waiting(name), heard.halted(name)
+        failure = vertex.failure or self._feeds.failure(name)
+        return VertexView(
+            counts,
+            vertex.restarts,
+            failure or halted or (waiting.what if waiting else None),
+            heard.reason(name),
+            heard.tally(name),
+            heard.pending(name),
+            None if failure else waiting,
+            halted,
         )
 
     def _totals(self, plans: Sequence[VertexPlan]) -> dict[str, Counts]:

@@ -4,6 +4,10 @@ It follows its inlet and its redeliveries, hands rows to user code in chunks, an
 chunk in the order that loses nothing: intent, redeliveries, dead letters, outputs, done. User code
 works on the next chunk while the last one is being published; the position is written once for
 both. A task that finds its partition claimed by another one stops without settling.
+
+While a system that user code needs is away, the task waits and now and then tries a single message.
+An epoch begins when everything is open and has at least one chunk if there is anything to take, so
+that however short the epochs are every one of them makes progress.
 """
 
 from __future__ import annotations
@@ -12,12 +16,12 @@ import concurrent.futures
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from random import Random
 
 import pyarrow as pa
+from nats.aio.msg import Msg
 
 from ebbflow import frames
 from ebbflow.core.outputs import Outputs, event_times
@@ -41,16 +45,18 @@ from ebbflow.sources.inlet import Inlet
 from ebbflow.sources.pulled import HandedBack, PulledInlet, handed_back
 from ebbflow.spark import order
 from ebbflow.spark.events import Events
+from ebbflow.spark.gate import Gate
+from ebbflow.spark.operators import UserCode
 from ebbflow.spark.pace import Pace
 from ebbflow.spark.plan import MonoPlan, VertexPlan
-
-Operator = Callable[[Verdict], None]
 
 # How long a stopping task waits for buffers to take what it has in hand before it lets go of it.
 _GRACE = 5.0
 _PURGE_EVERY = 0.25
 _SOON = 0.01
 _EMIT_EVERY = 0.1
+# Seconds that an epoch waits for something to take before it ends without a chunk.
+_LEAST = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +89,7 @@ class VertexTask:
     def __init__(self, plan: VertexPlan, partition: int, seconds: float) -> None:
         self._plan = plan
         self._partition = partition
-        self._deadline = time.monotonic() + seconds
+        self._seconds = seconds
         self._names = Names(plan.pipeline)
         self._link = worker_link(plan.server)
         self._place = Place(plan.vertex, partition, plan.edges, plan.max_payload, plan.bucket)
@@ -94,6 +100,7 @@ class VertexTask:
         self._wake = threading.Event()
         self._stopped_at: float | None = None
         self._pace = Pace()
+        self._turn = False
         self.events = Events(self._link, self._names, plan.vertex, partition, self._tally)
         self._inflight: concurrent.futures.Future[Counts] | None = None
         self._unrecorded: _Settled | None = None
@@ -101,14 +108,14 @@ class VertexTask:
         self._chance = Random()  # noqa: S311 - spreads retries, protects nothing
         self._chunks = self._rows = 0
 
-    def run(self, operator: Operator) -> Report:
+    def run(self, code: UserCode) -> Report:
         """Work until the epoch ends or the driver says stop, and settle what is in hand."""
-        self._operator = operator
         control = self._link.run(
             self._link.client.subscribe(self._names.control_subject, cb=self._on_control)
         )
         self._position: Position = self._link.run(self._store.claim(self._plan.run))
         self._watermark = Watermark(self._plan.feeders, self._position.watermark)
+        self._gate = Gate(self._plan, code, self._position.halted)
         self._inlet, self._redeliveries = self._open_inlets()
         try:
             self._work()
@@ -123,19 +130,40 @@ class VertexTask:
         return Report("stop" if stopped else "epoch", self._chunks, self._rows)
 
     def _work(self) -> None:
-        self._replay()
+        self._begin_epoch()
         while not self._over():
             self._wake.clear()
-            if not self._step():
+            if not (self._open_code() and (self._replay() or self._step())):
                 self._rest()
         self._record()
 
-    async def _on_control(self, _message: object) -> None:
-        self._stopped_at = self._stopped_at or time.monotonic()
+    def _begin_epoch(self) -> None:
+        self._epoch_began = time.monotonic()
+        self._deadline = self._epoch_began + self._seconds
+
+    async def _on_control(self, message: Msg) -> None:
+        word, _, vertex = message.data.decode("utf-8", "replace").partition(" ")
+        if word == "resume" and vertex in ("", self._plan.vertex):
+            self._gate.resume()
+        elif word == "stop":
+            self._stopped_at = self._stopped_at or time.monotonic()
         self._wake.set()
 
     def _over(self) -> bool:
-        return self._stopped_at is not None or time.monotonic() >= self._deadline
+        """A task that has done nothing yet goes on for a moment, however short its epoch is."""
+        if self._stopped_at is not None:
+            return True
+        now = time.monotonic()
+        return now >= self._deadline and (
+            self._chunks > 0 or now >= self._epoch_began + _LEAST or self._gate.probing
+        )
+
+    def _open_code(self) -> bool:
+        """Whether user code may be given something; its epoch begins when it is first open."""
+        before, ready = self._gate.opened, self._gate.open()
+        if ready and not before:
+            self._begin_epoch()
+        return ready
 
     def _open_inlets(self) -> tuple[Inlet, FrameReader]:
         plan, partition, done = self._plan, self._partition, self._position.done
@@ -170,21 +198,25 @@ class VertexTask:
 
     # --- taking ---------------------------------------------------------------------------------
 
-    def _replay(self) -> None:
-        """Settle the chunk that an earlier task began, exactly as it was cut."""
-        if self._position.replays:
-            intent = self._position.intent
-            redelivered = self._redeliveries.take_until(intent.redelivery)
-            fresh = self._inlet.take_until(intent.inlet)
-            if not (redelivered or fresh):  # all of it comes again from the source
-                self._position = self._position.settled(intent, Counts())
-                return
-            self._process([*redelivered, *fresh], ordered=self._plan.ordered and not redelivered)
+    def _replay(self) -> bool:
+        """Settle the chunk that an earlier task began, exactly as it was cut, if there is one."""
+        if self._chunks or not self._position.replays:
+            return False
+        intent = self._position.intent
+        redelivered = self._redeliveries.take_until(intent.redelivery)
+        fresh = self._inlet.take_until(intent.inlet)
+        if not (redelivered or fresh):  # all of it comes again from the source
+            self._position = self._position.settled(intent, Counts())
+            return False
+        self._process([*redelivered, *fresh], ordered=self._plan.ordered and not redelivered)
+        return True
 
     def _step(self) -> bool:
         """Take and process one chunk; ``False`` when there is nothing to take."""
         if self._plan.ordered:
             return self._ordered_step()
+        if self._gate.probing:
+            return self._probe()
         limit = self._pace.limit
         redelivered = self._redeliveries.take(max(1, limit // 2))
         room = limit - sum(batch.num_rows for batch in redelivered)
@@ -194,15 +226,27 @@ class VertexTask:
         self._process([*redelivered, *fresh])
         return True
 
+    def _probe(self) -> bool:
+        """See with one message whether a system is back: with a new one and an old one in turns."""
+        self._turn = not self._turn
+        fresh = self._inlet.take if not self._plan.paused else self._redeliveries.take
+        takes = (fresh, self._redeliveries.take)
+        for take in takes if self._turn else reversed(takes):
+            if taken := take(1):
+                self._process(taken)
+                return True
+        return False
+
     def _ordered_step(self) -> bool:
         """One frame at most, and nothing while a row is held; replayed letters have no order."""
-        if redelivered := self._redeliveries.take(self._pace.limit):
+        limit = 1 if self._gate.probing else self._pace.limit
+        if redelivered := self._redeliveries.take(limit):
             self._process(redelivered)
             return True
         if self._held_for() > 0:
             return False
         assert isinstance(self._inlet, FrameReader)
-        if fresh := self._inlet.take(self._pace.limit, most_frames=1):
+        if fresh := self._inlet.take(limit, most_frames=1):
             self._process(fresh, ordered=True)
             return True
         return False
@@ -238,8 +282,9 @@ class VertexTask:
         )
         more = Counts(written=verdict.emitted_rows) + (order.HELD_ROW if held else Counts())
         settlement = replace(settlement, counts=settlement.counts + more)
-        self.events.nacked(settlement.reasons)
-        self.events.tell_now_and_then()
+        if not self._gate.probing:  # what is waited for is told by itself
+            self.events.nacked(settlement.reasons)
+        self._tell()
         # A replayed letter does not change what the inlet's next row is held for.
         back = handed_back(offsets, verdict.rows, settlement.returned) if offsets else None
         self._begin(settlement, self._end(), held if ordered else waiting, back)
@@ -272,8 +317,12 @@ class VertexTask:
         verdict.ordered = ordered
         verdict.emit = lambda given: self._emit(given, start)
         with self._pace.measured(len(rows), rows.batch.nbytes):
-            self._operator(verdict)
+            self._gate.decide(verdict)
         return verdict
+
+    def _tell(self) -> None:
+        self.events.waits(self._gate.waiting, self._gate.halted)
+        self.events.tell_now_and_then()
 
     def _emit(self, verdict: Verdict, start: Span) -> None:
         """Forward what a stream map has yielded so far, before its chunk is settled."""
@@ -345,7 +394,7 @@ class VertexTask:
             except concurrent.futures.TimeoutError:
                 if self._inflight.done():
                     raise
-                self.events.tell_now_and_then()
+                self._tell()
                 if self._stopped_at and time.monotonic() - self._stopped_at > _GRACE:
                     self._inflight.cancel()
                     raise Unsettled from None
@@ -364,10 +413,10 @@ class VertexTask:
         if self._unrecorded is not None and soon > 0:
             self._wake.wait(min(soon, self._ready_in()))
             return
-        if self._unrecorded is not None or self._inlet.exhausted != self._position.exhausted:
+        if self._unrecorded is not None or self._with_state(self._position) != self._position:
             self._record()
             return
-        self.events.tell_now_and_then()
+        self._tell()
         until_end = self._deadline - time.monotonic()
         self._wake.wait(max(0.0, min(self._ready_in(), until_end, 1.0)))
 
@@ -375,20 +424,23 @@ class VertexTask:
         """Seconds until there may be something to take without anything arriving."""
         if self._plan.paused:
             return 1.0
+        if (closed_for := self._gate.ready_in()) > 0:
+            return closed_for
         held = self._held_for()
         return held if held > 0 else self._inlet.ready_in()
 
     def _record(self) -> None:
         """Write down that everything in hand is done."""
         self._confirm()
-        position = self._with_unrecorded(self._position)
-        if self._inlet.exhausted != position.exhausted:
-            position = replace(position, exhausted=self._inlet.exhausted)
+        position = self._with_state(self._with_unrecorded(self._position))
         if position != self._position:
             self._link.run(self._store.write(position))
             self._link.run(self._tell_source(self._unrecorded))
             self._position, self._unrecorded = position, None
         self._forget(position, at_once=True)
+
+    def _with_state(self, position: Position) -> Position:
+        return replace(position, exhausted=self._inlet.exhausted, halted=self._gate.halted)
 
     def _forget(self, position: Position, at_once: bool = False) -> None:
         now = time.monotonic()

@@ -87,7 +87,13 @@ def run_sink(
     try:
         verdict = _verdict(messages, on_error)
         calls = {name: partial(_sink, handler) for name, handler in handlers.items()}
-        sinks = Sinks(**calls, strategy=_strategy(retry, on_failure), serves=serves)
+        sinks = Sinks(
+            calls["primary"],
+            calls.get("fallback"),
+            calls.get("on_success"),
+            _strategy(retry, on_failure),
+            serves,
+        )
         run_sinks(verdict, sinks, _pause)
     finally:
         for handler in handlers.values():

@@ -1,0 +1,140 @@
+"""Whose fault a failure is: the message's, or that of a system that user code needs.
+
+A failure of a message is counted on it. A failure of a system is counted on nobody: the message
+comes back as it was, and the vertex waits. An exception on the list of ``system_errors`` is a
+system's, and so is any other when ``ENOUGH`` different messages have failed with it one after
+another and none has passed. **Others decide**: a message that fails again although other messages
+have passed since is to blame, whatever it raised; and one that was to blame before remains so as
+long as no other message fails as well.
+
+Lives on a worker, one for each handler, for as long as the handler does. Forgetting all of it, as
+when a worker dies, costs a message a further try and never more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from ebbflow.core.redelivery import describe
+from ebbflow.core.system_errors import LISTED, SystemErrors, retry_after
+from ebbflow.errors import MessageTooLarge, Unavailable
+
+ENOUGH = 10
+"""So many different messages have to fail alike for an error that tells nothing by itself."""
+
+CALLS_IN_A_ROW = 3
+"""So many calls have to fail before the rest of a chunk is not tried."""
+
+_MOST_SUSPECTS = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """A system is away, or user code fails on everything. ``retry_after`` is in milliseconds.
+
+    ``certain`` when an error said so; otherwise messages have only failed alike.
+    """
+
+    what: str
+    certain: bool = True
+    retry_after: int | None = None
+
+    @classmethod
+    def of(cls, error: BaseException) -> Outage:
+        """From the error that showed it."""
+        what = error.what if isinstance(error, Unavailable) else describe(error)
+        return cls(what, True, retry_after(error))
+
+
+class Blame:
+    """What the calls of one handler have shown so far. ``outage`` while its system is away."""
+
+    def __init__(self, systems: SystemErrors = LISTED) -> None:
+        self.outage: Outage | None = None
+        self._systems = systems
+        self._passes = 0
+        self._suspects: dict[str, int] = {}
+        self._failing: set[str] = set()
+        self._calls = 0
+        self._alike: type[BaseException] | None = None
+        self._streak: set[str] = set()
+
+    @property
+    def stops(self) -> bool:
+        """Whether it is clear enough that further calls would fail, too."""
+        return self.outage is not None and (
+            not self.outage.certain or self._calls >= CALLS_IN_A_ROW
+        )
+
+    def passed(self) -> None:
+        """Some message has passed."""
+        self._passes += 1
+        self.acquit()
+
+    def acquit(self) -> None:
+        """The system is there: messages passed beside those that failed."""
+        self.outage = None
+        self._calls = 0
+        self._failing.clear()
+        self._streak.clear()
+        self._alike = None
+
+    def is_the_systems(
+        self, error: BaseException, ids: Sequence[str], blamed: bool, beside: bool = False
+    ) -> bool:
+        """Whether a system is to blame for a call that failed on the messages with these ids.
+
+        ``blamed`` if one of them has failed on its own account before, ``beside`` if others passed
+        at the same time.
+        """
+        if isinstance(error, MessageTooLarge) or self._others_decided(ids):
+            return False
+        away = self.means_away(error)
+        found = (
+            self._is_away(ids, blamed) if away else self._fails_alike(error, ids, blamed, beside)
+        )
+        if found:
+            self._suspect(ids)
+            self._calls += 1
+            self.outage = Outage.of(error) if away else Outage(describe(error), certain=False)
+        return found
+
+    def means_away(self, error: BaseException) -> bool:
+        """Whether the error itself says that a system is away."""
+        return self._systems.means_away(error)
+
+    def _others_decided(self, ids: Sequence[str]) -> bool:
+        """Whether one of the messages failed before and others have passed since."""
+        if not any(self._suspects.get(one, self._passes) < self._passes for one in ids):
+            return False
+        for one in ids:
+            self._suspects.pop(one, None)
+        return True
+
+    def _is_away(self, ids: Sequence[str], blamed: bool) -> bool:
+        others_fail = bool(self._failing.difference(ids))
+        return others_fail or not blamed
+
+    def _fails_alike(
+        self, error: BaseException, ids: Sequence[str], blamed: bool, beside: bool
+    ) -> bool:
+        """Whether there have been enough; a call with several messages says nothing about each."""
+        if self.outage is not None and type(error) is self._alike:
+            return True
+        if beside or blamed or len(ids) > 1:
+            return False
+        if type(error) is not self._alike:
+            self._alike = type(error)
+            self._streak.clear()
+        self._streak.update(ids)
+        if len(self._streak) < ENOUGH:
+            return False
+        self._suspect(self._streak)
+        return True
+
+    def _suspect(self, ids: Collection[str]) -> None:
+        self._failing.update(ids)
+        self._suspects |= dict.fromkeys(ids, self._passes)
+        while len(self._suspects) > _MOST_SUSPECTS:
+            del self._suspects[next(iter(self._suspects))]

@@ -1,0 +1,82 @@
+"""The breaker against a flood of dead letters.
+
+When more than a share of the messages that ended last became dead letters, something is wrong with
+all of them: the vertex stops taking messages, and keeps those that would be dead letters, too,
+instead of draining a topic into the dead letters. People look, mend and resume.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from ebbflow.core.trial import POSTPONED
+from ebbflow.core.verdict import Verdict
+from ebbflow.outcome import DeadLetter, Redeliver, Retry
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerLimit:
+    """How many of the last ``window`` messages may be dead letters, as a share of them.
+
+    Fewer letters than the share of a whole window never trip it; a share of 1 switches it off.
+    """
+
+    share: float = 0.5
+    window: int = 1_000
+
+    @property
+    def letters(self) -> int:
+        """The most dead letters among the messages of a window."""
+        return int(self.share * self.window)
+
+
+DEFAULT_LIMIT = BreakerLimit()
+
+
+class Breaker:
+    """Counts the ends of a vertex's messages on one worker. ``tripped`` says why it stopped."""
+
+    def __init__(self, limit: BreakerLimit) -> None:
+        self.tripped: str | None = None
+        self._limit = limit
+        self._ended = 0
+        self._letters: deque[int] = deque()
+
+    def check(self, verdict: Verdict) -> None:
+        """Count what was decided; letters over the limit trip it and come back as they were."""
+        outcomes = verdict.outcomes
+        dead = {i: o for i, o in sorted(outcomes.items()) if isinstance(o, DeadLetter)}
+        begun, again = self._ended, 0
+        if dead:
+            returning = sorted(i for i, o in outcomes.items() if isinstance(o, Redeliver | Retry))
+            for index, letter in dead.items():
+                while again < len(returning) and returning[again] < index:
+                    again += 1
+                self._count(verdict, index, letter, begun + index - again)
+        returns = sum(isinstance(o, Redeliver | Retry) for o in outcomes.values())
+        self._ended = begun + len(verdict.rows) - returns
+
+    def _count(self, verdict: Verdict, index: int, letter: DeadLetter, place: int) -> None:
+        while self._letters and self._letters[0] <= place - self._limit.window:
+            self._letters.popleft()
+        if self.tripped is None and len(self._letters) >= self._limit.letters < self._limit.window:
+            self.tripped = self._why(letter)
+        if self.tripped is None:
+            self._letters.append(place)
+        else:
+            retries = int(verdict.rows.column("retries")[index])
+            failures = verdict.failures_of(index)
+            why = letter.error or letter.reason
+            verdict.outcomes[index] = Retry(POSTPONED, why, retries, failures)
+
+    def _why(self, letter: DeadLetter) -> str:
+        return (
+            f"{len(self._letters):,} of the last {self._limit.window:,} messages became dead "
+            f"letters, the last one because of: {letter.error or letter.reason}"
+        )
+
+    def reset(self) -> None:
+        """Begin anew: people have resumed the vertex."""
+        self.tripped = None
+        self._letters.clear()

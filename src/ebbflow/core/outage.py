@@ -1,0 +1,72 @@
+"""Waiting for a system that is away: longer and longer, for people to see, over with a success."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ebbflow.core.blame import Outage
+from ebbflow.options import Backoff
+
+DEFAULT_ON_UNAVAILABLE = Backoff(interval=100, steps=2**31 - 1, factor=2.0, cap=1_000)
+"""Soon there again when the system is: the longest wait is a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What is waited for, how many seconds already, and in how many the next try is due.
+
+    ``certain`` is false when no error has said that a system is away: messages only fail alike.
+    """
+
+    what: str
+    seconds: float
+    next_in: float
+    certain: bool = True
+
+
+class Patience:
+    """Whether to wait, and for how long, at one place that may meet with outages."""
+
+    def __init__(
+        self,
+        backoff: Backoff = DEFAULT_ON_UNAVAILABLE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._backoff = backoff
+        self._clock = clock
+        self._outage: Outage | None = None
+        self._tries = 0
+        self._since = self._next = 0.0
+
+    @property
+    def away(self) -> bool:
+        """Whether there is an outage, as far as the last try has shown."""
+        return self._outage is not None
+
+    def meet(self, outage: Outage) -> None:
+        """A try has met with an outage; the next is due after a longer wait."""
+        now = self._clock()
+        if self._outage is None:
+            self._since, self._tries = now, 0
+        self._outage = outage
+        self._tries += 1
+        wait = max(self._backoff.wait(self._tries), outage.retry_after or 0)
+        self._next = now + wait / 1000
+
+    def end(self) -> None:
+        """A try has gone well."""
+        self._outage = None
+
+    def ready_in(self) -> float:
+        """Seconds until there may be another try; nothing if there is no outage."""
+        return 0.0 if self._outage is None else max(0.0, self._next - self._clock())
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """What people are told."""
+        if self._outage is None:
+            return None
+        seconds = self._clock() - self._since
+        return Waiting(self._outage.what, seconds, self.ready_in(), self._outage.certain)
