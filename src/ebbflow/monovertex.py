@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 class MonoVertex(Built):
     """Builds a MonoVertex part by part; ``run`` runs it and ``spec`` gives the checked model.
 
-    ``partitions`` is the number of tasks, one if left out. ``limits`` and a mapping for
-    ``on_error`` have YAML's fields, in camel case or snake case. ``serving_store`` is a class of
+    ``partitions`` is the number of tasks, one if left out. ``limits``, ``breaker`` and mappings for
+    ``on_error`` and ``on_unavailable`` have YAML's fields, in camel case or snake case, as for the
+    steps of a ``Pipeline``. ``serving_store`` is a class of
     yours or ``{"nats": {"bucket": "answers"}}``. ``inter_step_buffer`` is about the streams of
     redeliveries and dead letters, with YAML's fields: ``{"replicas": 3}``.
     """
@@ -44,6 +45,8 @@ class MonoVertex(Built):
         partitions: int | None = None,
         limits: Mapping[str, Any] | None = None,
         on_error: Policy | None = None,
+        on_unavailable: Mapping[str, Any] | None = None,
+        breaker: Mapping[str, Any] | None = None,
         serving_store: Store | None = None,
         inter_step_buffer: Mapping[str, Any] | None = None,
     ) -> None:
@@ -54,6 +57,10 @@ class MonoVertex(Built):
             self._body["partitions"] = partitions
         if on_error is not None:
             self._body["onError"] = {"backoff": parts.backoff(on_error)}
+        if on_unavailable is not None:
+            self._body["onUnavailable"] = parts.on_unavailable(on_unavailable)
+        if breaker is not None:
+            self._body["breaker"] = dict(breaker)
         if serving_store is not None:
             self._body["servingStore"] = parts.store(serving_store)
         if inter_step_buffer is not None:

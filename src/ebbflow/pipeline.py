@@ -46,13 +46,16 @@ class VertexOptions(TypedDict, total=False):
     """What every vertex can be told.
 
     ``limits`` and a mapping for ``on_error`` have YAML's fields, in camel case or snake case:
-    ``limits={"read_batch_size": 50}``, ``on_error={"interval": "2s", "steps": 3}``.
+    ``limits={"read_batch_size": 50}``, ``on_error={"interval": "2s", "steps": 3}``,
+    ``on_unavailable={"errors": [Down], "interval": "1s"}``, ``breaker={"share": 0.2}``.
     """
 
     partitions: int
     limits: Mapping[str, Any]
     ordered: bool
     on_error: Policy
+    on_unavailable: Mapping[str, Any]
+    breaker: Mapping[str, Any]
 
 
 class SourceOptions(VertexOptions, SourceKinds):
@@ -212,6 +215,10 @@ class Pipeline(Built):
             vertex["ordered"] = {"enabled": options["ordered"]}
         if "on_error" in options:
             vertex["onError"] = {"backoff": parts.backoff(options["on_error"])}
+        if "on_unavailable" in options:
+            vertex["onUnavailable"] = parts.on_unavailable(options["on_unavailable"])
+        if "breaker" in options:
+            vertex["breaker"] = dict(options["breaker"])
         self._vertices.append(vertex)
 
     def _connect(

@@ -265,7 +265,7 @@ def test_what_raises_in_a_source_is_told_and_tried_again(run, queue, store, jour
 
     run(Pipeline("test").source("in", Sometimes).sink("out", store), watcher=Watching())
 
-    assert told[0] == "SourceError: source in: read() raised ConnectionError: the queue is not up"
+    assert told[0] == "read() raised ConnectionError: the queue is not up"
     assert journal.read() == ["1"]
 
 

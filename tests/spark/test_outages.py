@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ebbflow import Message, Pipeline, Response
+from ebbflow import Message, Pipeline, Response, Unavailable
 from ebbflow.outcome import Counts
 from tests.spark.conftest import Failures
 
@@ -61,7 +61,7 @@ class Outage(Failures):
     def look(self, views: Any) -> None:
         super().look(views)
         view = views[self._vertex]
-        if not self.begun and view.counts.done >= 20:
+        if not self.begun and view.counts.done + view.counts.fallback >= 20:
             self.begun = True
             self._system.go_down()
         elif self.begun and not self.ended and view.waiting:
@@ -148,8 +148,14 @@ def assert_nobody_was_blamed(counts: Counts) -> None:
 
 @pytest.mark.parametrize(
     ("mode", "code"),
-    [("unary", Unary), ("unary", Async), ("stream", Stream), ("batch", Batch)]
-    + [("columnar", Columnar), ("pandas", Columnar)],
+    [
+        ("unary", Unary),
+        ("unary", Async),
+        ("stream", Stream),
+        ("batch", Batch),
+        ("columnar", Columnar),
+        ("pandas", Columnar),
+    ],
     ids=["unary", "async", "stream", "batch", "columnar", "pandas"],
 )
 def test_a_map_whose_system_goes_away_waits_and_goes_on(run, journal, system, mode, code):
@@ -161,3 +167,140 @@ def test_a_map_whose_system_goes_away_waits_and_goes_on(run, journal, system, mo
     assert sorted(journal.read()) == [[number, 1] for number in range(MESSAGES)]
     assert watcher.waits[0].certain
     assert watcher.ended
+
+
+@pytest.mark.parametrize("beside", ["sink", "fallback", "on_success"])
+def test_a_sink_whose_system_goes_away_waits_and_goes_on(run, journal, system, beside):
+    watcher = Outage(system, "out")
+    sink = partial(Sink, system, journal)
+
+    def hand_on(data):
+        answer = Response.fallback if beside == "fallback" else Response.on_success
+        return [answer(datum.id) for datum in data]
+
+    pipeline = messages()
+    if beside == "sink":
+        pipeline = pipeline.sink("out", sink)
+    else:
+        pipeline = pipeline.sink("out", hand_on, **{beside: sink})
+    summary = run(pipeline, watcher=watcher)
+
+    assert summary.vertices["out"].dead_lettered == 0
+    assert sorted(journal.read()) == list(range(MESSAGES))
+    assert watcher.ended
+
+
+def test_an_ordered_vertex_waits_with_the_message_at_hand(run, journal, system):
+    watcher = Outage(system, "m")
+    pipeline = messages().map("m", partial(Unary, system), ordered=True)
+    summary = run(pipeline.sink("out", storing(journal), ordered=True), watcher=watcher)
+
+    assert_nobody_was_blamed(summary.vertices["m"])
+    assert journal.read() == [[number, 1] for number in range(MESSAGES)]
+
+
+def test_a_store_for_answers_that_goes_away_is_waited_for(run, journal, system):
+    class Store(Sink):
+        def put(self, request, payloads):
+            self.work()
+            self._journal.write(request)
+
+    pipeline = Pipeline("test", serving_store=partial(Store, system, journal))
+    source = {"messages": MESSAGES, "rpu": 20, "duration": "200ms"}
+    pipeline = pipeline.source("in", generator=source)
+    pipeline = pipeline.sink("out", lambda data: [Response.serve(d.id, b"yes") for d in data])
+    summary = run(pipeline, watcher=Outage(system, "out"))
+
+    assert_nobody_was_blamed(summary.vertices["out"])
+    assert len(set(journal.read())) == MESSAGES
+
+
+def test_user_code_can_say_itself_that_a_system_is_away_and_for_how_long(run, journal, tmp_path):
+    tries = tmp_path / "tries"
+    tries.touch()
+    seen = []
+
+    def careful(datum):
+        count = len(tries.read_text())
+        if count < 3:
+            tries.write_text("x" * (count + 1))
+            raise Unavailable("the orders database", retry_after="2s")
+        return Message(datum.value)
+
+    class Watching(Failures):
+        def look(self, views):
+            if views["m"].waiting:
+                seen.append(views["m"].waiting)
+
+    pipeline = Pipeline("test").source("in", generator={"messages": 50}).map("m", careful)
+    summary = run(pipeline.sink("out", storing(journal)), watcher=Watching())
+
+    assert summary.vertices["m"].done == 50
+    assert {deliveries for _, deliveries in journal.read()} == {1}
+    assert {waiting.what for waiting in seen} == {"the orders database"}
+    assert max(waiting.next_in for waiting in seen) > 1
+
+
+def test_a_message_that_fails_while_others_pass_is_to_blame_whatever_it_raises(
+    run, journal, server_letters
+):
+    def lookup(datum):
+        if number_of(datum) % 10 == 3:
+            raise TimeoutError("no such host")
+        return Message(datum.value)
+
+    pipeline = Pipeline("test").source("in", generator={"messages": 100})
+    pipeline = pipeline.map("m", lookup, on_error={"interval": "100ms", "steps": 2})
+    summary = run(pipeline.sink("out", storing(journal)))
+
+    assert (summary.vertices["m"].done, summary.vertices["m"].dead_lettered) == (90, 10)
+    letters = server_letters("test")
+    assert {letter.error for letter in letters} == {"TimeoutError: no such host"}
+    assert {letter.deliveries for letter in letters} == {3}
+
+
+def test_errors_of_ones_own_can_mean_that_a_system_is_away(run, journal, system):
+    class Gone(Exception):
+        pass
+
+    class Own(Unary):
+        def __call__(self, datum):
+            try:
+                self.work()
+            except ConnectionError:
+                raise Gone from None
+            return Message(datum.value)
+
+    own = partial(Own, system)
+    pipeline = messages().map("m", own, on_unavailable={"errors": [Gone], "interval": "50ms"})
+    watcher = Outage(system, "m")
+    summary = run(pipeline.sink("out", storing(journal)), watcher=watcher)
+
+    assert_nobody_was_blamed(summary.vertices["m"])
+    assert sorted(journal.read()) == [[number, 1] for number in range(MESSAGES)]
+
+
+def test_a_bug_that_hits_every_message_stops_the_vertex_and_makes_no_dead_letters(
+    run, journal, server_letters, tmp_path
+):
+    mended = tmp_path / "mended"
+    seen = []
+
+    def buggy(datum):
+        if not mended.exists():
+            raise KeyError("customer")
+        return Message(datum.value)
+
+    class Watching(Failures):
+        def look(self, views):
+            if (waiting := views["m"].waiting) and waiting.seconds > 2:
+                seen.append(waiting)
+                mended.touch()
+
+    pipeline = Pipeline("test").source("in", generator={"messages": 300})
+    pipeline = pipeline.map("m", buggy, on_error={"interval": "10ms", "steps": 3})
+    summary = run(pipeline.sink("out", storing(journal)), watcher=Watching())
+
+    assert (seen[0].certain, seen[0].what) == (False, "KeyError: 'customer'")
+    assert (summary.vertices["m"].done, summary.vertices["m"].dead_lettered) == (300, 0)
+    assert server_letters("test") == []

@@ -168,7 +168,7 @@ def _words(view: VertexView) -> Text:
 def state_of(view: VertexView) -> str:
     """Whether a vertex runs, and why it had to be started again if that was lately."""
     if view.halted:
-        return one_line(f"stopped taking messages: {view.halted}")
+        return one_line(f"stopped taking messages until it is resumed: {view.halted}")
     if view.waiting:
         return one_line(waiting_words(view.waiting))
     if view.failure:
@@ -181,9 +181,10 @@ def state_of(view: VertexView) -> str:
 def waiting_words(waiting: Waiting) -> str:
     """What a vertex waits for, since when, and when it tries again."""
     times = f"since {waiting.seconds:.0f} s, next try in {waiting.next_in:.0f} s"
-    if waiting.certain:
-        return f"waiting for {waiting.what}, {times}"
-    return f"taking no messages, since all of them fail alike: {waiting.what}; {times}"
+    if not waiting.certain:
+        return f"stopped taking messages: all of them fail alike: {waiting.what}; {times}"
+    what = waiting.what if waiting.named else f"a system that is away ({waiting.what})"
+    return f"waiting for {what}, {times}"
 
 
 def _troubles(tally: Tally) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ebbflow.cli import bench, dlq, doctor, lint, permissions, run
+from ebbflow.cli import bench, dlq, doctor, lint, permissions, resume, run
 from ebbflow.errors import EbbflowError, SpecError
 from ebbflow.version import __version__
 
@@ -45,6 +45,7 @@ app = typer.Typer(
 )
 app.command()(lint.lint)
 app.command(epilog=run.EXIT_CODE_HELP)(run.run)
+app.command()(resume.resume)
 app.command()(doctor.doctor)
 app.command()(permissions.permissions)
 app.command()(bench.bench)

@@ -23,6 +23,9 @@ from ebbflow.errors import MessageTooLarge, Unavailable
 ENOUGH = 10
 """So many different messages have to fail alike for an error that tells nothing by itself."""
 
+POSTPONED = 500
+"""Milliseconds after which a message comes back whose system was away."""
+
 CALLS_IN_A_ROW = 3
 """So many calls have to fail before the rest of a chunk is not tried."""
 
@@ -33,18 +36,21 @@ _MOST_SUSPECTS = 50_000
 class Outage:
     """A system is away, or user code fails on everything. ``retry_after`` is in milliseconds.
 
-    ``certain`` when an error said so; otherwise messages have only failed alike.
+    ``what`` is the system's name if it is ``named``, or else the error. ``certain`` when an error
+    said so; otherwise messages have only failed alike.
     """
 
     what: str
     certain: bool = True
+    named: bool = False
     retry_after: int | None = None
 
     @classmethod
     def of(cls, error: BaseException) -> Outage:
         """From the error that showed it."""
+        named = isinstance(error, Unavailable)
         what = error.what if isinstance(error, Unavailable) else describe(error)
-        return cls(what, True, retry_after(error))
+        return cls(what, True, named, retry_after(error))
 
 
 class Blame:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ebbflow.core.trial import POSTPONED
-from ebbflow.core.verdict import Verdict
+from ebbflow.core.blame import POSTPONED
 from ebbflow.outcome import DeadLetter, Redeliver, Retry
+
+if TYPE_CHECKING:  # the limit is part of specs, which are checked without Arrow
+    from ebbflow.core.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)

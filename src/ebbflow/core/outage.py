@@ -17,13 +17,14 @@ DEFAULT_ON_UNAVAILABLE = Backoff(interval=100, steps=2**31 - 1, factor=2.0, cap=
 class Waiting:
     """What is waited for, how many seconds already, and in how many the next try is due.
 
-    ``certain`` is false when no error has said that a system is away: messages only fail alike.
+    ``certain`` and ``named`` are those of the ``Outage``.
     """
 
     what: str
     seconds: float
     next_in: float
     certain: bool = True
+    named: bool = True
 
 
 class Patience:
@@ -69,4 +70,5 @@ class Patience:
         if self._outage is None:
             return None
         seconds = self._clock() - self._since
-        return Waiting(self._outage.what, seconds, self.ready_in(), self._outage.certain)
+        outage = self._outage
+        return Waiting(outage.what, seconds, self.ready_in(), outage.certain, outage.named)

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from ebbflow.core.blame import Blame
+from ebbflow.core.blame import POSTPONED, Blame
 from ebbflow.core.redelivery import describe
 from ebbflow.core.verdict import Verdict
 from ebbflow.options import Nack
 from ebbflow.outcome import DeadLetter, Redeliver, Retry
-
-POSTPONED = 500
-"""Milliseconds after which a row comes back whose system was away."""
 
 _NOT_PASSED = (Redeliver, Retry, DeadLetter)
 

@@ -48,6 +48,9 @@ _PAUSE = 0.1
 class FrameReader:
     """Follows one subject. ``take`` is called by one thread; everything else is on the link's."""
 
+    waiting = None
+    """NATS is waited for by the link, not here."""
+
     def __init__(
         self, link: Link, stream: str, subject: str, start: Mark, wake: threading.Event
     ) -> None:

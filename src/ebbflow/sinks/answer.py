@@ -15,11 +15,17 @@ from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any
 
-from ebbflow.message import Response
+from ebbflow.message import Datum, Response
 from ebbflow.options import NackOptions
+from ebbflow.sinks.outage import away
 
 LONGEST_WAIT = 60 * 60.0
 _AGAIN_LATER = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+_AWAY = (
+    HTTPStatus.BAD_GATEWAY,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    HTTPStatus.GATEWAY_TIMEOUT,
+)
 _FIRST_WORDS = 200
 
 
@@ -62,22 +68,22 @@ def _bounded(seconds: float) -> float | None:
     return None if math.isnan(seconds) else min(max(0.0, seconds), LONGEST_WAIT)
 
 
-def decided(message_id: str, answer: Answer) -> Response:
-    """The response for a message that the whole answer is about."""
-    return _response(message_id, answer.status, answer.wait, answer.words)
+def decided(datum: Datum, answer: Answer, retried: bool) -> Response:
+    """The response for a message that the whole answer is about; ``retried`` with a strategy."""
+    return _response(datum, answer.status, answer.wait, answer.words, retried)
 
 
-def decided_each(ids: Sequence[str], answer: Answer) -> list[Response]:
+def decided_each(data: Sequence[Datum], answer: Answer, retried: bool) -> list[Response]:
     """The responses for the messages of a batch."""
     if not 200 <= answer.status < 300:
-        return [decided(one, answer) for one in ids]
+        return [decided(one, answer, retried) for one in data]
     if not answer.whole:
         why = f"HTTP {answer.status}, with an answer too long to read"
-        return [Response.failure(one, why) for one in ids]
+        return [Response.failure(one.id, why) for one in data]
     found = _entries(answer.body)
     if found is None:
-        return [Response.ok(one) for one in ids]
-    return [_entry(one, found.get(one)) for one in ids]
+        return [Response.ok(one.id) for one in data]
+    return [_entry(one, found.get(one.id), retried) for one in data]
 
 
 def _entries(body: bytes) -> dict[Any, Mapping[str, Any]] | None:
@@ -92,19 +98,21 @@ def _entries(body: bytes) -> dict[Any, Mapping[str, Any]] | None:
     return {one["id"]: one for one in entries if isinstance(one.get("id"), str)}
 
 
-def _entry(message_id: str, entry: Mapping[str, Any] | None) -> Response:
+def _entry(datum: Datum, entry: Mapping[str, Any] | None, retried: bool) -> Response:
     status = entry.get("status") if entry is not None else None
     if entry is None or not isinstance(status, int):
-        return Response.failure(message_id, "the answer has no status for this message")
+        return Response.failure(datum.id, "the answer has no status for this message")
     wait = entry.get("retry_after")
     seconds = _bounded(float(wait)) if isinstance(wait, int | float) else None
-    return _response(message_id, status, seconds, str(entry.get("error") or ""))
+    return _response(datum, status, seconds, str(entry.get("error") or ""), retried)
 
 
-def _response(message_id: str, status: int, wait: float | None, words: str) -> Response:
+def _response(datum: Datum, status: int, wait: float | None, words: str, retried: bool) -> Response:
     if 200 <= status < 300:
-        return Response.ok(message_id)
+        return Response.ok(datum.id)
     why = f"HTTP {status}: {words}" if words else f"HTTP {status}"
     if status in _AGAIN_LATER and wait is not None:
-        return Response.nack(message_id, NackOptions(wait * 1000, reason=why))
-    return Response.failure(message_id, why)
+        return Response.nack(datum.id, NackOptions(wait * 1000, reason=why))
+    if status in _AWAY:
+        return away(datum, why, retried=retried)
+    return Response.failure(datum.id, why)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from ebbflow.errors import SetupError
 from ebbflow.message import Datum, Response
 from ebbflow.options import NackOptions
-from ebbflow.sinks.later import not_now
+from ebbflow.sinks.outage import away
 from ebbflow.sinks.record import record
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class FileSink:
             self._append(b"".join(line for line in lines if line is not None))
         except OSError as error:
             why = f"{self._path()}: {error.strerror}"
-            return [not_now(datum, why, retried=self._settings.retried) for datum in data]
+            return [away(datum, why, retried=self._settings.retried) for datum in data]
         pairs = zip(data, lines, strict=True)
         return [
             Response.ok(datum.id) if line is not None else Response.nack(datum.id, _NO_LINE)

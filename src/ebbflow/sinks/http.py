@@ -2,9 +2,10 @@
 
 What the other side answers decides about each message: 2xx is OK; 429 and 503 that say when to come
 again are a NACK with that delay; any other answer is a FAILURE, for the ``retryStrategy``. In
-a batch each message may have a status of its own. No answer at all is a FAILURE as well if there is
-a strategy; without one the message comes again after a while. Connections are kept open; if the
-other side has closed one meanwhile, the request is sent once more.
+a batch each message may have a status of its own. No answer at all, and 502, 503 and 504, mean that
+the other side is away: the vertex waits for it, unless there is a strategy, for which they are a
+FAILURE as well. Connections are kept open; if the other side has closed one meanwhile, the request
+is sent once more.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ebbflow.jetstream import keys
 from ebbflow.message import Datum, Response
 from ebbflow.secret import Secret
 from ebbflow.sinks.answer import Answer, decided, decided_each, waiting
-from ebbflow.sinks.later import not_now
+from ebbflow.sinks.outage import away
 from ebbflow.sinks.record import record
 
 if TYPE_CHECKING:
@@ -173,8 +174,8 @@ class HttpSink:
     async def _send(self, datum: Datum) -> Response:
         answer = await self._answer(datum.value, _about(datum), _LONGEST_ANSWER)
         if isinstance(answer, str):
-            return not_now(datum, answer, retried=self._settings.retried)
-        return decided(datum.id, answer)
+            return self._away(datum, answer)
+        return decided(datum, answer, self._settings.retried)
 
     async def _send_batch(self, part: Sequence[Record], form: str) -> list[Response]:
         lines = [line for _, line in part]
@@ -182,9 +183,13 @@ class HttpSink:
         longest = _LONGEST_ANSWER + len(part) * _ANSWER_PER_MESSAGE
         answer = await self._answer(body, {}, longest)
         if isinstance(answer, str):
-            retried = self._settings.retried
-            return [not_now(datum, answer, retried=retried) for datum, _ in part]
-        return decided_each([datum.id for datum, _ in part], answer)
+            return [self._away(datum, answer) for datum, _ in part]
+        return decided_each([datum for datum, _ in part], answer, self._settings.retried)
+
+    def _away(self, datum: Datum, why: str) -> Response:
+        settings = self._settings
+        what = why if settings.retried else f"{settings.url}: {why}"
+        return away(datum, what, retried=settings.retried)
 
     async def _answer(self, body: bytes, headers: dict[str, str], longest: int) -> Answer | str:
         """The answer to a request, or why there is none."""

@@ -37,7 +37,7 @@ class JetStreamSink:
         try:
             self._link = renewed(self._link, "jetstream sink")
         except SetupError as error:
-            return [self._settings.not_now(datum, str(error)) for datum in data]
+            return [self._settings.away(datum, str(error)) for datum in data]
         return self._link.run(self._publish(data))
 
     async def _publish(self, data: list[Datum]) -> list[Response]:
@@ -62,5 +62,5 @@ class JetStreamSink:
         except (ValueError, MessageTooLarge, PermanentPublishError) as error:
             return Response.failure(datum.id, str(error))
         except PublishError as error:
-            return self._settings.not_now(datum, str(error))
+            return self._settings.away(datum, str(error))
         return Response.ok(datum.id)

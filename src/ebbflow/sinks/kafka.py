@@ -18,7 +18,7 @@ from ebbflow.kafka.access import KafkaSinkSettings
 from ebbflow.kafka.client import Complaints, find_topics, made, said
 from ebbflow.kafka.records import TOMBSTONE, written
 from ebbflow.message import Datum, Response
-from ebbflow.sinks.later import not_now
+from ebbflow.sinks.outage import away
 
 _MARGIN = 2.0
 
@@ -99,7 +99,7 @@ class KafkaSink:
             why = f"{why} ({self._complaints.text})"
         if _is_refusal(error):
             return Response.failure(datum.id, why)
-        return not_now(datum, why, retried=self._settings.retried)
+        return away(datum, why, retried=self._settings.retried)
 
     def _sent(self, data: Sequence[Datum]) -> list[Error]:
         """The answer for each, when all have come or the longest wait is over."""

@@ -38,7 +38,7 @@ class NatsSink:
         try:
             self._link = renewed(self._link, "nats sink")
         except SetupError as error:
-            return [self._settings.not_now(datum, str(error)) for datum in data]
+            return [self._settings.away(datum, str(error)) for datum in data]
         return self._link.run(self._publish(data))
 
     async def _publish(self, data: list[Datum]) -> list[Response]:
@@ -85,7 +85,7 @@ class NatsSink:
         if isinstance(message, str):
             return Response.failure(datum.id, message)
         if trouble:
-            return self._settings.not_now(datum, trouble)
+            return self._settings.away(datum, trouble)
         if message.subject in denied:
             return Response.failure(datum.id, f"the login may not publish to {message.subject}")
         return Response.ok(datum.id)

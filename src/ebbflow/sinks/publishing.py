@@ -2,8 +2,8 @@
 
 A message has an id that is the same however often it is given to the sink, and that no other run
 of a pipeline has which was started over: JetStream stores it once. Trouble that is over by itself
-does not make a dead letter: the message comes again, or is retried as the sink's ``retryStrategy``
-says if it has one.
+does not make a dead letter: the vertex waits for the server, or the sink's ``retryStrategy`` says
+what to do if it has one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ebbflow.jetstream.addresses import Addresses
 from ebbflow.jetstream.headers import outgoing
 from ebbflow.jetstream.outgoing import Outgoing
 from ebbflow.message import Datum, Response
-from ebbflow.sinks.later import not_now
+from ebbflow.sinks.outage import away
 
 if TYPE_CHECKING:
     from ebbflow.spec.connectors.nats import Target
@@ -57,6 +57,6 @@ class PublishSettings:
             raise ValueError(f"it has no header {self.subject_header}, and there is no subject")
         return subject
 
-    def not_now(self, datum: Datum, why: str) -> Response:
+    def away(self, datum: Datum, why: str) -> Response:
         """The answer for a message that may be taken later."""
-        return not_now(datum, why, retried=self.retried)
+        return away(datum, why, retried=self.retried)

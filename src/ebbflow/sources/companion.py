@@ -15,6 +15,8 @@ from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
 
+from ebbflow.core.blame import Outage
+from ebbflow.core.system_errors import LISTED, SystemErrors
 from ebbflow.errors import SourceError
 from ebbflow.sources.exchange import Failed, Order
 from ebbflow.spec.words import Code
@@ -34,6 +36,15 @@ class SourcePlan:
     timeout: float
     run: str
     search: str | None = None
+    systems: SystemErrors = LISTED
+
+
+class SourceAway(Exception):
+    """The system behind a source is away; the source can be asked again after a while."""
+
+    def __init__(self, outage: Outage) -> None:
+        super().__init__(outage)
+        self.outage = outage
 
 
 class Companion:
@@ -51,7 +62,14 @@ class Companion:
     ) -> Connection[Any, Any]:
         # Spark's own process, which all workers come from: it is there as long as Spark is.
         order = Order(
-            vertex, partition, _pickled(plan.code), plan.search, sys.path, str(path), os.getppid()
+            vertex,
+            partition,
+            _pickled(plan.code),
+            plan.search,
+            sys.path,
+            str(path),
+            plan.systems,
+            os.getppid(),
         )
         self._process = subprocess.Popen(
             [sys.executable, "-m", "ebbflow.sources.process"],
@@ -71,13 +89,16 @@ class Companion:
     def ask(self, method: str, *arguments: Any) -> Any:
         """Call a method in the process and wait for what it returns.
 
-        ``SourceError`` when user code raised there, or when the process has ended.
+        ``SourceError`` when user code raised there, or when the process has ended; ``SourceAway``
+        when user code raised because a system is away.
         """
         try:
             self._connection.send((method, arguments))
             answer = self._connection.recv()
         except (EOFError, OSError) as error:
             raise SourceError(self._vertex, f"its process has ended{self._ended()}") from error
+        if isinstance(answer, Failed) and answer.outage is not None:
+            raise SourceAway(answer.outage)
         if isinstance(answer, Failed):
             raise SourceError(self._vertex, answer.what, answer.trace)
         return answer

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from ebbflow import frames
+from ebbflow.core.blame import Outage
+from ebbflow.core.system_errors import SystemErrors
 from ebbflow.source import SourceMessage
 
 # What can stand in an id as it is; ids are shown to people and end up in headers.
@@ -27,6 +29,7 @@ class Order:
     search: str | None
     path: list[str]
     socket: str
+    systems: SystemErrors
     keeper: int
     """The process whose end ends the source's."""
 
@@ -56,10 +59,15 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The source raised in the method that was asked for: ``what``, in words."""
+    """The source raised in the method that was asked for: ``what``, in words.
+
+    With an ``outage`` its system is away: it has been closed and is opened anew when it is next
+    asked for something.
+    """
 
     what: str
     trace: str
+    outage: Outage | None = None
 
 
 def frame_of(messages: Sequence[SourceMessage], vertex: str, partition: int) -> bytes | None:

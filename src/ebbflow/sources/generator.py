@@ -34,6 +34,9 @@ class GeneratorPlan:
 class GeneratorInlet:
     """One partition of a generator."""
 
+    waiting = None
+    """There is no system behind it."""
+
     def __init__(
         self, plan: GeneratorPlan, vertex: str, partition: int, partitions: int, start: Mark
     ) -> None:

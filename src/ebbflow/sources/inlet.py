@@ -6,6 +6,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from ebbflow.core.outage import Waiting
 from ebbflow.core.position import Mark
 
 
@@ -14,6 +15,10 @@ class Inlet(Protocol):
 
     mark: Mark
     """Behind the last row that was taken."""
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """What its system is waited for, if that is away."""
 
     @property
     def exhausted(self) -> bool:

@@ -3,8 +3,10 @@
 Run as ``python -m ebbflow.sources.process``; what it needs comes through standard input. It serves
 one task at a time on a unix socket and calls the source's methods from one thread. Messages that
 a task has read and not settled are given again to the next task, so that nothing is lost between
-epochs or when a worker is killed. It ends when it is told to, when no task has come for a while,
-and when Spark's own process beside it is gone.
+epochs or when a worker is killed. When the system behind a source is away, the source is closed and
+made anew for the next request; what the old one gave and is not settled yet is told to the new one,
+which may not know it and then gives it again. The process ends when it is told to, when no task has
+come for a while, and when Spark's own process beside it is gone.
 """
 
 from __future__ import annotations
@@ -18,10 +20,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from ebbflow.core.blame import Outage
 from ebbflow.errors import SetupError
 from ebbflow.functions import Handler
 from ebbflow.options import NackOptions
@@ -41,6 +45,7 @@ class SourceProcess:
     def __init__(self, order: Order) -> None:
         self._order = order
         self._handed: dict[bytes, SourceMessage] = {}
+        self._inherited: set[bytes] = set()
         self._again: list[SourceMessage] = []
         self._lines: list[str] = []
         self._source: Any = None
@@ -86,12 +91,29 @@ class SourceProcess:
             return Failed(str(error), traceback.format_exc())
         except (Exception, SystemExit) as error:
             what = f"{method}() raised {type(error).__name__}: {error}"
-            return Failed(what, traceback.format_exc())
+            return Failed(what, traceback.format_exc(), self._outage(error, what))
+
+    def _outage(self, error: BaseException, what: str) -> Outage | None:
+        """What is away, if the error says so: the source is then closed, to be made anew."""
+        if not self._order.systems.means_away(error):
+            return None
+        self._close()
+        self._source = None
+        self._inherited |= self._handed.keys()
+        outage = Outage.of(error)
+        return outage if outage.named else replace(outage, what=what)
 
     # --- what a task can ask for ----------------------------------------------------------------
 
     def hello(self) -> Hello:
-        """The first request of every task; the first of all makes and opens the source."""
+        """The first request of every task."""
+        self._open()
+        nack = getattr(type(self._source), "nack", Source.nack)
+        partitions = list(self._call("partitions", ()))
+        return Hello(nack is not Source.nack, self._exhausted and not self._again, partitions)
+
+    def _open(self) -> None:
+        """Make and open the source, if it is not there: at first, and after an outage."""
         if self._source is None:
             code = pickle.loads(self._order.code)  # noqa: S301 - from our own parent process
             search = self._order.search
@@ -99,9 +121,6 @@ class SourceProcess:
                 code = resolve(code, Path(search) if search else None)
             self._handler = Handler(code)
             self._source = self._handler.made
-        nack = getattr(type(self._source), "nack", Source.nack)
-        partitions = list(self._call("partitions", ()))
-        return Hello(nack is not Source.nack, self._exhausted and not self._again, partitions)
 
     @property
     def _exhausted(self) -> bool:
@@ -134,12 +153,20 @@ class SourceProcess:
 
     def settle(self, acks: list[bytes], nacks: list[tuple[bytes, NackOptions]]) -> None:
         """Tell the source what is settled and what it is to give again."""
-        if acks:
-            self._call("ack", None, acks)
-        if nacks:
-            self._call("nack", None, [NackOffset(offset, options) for offset, options in nacks])
-        for offset in (*acks, *(offset for offset, _ in nacks)):
+        told = [*acks, *(offset for offset, _ in nacks)]
+        unknown = not self._inherited.isdisjoint(told)
+        try:
+            if acks:
+                self._call("ack", None, acks)
+            if nacks:
+                self._call("nack", None, [NackOffset(offset, options) for offset, options in nacks])
+        except Exception as error:
+            # A source that was made anew need not know what an earlier one gave: it gives it again.
+            if not unknown or self._order.systems.means_away(error):
+                raise
+        for offset in told:
             self._handed.pop(offset, None)
+            self._inherited.discard(offset)
 
     def pending(self) -> int | None:
         """How many messages wait to be read, as far as the source knows."""
@@ -147,6 +174,7 @@ class SourceProcess:
         return None if count is None else int(count)
 
     def _call(self, name: str, absent: Any, *arguments: Any) -> Any:
+        self._open()
         method: Callable[..., Any] | None = getattr(self._source, name, None)
         return absent if method is None else self._handler.finished(method(*arguments))
 

@@ -4,7 +4,7 @@ The source itself lives in a process of its own (``process``). A thread of the t
 from it, within a window of messages that are not settled yet, and tells it what is settled; the
 task takes what has come. A source's messages cannot be read again by position: after a crash those
 that were not acknowledged are given again by the source, which is why nothing is acknowledged
-before it is settled.
+before it is settled. While the system behind a source is away, the thread waits and asks again.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from ebbflow import frames
+from ebbflow.core.outage import Patience, Waiting
 from ebbflow.core.position import Mark
 from ebbflow.frames import Rows
 from ebbflow.jetstream.ledger import Ledger
 from ebbflow.options import NackOptions
 from ebbflow.outcome import Redeliver, Retry
-from ebbflow.sources.companion import Companion, SourcePlan
+from ebbflow.sources.companion import Companion, SourceAway, SourcePlan
 from ebbflow.sources.exchange import Given, Hello
 
 WINDOW = 20_000
@@ -68,6 +69,7 @@ class PulledInlet:
         ledger: Ledger,
         wake: threading.Event,
         events: Telling,
+        patience: Patience,
     ) -> None:
         self.mark = start
         self._plan = plan
@@ -75,6 +77,9 @@ class PulledInlet:
         self._ledger = ledger
         self._wake = wake
         self._events = events
+        self._patience = patience
+        self.redelivers = False
+        self._exhausted = self._greeted = False
         self._queue: deque[tuple[pa.RecordBatch, list[bytes]]] = deque()
         self._taken: list[bytes] = []
         self._settled: deque[HandedBack] = deque()
@@ -84,9 +89,6 @@ class PulledInlet:
         self._asked_pending = 0.0
         self._failure: BaseException | None = None
         self._source = Companion(plan, vertex, partition)
-        hello: Hello = self._source.ask("hello")
-        self.redelivers = hello.redelivers
-        self._exhausted = hello.exhausted
         self._thread = threading.Thread(target=self._converse, name=f"source-{vertex}", daemon=True)
         self._thread.start()
 
@@ -96,6 +98,11 @@ class PulledInlet:
     def exhausted(self) -> bool:
         """Whether the source has nothing more for good and all it gave is settled."""
         return self._exhausted and self._unsettled == 0
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """What the source waits for, if its system is away."""
+        return self._patience.waiting
 
     def ready_in(self) -> float:
         """An arrival wakes the task."""
@@ -150,26 +157,47 @@ class PulledInlet:
 
     def _converse(self) -> None:
         try:
-            while self._tell_settled() or not self._closing:
-                if not self._closing:
-                    self._read()
+            while not self._closing or self._settled:
+                self._ask_source()
+                if self._closing and self._patience.away:
+                    break  # what could not be told is given again
         except BaseException as error:
             with self._change:
                 self._failure = error
         self._wake.set()
 
-    def _tell_settled(self) -> bool:
-        """Tell what there is to tell; whether there was any."""
+    def _ask_source(self) -> None:
+        """One turn: what is settled, then what is new. An outage is waited for."""
+        try:
+            if not self._greeted:
+                self._greet()
+            self._tell_settled()
+            if not self._closing:
+                self._read()
+            self._patience.end()
+        except SourceAway as away:
+            self._patience.meet(away.outage)
+            self._wake.set()
+            with self._change:
+                if not self._closing:
+                    self._change.wait_for(lambda: self._closing, self._patience.ready_in())
+
+    def _greet(self) -> None:
+        hello: Hello = self._source.ask("hello")
+        self.redelivers, self._exhausted = hello.redelivers, hello.exhausted
+        self._greeted = True
+
+    def _tell_settled(self) -> None:
         told = False
         while self._settled:
-            one = self._settled.popleft()
+            one = self._settled[0]
             self._source.ask("settle", one.acks, one.nacks)
+            self._settled.popleft()  # only now: after an outage it is told again
             with self._change:
                 self._unsettled -= len(one.acks) + len(one.nacks)
             told = True
         if told:
             self._wake.set()  # it may be exhausted now
-        return told
 
     def _read(self) -> None:
         room = WINDOW - self._unsettled

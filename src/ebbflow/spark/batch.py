@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 
 from pyspark import InheritableThread
 
+from ebbflow.core.blame import Outage
 from ebbflow.core.isolation import Found, Trouble, isolate
 from ebbflow.core.position import Position, Span, chunk_key
 from ebbflow.core.watermark import Watermark
-from ebbflow.errors import SparkError
+from ebbflow.errors import SparkError, Unavailable
 from ebbflow.jetstream.connection import Link
 from ebbflow.jetstream.names import Names
 from ebbflow.jetstream.positions import PositionStore
@@ -35,6 +36,7 @@ from ebbflow.spark.batch_write import Write
 from ebbflow.spark.cause import hush
 from ebbflow.spark.cloned import cloned, leaving_active
 from ebbflow.spark.events import Events
+from ebbflow.spark.handlers import patience_of
 from ebbflow.spark.plan import BlackholeSink, SinksPlan, SqlMap, VertexPlan
 
 if TYPE_CHECKING:
@@ -155,31 +157,44 @@ class BatchPartition:
         self._pending = Pending(link, names, plan.vertex, partition)
         self._events = Events(link, names, plan.vertex, partition, self._tally)
         self._work = _work(spark, plan)
+        self._patience = patience_of(plan.whose, "batch", plan.on_unavailable)
 
     def run(self) -> None:
         """Work until the epoch is over; what is in hand then is settled first."""
         self._position: Position = self._link.run(self._store.claim())
         self._watermark = Watermark(self._plan.feeders, self._position.watermark)
         try:
-            if self._position.replays:
-                self._replay()
             wait = _FIRST_WAIT
             while not self._over():
-                worked = self._next_window()
+                worked = self._work_on()
+                self._events.waits(self._patience.waiting, None)
                 self._events.tell_now_and_then()
                 wait = _FIRST_WAIT if worked else min(2 * wait, _LONGEST_WAIT)
                 if not worked:
-                    self._stopping.wait(wait)
+                    self._stopping.wait(self._patience.ready_in() or wait)
         finally:
             self._work.forget()
             self._events.flush()
 
     # --- taking ---------------------------------------------------------------------------------
 
-    def _replay(self) -> None:
+    def _work_on(self) -> bool:
+        """Work on what there is; ``False`` if that is nothing, or if nothing works at all."""
+        if self._patience.ready_in() > 0:
+            return False
+        try:
+            worked = self._replay() if self._position.replays else self._next_window()
+        except Unavailable as error:
+            self._patience.meet(Outage.of(error))
+            return False
+        self._patience.end()
+        return worked
+
+    def _replay(self) -> bool:
         """Settle the batch that an earlier task began, exactly as it was cut."""
         with self._window(self._position.intent, 0) as window:
             self._batch(window, 0, len(window), whole=True)
+        return True
 
     def _next_window(self) -> bool:
         """Work on what has come; ``False`` if that is nothing."""
@@ -231,12 +246,12 @@ class BatchPartition:
         return found
 
     def _give_up(self, found: Found, high: int) -> None:
-        """Nothing works: it is the strategy's turn if there is one, else the vertex fails."""
+        """Nothing works: it is the strategy's turn if there is one, else the vertex waits."""
         why = found.general
         assert why is not None
         role = self._plan.role
         if not isinstance(role, SinksPlan) or role.strategy is None:
-            raise SparkError(why.kind, why.text)
+            raise Unavailable(f"{why.kind}: {why.text}")
         found.blamed |= dict.fromkeys(range(found.end, high), why)
         found.end = high
 

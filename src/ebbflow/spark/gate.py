@@ -23,7 +23,7 @@ class Gate:
 
     def __init__(self, plan: VertexPlan, code: UserCode, halted: str | None) -> None:
         self._code = code
-        self._patience = patience_of(plan.whose, plan.on_unavailable)
+        self._patience = patience_of(plan.whose, "code", plan.on_unavailable)
         self._breaker = breaker_of(plan.whose, plan.breaker)
         self._breaker.tripped = halted
         self.opened = False

@@ -32,7 +32,7 @@ The next run may come with other code under the same names.
 """
 
 _open: dict[tuple[Vertex, str], Handler] = {}
-_patience: dict[Vertex, Patience] = {}
+_patience: dict[tuple[Vertex, str], Patience] = {}
 _breakers: dict[Vertex, Breaker] = {}
 
 
@@ -52,9 +52,9 @@ def handlers_of(vertex: Vertex) -> list[Handler]:
     return [handler for key, handler in _open.items() if key[0] == vertex]
 
 
-def patience_of(vertex: Vertex, backoff: Backoff) -> Patience:
-    """The vertex's waiting for systems that are away; it goes on across epochs."""
-    return _patience.setdefault(vertex, Patience(backoff))
+def patience_of(vertex: Vertex, role: str, backoff: Backoff) -> Patience:
+    """How a part of the vertex waits for systems that are away; it goes on across epochs."""
+    return _patience.setdefault((vertex, role), Patience(backoff))
 
 
 def breaker_of(vertex: Vertex, limit: BreakerLimit) -> Breaker:
@@ -87,9 +87,10 @@ def _close(chosen: Callable[[Vertex], bool]) -> None:
     for key in [key for key in _open if chosen(key[0])]:
         with contextlib.suppress(*USER_ERRORS):
             _open.pop(key).close()
-    for kept in (_patience, _breakers):
-        for vertex in [vertex for vertex in kept if chosen(vertex)]:
-            del kept[vertex]
+    for part in [part for part in _patience if chosen(part[0])]:
+        del _patience[part]
+    for vertex in [vertex for vertex in _breakers if chosen(vertex)]:
+        del _breakers[vertex]
 
 
 def forget_handlers() -> None:

@@ -46,6 +46,7 @@ from ebbflow.sources.pulled import HandedBack, PulledInlet, handed_back
 from ebbflow.spark import order
 from ebbflow.spark.events import Events
 from ebbflow.spark.gate import Gate
+from ebbflow.spark.handlers import patience_of
 from ebbflow.spark.operators import UserCode
 from ebbflow.spark.pace import Pace
 from ebbflow.spark.plan import MonoPlan, VertexPlan
@@ -100,7 +101,7 @@ class VertexTask:
         self._wake = threading.Event()
         self._stopped_at: float | None = None
         self._pace = Pace()
-        self._turn = False
+        self._turn = self._resumed = False
         self.events = Events(self._link, self._names, plan.vertex, partition, self._tally)
         self._inflight: concurrent.futures.Future[Counts] | None = None
         self._unrecorded: _Settled | None = None
@@ -144,7 +145,7 @@ class VertexTask:
     async def _on_control(self, message: Msg) -> None:
         word, _, vertex = message.data.decode("utf-8", "replace").partition(" ")
         if word == "resume" and vertex in ("", self._plan.vertex):
-            self._gate.resume()
+            self._resumed = True
         elif word == "stop":
             self._stopped_at = self._stopped_at or time.monotonic()
         self._wake.set()
@@ -160,6 +161,9 @@ class VertexTask:
 
     def _open_code(self) -> bool:
         """Whether user code may be given something; its epoch begins when it is first open."""
+        if self._resumed:
+            self._resumed = False
+            self._gate.resume()
         before, ready = self._gate.opened, self._gate.open()
         if ready and not before:
             self._begin_epoch()
@@ -194,7 +198,17 @@ class VertexTask:
             self._link, self._names, vertex, partition, self._plan.partitions, self._plan.publish
         )
         self._link.run(self._ledger.load())
-        return PulledInlet(source, vertex, partition, start, self._ledger, self._wake, self.events)
+        patience = patience_of(self._plan.whose, f"source {partition}", self._plan.on_unavailable)
+        return PulledInlet(
+            replace(source, systems=self._plan.systems),
+            vertex,
+            partition,
+            start,
+            self._ledger,
+            self._wake,
+            self.events,
+            patience,
+        )
 
     # --- taking ---------------------------------------------------------------------------------
 
@@ -321,7 +335,7 @@ class VertexTask:
         return verdict
 
     def _tell(self) -> None:
-        self.events.waits(self._gate.waiting, self._gate.halted)
+        self.events.waits(self._gate.waiting or self._inlet.waiting, self._gate.halted)
         self.events.tell_now_and_then()
 
     def _emit(self, verdict: Verdict, start: Span) -> None:

@@ -30,6 +30,7 @@ from pydantic_core import PydanticCustomError
 from ebbflow.options import milliseconds
 from ebbflow.spec import words
 
+_ERROR_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.<>]*")
 _BUCKET = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -89,6 +90,16 @@ def _bucket(value: str) -> str:
     return value
 
 
+def _error_class(value: str) -> str:
+    if _ERROR_CLASS.fullmatch(value) is None:
+        raise PydanticCustomError(
+            "EB108",
+            "{value} is not the name of an exception; write for example psycopg:OperationalError",
+            {"value": shown(value)},
+        )
+    return value
+
+
 def _some_text(value: str) -> str:
     if not value.strip():
         raise PydanticCustomError("EB104", "must not be empty")
@@ -125,6 +136,9 @@ Bucket = Annotated[StrictStr, AfterValidator(_bucket)]
 Code = Annotated[words.Code, PlainValidator(_code, json_schema_input_type=str)]
 """User code: ``module:attribute``, or the function or class itself."""
 
+ErrorClass = Annotated[StrictStr, AfterValidator(_error_class)]
+"""The name of an exception, as ``module:Class``; it is never imported."""
+
 Text = Annotated[StrictStr, AfterValidator(_some_text)]
 """A text that says something."""
 
@@ -142,6 +156,9 @@ Replicas = Annotated[StrictInt, Field(ge=1, le=5)]
 
 Percentage = Annotated[StrictInt, Field(ge=1, le=100)]
 """A whole number from 1 to 100."""
+
+Share = Annotated[StrictFloat, Field(gt=0, le=1)]
+"""A part of a whole: above 0, at most 1."""
 
 Factor = Annotated[StrictFloat, Field(ge=1, allow_inf_nan=False)]
 """How much longer each wait is than the one before."""

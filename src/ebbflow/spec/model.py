@@ -31,12 +31,14 @@ from ebbflow.spec.kubernetes import (
     VertexFields,
 )
 from ebbflow.spec.sections import (
+    BreakerSpec,
     Bypass,
     Edge,
     InterStepBuffer,
     Lifecycle,
     Limits,
     OnError,
+    OnUnavailable,
     Ordered,
     PipelineLifecycle,
     ReadLimits,
@@ -144,6 +146,8 @@ class Vertex(VertexFields):
     ordered: Ordered | None = None
     side_inputs: Any = None
     on_error: OnError = OnError()
+    on_unavailable: OnUnavailable = OnUnavailable()
+    breaker: BreakerSpec = BreakerSpec()
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -235,6 +239,8 @@ class MonoVertexBody(MonoVertexFields, Body):
     limits: ReadLimits = ReadLimits()
     streaming: StrictBool = False
     on_error: OnError = OnError()
+    on_unavailable: OnUnavailable = OnUnavailable()
+    breaker: BreakerSpec = BreakerSpec()
 
 
 class MonoVertexSpec(Resource):

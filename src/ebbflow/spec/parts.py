@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Literal, TypedDict
 
+from ebbflow.core.system_errors import named
 from ebbflow.options import Backoff
 from ebbflow.spec.words import Code, Mode, OnFailure, Operator
 
@@ -133,6 +134,13 @@ def backoff(policy: Policy) -> Part:
         "cap": timedelta(milliseconds=policy.cap),
         "jitter": policy.jitter,
     }
+
+
+def on_unavailable(given: Mapping[str, Any]) -> Part:
+    """What to do about systems that are away; errors may be given as classes."""
+    waits = {name: value for name, value in given.items() if name != "errors"}
+    waits = dict(waits.pop("backoff", waits))
+    return {"errors": sorted(named(given.get("errors", ()))), "backoff": waits}
 
 
 def listed(names: str | Iterable[str]) -> list[str]:

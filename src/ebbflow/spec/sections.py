@@ -10,6 +10,9 @@ from typing import Any, ClassVar
 
 from pydantic import Field, StrictBool, StrictInt, StrictStr
 
+from ebbflow.core.breaker import DEFAULT_LIMIT, BreakerLimit
+from ebbflow.core.outage import DEFAULT_ON_UNAVAILABLE
+from ebbflow.core.system_errors import SystemErrors
 from ebbflow.options import DEFAULT_ON_ERROR, Backoff
 from ebbflow.spec import fields, words
 from ebbflow.spec.connectors.file import FileSink
@@ -73,6 +76,42 @@ class OnError(Section):
     def policy(self) -> Backoff:
         """The back-off with nothing left out; after its last step comes the dead letter."""
         return self.backoff.filled(DEFAULT_ON_ERROR)
+
+
+class OnUnavailable(Section):
+    """What to do while a system that user code needs is away.
+
+    ``errors`` are further exceptions that say so, as ``module:Class``; ``backoff`` is how long to
+    wait between two tries (its ``steps`` have no effect: the vertex waits for as long as it takes).
+    """
+
+    errors: tuple[fields.ErrorClass, ...] = ()
+    backoff: BackoffSpec = BackoffSpec()
+
+    @property
+    def policy(self) -> Backoff:
+        """The back-off with nothing left out."""
+        return self.backoff.filled(DEFAULT_ON_UNAVAILABLE)
+
+    @property
+    def systems(self) -> SystemErrors:
+        """Which errors say that a system is away."""
+        return SystemErrors(frozenset(self.errors))
+
+
+class BreakerSpec(Section):
+    """When too many messages end as dead letters, so that the vertex stops taking more.
+
+    ``share`` of the last ``window`` messages; 1 switches it off.
+    """
+
+    share: fields.Share = DEFAULT_LIMIT.share
+    window: fields.Positive = DEFAULT_LIMIT.window
+
+    @property
+    def limit(self) -> BreakerLimit:
+        """The limit for each task."""
+        return BreakerLimit(self.share, self.window)
 
 
 # --- user code ----------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ def check_step(
     if step.sink is not None:
         yield from _sink(step.sink, (*path, "sink"), search)
     yield from _backoff(step.on_error.backoff, (*path, "onError", "backoff"))
+    yield from _backoff(step.on_unavailable.backoff, (*path, "onUnavailable", "backoff"))
 
 
 def check_name(name: str, path: FieldPath) -> Iterator[Finding]:

@@ -1,0 +1,66 @@
+"""``ebbflow resume``: let vertices go on that their breaker has stopped."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ebbflow.cli.run import DEFAULT_STATE, NatsOption, StateOption
+
+if TYPE_CHECKING:
+    from ebbflow.jetstream.connection import Link
+    from ebbflow.jetstream.names import Names
+
+_LONGEST_WAIT = 20.0
+_REPEAT_EVERY = 0.25
+
+
+def resume(
+    pipeline: Annotated[str, typer.Argument(help="The pipeline's name.", show_default=False)],
+    vertex: Annotated[
+        str | None, typer.Argument(help="Only this vertex; all if left out.", show_default=False)
+    ] = None,
+    state: StateOption = DEFAULT_STATE,
+    nats: NatsOption = None,
+) -> None:
+    """Let vertices go on that stopped because too many messages became dead letters."""
+    from ebbflow.jetstream.access import reached
+    from ebbflow.jetstream.names import Names
+
+    names = Names(pipeline)
+    with reached(state, nats, inbox=names.inbox) as link:
+        stopped = _stopped(link, names, vertex)
+        if not stopped:
+            which = f"Vertex {vertex}" if vertex else "No vertex"
+            typer.echo(f"{which} of {pipeline} is{' not' if vertex else ''} stopped.")
+        elif not _resumed(link, names, vertex):
+            typer.echo(
+                f"Nobody answers for {', '.join(stopped)}: {pipeline} does not run. "
+                "Its next run goes on by itself."
+            )
+        else:
+            typer.echo(f"Resumed: {', '.join(stopped)}.")
+
+
+def _stopped(link: Link, names: Names, vertex: str | None) -> list[str]:
+    """The vertices that a breaker has stopped."""
+    from ebbflow.jetstream.positions import read_all
+
+    found = link.run(read_all(link, names)).items()
+    stopped = {name for (name, _), position in found if position.halted is not None}
+    return sorted(stopped & {vertex} if vertex else stopped)
+
+
+def _resumed(link: Link, names: Names, vertex: str | None) -> bool:
+    """Say so until it is done: a task that is just starting does not hear it."""
+    word = f"resume {vertex}" if vertex else "resume"
+    deadline = time.monotonic() + _LONGEST_WAIT
+    while time.monotonic() < deadline:
+        link.run(link.client.publish(names.control_subject, word.encode()))
+        link.flush()
+        time.sleep(_REPEAT_EVERY)
+        if not _stopped(link, names, vertex):
+            return True
+    return False
