@@ -165,6 +165,7 @@ class UserCode:
     def __init__(self, script: Sequence[str]) -> None:
         self._script = list(script)
         self._asides: dict[str, FellBack | Served] = {}
+        self._handler = Handler(self)
 
     def __call__(self, datum: Datum) -> object:
         decision = self._script.pop(0) if self._script else "forward"
@@ -181,6 +182,8 @@ class UserCode:
                 return None
             case "fail":
                 raise ValueError
+            case "away":
+                raise ConnectionError("the database is away")
             case "dead":
                 raise MessageTooLarge(9, 5)
             case "retry":
@@ -196,7 +199,7 @@ class UserCode:
     def decide(self, verdict: Verdict) -> None:
         """As a vertex with a retry strategy, a fallback sink and a serving store would."""
         self._asides.clear()
-        call = partial(run_map, Handler(self), concurrency=1)
+        call = partial(run_map, self._handler, concurrency=1)
         call_with_retries(verdict, call, RETRIES, lambda _seconds: None, "map")
         for index, row_id in enumerate(verdict.rows.column("id")):
             if (aside := self._asides.get(row_id)) and verdict.outcomes.get(index) == EMPTY:
@@ -206,7 +209,7 @@ class UserCode:
 
 
 DECISIONS = ("forward", "two", "nack", "nack later", "drop", "fail", "dead")
-DECISIONS += ("retry", "fall back", "serve")
+DECISIONS += ("retry", "fall back", "serve", "away")
 
 
 @dataclass

@@ -54,7 +54,10 @@ class Outage:
 
 
 class Blame:
-    """What the calls of one handler have shown so far. ``outage`` while its system is away."""
+    """What the calls of one handler have shown so far. ``outage`` while its system is away.
+
+    ``streak`` are the messages that have failed alike one after another, without a pass.
+    """
 
     def __init__(self, systems: SystemErrors = LISTED) -> None:
         self.outage: Outage | None = None
@@ -63,8 +66,10 @@ class Blame:
         self._suspects: dict[str, int] = {}
         self._failing: set[str] = set()
         self._calls = 0
+        self.streak: set[str] = set()
         self._alike: type[BaseException] | None = None
-        self._streak: set[str] = set()
+        self._enough = ENOUGH
+        self._mistaken_at = -1
 
     @property
     def stops(self) -> bool:
@@ -83,7 +88,7 @@ class Blame:
         self.outage = None
         self._calls = 0
         self._failing.clear()
-        self._streak.clear()
+        self.streak.clear()
         self._alike = None
 
     def is_the_systems(
@@ -94,9 +99,13 @@ class Blame:
         ``blamed`` if one of them has failed on its own account before, ``beside`` if others passed
         at the same time.
         """
-        if isinstance(error, MessageTooLarge) or self._others_decided(ids):
+        if isinstance(error, MessageTooLarge):
             return False
         away = self.means_away(error)
+        if self._others_decided(ids):
+            if not away:
+                self._believe_less()
+            return False
         found = (
             self._is_away(ids, blamed) if away else self._fails_alike(error, ids, blamed, beside)
         )
@@ -118,6 +127,12 @@ class Blame:
             self._suspects.pop(one, None)
         return True
 
+    def _believe_less(self) -> None:
+        """What failed alike were bad messages: it takes twice as many the next time."""
+        if self._mistaken_at != self._passes:
+            self._mistaken_at = self._passes
+            self._enough *= 2
+
     def _is_away(self, ids: Sequence[str], blamed: bool) -> bool:
         others_fail = bool(self._failing.difference(ids))
         return others_fail or not blamed
@@ -132,11 +147,11 @@ class Blame:
             return False
         if type(error) is not self._alike:
             self._alike = type(error)
-            self._streak.clear()
-        self._streak.update(ids)
-        if len(self._streak) < ENOUGH:
+            self.streak.clear()
+        self.streak.update(ids)
+        if len(self.streak) < self._enough:
             return False
-        self._suspect(self._streak)
+        self._suspect(self.streak)
         return True
 
     def _suspect(self, ids: Collection[str]) -> None:

@@ -75,7 +75,7 @@ class Trial:
             self._acquit_streak()
             return
         verdict.raised_for(rows, error)
-        if len(rows) == 1:
+        if len(rows) == 1 and ids[0] in self._blame.streak:
             self._streak.append(rows.start)
 
     def _acquit_streak(self) -> None:
