@@ -14,6 +14,7 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,9 @@ _missing: list[str] = []
 class Postgres:
     """A server of its own in a folder, on the loopback interface."""
 
-    def __init__(self, programs: Path, folder: Path, driver: Path) -> None:
+    def __init__(self, programs: Path, folder: Path) -> None:
         self._programs = programs
         self._folder = folder
-        self.driver = driver
         self.password = "hunter2"
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -45,8 +45,23 @@ class Postgres:
         for path in (self._folder, secret, data) if os.geteuid() == 0 else ():
             shutil.chown(path, "postgres")
         self._run("initdb", "-D", data, "-U", "test", "--pwfile", secret, "-A", "scram-sha-256")
+        self.serve()
+
+    def serve(self) -> None:
+        """Start serving the database, at first or again."""
+        data, log = self._folder / "data", self._folder / "log"
         options = f"-h 127.0.0.1 -p {self.port} -k '' -F"
-        self._run("pg_ctl", "-D", data, "-l", self._folder / "log", "-w", "-o", options, "start")
+        self._run("pg_ctl", "-D", data, "-l", log, "-w", "-o", options, "start")
+
+    @property
+    def url(self) -> str:
+        """Where Python's clients connect to."""
+        return f"postgresql://test:{self.password}@127.0.0.1:{self.port}/postgres"
+
+    @property
+    def driver(self) -> Path:
+        """Its driver for Spark; the test is skipped where that cannot be had."""
+        return _driver()
 
     def stop(self) -> None:
         """End it at once."""
@@ -79,12 +94,21 @@ class Postgres:
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[Postgres]:
     """A running server with nothing in it."""
-    programs, driver = _programs(), _driver()
-    with tempfile.TemporaryDirectory(prefix="ebbflow-postgres-") as folder:
-        server = Postgres(programs, Path(folder), driver)
-        server.start()
+    with running_postgres() as server:
         yield server
-        server.stop()
+
+
+@contextmanager
+def running_postgres() -> Iterator[Postgres]:
+    """A server with nothing in it, for as long as the context lasts."""
+    programs = _programs()
+    with tempfile.TemporaryDirectory(prefix="ebbflow-postgres-") as folder:
+        server = Postgres(programs, Path(folder))
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
 
 
 def _programs() -> Path:

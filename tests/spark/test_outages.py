@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from ebbflow import Message, Pipeline, Response, Unavailable
+from ebbflow.cli.main import app
 from ebbflow.outcome import Counts
 from tests.spark.conftest import Failures
 
@@ -304,3 +306,61 @@ def test_a_bug_that_hits_every_message_stops_the_vertex_and_makes_no_dead_letter
     assert (seen[0].certain, seen[0].what) == (False, "KeyError: 'customer'")
     assert (summary.vertices["m"].done, summary.vertices["m"].dead_lettered) == (300, 0)
     assert server_letters("test") == []
+
+
+def test_a_flood_of_dead_letters_stops_the_vertex_until_it_is_resumed(
+    run, journal, server_letters, tmp_path
+):
+    mended = tmp_path / "mended"
+    seen, said = [], []
+
+    def mostly_buggy(datum):
+        if not mended.exists() and number_of(datum) % 10:
+            raise KeyError("customer")
+        return Message(datum.value)
+
+    class Watching(Failures):
+        def look(self, views):
+            if views["m"].halted and not seen:
+                seen.append(views["m"].halted)
+                mended.touch()
+                args = ["resume", "test", "m", "--state", str(tmp_path / "state")]
+                said.append(CliRunner().invoke(app, args).output)
+
+    pipeline = Pipeline("test").source("in", generator={"messages": 1_000})
+    policy = {"interval": "10ms", "steps": 1}
+    limit = {"share": 0.2, "window": 100}
+    pipeline = pipeline.map("m", mostly_buggy, on_error=policy, breaker=limit)
+    summary = run(pipeline.sink("out", storing(journal)), watcher=Watching())
+
+    assert seen == [
+        "20 of the last 100 messages became dead letters, the last one because of: "
+        "KeyError: 'customer'"
+    ]
+    assert said == ["Resumed: m.\n"]
+    assert (summary.vertices["m"].done, summary.vertices["m"].dead_lettered) == (980, 20)
+    assert len(server_letters("test")) == 20
+
+
+def test_a_run_begins_with_all_vertices_resumed(run, journal, tmp_path):
+    mended = tmp_path / "mended"
+
+    def buggy(datum):
+        if not mended.exists() and number_of(datum) % 3:
+            raise KeyError("customer")
+        return Message(datum.value)
+
+    class Stopping(Failures):
+        def look(self, views):
+            if views["m"].halted:
+                mended.touch()
+
+    pipeline = Pipeline("test").source("in", generator={"messages": 500})
+    limit = {"share": 0.1, "window": 100}
+    pipeline = pipeline.map("m", buggy, on_error={"steps": 0}, breaker=limit)
+    pipeline = pipeline.sink("out", storing(journal))
+    stopped = run(pipeline, watcher=Stopping(), timeout="12s")
+    assert stopped.ended == "timeout"
+    assert stopped.vertices["m"].dead_lettered == 10
+    finished = run(pipeline)
+    assert finished.totals["m"].done == 490

@@ -101,7 +101,7 @@ class SourceProcess:
         self._source = None
         self._inherited |= self._handed.keys()
         outage = Outage.of(error)
-        return outage if outage.named else replace(outage, what=what)
+        return outage if outage.named else replace(outage, what=" ".join(what.split()))
 
     # --- what a task can ask for ----------------------------------------------------------------
 
