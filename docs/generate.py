@@ -29,6 +29,7 @@ import ebbflow.testing
 from ebbflow.cli.main import app
 from ebbflow.cli.run import EXIT_CODES
 from ebbflow.core.letter import PREFIX, Letter
+from ebbflow.core.outage import DEFAULT_ON_UNAVAILABLE
 from ebbflow.datasource.columns import READ, WRITTEN
 from ebbflow.datasource.options import READ_OPTIONS, WRITE_OPTIONS, Option
 from ebbflow.jetstream.publisher import Tally
@@ -93,8 +94,9 @@ OPTION_MEANING = {
 
 
 NOTES = {
-    "Pipeline": "Options of every step: `partitions`, `limits`, `ordered` and `on_error`, as in "
-    'YAML (`limits={"read_batch_size": 50}`, `on_error={"interval": "2s", "steps": 3}`).',
+    "Pipeline": "Options of every step: `partitions`, `limits`, `ordered`, `on_error`, "
+    "`on_unavailable` and `breaker`, as in YAML "
+    '(`limits={"read_batch_size": 50}`, `on_error={"interval": "2s", "steps": 3}`).',
     "Response": "A failure is tried again first if the sink has a `retryStrategy`. `fallback`, "
     "`serve` and `on_success` need a fallback sink, a serving store and an on-success sink; "
     "without them they break the contract. See [sinks](../guides/sinks.md).",
@@ -161,8 +163,8 @@ def spec() -> str:
             "# Spec",
             "A file holds a Numaflow `Pipeline` or `MonoVertex` (`numaflow.numaproj.io/v1alpha1`). "
             "Beyond Numaflow there are `python` beside each `container`, `mode` of a udf, "
-            "`onError`, `servingStore`, `partitions` of a MonoVertex and `messages` of the "
-            "generator. Unknown fields are refused.",
+            "`onError`, `onUnavailable`, `breaker`, `servingStore`, `partitions` of a MonoVertex "
+            "and `messages` of the generator. Unknown fields are refused.",
             "## Fields of a Pipeline",
             table(columns, spec_fields(PipelineSpec, "", NO_EFFECT, FOLDED)),
             "## Fields of a MonoVertex",
@@ -184,12 +186,14 @@ def spec() -> str:
             "for `columnar` and `pandas` maps. If `readBatchSize` is set and `concurrency` is not, "
             "`concurrency` is the same number.",
             "## Back-off",
-            "`onError` has the same `backoff`; there `steps` may be 0. `steps` counts what comes "
-            "after the first call. Where a back-off says nothing:",
+            "`onError` and `onUnavailable` have the same `backoff`. In `onError` `steps` may be 0, "
+            "in `onUnavailable` there are none: a vertex waits for as long as it takes. `steps` "
+            "counts what comes after the first call. Where a back-off says nothing:",
             table(
                 ("of", *(one.name for one in fields(sections.DEFAULT_RETRY))),
                 [
                     ("`onError`", *backoff_texts(DEFAULT_ON_ERROR)),
+                    ("`onUnavailable`", *backoff_texts(DEFAULT_ON_UNAVAILABLE)),
                     ("`retryStrategy`", *backoff_texts(sections.DEFAULT_RETRY)),
                 ],
             ),
@@ -396,6 +400,9 @@ FIELD_MEANING = {
     "onSuccess": "the sink for what `sink` passes on",
     "tags.operator": "any, all or none of the tags",
     "tags.values": "the tags",
+    "onUnavailable.errors": "further exceptions that say that a system is away, as `module:Class`",
+    "breaker.share": "the most dead letters among the last messages, as a share; 1 is no limit",
+    "breaker.window": "how many of the last messages are looked at",
     "backoff.factor": "how much longer each wait is than the one before",
     "backoff.cap": "the longest wait",
     "backoff.jitter": "the share by which a wait may be longer or shorter",
@@ -443,6 +450,7 @@ KIND_TEXT = {
     kinds.Count: "whole number from 0",
     kinds.Percentage: "whole number from 1 to 100",
     kinds.Factor: "number from 1",
+    kinds.ErrorClass: "text, as `module:Class`",
     kinds.Jitter: "number from 0 to below 1",
     http_fields.Port: "port; 0 picks a free one",
     nats_fields.Url: "URL",
@@ -454,7 +462,13 @@ KIND_TEXT = {
     kafka_fields.Topics: "text, with commas between several, or a list",
     kafka_fields.Config: "mapping, or text of `key: value` lines",
 }
-PLAIN_TEXT = {str: "text", int: "whole number", bool: "`true` or `false`", Any: "anything"}
+PLAIN_TEXT = {
+    str: "text",
+    int: "whole number",
+    float: "number",
+    bool: "`true` or `false`",
+    Any: "anything",
+}
 
 
 def value_text(field: FieldInfo) -> str:
@@ -463,11 +477,12 @@ def value_text(field: FieldInfo) -> str:
     bounds = {
         name: getattr(part, name)
         for part in field.metadata
-        for name in ("ge", "le")
+        for name in ("ge", "gt", "le")
         if getattr(part, name, None) is not None
     }
     text = type_text(field.rebuild_annotation() if field.metadata else field.annotation)
     text += f" from {bounds['ge']}" if "ge" in bounds else ""
+    text += f" above {bounds['gt']}" if "gt" in bounds else ""
     return text + (f" to {bounds['le']}" if "le" in bounds else "")
 
 
@@ -535,7 +550,8 @@ def backoff_texts(policy: Backoff) -> Iterator[str]:
     """A back-off, field by field."""
     for one in fields(policy):
         value = getattr(policy, one.name)
-        longest = one.name == "cap" and value == sections.DEFAULT_RETRY.cap
+        endless = policy is DEFAULT_ON_UNAVAILABLE and one.name == "steps"
+        longest = endless or (one.name == "cap" and value == sections.DEFAULT_RETRY.cap)
         unit = " ms" if one.name in ("interval", "cap") else ""
         yield "none" if longest else f"{value:g}{unit}" if value < 10**5 else f"{value}{unit}"
 

@@ -30,11 +30,10 @@ DEFAULT_RETRY = Backoff(interval=1, steps=65_535)
 """What a ``retryStrategy`` leaves out."""
 
 
-class BackoffSpec(Section):
-    """Waits between retries; what is left out comes from the defaults of where it is used."""
+class WaitsSpec(Section):
+    """Waits that grow; what is left out comes from the defaults of where they are used."""
 
     interval: fields.Millis | None = None
-    steps: fields.Positive | None = None
     factor: fields.Factor | None = None
     cap: fields.Millis | None = None
     jitter: fields.Jitter | None = None
@@ -47,6 +46,12 @@ class BackoffSpec(Section):
         chosen.setdefault("cap", max(defaults.cap, interval))
         names = Backoff.__dataclass_fields__
         return Backoff(**{name: chosen.get(name, getattr(defaults, name)) for name in names})
+
+
+class BackoffSpec(WaitsSpec):
+    """Waits between retries, of which there are so many."""
+
+    steps: fields.Positive | None = None
 
 
 class RetryStrategy(Section):
@@ -82,11 +87,11 @@ class OnUnavailable(Section):
     """What to do while a system that user code needs is away.
 
     ``errors`` are further exceptions that say so, as ``module:Class``; ``backoff`` is how long to
-    wait between two tries (its ``steps`` have no effect: the vertex waits for as long as it takes).
+    wait between two tries. There is no end to them: the vertex waits for as long as it takes.
     """
 
     errors: tuple[fields.ErrorClass, ...] = ()
-    backoff: BackoffSpec = BackoffSpec()
+    backoff: WaitsSpec = WaitsSpec()
 
     @property
     def policy(self) -> Backoff:

@@ -14,7 +14,6 @@ from ebbflow.spec import targets
 from ebbflow.spec.model import MonoVertexBody, Vertex
 from ebbflow.spec.problem import FieldPath, Finding
 from ebbflow.spec.sections import (
-    BackoffSpec,
     OneOf,
     RetryStrategy,
     ServingStore,
@@ -25,6 +24,7 @@ from ebbflow.spec.sections import (
     Transformer,
     Udf,
     UserCode,
+    WaitsSpec,
 )
 
 _DNS_1035 = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -173,7 +173,7 @@ def _no_fallback(strategy: RetryStrategy | None, path: FieldPath, why: str) -> I
         yield Finding("EB502", message, (*path, "retryStrategy", "onFailure"))
 
 
-def _backoff(backoff: BackoffSpec, path: FieldPath) -> Iterator[Finding]:
+def _backoff(backoff: WaitsSpec, path: FieldPath) -> Iterator[Finding]:
     # A cap alone is compared with the shortest wait there is.
     interval = 1 if backoff.interval is None else backoff.interval
     if backoff.cap is not None and backoff.cap < interval:
