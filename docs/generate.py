@@ -761,6 +761,7 @@ LETTER_MEANING = {
     "headers": "its headers",
     "metadata": "its metadata, values in base64",
     "size": "the length of the value, if the value had to be cut",
+    "unread": "`true` if the value is what a source could not make a message of",
 }
 
 

@@ -178,7 +178,12 @@ class DeadLetters:
 
     def _may_return(self, one: StoredLetter, refused: Refused) -> bool:
         why = None
-        if one.letter.size is not None:
+        if one.letter.unread:
+            why = (
+                "a source could not read this, so there is no message to send back; correct the "
+                "row, or the schema, and have the source read it again"
+            )
+        elif one.letter.size is not None:
             why = (
                 "the value was cut because it was too large to be kept whole; send the original "
                 "message to the source again"

@@ -61,11 +61,17 @@ class Succeeded:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Out of the pipeline, kept with everything needed to understand and replay it."""
+    """Out of the pipeline, kept with everything needed to understand and replay it.
+
+    ``size`` is the length of its value if that was cut before. ``unread`` says that the value is
+    what a source could not make a message of, which no vertex can take back.
+    """
 
     reason: str
     error: str | None = None
     traceback: str | None = None
+    size: int | None = None
+    unread: bool = False
 
 
 Outcome = Done | Dropped | Redeliver | Retry | FellBack | Served | Succeeded | DeadLetter

@@ -64,6 +64,17 @@ def test_a_restart_is_told_at_once_and_once() -> None:
     ]
 
 
+def test_a_source_that_fails_without_its_vertex_is_told_for_each_new_reason() -> None:
+    plain = Plain()
+    for failure in ("no file", "no file", "no table", None, "no table"):
+        plain.lines.look({"in": view(failure=failure)})
+    assert plain.told == [
+        "    0.0 s  in: restarting: no file",
+        "    0.0 s  in: restarting: no table",
+        "    0.0 s  in: restarting: no table",
+    ]
+
+
 def test_the_run_is_interrupted_when_nobody_reads_its_lines_any_more() -> None:
     reading, writing = os.pipe()
     os.close(reading)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from functools import partial
 import pytest
 
 from ebbflow import MonoVertex, Pipeline, Response
+from ebbflow.cli.display import PlainLines
 from ebbflow.errors import SetupError
 from ebbflow.jetstream import streams
 from ebbflow.jetstream.access import embedded, linked
@@ -148,18 +150,21 @@ def test_a_row_that_no_message_can_hold_is_a_dead_letter(
     rows = spark.sql("SELECT 'fine' AS value UNION ALL SELECT repeat('x', 9000000)")
     rows.write.parquet(str(tmp_path / "large"))
     source = {"format": "parquet", "options": {"path": str(tmp_path / "large")}, "stream": False}
-    run(Pipeline("test").source("in", spark=source).sink("out", store))
+    counts = run(Pipeline("test").source("in", spark=source).sink("out", store)).vertices["in"]
 
     assert journal.read() == ["fine"]
     (letter,) = server_letters("test")
     assert (letter.vertex, letter.reason, letter.size) == ("in", "message too large", 9_000_000)
+    assert (counts.read, counts.done, counts.dead_lettered) == (2, 1, 1)
 
 
 def test_a_query_that_fails_tells_why_and_is_started_again(run, folder, store, journal):
-    told = []
+    told, plain = [], io.StringIO()
+    lines = PlainLines(io.StringIO(), plain)
 
     class Watching(Silent):
         def look(self, views):
+            lines.look(views)
             if views["in"].failure and not told:
                 told.append(views["in"].failure)
                 (folder / "bad.json").write_text('{"n": 2}\n')
@@ -170,6 +175,7 @@ def test_a_query_that_fails_tells_why_and_is_started_again(run, folder, store, j
 
     assert told[0].startswith("JsonParseException: Unrecognized token 'no'")
     assert told[0].endswith(f"(in file://{folder}/bad.json)")
+    assert plain.getvalue().count(f"in: restarting: {told[0]}") == 1
     assert journal.read() == ["2"]
 
 

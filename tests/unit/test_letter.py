@@ -26,6 +26,7 @@ letters = st.builds(
     headers=maps,
     metadata=metadata,
     size=st.none() | st.integers(0, 2**32),
+    unread=st.booleans(),
 )
 
 

@@ -172,7 +172,9 @@ def state_of(view: VertexView) -> str:
     if view.waiting:
         return one_line(waiting_words(view.waiting))
     if view.failure:
-        return one_line(f"restarting (restart {view.restarts}): {view.failure}")
+        # A source that is fed on the driver fails and begins again without its vertex.
+        count = f" (restart {view.restarts})" if view.restarts else ""
+        return one_line(f"restarting{count}: {view.failure}")
     running = f"running, {view.restarts} restarts" if view.restarts else "running"
     waiting = [f"{view.pending:,} waiting at the source"] if view.pending else []
     return ", ".join([running, *waiting, *_troubles(view.publishing)])
@@ -218,6 +220,7 @@ class PlainLines:
         self._began = self._shown_at = clock()
         self._progress = ""
         self._restarts: dict[str, int] = {}
+        self._failures: dict[str, str | None] = {}
         self._reasons: dict[str, str] = {}
         self._stuck: dict[str, tuple[str, float]] = {}
         self._reader_gone = False
@@ -241,11 +244,10 @@ class PlainLines:
                 _thread.interrupt_main()
 
     def look(self, views: Mapping[str, VertexView]) -> None:
-        """Restarts and new nack reasons at once; counts now and then, when they have changed."""
+        """New failures and nack reasons at once; counts now and then, when they have changed."""
         for vertex, view in views.items():
             self._tell_stuck(vertex, view)
-            if view.restarts > self._restarts.get(vertex, 0):
-                self._restarts[vertex] = view.restarts
+            if self._is_news(vertex, view):
                 self._tell(f"{vertex}: {state_of(view)}")
             if view.nack_reason and view.nack_reason != self._reasons.get(vertex):
                 self._reasons[vertex] = view.nack_reason
@@ -267,6 +269,12 @@ class PlainLines:
             waited = view.waiting.seconds if view.waiting else 60.0
             due = self._clock() + max(_STUCK_EVERY, waited)
         self._stuck[vertex] = (stuck, due)
+
+    def _is_news(self, vertex: str, view: VertexView) -> bool:
+        """Whether the vertex was started again, or fails for another reason than it did."""
+        restarts, failure = self._restarts.get(vertex, 0), self._failures.get(vertex)
+        self._restarts[vertex], self._failures[vertex] = view.restarts, view.failure
+        return view.restarts > restarts or view.failure not in (None, failure)
 
     def close(self) -> None:
         """Nothing is open."""

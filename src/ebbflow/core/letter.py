@@ -19,7 +19,10 @@ _BRIEF = 200
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """One dead letter. ``size`` is the length of the original value when ``value`` was cut."""
+    """One dead letter. ``size`` is the length of the original value when ``value`` was cut.
+
+    ``unread`` says that the value is what a source could not make a message of.
+    """
 
     id: str
     vertex: str
@@ -35,6 +38,7 @@ class Letter:
     headers: dict[str, str]
     metadata: dict[str, dict[str, bytes]]
     size: int | None = None
+    unread: bool = False
 
     def fitting(self, limit: int) -> Letter:
         """This letter, cut if it would not fit into a message of ``limit`` bytes.
@@ -44,7 +48,7 @@ class Letter:
         """
         if len(self.value) + self._taken() <= limit:
             return self
-        letter = replace(self, size=len(self.value))
+        letter = replace(self, size=self.size or len(self.value))
         if letter._taken() > limit:
             letter = replace(letter, headers={}, metadata={}, keys=[], traceback=None)
         if letter._taken() > limit:
@@ -76,6 +80,7 @@ class Letter:
             "Headers": self.headers or None,
             "Metadata": metadata or None,
             "Size": self.size,
+            "Unread": self.unread or None,
         }
         # JSON keeps every header on one line of plain ASCII, which is all that NATS carries.
         return {PREFIX + name: json.dumps(f) for name, f in facts.items() if f is not None}
@@ -108,6 +113,7 @@ class Letter:
                 for group, entries in facts.get("Metadata", {}).items()
             },
             size=facts.get("Size"),
+            unread=facts.get("Unread", False),
         )
 
 

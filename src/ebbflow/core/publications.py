@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ebbflow import frames
+from ebbflow.core import arrival
 from ebbflow.core.letter import Letter
 from ebbflow.core.outputs import NOBODY
 from ebbflow.core.redelivery import due_time
@@ -152,13 +153,17 @@ def letters(
 
 
 def _letter(rows: Rows, index: int, why: DeadLetter, vertex: str, now: datetime) -> Letter:
+    facts = {name: rows.column(name)[index] for name in _LETTER_FACTS}
+    facts["metadata"].pop(arrival.MARK, None)
     return Letter(
         vertex=vertex,
         reason=why.reason,
         error=why.error,
         traceback=why.traceback,
         last_seen=now.astimezone(UTC),
-        **{name: rows.column(name)[index] for name in _LETTER_FACTS},
+        size=why.size,
+        unread=why.unread,
+        **facts,
     )
 
 

@@ -49,12 +49,12 @@ class Format:
             text = text.replace(secret.reveal(), "***")
         return text
 
-    def check(self, spark: SparkSession, where: str) -> None:
-        """``SetupError`` if Spark does not know the format."""
+    def check(self, spark: SparkSession, where: str) -> str:
+        """The class of Spark's that knows the format; ``SetupError`` if there is none."""
         sources = spark._jvm.org.apache.spark.sql.execution.datasources.DataSource  # type: ignore[union-attr]
         conf = spark._jsparkSession.sessionState().conf()
         try:
-            sources.lookupDataSource(self.name, conf)
+            return str(sources.lookupDataSource(self.name, conf).getName())
         except Py4JError as error:
             if _NOT_FOUND in str(error):
                 raise SetupError(
@@ -62,3 +62,4 @@ class Format:
                     "Correct it, or name the package that has it with "
                     "--conf spark.jars.packages=GROUP:NAME:VERSION.",
                 ) from None
+            return ""  # reading or writing says what is wrong

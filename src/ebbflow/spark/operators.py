@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import assert_never
 
+from ebbflow.core.arrival import setting_aside
 from ebbflow.core.blame import Outage
 from ebbflow.core.mono import Mono, Step, run_mono
 from ebbflow.core.position import LINEAGE
@@ -80,8 +81,9 @@ class UserCode:
     def _made(self) -> Call:
         operator = Operators(self._plan, self._emit).operator()
         if self._careful and not isinstance(self._plan.role, Forward):
-            return Careful(operator, partial(_fresh_operator, self._plan))
-        return operator
+            operator = Careful(operator, partial(_fresh_operator, self._plan))
+        fed = self._plan.is_source and self._plan.has_buffer
+        return setting_aside(operator) if fed else operator
 
     def __call__(self, verdict: Verdict) -> None:
         """Have it decide about a chunk."""

@@ -3,12 +3,15 @@
 A frame's id is made of the query, the micro-batch, the task, the place of its first row and a hash
 of its content. So a task that is run again stores nothing twice, and one that came to other rows
 loses none. A full buffer holds the task up until there is room.
+
+What Spark could not read and what no message can hold is stored as well, marked as dead on arrival.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,15 +22,17 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from ebbflow import frames
-from ebbflow.core.letter import Letter
+from ebbflow.core.arrival import marked
 from ebbflow.errors import BufferFull, EbbflowError, MessageTooLarge
 from ebbflow.jetstream.addresses import Addresses
 from ebbflow.jetstream.connection import Link, worker_link
 from ebbflow.jetstream.names import Names
-from ebbflow.jetstream.publisher import BUFFER, publish
+from ebbflow.jetstream.publisher import BUFFER
+from ebbflow.outcome import DeadLetter
 from ebbflow.sources.feed import Buffers
 
 SCHEMA = "stored bigint"
+_UNREAD = "unread"
 _IN_FLIGHT = 8
 _LONGEST_ID = 200
 
@@ -67,33 +72,43 @@ class _Task:
     def store(self, batch: pa.RecordBatch) -> None:
         """Store rows; returns when all of them are confirmed."""
         first, self.rows = self.rows, self.rows + batch.num_rows
-        self._given = {"id", *batch.schema.names}
-        rows = self._messages(batch, first)
-        sizes = pc.binary_length(rows.column("value"))
-        large = pc.indices_nonzero(pc.greater(sizes, self._storing.largest)).to_pylist()
-        if large:
-            self._link.run(self._bury(rows, large))
-            kept = sorted(set(range(rows.num_rows)) - set(large))
-            rows = frames.taken(rows, kept)
-        self._link.run(self._put_all(rows, first))
+        self._given = {"id", "metadata", *batch.schema.names} - {_UNREAD}
+        self._link.run(self._put_all(self._messages(batch, first), first))
 
     def _messages(self, batch: pa.RecordBatch, first: int) -> pa.RecordBatch:
         count = batch.num_rows
         columns = {name: batch.column(name) for name in batch.schema.names}
-        columns["value"] = pc.fill_null(columns["value"].cast(pa.binary()), b"")
+        values = pc.fill_null(columns.pop("value").cast(pa.binary()), b"").to_pylist()
+        unread = columns.pop(_UNREAD).to_pylist() if _UNREAD in columns else [None] * count
+        now = pa.scalar(datetime.now(UTC), frames.TIME)
+        columns["first_seen"] = pa.repeat(now, count)
+        columns["event_time"] = _event_times(columns.get("event_time"), now, unread)
+        dead = self._dead(values, unread)
+        if dead:
+            values = [value[: self._storing.largest] for value in values]
+            columns["metadata"] = [
+                marked(dead[row]) if row in dead else None for row in range(count)
+            ]
         given = columns.pop("id").to_pylist() if "id" in columns else [None] * count
-        values = columns["value"].to_pylist()
         columns["id"] = [
             self._id(one, value, row)
             for row, (one, value) in enumerate(zip(given, values, strict=True), first)
         ]
-        now = pa.scalar(datetime.now(UTC), frames.TIME)
-        columns["first_seen"] = pa.repeat(now, count)
-        times = columns.get("event_time")
-        columns["event_time"] = (
-            columns["first_seen"] if times is None else pc.fill_null(times.cast(frames.TIME), now)
-        )
-        return frames.batch_of(columns, count)
+        return frames.batch_of(columns | {"value": values}, count)
+
+    def _dead(self, values: list[bytes], unread: list[Any]) -> dict[int, DeadLetter]:
+        """The rows that are no messages, and why."""
+        found = {}
+        for row, (value, why) in enumerate(zip(values, unread, strict=True)):
+            size = len(value) if why is None else why["size"]
+            cut = size if size > min(len(value), self._storing.largest) else None
+            if why is not None:
+                error = why["error"] or _not_json(value)
+                found[row] = DeadLetter("unreadable row", error, size=cut, unread=True)
+            elif cut is not None:
+                error = MessageTooLarge(size, self._storing.largest)
+                found[row] = DeadLetter("message too large", f"MessageTooLarge: {error}", size=cut)
+        return found
 
     def _id(self, given: str | None, value: bytes, row: int) -> str:
         """As the user says, told apart by content; or where in the query it is."""
@@ -126,38 +141,23 @@ class _Task:
             except BufferFull:
                 await asyncio.sleep(BUFFER.wait)
 
-    async def _bury(self, rows: pa.RecordBatch, large: list[int]) -> None:
-        """What no buffer can hold goes to the dead letters, cut to what fits."""
-        for row in frames.taken(rows, large).to_pylist():
-            letter = _letter(row, self._storing)
-            await publish(
-                self._link.client,
-                self._names.dead_letter_subject(self._storing.vertex),
-                letter.value,
-                letter.to_headers(),
-                msg_id=f"{self._place}:dead:{frames.fingerprint([letter.id])}",
-                retry=BUFFER,
-            )
+
+def _event_times(given: pa.Array | None, now: pa.Scalar, unread: list[Any]) -> pa.Array:
+    """As given, else now; of what could not be read nothing is known, nor does it move time on."""
+    known = pa.array([why is None for why in unread], pa.bool_())
+    times = pa.nulls(len(unread), frames.TIME) if given is None else given.cast(frames.TIME)
+    return pc.if_else(known, pc.fill_null(times, now), pa.scalar(None, frames.TIME))
 
 
-def _letter(row: dict[str, Any], storing: Storing) -> Letter:
-    now = datetime.now(UTC)
-    error = MessageTooLarge(len(row["value"]), storing.largest)
-    return Letter(
-        id=row["id"],
-        vertex=storing.vertex,
-        value=row["value"],
-        reason="message too large",
-        error=f"MessageTooLarge: {error}",
-        traceback=None,
-        deliveries=1,
-        first_seen=now,
-        last_seen=now,
-        event_time=row["event_time"],
-        keys=row["keys"] or [],
-        headers=dict(row["headers"] or ()),
-        metadata={},
-    ).fitting(storing.largest)
+def _not_json(value: bytes) -> str:
+    """What is wrong with a record of JSON of which Spark could read nothing."""
+    try:
+        found = json.loads(value)
+    except ValueError as error:
+        return f"it is no JSON: {error}"
+    if not isinstance(found, dict):
+        return "it is no JSON object"
+    return "something in it is not as the schema says"
 
 
 def _place(query: str | None) -> tuple[str, str]:
