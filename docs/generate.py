@@ -736,6 +736,9 @@ TALLY_MEANING = {
     "no_responders": "attempts that found nobody listening: the stream has no leader, or is gone",
     "unanswered": "attempts that met with silence, as when a server is killed",
     "full": "attempts that a full buffer did not take",
+    "refused": "attempts that the server could not take just then: it has no leader, or no room",
+    "confirmed": "how often something was stored",
+    "refusal": "what the server said when it last refused",
 }
 
 

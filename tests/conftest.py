@@ -9,9 +9,17 @@ from typing import Any
 import pytest
 
 from ebbflow.spark.session import session
-from tests.kafka.fixture import kafka, pytest_terminal_summary
+from tests.disk import small_disk, tell_what_is_missing
+from tests.kafka import fixture
+from tests.kafka.fixture import kafka
 
-__all__ = ["kafka", "pytest_terminal_summary"]
+__all__ = ["kafka", "small_disk"]
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say what could not be tested on this machine."""
+    fixture.tell_what_is_missing(terminalreporter)
+    tell_what_is_missing(terminalreporter)
 
 
 @pytest.fixture(scope="session")

@@ -34,8 +34,8 @@ def _started(folders: pytest.TempPathFactory) -> Broker:
     pytest.skip(f"Kafka is not tested: {_missing[0]}")
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
+def tell_what_is_missing(reporter: Any) -> None:
     """Say once more, where everybody looks, that nothing was tested against Kafka."""
     if _missing:
-        terminalreporter.section("Kafka was NOT tested", sep="!", yellow=True, bold=True)
-        terminalreporter.line(f"No broker could be started for tests: {_missing[0]}.")
+        reporter.section("Kafka was NOT tested", sep="!", yellow=True, bold=True)
+        reporter.line(f"No broker could be started for tests: {_missing[0]}.")

@@ -195,6 +195,7 @@ def _troubles(tally: Tally) -> list[str]:
         "without a stream": tally.no_responders,
         "unanswered": tally.unanswered,
         "at a full buffer": tally.full,
+        f"refused ({one_line(tally.refusal)})": tally.refused,
     }
     return [f"{number:,} times {what}" for what, number in met.items() if number]
 
@@ -272,9 +273,10 @@ class PlainLines:
 
     def _is_news(self, vertex: str, view: VertexView) -> bool:
         """Whether the vertex was started again, or fails for another reason than it did."""
-        restarts, failure = self._restarts.get(vertex, 0), self._failures.get(vertex)
-        self._restarts[vertex], self._failures[vertex] = view.restarts, view.failure
-        return view.restarts > restarts or view.failure not in (None, failure)
+        failure = None if view.waiting or view.halted else view.failure
+        restarts, before = self._restarts.get(vertex, 0), self._failures.get(vertex)
+        self._restarts[vertex], self._failures[vertex] = view.restarts, failure
+        return view.restarts > restarts or failure not in (None, before)
 
     def close(self) -> None:
         """Nothing is open."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from ebbflow.errors import SetupError
 from ebbflow.jetstream.addresses import INBOX, Addresses
 from ebbflow.jetstream.connection import Link, check_version
+from ebbflow.jetstream.disk import Tell, watched
 from ebbflow.jetstream.login import Login
 from ebbflow.jetstream.server import EmbeddedServer, StateFolder
 
@@ -44,15 +45,39 @@ def own_server(nats: str | None, login: Login | None = None) -> Addresses | None
     return Addresses.of(url, beside)
 
 
+def _nobody(_text: str) -> None:
+    """Where nobody watches."""
+
+
 @contextmanager
-def embedded(state: Path, *, port: int = 0, sync_always: bool = False) -> Iterator[Addresses]:
-    """The embedded server in a state folder, for as long as the context lasts."""
+def _writing_to(folder: StateFolder) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SetupError(
+            f"Cannot write to the state folder {folder.path}: {error.strerror}.",
+            "Make room there, or choose another one with --state DIR.",
+        ) from error
+
+
+@contextmanager
+def embedded(
+    state: Path, *, port: int = 0, sync_always: bool = False, tell: Tell = _nobody
+) -> Iterator[Addresses]:
+    """The embedded server in a state folder, for as long as the context lasts.
+
+    ``tell`` hears of a disk that is full, and when there is room again.
+    """
     folder = StateFolder(state)
-    folder.acquire()
+    with _writing_to(folder):
+        folder.acquire()
     try:
         server = EmbeddedServer(folder, port=port, sync_always=sync_always)
         try:
-            yield server.start()
+            with _writing_to(folder):
+                address = server.start()
+            with watched(folder.nats, server, tell):
+                yield address
         finally:
             server.stop()
     finally:
@@ -79,8 +104,12 @@ def connected(
     inbox: str = INBOX,
     port: int = 0,
     sync_always: bool = False,
+    tell: Tell = _nobody,
 ) -> Iterator[Link]:
-    """A link to the user's server, or to an embedded one that is started for it."""
+    """A link to the user's server, or to an embedded one that is started for it.
+
+    ``tell`` hears about the disk of the embedded one.
+    """
     own = own_server(nats, login)
     if own is not None:
         with linked(replace(own, inbox=inbox)) as link:
@@ -89,7 +118,7 @@ def connected(
     if login is not None:
         raise SetupError("There is a login for NATS, but no server to log in to.", "Name its URL.")
     with (
-        embedded(state, port=port, sync_always=sync_always) as server,
+        embedded(state, port=port, sync_always=sync_always, tell=tell) as server,
         linked(replace(server, inbox=inbox)) as link,
     ):
         yield link

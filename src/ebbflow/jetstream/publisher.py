@@ -16,7 +16,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
 import nats.errors
@@ -72,16 +72,29 @@ class Tally:
 
     ``attempts`` is how often a message was sent, ``no_responders`` how often nobody listened,
     ``unanswered`` how often there was silence, ``full`` how often the stream was at its limit.
+    ``refused`` is how often the server could not take it for the moment, ``confirmed`` how often
+    it did; ``refusal`` is what it said last when it could not.
     """
 
     attempts: int = 0
     no_responders: int = 0
     unanswered: int = 0
     full: int = 0
+    refused: int = 0
+    confirmed: int = 0
+    refusal: str = ""
+
+    @property
+    def failures(self) -> int:
+        """Attempts that came to nothing, but for those at a full stream, which is no failure."""
+        return self.no_responders + self.unanswered + self.refused
 
     def __add__(self, other: Tally) -> Tally:
-        pairs = zip(astuple(self), astuple(other), strict=True)
-        return Tally(*(mine + theirs for mine, theirs in pairs))
+        total = Tally(refusal=other.refusal or self.refusal)
+        for one in fields(self):
+            if one.name != "refusal":
+                setattr(total, one.name, getattr(self, one.name) + getattr(other, one.name))
+        return total
 
     def take(self, other: Tally) -> None:
         """Count what somebody else has met with as well."""
@@ -219,6 +232,7 @@ class Sending:
             return None
         if "stream" not in answer or "seq" not in answer:
             raise self.refusal(PermanentPublishError, "what answered is not a stream")
+        self._tally.confirmed += 1
         return Ack(answer["stream"], answer["seq"], bool(answer.get("duplicate")), self._sent)
 
     async def _denied(self, code: int, text: str) -> None:
@@ -236,6 +250,8 @@ class Sending:
             await self._pause(PublishTimeout, text)
         elif code in _TEMPORARY:
             self._seen[f"heard: {text}"] += 1
+            self._tally.refused += 1
+            self._tally.refusal = text
             await self._pause(NoStreamResponse, text)
         else:
             error = self.refusal(PermanentPublishError, text)

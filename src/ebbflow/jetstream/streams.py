@@ -30,6 +30,7 @@ _NO_LEADER = 10008
 _TEMPORARY = frozenset({_NO_LEADER, 10009, 10118, 10119})
 _NO_PEERS = 10005
 _NO_CLUSTER = 10074
+_NO_ROOM = 10047
 PATIENCE = 30.0
 # For an answer. Short at first, because one that got lost in an election never comes.
 _FIRST_WAIT, _LONGER = 1.0, 0.25
@@ -220,6 +221,11 @@ def _refused(config: dict[str, Any], error: ApiError) -> SetupError:
         return SetupError(
             f"The NATS cluster has no {replicas} servers that can keep stream {name}: {error}.",
             f"Start those that are missing, see whether they have room, {lower}.",
+        )
+    if error.code == _NO_ROOM:
+        return SetupError(
+            f"NATS has no room to set aside for stream {name}: {error}.",
+            "Make room on its disk, or raise max_file_store in its configuration.",
         )
     return SetupError(f"NATS refused stream {name}: {error}.")
 

@@ -23,7 +23,7 @@ import nats.errors
 from ebbflow.core.outage import Waiting
 from ebbflow.errors import JetStreamUnavailable
 from ebbflow.jetstream import streams
-from ebbflow.jetstream.access import connected
+from ebbflow.jetstream.access import connected, own_server
 from ebbflow.jetstream.login import Login
 from ebbflow.jetstream.names import Names
 from ebbflow.jetstream.positions import read_all
@@ -37,6 +37,7 @@ from ebbflow.spark.listener import Listener
 from ebbflow.spark.plan import VertexPlan
 from ebbflow.spark.planning import make_plans
 from ebbflow.spark.supervisor import Supervisor, VertexSupervisor
+from ebbflow.spark.unconfirmed import Unconfirmed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -172,6 +173,7 @@ class Run:
         self._listener = Listener(self._names, watcher.line)
         memory = options.state / "feeds" / spec.name
         self._feeds = Feeds(watcher.stage, memory, options.drain)
+        self._unconfirmed: Unconfirmed | None = None
 
     def stop(self) -> None:
         """End the run in good order; from any thread."""
@@ -191,8 +193,11 @@ class Run:
                     inbox=self._names.inbox,
                     port=options.nats_port,
                     sync_always=options.durable,
+                    tell=self._watcher.stage,
                 )
             )
+            if own_server(options.nats, options.login) is not None:
+                self._unconfirmed = Unconfirmed(str(self._link.server), self._watcher.stage)
             stack.enter_context(alone(self._link, self._names))
             plans = self._plans()
             before = self._totals(plans)
@@ -304,6 +309,8 @@ class Run:
     def _look(
         self, plans: Sequence[VertexPlan], supervisor: Supervisor, before: dict[str, Counts]
     ) -> None:
+        if self._unconfirmed is not None:
+            self._unconfirmed.look({p.vertex: self._listener.tally(p.vertex) for p in plans})
         totals = self._totals(plans)
         vertices = {vertex.plan.vertex: vertex for vertex in supervisor.vertices}
         self._watcher.look(

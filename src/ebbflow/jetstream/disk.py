@@ -1,0 +1,167 @@
+"""Watching the disk that an embedded server stores on: told when it is full, healed when it is not.
+
+A nats-server that could not write a message answers nobody, and goes on doing so for that stream
+when there is room again: it keeps the error until it is started anew. Whoever publishes meets with
+silence and tries again, so nothing is lost meanwhile, but nobody would know, and nothing would ever
+go on. So the disk and the server's log are looked at every second. That the disk is full is told
+with its path and what is left; once there is room, a server that has complained is restarted.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+_EVERY = 1.0
+_MIB = 1024 * 1024
+# A write fails only if less is left than one message takes, which is 8 MiB at most.
+_LOW = 16 * _MIB
+_FULL = 1 * _MIB
+_ROOM = 32 * _MIB
+_FIRST_WAIT, _LONGEST_WAIT = 5.0, 60.0
+_COMPLAINTS = (b"no space left on device", b"disk quota exceeded")
+_MOST_READ = 1 * _MIB
+
+Tell = Callable[[str], None]
+
+
+class Server(Protocol):
+    """What stores on the disk."""
+
+    def restart(self) -> None:
+        """End it and have it started again; returns when the old one is gone."""
+
+
+class DiskWatch:
+    """Looks at the disk of a folder, and at what the server that stores there says about it.
+
+    ``left`` tells how many bytes may still be written there.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        server: Server,
+        tell: Tell,
+        left: Callable[[Path], int] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder = folder
+        self._server = server
+        self._tell = tell
+        self._left = left or bytes_left
+        self._clock = clock
+        self._log = _Log(folder / "server.log")
+        self._told = ""
+        self._has_complained = False
+        self._wait = _FIRST_WAIT
+        self._restarted_at = -_LONGEST_WAIT
+
+    def look(self) -> None:
+        """Tell what has changed, and restart the server if that is what it takes to go on."""
+        left = self._left(self._folder)
+        self._has_complained |= self._log.complains()
+        if left < _FULL or (self._has_complained and left < _ROOM):
+            self._say(
+                "full",
+                f"is full, with {_size(left)} left; nothing more can be stored, and "
+                "the pipeline waits until there is room",
+            )
+        elif left < _LOW:
+            self._say("low", f"has only {_size(left)} left; when it is full, the pipeline waits")
+        elif left >= _ROOM and self._has_complained:
+            self._heal(left)
+        elif left >= _ROOM and self._told:
+            self._say("", f"has room again: {_size(left)}")
+
+    def _heal(self, left: int) -> None:
+        """Not again and again: an error that a restart does not mend has another reason."""
+        now = self._clock()
+        if now - self._restarted_at < self._wait:
+            return
+        recent = now - self._restarted_at < 2 * _LONGEST_WAIT
+        self._wait = min(2 * self._wait, _LONGEST_WAIT) if recent else _FIRST_WAIT
+        self._restarted_at = now
+        self._server.restart()
+        self._log.skip()
+        self._has_complained = False
+        self._told = "healing"
+        self._say(
+            "",
+            f"has {_size(left)} left, but NATS could not write to it; NATS was "
+            "restarted, and the pipeline goes on",
+        )
+
+    def _say(self, state: str, what: str) -> None:
+        if state != self._told:
+            self._told = state
+            self._tell(f"the disk of {self._folder.parent} {what}")
+
+
+@contextmanager
+def watched(folder: Path, server: Server, tell: Tell) -> Iterator[None]:
+    """Watch the disk of a server's folder, on a thread of its own, while the context lasts."""
+    ended = threading.Event()
+    watch = DiskWatch(folder, server, tell)
+
+    def keep_looking() -> None:
+        while not ended.wait(_EVERY):
+            watch.look()
+
+    thread = threading.Thread(target=keep_looking, name="disk-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(5)
+
+
+def bytes_left(folder: Path) -> int:
+    """How much may still be written; nothing if there is no room for another file."""
+    found = os.statvfs(folder)
+    files = found.f_favail if found.f_files else 1  # some file systems do not count them
+    return found.f_bavail * found.f_frsize if files else 0
+
+
+def _size(left: int) -> str:
+    return f"{left / _MIB:,.1f} MiB" if left >= _MIB else f"{left / 1024:,.0f} KiB"
+
+
+class _Log:
+    """What is new in the server's log."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.skip()
+
+    def skip(self) -> None:
+        """Go on at its end."""
+        self._which, self._read = self._state()
+
+    def complains(self) -> bool:
+        """Whether the server has said since the last look that it could not write."""
+        which, length = self._state()
+        if which != self._which:  # the old one was put aside
+            self._read = 0
+        start = max(self._read, length - _MOST_READ)
+        self._which, self._read = which, length
+        if start >= length:
+            return False
+        with open(self._file, "rb") as log:
+            log.seek(start)
+            new = log.read(length - start).lower()
+        return any(text in new for text in _COMPLAINTS)
+
+    def _state(self) -> tuple[int, int]:
+        """Which file it is, and its length."""
+        try:
+            found = self._file.stat()
+        except OSError:
+            return 0, 0
+        return found.st_ino, found.st_size

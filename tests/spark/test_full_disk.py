@@ -1,0 +1,56 @@
+"""A disk that is full stops a pipeline, tells so and loses nothing; room is all it takes."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from contextlib import ExitStack
+from random import Random
+
+import pytest
+
+from ebbflow import Message, Pipeline, Response
+from ebbflow.jetstream.access import embedded
+from ebbflow.spark.run import Silent
+
+pytestmark = pytest.mark.slow
+
+MESSAGES = 8_000
+
+
+@pytest.mark.parametrize("whose", ["embedded", "own"])
+def test_a_pipeline_on_a_full_disk_waits_and_goes_on_when_there_is_room(
+    run, small_disk, journal, tmp_path, whose
+):
+    gate, told = tmp_path / "gate", []
+    sign = " is full, with " if whose == "embedded" else "confirmed nothing that work wrote"
+
+    class MakingRoom(Silent):
+        def stage(self, text):
+            told.append(text)
+            if sign in text:
+                small_disk.enlarge("200m")
+                gate.touch()
+
+    def incompressible(datum):
+        return Message(Random(datum.id).randbytes(4_000))
+
+    def store(data):
+        while not gate.exists():
+            time.sleep(0.1)
+        journal.write(*(datum.id for datum in data))
+        return [Response.ok(datum.id) for datum in data]
+
+    pipeline = Pipeline("test").source("in", generator={"messages": MESSAGES, "msg_size": 8})
+    pipeline = pipeline.map("work", incompressible).sink("out", store)
+    with ExitStack() as stack:
+        place = {"state": small_disk.folder}
+        if whose == "own":
+            # It mends itself; that is not the run's business here.
+            server = stack.enter_context(embedded(small_disk.folder))
+            place = {"nats": server.urls[0], "login": server.login}
+        summary = run(pipeline, watcher=MakingRoom(), **place)
+
+    assert any(sign in text for text in told)
+    assert Counter(journal.read()) == dict.fromkeys((f"in-{n}/work" for n in range(MESSAGES)), 1)
+    assert all(c.read == c.done == MESSAGES for c in summary.vertices.values())
