@@ -72,6 +72,7 @@ def test_list_as_json_is_one_object_a_line(pipeline: Written, dlq: Dlq) -> None:
         "event_time": "2026-05-17T11:00:00.250000+00:00",
         "keys": ["berlin", "7"],
         "size": None,
+        "unread": False,
     }
     assert (second["number"], second["event_time"]) == (2, None)
 
