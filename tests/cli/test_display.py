@@ -64,6 +64,16 @@ def test_a_restart_is_told_at_once_and_once() -> None:
     ]
 
 
+def test_what_is_told_about_the_run_is_above_the_table_until_something_else_is() -> None:
+    screen = io.StringIO()
+    table = LiveTable(Console(file=screen, force_terminal=True, width=100, color_system=None))
+    table.stage("running")
+    table.stage("the disk of /srv is full, with 48 KiB left")
+    table.look({"in": view(read=4)})
+    table.close()
+    assert "the disk of /srv is full, with 48 KiB left" in screen.getvalue()
+
+
 def test_a_source_that_fails_without_its_vertex_is_told_for_each_new_reason() -> None:
     plain = Plain()
     for failure in ("no file", "no file", "no table", None, "no table"):

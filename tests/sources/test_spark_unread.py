@@ -122,6 +122,14 @@ def test_a_column_that_no_expression_uses_makes_its_row_unreadable_all_the_same(
     assert read("csv", "a,x\n", value="'fixed'") == ([], broken)
 
 
+def test_a_record_of_several_lines_and_columns_with_any_names_are_told_as_well(read):
+    schema = "`a.b` STRING, `ö ``x` INT"
+    text = 'one;1\n"two\nlines";x\n'
+    good, broken = read("csv", text, schema=schema, value=None, sep=";", multiLine="true")
+    assert good == ['{"a.b":"one","ö `x":1}']
+    assert broken == {'"two\nlines";x': "ö `x cannot be read as INT: x"}
+
+
 def test_files_that_are_one_record_each_are_told_as_they_are(read):
     one, other = '{\n "id": "a",\n "total": 1}\n', '{"id": "b",\n "total": "x"}\n'
     broken = {other: "total cannot be read as INT: x"}
