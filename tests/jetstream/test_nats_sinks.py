@@ -16,7 +16,6 @@ from ebbflow.errors import SetupError
 from ebbflow.jetstream.addresses import Addresses
 from ebbflow.jetstream.headers import incoming, outgoing
 from ebbflow.message import Status
-from ebbflow.options import NackOptions
 from ebbflow.sinks.jetstream import JetStreamSink
 from ebbflow.sinks.nats import NatsSink
 from ebbflow.sinks.publishing import PublishSettings
@@ -161,9 +160,8 @@ def test_a_full_stream_is_waited_for_and_then_comes_another_time(outside, opened
         assert answer.status is Status.FAILURE
         assert "found it full" in str(answer.error)
     else:
-        assert answer.status is Status.NACK
-        assert answer.nack_options == NackOptions(4_000, reason=answer.nack_options.reason)
-        assert "found it full" in str(answer.nack_options.reason)
+        assert answer.status is Status.UNAVAILABLE
+        assert "found it full" in str(answer.error)
     stream.outside.api(f"STREAM.PURGE.{stream.name}")
     assert sink([Datum(b"2", id="two", deliveries=4)]) == [Response.ok("two")]
 
@@ -190,8 +188,8 @@ def test_room_that_comes_in_time_is_used(outside, opened):
 def test_a_subject_of_no_stream_is_trouble_that_may_pass(outside, opened):
     sink = opened(JetStreamSink, outside.server, "nobody.has.this", ack_wait=0.6)
     (answer,) = sink(data(b"1"))
-    assert answer.status is Status.NACK
-    assert "found no stream" in str(answer.nack_options.reason)
+    assert answer.status is Status.UNAVAILABLE
+    assert "found no stream" in str(answer.error)
 
 
 def test_a_server_that_goes_away_and_comes_back_loses_nothing(tmp_path, opened):
@@ -201,8 +199,8 @@ def test_a_server_that_goes_away_and_comes_back_loses_nothing(tmp_path, opened):
         sink = opened(JetStreamSink, outside.server, "kept.x", ack_wait=0.5)
         assert sink(data(b"1")) == [Response.ok("m0")]
     (answer,) = sink([Datum(b"2", id="two")])
-    assert answer.status is Status.NACK
-    assert "there was no connection" in str(answer.nack_options.reason)
+    assert answer.status is Status.UNAVAILABLE
+    assert "there was no connection" in str(answer.error)
     with Outside.running(tmp_path, port) as outside:
         until(lambda: sink([Datum(b"2", id="two")]) == [Response.ok("two")])
         stream = Stream(outside, stream.name, "kept")
@@ -273,8 +271,8 @@ def test_without_a_connection_messages_come_another_time(tmp_path, opened):
     until(lambda: not sink._link.client.is_connected)
     until(lambda: not retried._link.client.is_connected)
     (answer,) = sink(data(b"2"))
-    assert answer.status is Status.NACK
-    assert "there is no connection" in str(answer.nack_options.reason)
+    assert answer.status is Status.UNAVAILABLE
+    assert "there is no connection" in str(answer.error)
     assert retried(data(b"2"))[0].status is Status.FAILURE
     with Outside.running(tmp_path, port) as outside:
         heard, _ = listening(outside, "plain.a")

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from ebbflow import Datum, Message, Pipeline
+from ebbflow import Datum, Message, Pipeline, Response
 from ebbflow.errors import SetupError
 from ebbflow.message import Status
 from ebbflow.sinks.file import FileSettings, FileSink
@@ -129,7 +129,7 @@ def test_when_the_disk_is_full_nothing_is_ok_and_no_part_of_a_line_stays(path, m
     monkeypatch.undo()
 
     assert [response.error for response in retried] == [f"{path}: No space left on device"] * 2
-    assert patient[0].nack_options.delay == 1_000
+    assert patient == [Response.unavailable("m0", f"{path}: No space left on device")]
     assert path.read_bytes() == b"one\n"
 
 

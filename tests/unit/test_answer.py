@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.message import Status
-from ebbflow.sinks.answer import LONGEST_WAIT, Answer, decided, decided_each, waiting
+from ebbflow.message import Datum, Response, Status
+from ebbflow.sinks import answer as answers
+from ebbflow.sinks.answer import LONGEST_WAIT, Answer, decided, waiting
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
+
+
+def decided_each(ids: Sequence[str], answer: Answer, retried: bool = False) -> list[Response]:
+    return answers.decided_each([Datum(b"", id=one) for one in ids], answer, retried)
 
 
 @pytest.mark.parametrize(
@@ -54,10 +60,12 @@ def test_no_retry_after_breaks_anything(text):
         (Answer(400, None, b"x" * 300), Status.FAILURE, "HTTP 400: " + "x" * 200),
         (Answer(404, None, b"\xff\xfe"), Status.FAILURE, "HTTP 404: \ufffd\ufffd"),
         (Answer(307), Status.FAILURE, "HTTP 307"),
+        (Answer(503), Status.UNAVAILABLE, "HTTP 503"),
+        (Answer(502, 3.0, b"no route"), Status.UNAVAILABLE, "HTTP 502: no route"),
     ],
 )
 def test_the_status_decides(answer, status, text):
-    response = decided("a", answer)
+    response = decided(Datum(b"", id="a"), answer, retried=False)
 
     assert (response.id, response.status) == ("a", status)
     if status is Status.NACK:
@@ -82,7 +90,7 @@ def test_in_a_batch_each_message_has_its_own_status():
     assert a.status is Status.OK
     assert b.error == "HTTP 422: no such product"
     assert (c.nack_options.delay, c.nack_options.reason) == (1_500, "HTTP 503: busy")
-    assert d.error == "HTTP 503"
+    assert (d.status, d.error) == (Status.UNAVAILABLE, "HTTP 503")
     assert e.error == "the answer has no status for this message"
 
 
@@ -91,6 +99,11 @@ def test_a_batch_without_statuses_is_decided_by_the_status_of_the_answer(body):
     assert {r.status for r in decided_each(["a", "b"], Answer(202, None, body))} == {Status.OK}
     assert [r.error for r in decided_each(["a"], Answer(500, None, b"oops"))] == ["HTTP 500: oops"]
     assert [r.nack_options.delay for r in decided_each(["a"], Answer(503, 3.0))] == [3_000]
+
+
+def test_a_strategy_decides_what_an_outage_means():
+    (response,) = decided_each(["a"], Answer(504), retried=True)
+    assert (response.status, response.error) == (Status.FAILURE, "HTTP 504")
 
 
 def test_an_answer_that_was_cut_off_is_not_taken_for_a_yes():
@@ -108,4 +121,5 @@ def test_whatever_the_answer_each_message_has_one_response(entries, ids):
     responses = decided_each(ids, Answer(200, None, json.dumps(entries).encode()))
 
     assert [response.id for response in responses] == ids
-    assert all(r.status in (Status.OK, Status.FAILURE, Status.NACK) for r in responses)
+    possible = (Status.OK, Status.FAILURE, Status.NACK, Status.UNAVAILABLE)
+    assert all(response.status in possible for response in responses)

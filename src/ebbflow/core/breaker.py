@@ -7,6 +7,7 @@ instead of draining a topic into the dead letters. People look, mend and resume.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -49,29 +50,27 @@ class Breaker:
     def check(self, verdict: Verdict) -> None:
         """Count what was decided; letters over the limit trip it and come back as they were."""
         outcomes = verdict.outcomes
-        dead = {i: o for i, o in sorted(outcomes.items()) if isinstance(o, DeadLetter)}
-        begun, again = self._ended, 0
+        back = [i for i, outcome in outcomes.items() if isinstance(outcome, Redeliver | Retry)]
+        dead = [i for i, outcome in outcomes.items() if isinstance(outcome, DeadLetter)]
         if dead:
-            returning = sorted(i for i, o in outcomes.items() if isinstance(o, Redeliver | Retry))
-            for index, letter in dead.items():
-                while again < len(returning) and returning[again] < index:
-                    again += 1
-                self._count(verdict, index, letter, begun + index - again)
-        returns = sum(isinstance(o, Redeliver | Retry) for o in outcomes.values())
-        self._ended = begun + len(verdict.rows) - returns
+            back.sort()
+            for index in sorted(dead):
+                letter = outcomes[index]
+                assert isinstance(letter, DeadLetter)
+                ended_before = index - bisect_left(back, index)
+                if not self._admits(letter, self._ended + ended_before):
+                    _keep(verdict, index, letter)
+        self._ended += len(verdict.rows) - len(back)
 
-    def _count(self, verdict: Verdict, index: int, letter: DeadLetter, place: int) -> None:
+    def _admits(self, letter: DeadLetter, place: int) -> bool:
+        """Whether there may be a letter as the message that ends at that place."""
         while self._letters and self._letters[0] <= place - self._limit.window:
             self._letters.popleft()
         if self.tripped is None and len(self._letters) >= self._limit.letters < self._limit.window:
             self.tripped = self._why(letter)
         if self.tripped is None:
             self._letters.append(place)
-        else:
-            retries = int(verdict.rows.column("retries")[index])
-            failures = verdict.failures_of(index)
-            why = letter.error or letter.reason
-            verdict.outcomes[index] = Retry(POSTPONED, why, retries, failures)
+        return self.tripped is None
 
     def _why(self, letter: DeadLetter) -> str:
         return (
@@ -83,3 +82,9 @@ class Breaker:
         """Begin anew: people have resumed the vertex."""
         self.tripped = None
         self._letters.clear()
+
+
+def _keep(verdict: Verdict, index: int, letter: DeadLetter) -> None:
+    """Have the message back as it was, in place of a letter."""
+    retries, failures = int(verdict.rows.column("retries")[index]), verdict.failures_of(index)
+    verdict.outcomes[index] = Retry(POSTPONED, letter.error or letter.reason, retries, failures)
