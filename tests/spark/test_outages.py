@@ -18,30 +18,44 @@ from tests.spark.conftest import Failures
 pytestmark = pytest.mark.slow
 
 MESSAGES = 400
+# The system goes away at its third use: the first call, whatever the size of its batch, has passed.
+USES = 3
+CALLS_FOR_HELP = 5
 
 
 class System:
-    """Away while a file is there. Connections made before an outage stay broken after it."""
+    """Goes away by itself when it has been used a while, and is back after some have asked for it.
+
+    Connections made before the outage stay broken after it.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._away = folder / "away"
-        self._outages = folder / "outages"
-        self._outages.touch()
+        self._folder = folder
+        for name in ("uses", "calls for help"):
+            (folder / name).touch()
 
-    def go_down(self) -> None:
-        self._outages.write_text(self._outages.read_text() + "x")
-        self._away.touch()
+    def _count(self, name: str) -> int:
+        """So often by now, this time included."""
+        with open(self._folder / name, "a") as file:
+            file.write("x")
+            return file.tell()
 
-    def come_up(self) -> None:
-        self._away.unlink()
+    def _is_away(self) -> bool:
+        return (self._folder / "away").exists() and self._count("calls for help") <= CALLS_FOR_HELP
+
+    @property
+    def was_away(self) -> bool:
+        return (self._folder / "calls for help").stat().st_size > CALLS_FOR_HELP
 
     def connect(self) -> str:
-        if self._away.exists():
+        if self._is_away():
             raise ConnectionRefusedError("nobody is there")
-        return self._outages.read_text()
+        return "old" if not (self._folder / "away").exists() else "new"
 
     def use(self, connection: str) -> None:
-        if self._away.exists() or self._outages.read_text() != connection:
+        if self._count("uses") == USES:
+            (self._folder / "away").touch()
+        if self._is_away() or ((self._folder / "away").exists() and connection == "old"):
             raise ConnectionResetError("the connection is lost")
 
 
@@ -52,25 +66,17 @@ def system(tmp_path: Path) -> System:
     return System(folder)
 
 
-class Outage(Failures):
-    """Takes the system down once some messages are done, and up again once the vertex waits."""
+class Watching(Failures):
+    """Sees what a vertex waits for."""
 
-    def __init__(self, system: System, vertex: str) -> None:
-        self._system, self._vertex = system, vertex
+    def __init__(self, vertex: str) -> None:
+        self._vertex = vertex
         self.waits: list[Any] = []
-        self.ended = self.begun = False
 
     def look(self, views: Any) -> None:
         super().look(views)
-        view = views[self._vertex]
-        if not self.begun and view.counts.done + view.counts.fallback >= 20:
-            self.begun = True
-            self._system.go_down()
-        elif self.begun and not self.ended and view.waiting:
-            self.waits.append(view.waiting)
-            if view.waiting.seconds > 1:
-                self.ended = True
-                self._system.come_up()
+        if (waiting := views[self._vertex].waiting) is not None:
+            self.waits.append(waiting)
 
 
 class Connected:
@@ -161,19 +167,16 @@ def assert_nobody_was_blamed(counts: Counts) -> None:
     ids=["unary", "async", "stream", "batch", "columnar", "pandas"],
 )
 def test_a_map_whose_system_goes_away_waits_and_goes_on(run, journal, system, mode, code):
-    watcher = Outage(system, "m")
     pipeline = messages().map("m", partial(code, system), mode=mode)
-    summary = run(pipeline.sink("out", storing(journal)), watcher=watcher)
+    summary = run(pipeline.sink("out", storing(journal)))
 
     assert_nobody_was_blamed(summary.vertices["m"])
     assert sorted(journal.read()) == [[number, 1] for number in range(MESSAGES)]
-    assert watcher.waits[0].certain
-    assert watcher.ended
+    assert system.was_away
 
 
 @pytest.mark.parametrize("beside", ["sink", "fallback", "on_success"])
 def test_a_sink_whose_system_goes_away_waits_and_goes_on(run, journal, system, beside):
-    watcher = Outage(system, "out")
     sink = partial(Sink, system, journal)
 
     def hand_on(data):
@@ -185,17 +188,16 @@ def test_a_sink_whose_system_goes_away_waits_and_goes_on(run, journal, system, b
         pipeline = pipeline.sink("out", sink)
     else:
         pipeline = pipeline.sink("out", hand_on, **{beside: sink})
-    summary = run(pipeline, watcher=watcher)
+    summary = run(pipeline)
 
     assert summary.vertices["out"].dead_lettered == 0
     assert sorted(journal.read()) == list(range(MESSAGES))
-    assert watcher.ended
+    assert system.was_away
 
 
 def test_an_ordered_vertex_waits_with_the_message_at_hand(run, journal, system):
-    watcher = Outage(system, "m")
     pipeline = messages().map("m", partial(Unary, system), ordered=True)
-    summary = run(pipeline.sink("out", storing(journal), ordered=True), watcher=watcher)
+    summary = run(pipeline.sink("out", storing(journal), ordered=True))
 
     assert_nobody_was_blamed(summary.vertices["m"])
     assert journal.read() == [[number, 1] for number in range(MESSAGES)]
@@ -211,36 +213,36 @@ def test_a_store_for_answers_that_goes_away_is_waited_for(run, journal, system):
     source = {"messages": MESSAGES, "rpu": 20, "duration": "200ms"}
     pipeline = pipeline.source("in", generator=source)
     pipeline = pipeline.sink("out", lambda data: [Response.serve(d.id, b"yes") for d in data])
-    summary = run(pipeline, watcher=Outage(system, "out"))
+    summary = run(pipeline)
 
     assert_nobody_was_blamed(summary.vertices["out"])
     assert len(set(journal.read())) == MESSAGES
 
 
-def test_user_code_can_say_itself_that_a_system_is_away_and_for_how_long(run, journal, tmp_path):
-    tries = tmp_path / "tries"
-    tries.touch()
-    seen = []
+def test_what_a_vertex_waits_for_is_shown_until_it_is_there(run, journal, tmp_path):
+    ready = tmp_path / "ready"
 
     def careful(datum):
-        count = len(tries.read_text())
-        if count < 3:
-            tries.write_text("x" * (count + 1))
+        if not ready.exists():
             raise Unavailable("the orders database", retry_after="2s")
         return Message(datum.value)
 
-    class Watching(Failures):
+    class UntilSeen(Watching):
         def look(self, views):
-            if views["m"].waiting:
-                seen.append(views["m"].waiting)
+            super().look(views)
+            if self.waits and self.waits[-1].seconds > 2:
+                ready.touch()
 
+    watcher = UntilSeen("m")
     pipeline = Pipeline("test").source("in", generator={"messages": 50}).map("m", careful)
-    summary = run(pipeline.sink("out", storing(journal)), watcher=Watching())
+    summary = run(pipeline.sink("out", storing(journal)), watcher=watcher)
 
     assert summary.vertices["m"].done == 50
     assert {deliveries for _, deliveries in journal.read()} == {1}
-    assert {waiting.what for waiting in seen} == {"the orders database"}
-    assert max(waiting.next_in for waiting in seen) > 1
+    assert {(waiting.what, waiting.named) for waiting in watcher.waits} == {
+        ("the orders database", True)
+    }
+    assert max(waiting.next_in for waiting in watcher.waits) > 0.5, "it was asked to wait 2 s"
 
 
 def test_a_message_that_fails_while_others_pass_is_to_blame_whatever_it_raises(
@@ -275,8 +277,7 @@ def test_errors_of_ones_own_can_mean_that_a_system_is_away(run, journal, system)
 
     own = partial(Own, system)
     pipeline = messages().map("m", own, on_unavailable={"errors": [Gone], "interval": "50ms"})
-    watcher = Outage(system, "m")
-    summary = run(pipeline.sink("out", storing(journal)), watcher=watcher)
+    summary = run(pipeline.sink("out", storing(journal)))
 
     assert_nobody_was_blamed(summary.vertices["m"])
     assert sorted(journal.read()) == [[number, 1] for number in range(MESSAGES)]
@@ -293,7 +294,7 @@ def test_a_bug_that_hits_every_message_stops_the_vertex_and_makes_no_dead_letter
             raise KeyError("customer")
         return Message(datum.value)
 
-    class Watching(Failures):
+    class UntilSeen(Failures):
         def look(self, views):
             if (waiting := views["m"].waiting) and waiting.seconds > 2:
                 seen.append(waiting)
@@ -301,7 +302,7 @@ def test_a_bug_that_hits_every_message_stops_the_vertex_and_makes_no_dead_letter
 
     pipeline = Pipeline("test").source("in", generator={"messages": 300})
     pipeline = pipeline.map("m", buggy, on_error={"interval": "10ms", "steps": 3})
-    summary = run(pipeline.sink("out", storing(journal)), watcher=Watching())
+    summary = run(pipeline.sink("out", storing(journal)), watcher=UntilSeen())
 
     assert (seen[0].certain, seen[0].what) == (False, "KeyError: 'customer'")
     assert (summary.vertices["m"].done, summary.vertices["m"].dead_lettered) == (300, 0)
@@ -319,7 +320,7 @@ def test_a_flood_of_dead_letters_stops_the_vertex_until_it_is_resumed(
             raise KeyError("customer")
         return Message(datum.value)
 
-    class Watching(Failures):
+    class Resuming(Failures):
         def look(self, views):
             if views["m"].halted and not seen:
                 seen.append(views["m"].halted)
@@ -331,7 +332,7 @@ def test_a_flood_of_dead_letters_stops_the_vertex_until_it_is_resumed(
     policy = {"interval": "10ms", "steps": 1}
     limit = {"share": 0.2, "window": 100}
     pipeline = pipeline.map("m", mostly_buggy, on_error=policy, breaker=limit)
-    summary = run(pipeline.sink("out", storing(journal)), watcher=Watching())
+    summary = run(pipeline.sink("out", storing(journal)), watcher=Resuming())
 
     assert seen == [
         "20 of the last 100 messages became dead letters, the last one because of: "
@@ -359,7 +360,7 @@ def test_a_run_begins_with_all_vertices_resumed(run, journal, tmp_path):
     limit = {"share": 0.1, "window": 100}
     pipeline = pipeline.map("m", buggy, on_error={"steps": 0}, breaker=limit)
     pipeline = pipeline.sink("out", storing(journal))
-    stopped = run(pipeline, watcher=Stopping(), timeout="12s")
+    stopped = run(pipeline, watcher=Stopping(), timeout="20s")
     assert stopped.ended == "timeout"
     assert stopped.vertices["m"].dead_lettered == 10
     finished = run(pipeline)

@@ -83,6 +83,7 @@ NOT_ERRORS_OF_OURS = {
     "options.py": {"Nack"},  # an answer of user code, not an error
     "jetstream/streams.py": {"ApiError"},  # the server's "no", handled by those who asked
     "spark/task.py": {"Unsettled"},  # ends a stopping task's loop, never leaves its module
+    "sources/companion.py": {"SourceAway"},  # ends a turn of the thread that asks a source
     "sources/http/request.py": {"Refusal"},  # becomes the answer to an HTTP request
     "testing/under_test.py": {"Refused", "Full"},  # a tested system's "no", raised by its test
 }
