@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from ebbflow.built import Built
 from ebbflow.errors import SpecError
 from ebbflow.spec import parts
+from ebbflow.spec.keywords import named_options
 from ebbflow.spec.parts import Policy, SinkChoice, SinkKinds, SourceKinds, Store
 from ebbflow.spec.problem import Problem
 from ebbflow.spec.words import Code, Mode, OnFailure, Operator
@@ -38,6 +39,7 @@ class MonoVertex(Built):
     redeliveries and dead letters, with YAML's fields: ``{"replicas": 3}``.
     """
 
+    @named_options
     def __init__(
         self,
         name: str,
@@ -52,7 +54,8 @@ class MonoVertex(Built):
     ) -> None:
         self._name = name
         self._bypass: dict[str, Any] = {}
-        self._body: dict[str, Any] = {"limits": dict(limits or {}), "bypass": self._bypass}
+        self._body: dict[str, Any] = {"bypass": self._bypass}
+        self._body["limits"] = parts.fields_of(limits or {})
         if partitions is not None:
             self._body["partitions"] = partitions
         if on_error is not None:
@@ -64,8 +67,9 @@ class MonoVertex(Built):
         if serving_store is not None:
             self._body["servingStore"] = parts.store(serving_store)
         if inter_step_buffer is not None:
-            self._body["interStepBuffer"] = dict(inter_step_buffer)
+            self._body["interStepBuffer"] = parts.fields_of(inter_step_buffer)
 
+    @named_options
     def source(
         self,
         code: Code | None = None,
@@ -82,6 +86,7 @@ class MonoVertex(Built):
         part = parts.source(code, kinds, transformer, retry, on_failure)
         return self._give(self._body, "source", part)
 
+    @named_options
     def map(
         self,
         code: Code,
@@ -93,6 +98,7 @@ class MonoVertex(Built):
         """Change each message; ``mode`` says what the code is given at a time."""
         return self._give(self._body, "udf", parts.udf(code, mode, retry, on_failure))
 
+    @named_options
     def sink(
         self,
         code: Code | None = None,
@@ -121,6 +127,7 @@ class MonoVertex(Built):
         )
         return self._give(self._body, "sink", part)
 
+    @named_options
     def bypass(
         self,
         *,

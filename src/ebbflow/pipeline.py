@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 from ebbflow.built import Built
 from ebbflow.spec import parts
+from ebbflow.spec.keywords import named_options
 from ebbflow.spec.parts import Policy, SinkChoice, SinkKinds, SourceKinds, Store
 from ebbflow.spec.words import Code, Mode, OnFailure, OnFull, Operator
 
@@ -74,6 +75,7 @@ class Pipeline(Built):
     fields: ``{"replicas": 3, "publish": {"ack_wait": "30s"}}``.
     """
 
+    @named_options
     def __init__(
         self,
         name: str,
@@ -87,13 +89,14 @@ class Pipeline(Built):
         self._vertices: list[dict[str, Any]] = []
         self._edges: list[dict[str, Any]] = []
         self._body: dict[str, Any] = {"vertices": self._vertices, "edges": self._edges}
-        self._body |= {"limits": dict(limits or {}), "ordered": {"enabled": ordered}}
+        self._body |= {"limits": parts.fields_of(limits or {}), "ordered": {"enabled": ordered}}
         if serving_store is not None:
             self._body["servingStore"] = parts.store(serving_store)
         if inter_step_buffer is not None:
-            self._body["interStepBuffer"] = dict(inter_step_buffer)
+            self._body["interStepBuffer"] = parts.fields_of(inter_step_buffer)
         self._previous: str | None = None
 
+    @named_options
     def source(
         self,
         name: str,
@@ -114,6 +117,7 @@ class Pipeline(Built):
         self._previous = name
         return self
 
+    @named_options
     def map(
         self,
         name: str,
@@ -142,6 +146,7 @@ class Pipeline(Built):
         self._previous = name
         return self
 
+    @named_options
     def sink(
         self,
         name: str,
@@ -179,6 +184,7 @@ class Pipeline(Built):
         self._connect(name, after, tags, operator, on_full)
         return self
 
+    @named_options
     def edge(
         self,
         from_: str,
@@ -210,7 +216,7 @@ class Pipeline(Built):
         if "partitions" in options:
             vertex["partitions"] = options["partitions"]
         if "limits" in options:
-            vertex["limits"] = dict(options["limits"])
+            vertex["limits"] = parts.fields_of(options["limits"])
         if "ordered" in options:
             vertex["ordered"] = {"enabled": options["ordered"]}
         if "on_error" in options:

@@ -38,6 +38,7 @@ from ebbflow.spark.plan import VertexPlan
 from ebbflow.spark.planning import make_plans
 from ebbflow.spark.supervisor import Supervisor, VertexSupervisor
 from ebbflow.spark.unconfirmed import Unconfirmed
+from ebbflow.spec.nearest import did_you_mean
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -154,7 +155,8 @@ def run_pipeline(
     seconds = None if timeout is None else milliseconds(timeout) / 1000
     known = [field.name for field in fields(RunOptions)]
     if unknown := sorted(options.keys() - set(known)):
-        raise TypeError(f"unknown option {unknown[0]!r}; there are: {', '.join(known)}")
+        meant = did_you_mean(unknown[0], known, "there are:")
+        raise TypeError(f"unknown option {unknown[0]!r}; {meant}")
     for name in ("state", "search"):
         if options.get(name) is not None:
             options[name] = Path(options[name])

@@ -51,9 +51,14 @@ class SinkKinds(TypedDict, total=False):
     spark: Mapping[str, Any]
 
 
+def fields_of(given: Any) -> Any:
+    """A copy of the fields; what is no mapping stays as it is, for lint to report."""
+    return dict(given) if isinstance(given, Mapping) else given
+
+
 def kinds_of(options: Mapping[str, Any], names: Iterable[str]) -> Part:
     """Those of the options that choose a kind of source or sink."""
-    return {name: dict(options[name]) for name in names if name in options}
+    return {name: fields_of(options[name]) for name in names if name in options}
 
 
 def source(
@@ -123,10 +128,10 @@ def store(given: Store) -> Part:
     return dict(given) if isinstance(given, Mapping) else {"python": given}
 
 
-def backoff(policy: Policy) -> Part:
+def backoff(policy: Policy) -> Any:
     """The fields of a back-off."""
     if not isinstance(policy, Backoff):
-        return dict(policy)
+        return fields_of(policy)
     return {
         "interval": timedelta(milliseconds=policy.interval),
         "steps": policy.steps,
@@ -153,7 +158,8 @@ def _retried(retry: Policy | None, on_failure: OnFailure | None) -> Part:
     if retry is None and on_failure is None:
         return {}
     waits = {} if retry is None else backoff(retry)
-    ends = {name: waits.pop(name) for name in ("on_failure", "onFailure") if name in waits}
+    known = ("on_failure", "onFailure") if isinstance(waits, dict) else ()
+    ends = {name: waits.pop(name) for name in known if name in waits}
     ends = ends if on_failure is None else {"onFailure": on_failure}
     return {"retryStrategy": {"backoff": waits, **ends}}
 
