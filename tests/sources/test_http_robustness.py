@@ -194,6 +194,38 @@ def test_all_that_was_stored_had_been_sent_as_a_message(source):
     assert any(row["id"] == "still" for row in rows)
 
 
+HEAD = b"POST /vertices/in HTTP/1.1\r\nHost: x\r\n"
+PIECES = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+UNCLEAR = {
+    "a length and pieces": HEAD
+    + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+    "pieces and a length, one request hidden in the other": HEAD
+    + b"Transfer-Encoding: chunked\r\nContent-Length: 50\r\n\r\n0\r\n\r\n"
+    + GOOD,
+    "a size that is no number": PIECES + b"zz\r\nhello\r\n0\r\n\r\n",
+    "a size below zero": PIECES + b"-5\r\nhello\r\n0\r\n\r\n",
+    "no size": PIECES + b"\r\nhello\r\n0\r\n\r\n",
+    "a size that is too small": PIECES + b"3\r\nhello\r\n0\r\n\r\n",
+    "a good piece before the bad one": PIECES + b"5\r\nhello\r\nzz\r\n\r\n",
+    "a bad piece with much behind it": PIECES + b"zz\r\n" + b"x" * 3_000_000,
+}
+
+
+@pytest.mark.parametrize("request_", UNCLEAR.values(), ids=list(UNCLEAR))
+def test_a_body_whose_end_is_unclear_is_a_bad_request(source, request_):
+    before = len(source.rows())
+
+    with socket.create_connection(("127.0.0.1", source.port), timeout=20) as client:
+        client.sendall(request_)
+        answer = b"".join(iter(lambda: client.recv(65_536), b""))
+
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"connection: close" in head
+    assert json.loads(body) == {"reason": "this is not a valid HTTP request"}
+    assert len(source.rows()) == before
+
+
 def test_many_who_say_nothing_leave_room_for_those_who_do(source):
     idle = [socket.create_connection(("127.0.0.1", source.port)) for _ in range(300)]
     try:
