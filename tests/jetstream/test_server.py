@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import stat
+import subprocess
+import sys
 import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
 
+import psutil
 import pytest
 
 from ebbflow.errors import SetupError
@@ -79,6 +83,81 @@ def test_a_server_left_by_a_killed_owner_is_ended_before_the_next_one(tmp_path):
 
     with embedded(tmp_path) as server, linked(server):
         assert orphan._process.wait(5) == -signal.SIGKILL
+    orphan.stop()
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from ebbflow.jetstream.access import embedded
+with embedded(Path(sys.argv[1])):
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_it_ends_with_its_owner_however_that_ends(tmp_path, number):
+    command = [sys.executable, "-c", OWNER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as owner:
+        assert owner.stdout.readline() == b"ready\n"
+        family = psutil.Process(owner.pid).children(recursive=True)
+        assert "nats-server" in [one.name() for one in family]
+        owner.send_signal(number)
+
+    assert psutil.wait_procs(family, timeout=20)[1] == []
+
+
+def test_a_server_that_was_restarted_ends_with_its_owner_as_well(tmp_path):
+    command = [sys.executable, "-c", OWNER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as owner:
+        owner.stdout.readline()
+        parent = psutil.Process(owner.pid)
+        firsts = set(parent.children())
+        (server,) = [one for one in firsts if one.name() == "nats-server"]
+        server.kill()
+        deadline = time.monotonic() + 20
+        while len(family := set(parent.children()) - firsts) < 2:  # it, and who watches it
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        owner.kill()
+
+    assert psutil.wait_procs(family, timeout=20)[1] == []
+
+
+def test_a_stop_leaves_no_process_behind(tmp_path):
+    before = set(psutil.Process().children())
+    with embedded(tmp_path):
+        started = set(psutil.Process().children()) - before
+        assert len(started) == 2
+    assert not [one for one in started if one.is_running()]
+
+
+def test_garbage_in_its_small_files_is_written_anew(tmp_path):
+    noise = random.Random(7)
+    with embedded(tmp_path) as server, linked(server) as link:
+        config = {"name": "kept", "subjects": ["kept"], "storage": "file"}
+        link.run(streams.ensure(link.client, config))
+        link.run(link.client.publish("kept", b"x"))
+        link.flush()
+    for name in ("password", "pid", "port", "nats.conf", "../lock"):
+        (tmp_path / "nats" / name).write_bytes(noise.randbytes(300))
+
+    with embedded(tmp_path) as server, linked(server) as link:
+        assert link.run(streams.state(link.client, "kept")).messages == 1
+        (tmp_path / "lock").write_bytes(noise.randbytes(300))
+        with pytest.raises(SetupError, match="belongs to a running instance. Stop"):
+            StateFolder(tmp_path).acquire()
+
+
+def test_what_cannot_be_written_in_the_folder_is_named(tmp_path):
+    (tmp_path / "nats" / "password").mkdir(parents=True)
+    with pytest.raises(SetupError) as refused, embedded(tmp_path):
+        pass
+    assert str(refused.value) == (
+        f"Cannot write to the state folder {tmp_path}: Is a directory "
+        f"({tmp_path / 'nats' / 'password'}). Choose another one with --state DIR."
+    )
 
 
 def test_a_folder_has_one_owner_at_a_time(tmp_path):

@@ -1,8 +1,8 @@
-"""The embedded NATS server: started with a run, stopped with it, restarted if it dies.
+"""The embedded NATS server: started with a run, ended with it, restarted if it dies.
 
 It listens on the loopback interface only, on a port the system picks, and takes one user whose
 generated password is kept in a file that only its owner can read. Everything it stores is in the
-state folder, which one running instance owns at a time.
+state folder, which one running instance owns at a time; when that one is killed, the server ends.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -25,9 +26,11 @@ from typing import IO
 from ebbflow.errors import SetupError
 from ebbflow.jetstream.addresses import Addresses
 from ebbflow.jetstream.login import Login
+from ebbflow.jetstream.watch import Watch
 
 USER = "ebbflow"
 MAX_PAYLOAD = 8 * 1024 * 1024
+_PASSWORD = re.compile(rb"[A-Za-z0-9_-]{32}")
 
 
 def find_binary() -> str:
@@ -47,7 +50,7 @@ class StateFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
-        self._lock: IO[str] | None = None
+        self._lock: IO[bytes] | None = None
 
     @property
     def nats(self) -> Path:
@@ -58,12 +61,9 @@ class StateFolder:
         """Own the folder until ``release``; refused while another process owns it."""
         try:
             self.nats.mkdir(parents=True, exist_ok=True, mode=0o700)
-            lock = open(self.path / "lock", "a+", encoding="utf-8")  # noqa: SIM115
+            lock = open(self.path / "lock", "a+b")  # noqa: SIM115
         except OSError as error:
-            raise SetupError(
-                f"Cannot write to the state folder {self.path}: {error.strerror}.",
-                "Choose another one with --state DIR.",
-            ) from error
+            raise self.unusable(error) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -74,15 +74,24 @@ class StateFolder:
                 "Stop that one first, or choose another folder with --state DIR.",
             ) from None
         lock.truncate(0)
-        lock.write(str(os.getpid()))
+        lock.write(b"%d" % os.getpid())
         lock.flush()
         self._lock = lock
 
+    def unusable(self, error: OSError) -> SetupError:
+        """What to say when something in the folder cannot be read or written."""
+        where = error.filename if error.filename else self.path
+        about = "" if Path(where) == self.path else f" ({where})"
+        return SetupError(
+            f"Cannot write to the state folder {self.path}: {error.strerror}{about}.",
+            "Choose another one with --state DIR.",
+        )
+
     @staticmethod
-    def _owner(lock: IO[str]) -> str:
+    def _owner(lock: IO[bytes]) -> str:
         lock.seek(0)
-        pid = lock.read().strip()
-        return f" (process {pid})" if pid else ""
+        pid = lock.read(20).strip()
+        return f" (process {pid.decode()})" if pid.isdigit() else ""
 
     def release(self) -> None:
         """Give the folder up."""
@@ -93,7 +102,7 @@ class StateFolder:
     def running_server(self) -> Addresses | None:
         """How to reach the server that another process runs in this folder, if there is one."""
         try:
-            with open(self.path / "lock", encoding="utf-8") as lock:
+            with open(self.path / "lock", "rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return None
         except FileNotFoundError:
@@ -111,18 +120,22 @@ class EmbeddedServer:
         self._port = port
         self._sync_always = sync_always
         self._process: subprocess.Popen[bytes] | None = None
+        self._watch: Watch | None = None
         self._stopping = threading.Event()
         self._guard: threading.Thread | None = None
         self.restarts = 0
 
     def start(self) -> Addresses:
         """Start it, wait until it answers and keep it running until ``stop``."""
-        self._stop_leftover()
-        password = self._password()
         self._port = self._port or _free_port()
         _check_free(self._port)
-        self._write("port", str(self._port))
-        self._write("nats.conf", self._config(password))
+        try:
+            self._stop_leftover()
+            password = self._password()
+            self._write("port", str(self._port))
+            self._write("nats.conf", self._config(password))
+        except OSError as error:
+            raise self._folder.unusable(error) from error
         self._launch()
         self._guard = threading.Thread(target=self._keep_running, name="nats-guard", daemon=True)
         self._guard.start()
@@ -152,8 +165,9 @@ authorization {{ user: {USER}, password: {json.dumps(password)} }}
 """
 
     def _password(self) -> str:
+        """The one that is written down, or a new one if that is none: only this server knows it."""
         path = self._folder.nats / "password"
-        if not path.exists():
+        if not path.exists() or _PASSWORD.fullmatch(path.read_bytes()) is None:
             self._write("password", secrets.token_urlsafe(24))
         return path.read_text()
 
@@ -164,7 +178,7 @@ authorization {{ user: {USER}, password: {json.dumps(password)} }}
             file.write(text)
 
     def _stop_leftover(self) -> None:
-        """End a server that outlived a killed owner: two on one store would destroy it."""
+        """End a server that has outlived its owner: two on one store would destroy it."""
         pid_file = self._folder.nats / "pid"
         with contextlib.suppress(OSError, ValueError):
             pid = int(pid_file.read_text())
@@ -183,6 +197,8 @@ authorization {{ user: {USER}, password: {json.dumps(password)} }}
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the run, which stops the server last
         )
+        self._end_watch()
+        self._watch = Watch(self._process.pid)
         self._wait_until_ready()
 
     def _wait_until_ready(self) -> None:
@@ -227,13 +243,22 @@ authorization {{ user: {USER}, password: {json.dumps(password)} }}
     def stop(self) -> None:
         """Stop it and wait for its end, so that everything it holds is on disk."""
         self._stopping.set()
-        if self._process is None:
-            return
-        _end(self._process)
+        self._end_process()
         if self._guard is not None:
-            self._guard.join(5)
+            self._guard.join()
+            self._end_process()  # one that was just being started again
+        self._end_watch()
         for name in ("pid", "port"):
             (self._folder.nats / name).unlink(missing_ok=True)
+
+    def _end_process(self) -> None:
+        if self._process is not None:
+            _end(self._process)
+
+    def _end_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
