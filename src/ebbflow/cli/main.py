@@ -33,6 +33,11 @@ class Commands(TyperGroup):
         except EbbflowError as error:
             typer.echo(f"ebbflow: {error}", err=True)
             raise typer.Exit(run.ExitCode.NOT_READY) from None
+        except KeyboardInterrupt as interrupt:
+            # Whoever was at work when it came may have noted what that was.
+            where = "".join(f" {note}" for note in getattr(interrupt, "__notes__", ()))
+            typer.echo(f"ebbflow: interrupted{where}", err=True)
+            raise typer.Exit(run.ExitCode.INTERRUPTED) from None
 
 
 app = typer.Typer(

@@ -30,6 +30,9 @@ from pydantic_core import PydanticCustomError
 from ebbflow.options import milliseconds
 from ebbflow.spec import words
 
+MOST_PARTITIONS = 1_000
+"""Each partition is a Spark task, a Python process and streams of its own."""
+
 _ERROR_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.<>]*")
 _BUCKET = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -144,6 +147,9 @@ Text = Annotated[StrictStr, AfterValidator(_some_text)]
 
 Positive = Annotated[StrictInt, Field(ge=1)]
 """A whole number from 1 up."""
+
+Partitions = Annotated[StrictInt, Field(ge=1, le=MOST_PARTITIONS)]
+"""How many tasks read a vertex's messages side by side."""
 
 Count = Annotated[StrictInt, Field(ge=0)]
 """A whole number from 0 up."""

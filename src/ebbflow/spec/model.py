@@ -141,7 +141,7 @@ class Vertex(VertexFields):
     source: Source | None = None
     udf: Udf | None = None
     sink: Sink | None = None
-    partitions: fields.Positive = 1
+    partitions: fields.Partitions = 1
     limits: Limits | None = None
     ordered: Ordered | None = None
     side_inputs: Any = None
@@ -234,8 +234,8 @@ class MonoVertexBody(MonoVertexFields, Body):
     udf: Udf | None = None
     sink: Sink | None = None
     bypass: Bypass = Bypass()
-    replicas: fields.Positive | None = None
-    partitions: fields.Positive | None = None
+    replicas: fields.Partitions | None = None
+    partitions: fields.Partitions | None = None
     limits: ReadLimits = ReadLimits()
     streaming: StrictBool = False
     on_error: OnError = OnError()

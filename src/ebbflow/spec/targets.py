@@ -79,21 +79,25 @@ def _imported(name: str, target: str) -> ModuleType:
             reason = f"there is no module {error.name!r} beside the pipeline or on the Python path"
             raise TargetError(target, reason) from None
         raise TargetError(target, _importing_failed(name, error)) from error
-    # SystemExit too: a module that calls sys.exit() must not end the process that imports it.
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt as interrupt:  # a person's, or the module's own
+        interrupt.add_note(f"while {name!r} was imported{_place(interrupt)}")
+        raise
+    # Whatever else it raises: a module that calls sys.exit() must not end who imports it.
+    except BaseException as error:
         raise TargetError(target, _importing_failed(name, error)) from error
 
 
 def _importing_failed(name: str, error: BaseException) -> str:
     text = f"importing {name!r} failed: {type(error).__name__}: {error}"
-    if isinstance(error, SyntaxError):  # its text already ends with file and line
-        return text
+    # The text of a syntax error already ends with file and line.
+    return text if isinstance(error, SyntaxError) else text + _place(error)
+
+
+def _place(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "importlib" not in frame.filename]
     # The first frame is our own call of import_module.
-    if len(own) > 1:
-        text += f" ({Path(own[-1].filename).name}, line {own[-1].lineno})"
-    return text
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if len(own) > 1 else ""
 
 
 def _attribute(module: ModuleType, attribute: str, target: str) -> Callable[..., Any]:

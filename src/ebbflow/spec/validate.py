@@ -13,6 +13,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from ebbflow.spec.connectors.secret import SecretRef
 from ebbflow.spec.fields import shown
 from ebbflow.spec.nearest import did_you_mean
 from ebbflow.spec.problem import CODES, FieldPath, Finding
@@ -77,14 +78,31 @@ def _finding(model: type[BaseModel], error: ErrorDetails) -> Finding:
         allowed = _LIMITS[kind].format(**error.get("ctx", {}))
         return Finding("EB104", f"{label} must be {allowed}, not {shown(error['input'])}", path)
     if kind in _EXPECTED:
-        return Finding("EB103", f"{label} must be {_EXPECTED[kind]}, not {_given(error)}", path)
+        given = _given(error, hidden=kind == "model_type" and _is_secret(_section(model, path)))
+        return Finding("EB103", f"{label} must be {_EXPECTED[kind]}, not {given}", path)
     return Finding("EB103", f"{label}: {error['msg']}", path)
 
 
-def _given(error: ErrorDetails) -> str:
+def _given(error: ErrorDetails, hidden: bool) -> str:
     value = error["input"]
+    if hidden and not isinstance(value, list):
+        return "a single value"
     quotable = isinstance(value, bool | int | float)
     return shown(value) + ("; put it in quotes" * (error["type"] == "string_type" and quotable))
+
+
+def _is_secret(section: type[BaseModel]) -> bool:
+    """Whether it says where secrets are, or holds a section that does.
+
+    Whoever writes something else in its place may have written the secret.
+    """
+    held = [_class_in(field.annotation) for field in section.model_fields.values()]
+    return any(_names_secrets(one) for one in [section, *filter(None, held)])
+
+
+def _names_secrets(section: type[BaseModel]) -> bool:
+    held = [_class_in(field.annotation) for field in section.model_fields.values()]
+    return SecretRef in (section, *held)
 
 
 def _label(path: FieldPath) -> str:

@@ -3,6 +3,7 @@ from pathlib import Path
 import typer
 from typer.testing import CliRunner
 
+from ebbflow.cli import main
 from ebbflow.cli.lint import lint
 
 GOOD = """\
@@ -38,4 +39,15 @@ def test_problems_are_printed_one_a_line_and_the_exit_code_is_1(tmp_path: Path) 
     assert result.stdout == (
         f"{bad}:9:20: EB301 there is no vertex 'ot'; did you mean 'out'?\n"
         f"{missing}:1:1: EB001 cannot be read: No such file or directory\n"
+    )
+
+
+def test_an_interrupt_while_user_code_is_imported_says_where(tmp_path: Path) -> None:
+    file = tmp_path / "orders.yaml"
+    file.write_text(GOOD.replace("log: {}", "udsink: {python: 'interrupted:store'}"))
+    (tmp_path / "interrupted.py").write_text("import os\nraise KeyboardInterrupt\n")
+    result = CliRunner().invoke(main.app, ["lint", str(file)])
+    assert result.exit_code == 130
+    assert result.stderr == (
+        "ebbflow: interrupted while 'interrupted' was imported (interrupted.py, line 2)\n"
     )

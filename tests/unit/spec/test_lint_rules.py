@@ -124,6 +124,11 @@ FIELDS = [
     ),
     (
         "name: out,",
+        "name: out, partitions: 1000000000,",
+        ["8:29: EB104 'partitions' must be at most 1000, not 1000000000"],
+    ),
+    (
+        "name: out,",
         "name: out, partitions: true,",
         ["8:29: EB103 'partitions' must be a whole number, not true"],
     ),

@@ -76,7 +76,7 @@ WRONG = [
     ),
     ("  source: {generator: {}}\n", "", "5:3: EB203 the MonoVertex has no source"),
     (SINK, "", "5:3: EB204 the MonoVertex has no sink"),
-    ("{generator: {}}", "5", "5:11: EB103 'source' must be a mapping, not 5"),
+    ("{generator: {}}", "5", "5:11: EB103 'source' must be a mapping, not a single value"),
     (
         "{generator: {}}",
         "{}",

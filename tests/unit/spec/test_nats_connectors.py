@@ -166,6 +166,28 @@ def test_what_is_wrong_with_a_sink_is_told_with_its_place(problems_of, fields, a
     assert told_at(text, told, at) == (problem, at)
 
 
+@pytest.mark.parametrize("given", ["hunter2", "7355608", "[hunter2]"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        f"nats: {{{URL}, subject: a, auth: HERE}}",
+        f"nats: {{{URL}, subject: a, auth: {{basic: HERE}}}}",
+        f"nats: {{{URL}, subject: a, auth: {{token: HERE}}}}",
+        f"jetstream: {{{URL}, stream: A, tls: HERE}}",
+        "nats: HERE",
+        "http: {auth: HERE}",
+        "http: {auth: {token: HERE}}",
+        "kafka: {brokers: [a], topic: t, consumerGroup: g, sasl: HERE}",
+        "kafka: {brokers: [a], topic: t, consumerGroup: g, sasl: {mechanism: PLAIN, plain: HERE}}",
+    ],
+)
+def test_a_secret_in_the_place_of_its_section_is_not_told(problems_of, fields, given):
+    told = problems_of(with_source(fields.replace("HERE", given)))
+    assert told
+    assert "hunter2" not in "".join(told)
+    assert "7355608" not in "".join(told)
+
+
 def test_a_section_that_cannot_be_read_hides_nothing_else(problems_of):
     text = with_source(f"jetstream: {{{URL}}}").replace("to: out", "to: nowhere")
     assert [line.split()[1] for line in problems_of(text)] == ["EB102", "EB305", "EB301"]

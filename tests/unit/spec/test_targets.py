@@ -16,6 +16,11 @@ FAILING = [
     ),
     ("broken_code", "\n\n1 / 0\n", "ZeroDivisionError: division by zero (broken_code.py, line 3)"),
     ("broken_exit", "import sys\nsys.exit(3)\n", "SystemExit: 3 (broken_exit.py, line 2)"),
+    (
+        "broken_base",
+        "class Odd(BaseException): pass\nraise Odd('so')\n",
+        "Odd: so (broken_base.py, line 2)",
+    ),
 ]
 
 
