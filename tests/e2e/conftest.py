@@ -81,7 +81,10 @@ class Whole:
         text = SPEC.replace("{generator}", json.dumps(generator))
         (self.folder / "pipeline.yaml").write_text(text)
 
-    def start(self, *options: str, **environment: str) -> subprocess.Popen[str]:
+    def start(
+        self, *options: str, group: bool = False, **environment: str
+    ) -> subprocess.Popen[str]:
+        """The command, in a process group of its own if that is to be signalled as a whole."""
         return subprocess.Popen(
             [sys.executable, "-m", "ebbflow", "run", "pipeline.yaml", *options],
             cwd=self.folder,
@@ -90,6 +93,7 @@ class Whole:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            process_group=0 if group else None,
         )
 
     def stored(self) -> list[int]:

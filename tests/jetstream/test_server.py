@@ -135,19 +135,47 @@ def test_a_stop_leaves_no_process_behind(tmp_path):
 
 def test_garbage_in_its_small_files_is_written_anew(tmp_path):
     noise = random.Random(7)
-    with embedded(tmp_path) as server, linked(server) as link:
-        config = {"name": "kept", "subjects": ["kept"], "storage": "file"}
-        link.run(streams.ensure(link.client, config))
-        link.run(link.client.publish("kept", b"x"))
-        link.flush()
+    stored_in(tmp_path)
     for name in ("password", "pid", "port", "nats.conf", "../lock"):
         (tmp_path / "nats" / name).write_bytes(noise.randbytes(300))
 
     with embedded(tmp_path) as server, linked(server) as link:
         assert link.run(streams.state(link.client, "kept")).messages == 1
         (tmp_path / "lock").write_bytes(noise.randbytes(300))
-        with pytest.raises(SetupError, match="belongs to a running instance. Stop"):
+        with pytest.raises(SetupError, match=r"belongs to a running instance\. Stop"):
             StateFolder(tmp_path).acquire()
+
+
+def stored_in(folder):
+    with embedded(folder) as server, linked(server) as link:
+        config = {"name": "kept", "subjects": ["kept"], "storage": "file"}
+        link.run(streams.ensure(link.client, config))
+        link.run(link.client.publish("kept", b"x"))
+        link.flush()
+    return folder / "nats" / "jetstream" / "$G" / "streams" / "kept"
+
+
+@pytest.mark.parametrize("file", ["meta.inf", "meta.sum"])
+def test_messages_that_cannot_be_read_any_more_are_not_lost_without_a_word(tmp_path, file):
+    (stored_in(tmp_path) / file).write_bytes(random.Random(7).randbytes(300))
+
+    with pytest.raises(SetupError) as refused, embedded(tmp_path):
+        pass
+    assert str(refused.value) == (
+        f"The stream kept in the state folder {tmp_path} is damaged, and the messages in it cannot "
+        "be read. Restore the folder from a copy, or move it away to start over."
+    )
+
+
+def test_a_stream_whose_making_was_cut_short_is_no_reason_to_stay_away(tmp_path):
+    stream = stored_in(tmp_path)
+    (stream / "meta.sum").write_bytes(b"")
+    for block in stream.glob("msgs/*"):
+        block.unlink()
+
+    with embedded(tmp_path) as server, linked(server) as link:
+        config = {"name": "kept", "subjects": ["kept"], "storage": "file"}
+        link.run(streams.ensure(link.client, config))
 
 
 def test_what_cannot_be_written_in_the_folder_is_named(tmp_path):

@@ -3,12 +3,14 @@
 On a terminal what vertices print appears above the table. Elsewhere only that goes to standard
 output and everything about the run goes to standard error, so ``ebbflow run … | grep …`` sees
 messages and nothing else. Vertices print through the NATS thread and the run speaks from the main
-thread; both may call at any time.
+thread; both may call at any time. A terminal that is closed meanwhile does not keep a run from
+ending in good order.
 """
 
 from __future__ import annotations
 
 import _thread
+import errno
 import os
 import sys
 import threading
@@ -16,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, cast
 
 from rich.console import Console
 from rich.live import Live
@@ -35,6 +37,8 @@ _RATE_OVER = 3.0
 # Seconds after which a vertex that still waits is told of again, at first.
 _STUCK_EVERY = 5.0
 _UNKNOWN_WIDTH = 160
+# A pipe without a reader, and a terminal that was closed.
+_NOBODY_READS = (errno.EPIPE, errno.EIO)
 _ALWAYS = ("read", "done", "written")
 _SHORT = {"redelivered": "again", "dead_lettered": "dead", "on_success": "on success"}
 
@@ -94,7 +98,7 @@ class LiveTable:
     """One row a vertex, redrawn in place; what vertices print goes above it."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False)
+        self.console = console or Console(file=_outlasting(sys.stdout), highlight=False)
         self._rates = Rates()
         self._title = ""
         self._live: Live | None = None
@@ -102,7 +106,7 @@ class LiveTable:
     def stage(self, text: str) -> None:
         """A line while there is no table yet, its title from then on."""
         self._title = text
-        # Not live before: standard output is lent to the JVM's log while Spark starts.
+        # Not live before: there is nothing to show while Spark starts.
         if text == "running":
             self._live = Live(console=self.console, refresh_per_second=4, transient=True)
             self._live.start()
@@ -215,7 +219,7 @@ class PlainLines:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._out = out or sys.stdout
-        self._err = err or sys.stderr
+        self._err = _outlasting(err or sys.stderr)
         self.console = console_for(self._err)
         self._clock = clock
         self._began = self._shown_at = clock()
@@ -239,7 +243,9 @@ class PlainLines:
             try:
                 self._out.write(f"{text}\n")
                 self._out.flush()
-            except BrokenPipeError:
+            except OSError as error:
+                if error.errno not in _NOBODY_READS:
+                    raise
                 self._reader_gone = True
                 _discard(self._out)
                 _thread.interrupt_main()
@@ -290,6 +296,37 @@ class PlainLines:
 def _nonzero(counts: Counts) -> str:
     shown = [f"{name}={number}" for name, number in counts.as_dict().items() if number]
     return " ".join(shown)
+
+
+class Outlasting:
+    """A stream that may lose its reader: then what is written goes nowhere."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        """As any stream does."""
+        self._try(lambda: self._file.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """As any stream does."""
+        self._try(self._file.flush)
+
+    def _try(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except OSError as error:
+            if error.errno not in _NOBODY_READS:
+                raise
+            _discard(self._file)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def _outlasting(file: TextIO) -> TextIO:
+    return cast("TextIO", Outlasting(file))
 
 
 def _discard(file: TextIO) -> None:

@@ -30,6 +30,7 @@ from ebbflow.jetstream.watch import Watch
 
 USER = "ebbflow"
 MAX_PAYLOAD = 8 * 1024 * 1024
+_UNREADABLE = re.compile(rb"""metafile ".*/streams/([^/"]+)/meta\.[a-z]+": """)
 _PASSWORD = re.compile(rb"[A-Za-z0-9_-]{32}")
 
 
@@ -136,7 +137,9 @@ class EmbeddedServer:
             self._write("nats.conf", self._config(password))
         except OSError as error:
             raise self._folder.unusable(error) from error
+        before = len(self._log())
         self._launch()
+        self._check_streams(before)
         self._guard = threading.Thread(target=self._keep_running, name="nats-guard", daemon=True)
         self._guard.start()
         return _reached_at(self._port, password)
@@ -219,11 +222,30 @@ authorization {{ user: {USER}, password: {json.dumps(password)} }}
             time.sleep(0.02)
         raise SetupError("The embedded NATS server did not get ready within 30 s.")
 
+    def _check_streams(self, before: int) -> None:
+        """Refuse to go on without a stream that the server could not read.
+
+        It leaves such a stream out and says so in its log only; the run would make a new one in
+        its place, and the messages in it would be lost without a word.
+        """
+        for name in dict.fromkeys(_UNREADABLE.findall(self._log()[before:])):
+            folder = self._folder.nats / "jetstream" / "$G" / "streams" / name.decode()
+            if any(block.stat().st_size for block in folder.glob("msgs/*.blk")):
+                raise SetupError(
+                    f"The stream {folder.name} in the state folder {self._folder.path} is damaged, "
+                    "and the messages in it cannot be read.",
+                    "Restore the folder from a copy, or move it away to start over.",
+                )
+
+    def _log(self) -> bytes:
+        try:
+            return (self._folder.nats / "server.log").read_bytes()
+        except OSError:
+            return b""
+
     def _last_log_line(self) -> str:
-        with contextlib.suppress(OSError, IndexError):
-            log = (self._folder.nats / "server.log").read_text(errors="replace")
-            return log.strip().splitlines()[-1]
-        return "no log was written."
+        lines = self._log().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "no log was written."
 
     def _keep_running(self) -> None:
         while not self._stopping.is_set():

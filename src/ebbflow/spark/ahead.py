@@ -37,7 +37,12 @@ def loading() -> Iterator[None]:
     folder = tempfile.mkdtemp(prefix="ebbflow-ahead-")
     os.environ[_PLACE] = str(Path(folder) / "daemon")
     command = [sys.executable, "-m", __name__, str(os.getpid())]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        process_group=0,  # Ctrl-C is for the driver, which ends this one
+    )
     try:
         yield
     finally:

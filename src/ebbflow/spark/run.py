@@ -163,6 +163,13 @@ def run_pipeline(
     return Run(spec, RunOptions(timeout=seconds, **options), watcher or Silent()).execute()
 
 
+def _signals_to_hear() -> list[signal.Signals]:
+    """Those that ask a process to end; a closed terminal not if ``nohup`` has it ignored."""
+    ignorable = (signal.SIGHUP, signal.SIGQUIT)
+    heard = [number for number in ignorable if signal.getsignal(number) is not signal.SIG_IGN]
+    return [signal.SIGINT, signal.SIGTERM, *heard]
+
+
 class Run:
     """One run of one pipeline."""
 
@@ -206,7 +213,6 @@ class Run:
             self._watcher.stage("starting Spark")
             stack.enter_context(self._listener.listening(self._link))
             spark = stack.enter_context(self._session(plans))
-            stack.enter_context(self._signals())  # starting Spark has put its own in place
             self._warn_of_loopback(spark)
             self._check_batches(spark, plans)
             supervisor = Supervisor(spark, plans, self._epoch_seconds(spark, plans))
@@ -277,16 +283,17 @@ class Run:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM end the run in good order. Only the main thread can hear them."""
+        """What asks a process to end ends the run in good order. Only the main thread hears it."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        saved = [signal.signal(number, lambda *_: self._stop.set()) for number in numbers]
+        saved = {number: signal.getsignal(number) for number in _signals_to_hear()}
+        for number in saved:
+            signal.signal(number, lambda *_: self._stop.set())
         try:
             yield
         finally:
-            for number, handler in zip(numbers, saved, strict=True):
+            for number, handler in saved.items():
                 signal.signal(number, handler)
 
     def _wait(

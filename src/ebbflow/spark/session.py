@@ -1,7 +1,7 @@
 """The Spark session of a run: settings that were measured, and a JVM that keeps quiet.
 
-What the JVM has to say goes to ``spark.log`` in the state folder. In local mode everything binds
-to the loopback interface. User settings (``--conf``) win over ours.
+What Spark has to say goes to ``spark.log`` in the state folder, what its JVM prints to ``jvm.log``.
+In local mode everything binds to the loopback interface. User settings (``--conf``) win over ours.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import functools
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 OLDEST_JAVA = 17
 # Slots beyond the tasks, so that a vertex starting again never waits for one that ends.
 _SPARE_SLOTS = 2
+_ASKING = 30.0
 
 _LOG4J = """
 rootLogger.level = warn
@@ -50,12 +53,28 @@ def java_version() -> int:
     if java is None:
         where = f"in JAVA_HOME ({home})" if home else "on the path"
         raise SetupError(f"Spark needs Java 17 or newer, and there is none {where}.", f"{advice}.")
-    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    match = re.search(r'version "(?:1\.)?(\d+)', told)
-    version = int(match[1]) if match else 0
+    version = _told_version(java)
+    if version is None:
+        raise SetupError(f"{java} does not say which version of Java it is.", f"{advice}.")
     if version < OLDEST_JAVA:
         raise SetupError(f"Spark needs Java {OLDEST_JAVA}, and {java} is {version}.", f"{advice}.")
     return version
+
+
+def _told_version(java: str) -> int | None:
+    try:
+        told = subprocess.run(
+            [java, "-version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ASKING,
+            start_new_session=True,  # Ctrl-C must not look like a Java that does not work
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = re.search(r'version "(?:1\.)?(\d+)', told.stderr)
+    return int(match[1]) if match else None
 
 
 @contextlib.contextmanager
@@ -93,9 +112,7 @@ def session(
 def start_session(
     name: str, master: str | None, tasks: int, logs: Path, conf: Mapping[str, str]
 ) -> SparkSession:
-    """Start Spark with the settings that suit resident tasks."""
-    from pyspark.sql import SparkSession
-
+    """Start Spark with the settings that suit resident tasks; ``SetupError`` if it does not."""
     java_version()
     logs.mkdir(parents=True, exist_ok=True)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -104,13 +121,37 @@ def start_session(
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         # Workers on this machine import what the driver can: a script's own modules, too.
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, map(os.path.abspath, sys.path)))
-    builder = SparkSession.builder.appName(f"ebbflow {name}").master(
-        master or f"local[{tasks + _SPARE_SLOTS}]"
-    )
-    for key, value in {**_settings(logs, local), **conf}.items():
-        builder = builder.config(key, value)
-    with _quiet(logs / "jvm.log"):
-        return builder.getOrCreate()
+    settings = {
+        "spark.app.name": f"ebbflow {name}",
+        "spark.master": master or f"local[{tasks + _SPARE_SLOTS}]",
+        **_settings(logs, local),
+        **conf,
+    }
+    return _started(settings, logs / "jvm.log")
+
+
+def _started(settings: Mapping[str, str], log: Path) -> SparkSession:
+    from py4j.protocol import Py4JError
+    from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    from ebbflow.spark import jvm
+    from ebbflow.spark.cause import trouble
+
+    conf = SparkConf().setAll(list(settings.items()))
+    try:
+        jvm.launch(conf, log)
+        with _own_signals():
+            SparkContext.getOrCreate(conf)
+        return SparkSession.builder.config(conf=conf).getOrCreate()
+    except (Py4JError, PySparkException, ValueError) as error:
+        why = trouble(error).text
+        jvm.end()
+        raise jvm.not_started(why, log) from error
+    except BaseException:
+        jvm.end()
+        raise
 
 
 def _is_local(master: str | None) -> bool:
@@ -132,20 +173,16 @@ def stop_session(spark: SparkSession) -> None:
     """Stop Spark and wait until its JVM is gone, so that nothing is left running."""
     from pyspark import SparkContext
 
+    from ebbflow.spark import jvm
+
     if SparkContext._gateway is None:
         return  # somebody has stopped it before
-    spark.stop()
-    gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
-    process = getattr(gateway, "proc", None)
-    if gateway is None or process is None:
-        return
-    gateway.shutdown()
-    process.stdin.close()
     try:
-        process.wait(30)
-    except subprocess.TimeoutExpired:
-        process.kill()
-    ClassArchive().keep()
+        spark.stop()
+    except Exception:  # a JVM that is dead cannot stop, and need not
+        SparkContext._active_spark_context = None
+        type(spark)._instantiatedSession = None
+    ClassArchive().keep(whole=jvm.end() == 0)
 
 
 class ClassArchive:
@@ -172,10 +209,10 @@ class ClassArchive:
             return "-XX:+UseSerialGC"
         return f'-XX:+UseSerialGC "-XX:ArchiveClassesAtExit={self._draft}" -Xlog:cds=off'
 
-    def keep(self) -> None:
-        """Move what the JVM of this process wrote into place, once it has ended."""
+    def keep(self, whole: bool) -> None:
+        """Move what the JVM of this process wrote into place, once it has ended, or forget it."""
         with contextlib.suppress(OSError):
-            os.replace(self._draft, self._file)
+            os.replace(self._draft, self._file) if whole else os.unlink(self._draft)
 
 
 def _settings(logs: Path, local: bool) -> dict[str, str]:
@@ -205,17 +242,13 @@ def _settings(logs: Path, local: bool) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _quiet(log: Path) -> Iterator[None]:
-    """Give the JVM that is started inside a file to write to, instead of our terminal."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with open(log, "ab") as file:
-        saved = os.dup(1), os.dup(2)
-        try:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-            yield
-        finally:
-            for descriptor, number in zip(saved, (1, 2), strict=True):
-                os.dup2(descriptor, number)
-                os.close(descriptor)
+def _own_signals() -> Iterator[None]:
+    """Leave Ctrl-C to whoever has it: Spark would raise ``KeyboardInterrupt`` wherever we are."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

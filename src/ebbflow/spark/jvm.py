@@ -1,0 +1,140 @@
+"""The JVM of a run: started, and ended, by the driver alone.
+
+It has a session of its own and ignores what asks a process to end, so that of a signal to everybody
+(Ctrl-C, a closed terminal, a service manager) only the driver hears, which then stops in order.
+It ends with the driver, however that ends: its standard input is a pipe that the driver holds.
+PySpark's own way to start it cannot be told that, and waits for ever for a Java that ends at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import struct
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from pyspark import SparkConf, SparkContext
+from pyspark.find_spark_home import _find_spark_home
+from pyspark.java_gateway import launch_gateway
+
+from ebbflow.errors import SetupError
+
+_LOOK_EVERY = 0.05
+_END = 30.0
+_PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
+_HEAD = struct.Struct(">ii")  # the port, and how long the secret is that follows
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_THROWN = re.compile(r'^Exception in thread "main" (?:[\w.$]+: )?(?:\[[\w.]+] )?(.+)$', re.M)
+_NOISE = re.compile(r"\s|WARNING|Picked up |Using Spark's |Error: (?:Could not create|A fatal)|$")
+
+
+def launch(conf: SparkConf, log: Path) -> None:
+    """Start a JVM for Spark to use; what it prints goes to the log.
+
+    Does nothing if there is one, as in a program that ``spark-submit`` has started. ``SetupError``
+    with its own words if it ends before it is ready.
+    """
+    if SparkContext._gateway is not None or _PORT in os.environ:
+        return
+    with open(log, "ab") as output, tempfile.TemporaryDirectory(prefix="ebbflow-jvm-") as folder:
+        told = Path(folder) / "gateway"
+        before = output.tell()
+        process = _started(conf, output, told)
+        try:
+            port, secret = _awaited(process, told)
+            _connect(process, port, secret)
+        except EOFError:
+            raise _not_started(process.wait(), log, before) from None
+        except BaseException:
+            process.kill()
+            raise
+
+
+def end() -> int | None:
+    """End the JVM that was launched and wait until it is gone; its exit code, if there was one."""
+    gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
+    process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+    if gateway is None or process is None:
+        return None
+    with contextlib.suppress(Exception):  # it may be gone already
+        gateway.shutdown()
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):
+        process.stdin.close()
+    try:
+        return process.wait(_END)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def _started(conf: SparkConf, output: IO[bytes], told: Path) -> subprocess.Popen[bytes]:
+    command = [os.path.join(_find_spark_home(), "bin", "spark-submit")]
+    for key, value in conf.getAll():
+        command += ["--conf", f"{key}={value}"]
+    command += shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
+    env = {"SPARK_CONNECT_MODE": "0", "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told)}
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
+        env={**os.environ, **env},
+        start_new_session=True,
+        preexec_fn=_ignore_signals,
+    )
+
+
+def _ignore_signals() -> None:
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _awaited(process: subprocess.Popen[bytes], told: Path) -> tuple[int, str]:
+    """Where it listens and the secret to be let in; ``EOFError`` if it has ended."""
+    while not told.is_file():
+        if process.poll() is not None:
+            raise EOFError
+        time.sleep(_LOOK_EVERY)
+    port, length = _HEAD.unpack_from(info := told.read_bytes())
+    return port, info[_HEAD.size : _HEAD.size + length].decode()
+
+
+def _connect(process: subprocess.Popen[bytes], port: int, secret: str) -> None:
+    os.environ[_PORT], os.environ[_SECRET] = str(port), secret
+    try:
+        gateway: Any = launch_gateway()  # type: ignore[no-untyped-call]
+    finally:
+        del os.environ[_PORT], os.environ[_SECRET]
+    gateway.proc = process
+    SparkContext._ensure_initialized(gateway=gateway)
+
+
+def _not_started(code: int, log: Path, before: int) -> SetupError:
+    with open(log, "rb") as file:
+        file.seek(before)
+        said = file.read().decode(errors="replace")
+    return not_started(_telling(said) or f"Java ended with code {code} and said nothing", log)
+
+
+def not_started(why: str, log: Path) -> SetupError:
+    """Spark did not start; ``why`` in Java's words or Spark's."""
+    return SetupError(
+        f"Spark did not start: {why.rstrip('.')}.",
+        f"Correct --master, --conf or Java; all that Spark said is in {log}.",
+    )
+
+
+def _telling(said: str) -> str | None:
+    """Of all that was said, the line that says what is wrong."""
+    if thrown := _THROWN.search(said):
+        return thrown[1]
+    lines = (line.rstrip() for line in said.splitlines())
+    return next((line for line in lines if not _NOISE.match(line)), None)
