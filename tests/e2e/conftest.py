@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,7 @@ class Whole:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._started: list[subprocess.Popen[str]] = []
         (folder / "steps.py").write_text(textwrap.dedent(STEPS))
 
     def write(self, generator: dict[str, Any]) -> None:
@@ -85,7 +86,7 @@ class Whole:
         self, *options: str, group: bool = False, **environment: str
     ) -> subprocess.Popen[str]:
         """The command, in a process group of its own if that is to be signalled as a whole."""
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "ebbflow", "run", "pipeline.yaml", *options],
             cwd=self.folder,
             env=os.environ | {"COLUMNS": "200"} | environment,
@@ -95,6 +96,14 @@ class Whole:
             text=True,
             process_group=0 if group else None,
         )
+        self._started.append(process)
+        return process
+
+    def end(self) -> None:
+        """Leave nothing running, also when a test has failed."""
+        for process in self._started:
+            process.kill()
+            process.wait()
 
     def stored(self) -> list[int]:
         """The numbers that the sink wrote."""
@@ -118,5 +127,7 @@ class Whole:
 
 
 @pytest.fixture
-def whole(tmp_path: Path) -> Whole:
-    return Whole(tmp_path)
+def whole(tmp_path: Path) -> Iterator[Whole]:
+    one = Whole(tmp_path)
+    yield one
+    one.end()
