@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ebbflow.bench import contest, peers
+from ebbflow.bench.calls import CallCost
 from ebbflow.bench.contest import Case, Round
 from ebbflow.bench.files import write
 from ebbflow.bench.goals import goals
@@ -31,6 +32,7 @@ FIGURES = Figures(
         case(peers.FLOOR, "columnar", 1_200_000),
         case(EBBFLOW, "unary", 150_000, job=contest.THREE),
     ],
+    calls=[CallCost(0, 400_000.0), CallCost(50, 9_500.0), CallCost(400, 1_000.0)],
     latencies=[Latency(EBBFLOW, 1_000, "one hop", 100, 4.0, 5.0, 40.0, 100.0)],
     points=[
         [Point("% nacked", 0, 100.0)],
@@ -51,6 +53,8 @@ def test_goals_compare_within_the_run_and_with_the_smallest_payload():
         "hop, FastStream workers a core": (6, False),
         "columnar, of the bare process": (0.75, True),
         "three vertices, of two thirds of a hop": (0.75, False),
+        "a sink with 50 ms a call, of full calls": (0.95, True),
+        "a sink with 400 ms a call, of full calls": (0.8, False),
         "loss of rate, 10 % nacked": (10, True),
         "growth of the workers, 1,000,000 messages": (10, False),
         "a hop at 1,000/s, p50": (4, True),

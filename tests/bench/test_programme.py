@@ -16,6 +16,7 @@ TINY = Programme(
     sizes=(100,),
     rounds=1,
     seconds=0.01,
+    costs=(50,),
     rates=(100,),
     latency_seconds=0.5,
     messages=(4_000,),
@@ -33,7 +34,7 @@ TINY = Programme(
 def test_everybody_is_measured_in_one_run(shared_spark, tmp_path):
     said = []
 
-    figures = measured(TINY, ["rates", "latency", "growth"], seed=1, say=said.append)
+    figures = measured(TINY, ["rates", "calls", "latency", "growth"], seed=1, say=said.append)
 
     assert {(case.job, case.name) for case in figures.cases} == {
         *((contest.HOP, name) for name in (EBBFLOW, peers.FLOOR, peers.NATS_PY)),
@@ -49,7 +50,9 @@ def test_everybody_is_measured_in_one_run(shared_spark, tmp_path):
     grown = [rounds[0].grows for rounds in figures.points]
     assert grown == ["messages", "vertices", "partitions", "% nacked", "parked"]
     assert figures.left_out == []
-    assert len(said) == len(figures.cases) + len(figures.latencies) + len(figures.points)
+    assert [(one.milliseconds, one.rate > 0) for one in figures.calls] == [(50, True)]
+    lines = (figures.cases, figures.calls, figures.latencies, figures.points)
+    assert len(said) == sum(map(len, lines))
 
     written = files.write(figures, tmp_path, seed=1)
 
@@ -63,7 +66,7 @@ def test_a_part_that_there_is_not_is_refused_before_anything_is_started():
     result = CliRunner().invoke(app, ["bench", "--only", "rates,speed"])
 
     assert result.exit_code == 2
-    assert "'speed' is not one of: rates, latency, growth, start" in result.output
+    assert "'speed' is not one of: rates, calls, latency, growth, start" in result.output
 
 
 def test_the_short_programme_measures_what_the_goals_need():

@@ -66,6 +66,19 @@ def take(reader, rows, seconds=10):
     return found
 
 
+def test_many_small_frames_are_at_hand_at_once(link, names, buffer, reader):
+    buffer(*[1] * 700)
+    one = reader()
+
+    take(one, 300)  # frames have been seen to be small
+    deadline = time.monotonic() + 10
+    while len(one._queue) < 400 and time.monotonic() < deadline:
+        one._wake.wait(0.05)
+        one._wake.clear()
+
+    assert len(ids(one.take(500))) == 400
+
+
 def test_rows_come_in_order_and_the_mark_follows_row_by_row(buffer, reader):
     buffer(3, 4)
     one = reader()

@@ -1,58 +1,91 @@
+"""Chunks have the size that suits the cost of a call and the cost of a message."""
+
+from __future__ import annotations
+
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.spark.pace import Pace
+from ebbflow.core.verdict import Verdict
+from ebbflow.frames import Rows, batch_of
+from ebbflow.options import DEFAULT_ON_ERROR
+from ebbflow.spark.pace import LARGEST, PATIENCE, SHARE, TARGET, Cost, Pace, pace_for
 
-LARGEST = 8_192
+FULL = 500
 
 
-def after(chunks: int, seconds_per_row: float) -> int:
-    """The chunk size after some full chunks of code with this speed."""
-    pace = Pace()
+def worked(pace, cost, chunks, full=FULL, noise=0.0, seed=0):
+    """Rows and seconds of some full chunks of code with this cost."""
+    chance = random.Random(seed)
+    rows = seconds = 0.0
     for _ in range(chunks):
-        pace.took(pace.limit, pace.limit * seconds_per_row)
+        taken = cost.of(-(-pace.limit // full), pace.limit) * chance.uniform(1 - noise, 1 + noise)
+        rows, seconds = rows + pace.limit, seconds + taken
+        pace.took(pace.limit, taken)
+    return rows, seconds
+
+
+def after(chunks, cost, full=FULL):
+    """The chunk size after some full chunks of code with this cost."""
+    pace = Pace(full)
+    worked(pace, cost, chunks, full)
     return pace.limit
 
 
+def best_rate(cost, full):
+    """The most messages a second, if no call is longer than it may be."""
+    longest = max(TARGET, min(SHARE * cost.call, PATIENCE + 2 * cost.call))
+    fitting = [rows for rows in range(1, full + 1) if cost.of(1, rows) <= longest]
+    return max(rows / cost.of(1, rows) for rows in fitting or [1])
+
+
 @pytest.mark.parametrize(
-    ("seconds_per_row", "limit"),
-    [
-        (10.0, 1),
-        (0.25, 1),
-        (0.1, 2),
-        (0.01, 25),
-        (0.001, 250),
-        (1e-6, LARGEST),
-        (0.0, LARGEST),
-    ],
+    ("seconds_a_row", "limit"),
+    [(10.0, 1), (0.25, 1), (0.1, 2), (0.05, 5), (0.01, 25), (0.002, 125), (1e-6, 8_000)],
 )
-def test_chunks_become_what_the_code_does_in_a_quarter_of_a_second(seconds_per_row, limit):
-    assert after(10, seconds_per_row) == pytest.approx(limit, abs=1)
+def test_chunks_become_what_the_code_does_in_a_quarter_of_a_second(seconds_a_row, limit):
+    assert after(10, Cost(0, seconds_a_row)) == pytest.approx(limit, abs=1)
+
+
+@pytest.mark.parametrize(("seconds", "calls"), [(0.001, 16), (0.03, 8), (0.12, 2), (0.2, 1)])
+def test_calls_that_cost_less_than_a_quarter_of_a_second_share_a_chunk(seconds, calls):
+    assert after(10, Cost(seconds, 0)) == calls * FULL
+
+
+@pytest.mark.parametrize("seconds", [0.3, 0.4, 1.0, 10.0])
+@pytest.mark.parametrize("full", [50, 500, 2_000, 20_000])
+def test_calls_with_a_fixed_cost_are_full(seconds, full):
+    assert after(15, Cost(seconds, 0), full) == full
+
+
+def test_a_call_that_is_dear_by_itself_and_by_the_message_is_not_over_its_time():
+    rows = after(15, Cost(0.5, 0.05))
+
+    assert rows < FULL
+    assert Cost(0.5, 0.05).of(1, rows) <= PATIENCE + 2 * 0.5
 
 
 def test_slow_code_gets_small_chunks_at_once():
-    assert after(1, 1.0) == 1
+    assert after(1, Cost(0, 1.0)) == 1
 
 
 def test_fast_code_gets_larger_chunks_step_by_step():
-    sizes = [after(chunks, 1e-6) for chunks in range(5)]
-    assert sizes == [256, 1_024, 4_096, LARGEST, LARGEST]
-
-
-def test_code_that_becomes_fast_is_given_more_again():
-    pace = Pace()
-    pace.took(256, 1_000.0)
-    assert pace.limit == 1
-    for _ in range(8):
-        pace.took(pace.limit, pace.limit * 1e-6)
-    assert pace.limit == LARGEST
+    assert [after(chunks, Cost(0, 1e-6)) for chunks in range(6)] == [
+        32,
+        128,
+        512,
+        2_048,
+        8_000,
+        8_000,
+    ]
 
 
 def test_a_chunk_that_was_far_from_full_says_nothing_about_larger_ones():
     pace = Pace()
     pace.took(3, 1e-6)
-    assert pace.limit == 256
+    assert pace.limit == 32
 
 
 def test_a_chunk_that_was_slow_though_not_full_makes_the_next_smaller():
@@ -61,30 +94,89 @@ def test_a_chunk_that_was_slow_though_not_full_makes_the_next_smaller():
     assert pace.limit == 1
 
 
-@given(st.lists(st.tuples(st.integers(0, 10_000), st.floats(0, 1e4)), max_size=30))
-def test_the_limit_stays_within_its_bounds(seen):
-    pace = Pace()
-    for rows, seconds in seen:
-        pace.took(rows, seconds)
-        assert 1 <= pace.limit <= LARGEST
+def test_single_messages_do_not_hide_that_calls_have_a_fixed_cost():
+    pace = Pace(FULL)
+    for _ in range(30):
+        pace.took(1, 0.4)
+    worked(pace, Cost(0.4, 0), 30)
+    assert pace.limit == FULL
+
+
+def test_rows_with_calls_of_their_own_are_known_to_cost_more():
+    pace = Pace(FULL)
+    worked(pace, Cost(0.4, 0), 10)
+    pace.took(100, 50 * 0.4 + 0.4, alone=50)
+    assert pace.limit == FULL
+
+
+costs = st.builds(Cost, st.floats(0, 2.0), st.floats(1e-7, 1.0))
+
+
+@given(costs, st.sampled_from([1, 10, 100, 500, 2_000]), st.floats(0, 0.2), st.integers(0, 9))
+def test_throughput_is_nine_tenths_of_the_best_from_the_first_chunk_on(cost, full, noise, seed):
+    rows, seconds = worked(Pace(full), cost, 200, full, noise, seed)
+
+    assert rows / seconds >= 0.9 * best_rate(cost, full)
+
+
+@given(costs, costs, st.floats(0, 0.2), st.integers(0, 9))
+def test_code_whose_cost_changes_is_followed(before, cost, noise, seed):
+    pace = Pace(FULL)
+    worked(pace, before, 50, noise=noise, seed=seed)
+    worked(pace, cost, 30, noise=noise, seed=seed)
+    rows, seconds = worked(pace, cost, 100, noise=noise, seed=seed + 1)
+
+    assert rows / seconds >= 0.8 * best_rate(cost, FULL)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 10_000), st.floats(0, 1e4), st.integers(0, 2**40)), max_size=30
+    ),
+    st.sampled_from([1, 7, 500, 20_000]),
+)
+def test_the_limit_stays_within_its_bounds(seen, full):
+    pace = Pace(full)
+    for rows, seconds, size in seen:
+        pace.took(rows, seconds, size, min(rows, size % 7))
+        assert 1 <= pace.limit <= max(LARGEST, full)
         assert isinstance(pace.limit, int)
+
+
+def chunk_of(rows):
+    return Verdict("m", Rows(batch_of({"id": ["x"] * rows}, rows)), DEFAULT_ON_ERROR, 1_000)
 
 
 def test_measuring_adapts_the_limit():
     pace = Pace()
-    with pace.measured(pace.limit, 100):
+    with pace.measured(chunk_of(32)):
         pass
-    assert pace.limit > 256
+    assert pace.limit > 32
+
+
+def test_what_is_not_the_usual_is_not_measured():
+    pace, verdict = Pace(), chunk_of(32)
+    with pace.measured(verdict):
+        verdict.usual = False
+    assert pace.limit == 32
+
+
+def test_the_next_task_of_a_partition_goes_on_at_its_pace():
+    first = pace_for(("mine", 0), FULL)
+    worked(first, Cost(0.4, 0), 10)
+
+    assert pace_for(("mine", 0), FULL).limit == FULL
+    assert pace_for(("mine", 1), FULL).limit == 32
 
 
 def test_large_messages_get_smaller_chunks_and_small_ones_larger_ones_again():
-    pace = Pace()
-    for size in (10_000, 10_000, 10_000):
-        pace.took(pace.limit, 1e-3, pace.limit * size)
+    pace = Pace(FULL)
+    for _ in range(5):
+        pace.took(pace.limit, 1e-3, pace.limit * 10_000)
     assert pace.limit == 8 * 1024 * 1024 // 10_000
-    for size in (100, 100, 100):
-        pace.took(pace.limit, 1e-3, pace.limit * size)
-    assert pace.limit == LARGEST
+    for _ in range(5):
+        pace.took(pace.limit, 1e-3, pace.limit * 100)
+    assert pace.limit == 8_000
 
 
 def test_a_message_that_is_larger_than_a_chunk_should_be_goes_alone():

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ebbflow.bench import contest, peers
+from ebbflow.bench.calls import CallCost
 from ebbflow.bench.contest import Case
 from ebbflow.bench.growth import Point
 from ebbflow.bench.ours import EBBFLOW
@@ -38,6 +39,7 @@ def goals(figures: Figures) -> list[Goal]:
     """Those that the parts which were measured can say something about."""
     return [
         *_rates(figures.cases),
+        *_calls(figures.calls),
         *_growth(figures.points),
         *_latency(figures),
         *_starts(figures),
@@ -69,6 +71,13 @@ def _rates(cases: Sequence[Case]) -> Iterator[Goal]:
     if hop and three:
         share = three.rate / (hop.rate * 2 / 3)
         yield Goal("three vertices, of two thirds of a hop", True, 0.8, share)
+
+
+def _calls(calls: Sequence[CallCost]) -> Iterator[Goal]:
+    for one in calls:
+        if one.best:
+            what = f"a sink with {one.milliseconds} ms a call, of full calls"
+            yield Goal(what, True, 0.9, one.rate / one.best)
 
 
 def _growth(points: Sequence[Sequence[Point]]) -> Iterator[Goal]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from ebbflow.bench import growth, latency, ours, peers, start
+from ebbflow.bench import calls, growth, latency, ours, peers, start
 from ebbflow.bench.broker import Ground, prepared
+from ebbflow.bench.calls import CallCost
 from ebbflow.bench.contest import Case, Contestant
 from ebbflow.bench.growth import Point
 from ebbflow.bench.latency import Latency
@@ -33,6 +34,7 @@ class Programme:
     sizes: Sequence[int]
     rounds: int
     seconds: float
+    costs: Sequence[int]
     rates: Sequence[int]
     latency_seconds: float
     messages: Sequence[int]
@@ -49,6 +51,7 @@ LONG = Programme(
     sizes=(100, 1_000, 10_000),
     rounds=3,
     seconds=2.0,
+    costs=(0, 50, 400),
     rates=(10, 1_000, 20_000),
     latency_seconds=20.0,
     messages=(100_000, 1_000_000, 10_000_000),
@@ -64,6 +67,7 @@ SHORT = Programme(
     sizes=(100,),
     rounds=2,
     seconds=0.5,
+    costs=(0, 50, 400),
     rates=(1_000,),
     latency_seconds=6.0,
     messages=(300_000,),
@@ -82,6 +86,7 @@ class Figures:
     """All that was measured; what is empty was not asked for."""
 
     cases: list[Case] = field(default_factory=list)
+    calls: list[CallCost] = field(default_factory=list)
     latencies: list[Latency] = field(default_factory=list)
     points: list[list[Point]] = field(default_factory=list)
     starts: list[float] = field(default_factory=list)
@@ -96,6 +101,8 @@ def measured(programme: Programme, parts: Sequence[str], seed: int, say: Say) ->
         with prepared(Path(folder), _TASKS, seed) as ground:
             if "rates" in parts:
                 _rates(figures, ground, programme, say)
+            if "calls" in parts:
+                _calls(figures, ground, programme, say)
             if "latency" in parts:
                 _latencies(figures, ground, programme, say)
             if "growth" in parts:
@@ -146,6 +153,13 @@ def _messages(contestant: Contestant, size: int, seconds: float) -> int:
     pace = contestant.pace / (1 + size / 1_500 if contestant.pace > 20_000 else 1)
     wanted = min(int(pace * seconds), _LARGEST // size)
     return max(DISTINCT, wanted // DISTINCT * DISTINCT)
+
+
+def _calls(figures: Figures, ground: Ground, programme: Programme, say: Say) -> None:
+    for cost in programme.costs:
+        # Long enough for some calls of the dearest.
+        figures.calls.append(calls.by_cost(ground, cost, 4 * programme.seconds))
+        say(f"a sink with {cost} ms a call: {figures.calls[-1].rate:,.0f}/s")
 
 
 def _latencies(figures: Figures, ground: Ground, programme: Programme, say: Say) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from rich.table import Table
 
 from ebbflow.bench import contest, peers
+from ebbflow.bench.calls import CallCost
 from ebbflow.bench.contest import Case
 from ebbflow.bench.goals import Goal, goals
 from ebbflow.bench.growth import Point
@@ -19,6 +20,8 @@ def tables(figures: Figures) -> Iterator[Table]:
     """Those of the parts that were measured."""
     if figures.cases:
         yield _rates(figures.cases)
+    if figures.calls:
+        yield _calls(figures.calls)
     if figures.latencies:
         yield _latencies(figures.latencies)
     if figures.points:
@@ -65,6 +68,15 @@ def _plain(cases: Sequence[Case], case: Case) -> Case | None:
     """The plain worker's hop with the same payload."""
     same = (one for one in cases if one.name == peers.NATS_PY and one.size == case.size)
     return next(same, None) if case.job == contest.HOP else None
+
+
+def _calls(calls: Sequence[CallCost]) -> Table:
+    title = "Sinks whose calls have a cost of their own, 500 messages a call at most"
+    table = _table(title, (), ("ms a call", "messages/s", "with full calls"))
+    for one in calls:
+        best = f"{one.best:,.0f}" if one.best else ""
+        table.add_row(f"{one.milliseconds}", f"{one.rate:,.0f}", best)
+    return table
 
 
 def _latencies(latencies: Sequence[Latency]) -> Table:

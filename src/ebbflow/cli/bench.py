@@ -10,7 +10,7 @@ import typer
 
 from ebbflow.errors import SetupError
 
-_PARTS = "rates, latency, growth, start"
+_PARTS = "rates, calls, latency, growth, start"
 
 
 def bench(

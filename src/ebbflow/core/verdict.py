@@ -104,6 +104,7 @@ class Verdict(Decisions):
         self.emit: Callable[[Verdict], None] | None = None
         self.emitted: set[int] = set()
         self.emitted_rows = 0
+        self.usual = True  # whether the time that this chunk takes tells of others
         self.chance = chance or Random()  # noqa: S311 - spreads retries, protects nothing
         self._policy = policy
         self.largest = largest

@@ -35,7 +35,9 @@ from ebbflow.jetstream.consumers import Delivery, LightConsumer
 Origin = tuple[str | None, datetime | None]
 """The task that wrote a frame, and its watermark then."""
 
-WINDOW = 64
+# How many frames are asked for ahead: more of small ones, as a slow trickle has left them, so that
+# there are enough rows for a full call of user code.
+_WINDOW, _WINDOW_BYTES, _MOST_FRAMES = 64, 16 * 1024 * 1024, 1024
 _NANOS = 1_000_000_000
 _HEARTBEAT = 0.5
 _EXPIRES = 20.0
@@ -67,6 +69,7 @@ class FrameReader:
         self._seen = start.seq
         self._next_delivery = 1
         self._asked = 0
+        self._frame_size = _WINDOW_BYTES / _WINDOW
         self._arrivals = 0
         self._consumer = LightConsumer(stream)
         self._inbox: Subscription | None = None
@@ -105,8 +108,9 @@ class FrameReader:
 
     async def _ask(self) -> None:
         """Keep the server supplied with requests, within the window."""
-        room = WINDOW - len(self._queue) - self._asked
-        if room < WINDOW // 2 or self._renewing or self._inbox is None:
+        window = int(min(_MOST_FRAMES, max(_WINDOW, _WINDOW_BYTES / self._frame_size)))
+        room = window - len(self._queue) - self._asked
+        if room < window // 2 or self._renewing or self._inbox is None:
             return
         self._asked += room
         request = {
@@ -130,6 +134,7 @@ class FrameReader:
         self._asked = max(0, self._asked - 1)
         if delivery.seq > self._seen:
             self._seen = delivery.seq
+            self._frame_size += (len(message.data) - self._frame_size) / 16
             self._queue.append((delivery.seq, message.data, _origin(message)))
             self._wake.set()
         await self._ask()
@@ -206,7 +211,7 @@ class FrameReader:
         """An arrival wakes the task."""
         return 3600.0
 
-    def take(self, limit: int, most_frames: int = WINDOW) -> list[pa.RecordBatch]:
+    def take(self, limit: int, most_frames: int = _MOST_FRAMES) -> list[pa.RecordBatch]:
         """Up to ``limit`` rows that are here already; moves ``mark`` behind them.
 
         ``origins`` then says where the frames came from.

@@ -63,8 +63,10 @@ class Gate:
 
     def decide(self, verdict: Verdict) -> None:
         """Have user code decide about a chunk, and see what that tells."""
+        verdict.usual = not self.probing
         self._code(verdict)
         if (outage := self._code.outage) is not None:
+            verdict.usual = False
             self._patience.meet(outage)
         else:
             self._patience.end()

@@ -3,37 +3,180 @@
 Large chunks are cheap, small ones settle soon. A slow handler gets small chunks, so that its
 results move on, its epoch can end and a stop need not wait; a fast one gets large ones. Large
 messages get small chunks too: what does not fit into the caches of a processor is slower to handle.
+
+A call may have a cost of its own beside that of its messages: a bulk insert, a request. Fewer
+messages a call would only make it worse. So the two costs are told apart, by how long chunks of
+different sizes take, and a chunk may take longer than its quarter second where the calls' own cost
+would otherwise be more than a sixteenth of the time: up to a full call, or to five seconds.
+
+What was learned is kept for the next epoch, if that runs in the same process.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-_TARGET = 0.25
-_SMALLEST, _FIRST, _LARGEST = 1, 256, 8_192
+import pyarrow.compute as pc
+
+if TYPE_CHECKING:
+    from ebbflow.core.verdict import Verdict
+
+TARGET, PATIENCE = 0.25, 5.0
+SHARE = 16
+"""A call may take so many times what it costs by itself, if that is not over ``PATIENCE``."""
+
+_FIRST, LARGEST = 32, 8_192
 _GROWTH = 4
 _MOST_BYTES = 8 * 1024 * 1024
+# How many chunks are remembered, and how much less each one counts than the one after it.
+_REMEMBERED, _FADING = 16, 0.8
+# Sizes that differ by less than this say nothing about which cost is which.
+_APART = 2.0
+# A chunk that took so many times what was expected, or so little of it, is of other times.
+_CHANGED = 3.0
+_PROBE_AFTER = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What user code takes, in seconds: for a call by itself, and for each row in it."""
+
+    call: float
+    row: float
+
+    def of(self, calls: int, rows: int) -> float:
+        """What so many calls with so many rows in all take."""
+        return self.call * calls + self.row * rows
+
+    def fitting(self, full: int) -> int:
+        """The rows that a chunk should have if ``full`` are the most of a call."""
+        whole = self.of(1, full)
+        if whole <= max(self.longest, 2 * TARGET):  # not cut for so little
+            return full * max(1, int(TARGET / max(whole, 1e-9)))
+        return max(1, int((self.longest - self.call) / self.row))
+
+    @property
+    def longest(self) -> float:
+        """The time that a call may take."""
+        return max(TARGET, min(SHARE * self.call, PATIENCE + 2 * self.call))
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    calls: int
+    rows: int
+    seconds: float
+
+    @property
+    def rows_a_call(self) -> float:
+        return self.rows / self.calls
 
 
 class Pace:
-    """The chunk size of one task, adapted after each chunk."""
+    """The chunk size of one task, adapted after each chunk; a call gets ``full`` rows at most."""
 
-    def __init__(self) -> None:
-        self.limit = _FIRST
+    def __init__(self, full: int = LARGEST) -> None:
+        self._full = full
+        self._most = max(full, LARGEST // full * full)
+        self.limit = min(_FIRST, self._most)
+        self._seen: deque[_Seen] = deque(maxlen=_REMEMBERED)
+        self._fixed_share = 0.0
+        self._alike = 0
 
     @contextmanager
-    def measured(self, rows: int, size: int) -> Iterator[None]:
-        """Time user code on a chunk of ``rows`` that take ``size`` bytes."""
+    def measured(self, verdict: Verdict) -> Iterator[None]:
+        """Time user code on a chunk, unless the verdict says that its time is not the usual."""
         start = time.perf_counter()
         yield
-        self.took(rows, time.perf_counter() - start, size)
+        if verdict.usual:
+            seconds, rows = time.perf_counter() - start, verdict.rows
+            alone = pc.sum(pc.greater(rows.batch.column("failures"), 0)).as_py() or 0
+            self.took(len(rows), seconds, rows.batch.nbytes, alone)
 
-    def took(self, rows: int, seconds: float, size: int = 0) -> None:
-        """Adapt to what was seen; a chunk that was not full says little about larger ones."""
-        fitting = int(rows * _TARGET / max(seconds, 1e-6))
-        if fitting < self.limit or rows >= self.limit // 2:
-            wanted = min(fitting, self.limit * _GROWTH)
-            room = _MOST_BYTES * rows // max(1, size)
-            self.limit = max(_SMALLEST, min(wanted, room, _LARGEST))
+    def took(self, rows: int, seconds: float, size: int = 0, alone: int = 0) -> None:
+        """Adapt to a chunk of so many rows and bytes; ``alone`` of them had calls of their own."""
+        if not rows:
+            return
+        was_full = rows >= self.limit // 2
+        self._remember(_Seen(alone - (alone - rows) // self._full, rows, max(seconds, 1e-6)))
+        wanted = self._probing(self._cost().fitting(self._full))
+        if not was_full:
+            wanted = min(wanted, self.limit)
+        room = _MOST_BYTES * rows // max(1, size)
+        self.limit = max(1, min(wanted, self.limit * _GROWTH, room, self._most))
+
+    def _remember(self, seen: _Seen) -> None:
+        """Take note; what was seen before a change does not count any more."""
+        last = self._seen[-1] if self._seen else seen
+        alike = last.rows_a_call / _APART < seen.rows_a_call < last.rows_a_call * _APART
+        self._alike = self._alike + 1 if alike else 0
+        if self._seen and (alike or self._told_apart):
+            expected = self._cost().of(seen.calls, seen.rows)
+            if not expected / _CHANGED < seen.seconds < expected * _CHANGED:
+                self._seen.clear()
+                self._fixed_share = 0.0
+        self._seen.append(seen)
+
+    @property
+    def _told_apart(self) -> bool:
+        """Whether chunks were of sizes that tell the costs apart."""
+        sizes = [seen.rows_a_call for seen in self._seen]
+        return max(sizes) >= min(sizes) * _APART
+
+    def _probing(self, wanted: int) -> int:
+        """Another size now and then, or it would stay unknown what others take."""
+        last = self._seen[-1]
+        slow, half, double = last.seconds > TARGET, max(1, last.rows // 2), 2 * last.rows
+        if len(self._seen) == 1:  # the first of its times
+            return min(wanted, half) if slow else max(wanted, double)
+        if slow:
+            wanted = max(wanted, half)
+        full = last.rows >= self._full
+        if self._alike < _PROBE_AFTER or (full and not slow):
+            return wanted
+        self._alike = 0
+        shrink = full or (self._fixed_share > 0.5 and last.rows > 1)
+        return half if shrink else min(double, self._full)
+
+    def _cost(self) -> Cost:
+        """The costs that go best with what was seen; shared out as before if that is open."""
+        if self._told_apart:
+            cost = self._fitted()
+            last = self._seen[-1]
+            self._fixed_share = cost.call * last.calls / max(1e-9, cost.of(last.calls, last.rows))
+            return cost
+        weights = [_FADING**age for age in range(len(self._seen))]
+        times = zip(weights, reversed(self._seen), strict=True)
+        a_row = sum(weight * seen.seconds / seen.rows for weight, seen in times) / sum(weights)
+        rows_a_call = self._seen[-1].rows_a_call
+        return Cost(a_row * rows_a_call * self._fixed_share, a_row * (1 - self._fixed_share))
+
+    def _fitted(self) -> Cost:
+        """Least squares of the relative errors, neither cost below nothing."""
+        calls2 = both = rows2 = calls_time = rows_time = 0.0
+        for age, seen in enumerate(reversed(self._seen)):
+            weight = _FADING**age / seen.seconds**2
+            calls2 += weight * seen.calls**2
+            both += weight * seen.calls * seen.rows
+            rows2 += weight * seen.rows**2
+            calls_time += weight * seen.calls * seen.seconds
+            rows_time += weight * seen.rows * seen.seconds
+        spread = max(calls2 * rows2 - both**2, 1e-12 * calls2 * rows2)
+        call = (calls_time * rows2 - rows_time * both) / spread
+        row = (rows_time * calls2 - calls_time * both) / spread
+        if call <= 0:
+            return Cost(0.0, rows_time / rows2)
+        return Cost(call, row) if row > 0 else Cost(calls_time / calls2, 1e-12)
+
+
+_kept: dict[Any, Pace] = {}
+
+
+def pace_for(whose: Any, full: int) -> Pace:
+    """The pace of one partition of a vertex in this process."""
+    return _kept.setdefault(whose, Pace(full))

@@ -163,6 +163,16 @@ class VertexPlan:
         return self.pipeline, self.vertex, self.run
 
     @property
+    def call_rows(self) -> int:
+        """The most messages that user code is given at a time, in one call or side by side."""
+        role = self.role
+        maps = (role.transformer, role.map) if isinstance(role, MonoPlan) else (role,)
+        modes = {one.mode for one in maps if isinstance(one, UserMap)}
+        if modes & {"columnar", "pandas"}:
+            return self.table_size
+        return self.concurrency if role in maps and modes == {"unary"} else self.batch_size
+
+    @property
     def has_buffer(self) -> bool:
         """Whether its messages are stored before it reads them."""
         return not isinstance(self.source, GeneratorPlan | SourcePlan)

@@ -48,7 +48,7 @@ from ebbflow.spark.events import Events
 from ebbflow.spark.gate import Gate
 from ebbflow.spark.handlers import patience_of
 from ebbflow.spark.operators import UserCode
-from ebbflow.spark.pace import Pace
+from ebbflow.spark.pace import pace_for
 from ebbflow.spark.plan import MonoPlan, VertexPlan
 
 # How long a stopping task waits for buffers to take what it has in hand before it lets go of it.
@@ -100,7 +100,7 @@ class VertexTask:
         )
         self._wake = threading.Event()
         self._stopped_at: float | None = None
-        self._pace = Pace()
+        self._pace = pace_for((plan.whose, partition), plan.call_rows)
         self._turn = self._resumed = False
         self.events = Events(self._link, self._names, plan.vertex, partition, self._tally)
         self._inflight: concurrent.futures.Future[Counts] | None = None
@@ -330,7 +330,7 @@ class VertexTask:
         verdict = Verdict(plan.vertex, rows, plan.on_error, plan.largest, self._chance)
         verdict.ordered = ordered
         verdict.emit = lambda given: self._emit(given, start)
-        with self._pace.measured(len(rows), rows.batch.nbytes):
+        with self._pace.measured(verdict):
             self._gate.decide(verdict)
         return verdict
 

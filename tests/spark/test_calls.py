@@ -1,0 +1,26 @@
+"""Calls of user code: how many messages they get."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from ebbflow import Pipeline, Response
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_sink_whose_calls_have_a_fixed_cost_gets_full_calls(run, journal):
+    def store(data):
+        time.sleep(0.3)
+        journal.write(len(data))
+        return [Response.ok(datum.id) for datum in data]
+
+    pipeline = Pipeline("test").source("in", generator={"messages": 8_000})
+    summary = run(pipeline.sink("out", store, limits={"read_batch_size": 500}))
+
+    calls = journal.read()
+    assert summary.vertices["out"].done == sum(calls) == 8_000
+    assert calls.count(500) >= 10
+    assert len(calls) < 40
