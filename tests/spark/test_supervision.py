@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import time
 
 import pytest
 
@@ -15,13 +16,18 @@ from tests.spark.conftest import Failures
 pytestmark = pytest.mark.slow
 
 
+def _interrupt():
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize(
     ("deadly", "cause"),
     [
         (lambda: os.kill(os.getpid(), signal.SIGSEGV), "signal SIGSEGV"),
         (lambda: os._exit(3), "exit code 3"),
+        (_interrupt, "exit code 1"),
     ],
-    ids=["segfault", "exit"],
+    ids=["segfault", "exit", "KeyboardInterrupt"],
 )
 def test_a_message_that_kills_its_worker_is_dead_lettered_alone(
     run, journal, server_letters, deadly, cause
@@ -44,6 +50,79 @@ def test_a_message_that_kills_its_worker_is_dead_lettered_alone(
     (letter,) = server_letters("test")
     assert letter.reason == "killed its worker"
     assert cause in letter.error
+
+
+def test_a_message_that_kills_its_worker_is_found_though_it_has_forked_a_child(
+    run, server_letters, tmp_path
+):
+    end = tmp_path / "end"
+
+    def forks(datum):
+        if json.loads(datum.value)["data"]["value"] == 21:
+            if os.fork() == 0:
+                while not end.exists():
+                    time.sleep(0.1)
+                os._exit(0)
+            os._exit(9)
+        return Message(datum.value)
+
+    pipeline = Pipeline("test").source("in", generator={"messages": 40})
+    try:
+        summary = run(pipeline.map("m", forks).sink("out", blackhole=True), timeout="60s")
+    finally:
+        end.touch()
+
+    assert (summary.vertices["out"].done, summary.vertices["m"].dead_lettered) == (39, 1)
+    (letter,) = server_letters("test")
+    assert (letter.reason, "exit code 9" in letter.error) == ("killed its worker", True)
+
+
+@pytest.mark.parametrize("deadly", [False, True], ids=["without a killer", "beside a killer"])
+def test_what_user_code_prints_decides_about_no_message(run, deadly):
+    texts = []
+
+    class Reading(Failures):
+        def line(self, text):
+            texts.append(text)
+
+    def prints(datum):
+        match json.loads(datum.value)["data"]["value"]:
+            case 3 if deadly:
+                os._exit(3)
+            case 5:
+                print("x" * 10_000_000)
+            case 7:
+                print("a lone \ud800")
+            case number if number > 30:
+                print("y" * 2_000_000)
+        return Message(datum.value)
+
+    pipeline = Pipeline("test").source("in", generator={"messages": 40})
+    summary = run(pipeline.map("m", prints).sink("out", log=True), watcher=Reading())
+
+    assert summary.vertices["out"].done == 40 - deadly
+    assert summary.vertices["m"].dead_lettered == deadly
+    cut_off = [text for text in texts if text.endswith("more characters cut off)")]
+    assert len(cut_off) >= 1
+    assert any("a lone \\ud800" in text for text in texts)
+
+
+def test_a_child_that_looks_for_a_killer_opens_user_code_once_for_many_chunks(run, journal):
+    class Model:
+        def open(self):
+            journal.write("open")
+
+        def __call__(self, datum):
+            if json.loads(datum.value)["data"]["value"] == 5_000:
+                os._exit(3)
+            return Message(datum.value)
+
+    pipeline = Pipeline("test").source("in", generator={"messages": 20_000})
+    summary = run(pipeline.map("m", Model).sink("out", blackhole=True))
+
+    assert summary.vertices["out"].done == 19_999
+    # Workers, and a child for each half that the killer was in.
+    assert len(journal.read()) < 25
 
 
 def test_a_vertex_that_cannot_open_is_retried_while_the_others_go_on(run, journal, tmp_path):

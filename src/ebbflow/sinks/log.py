@@ -6,16 +6,27 @@ from collections.abc import Callable
 
 from ebbflow.core.verdict import Verdict
 from ebbflow.message import Datum
+from ebbflow.printing import cut
 
-_LINES_AT_ONCE = 500
+_AT_ONCE = 64 * 1024
 
 
 def write(verdict: Verdict, emit: Callable[[str], None], role: str = "sink") -> None:
-    """Hand the lines to ``emit``, many at once; it returns when they are on their way."""
+    """Hand the lines to ``emit``, many at once; it returns when they are on their way.
+
+    A line that is too long is cut, and says so.
+    """
     place = verdict.vertex if role == "sink" else f"{verdict.vertex}, {role.replace('_', ' ')}"
-    lines = [line(place, datum) for datum in verdict.rows.data()]
-    for start in range(0, len(lines), _LINES_AT_ONCE):
-        emit("\n".join(lines[start : start + _LINES_AT_ONCE]))
+    lines: list[str] = []
+    size = 0
+    for datum in verdict.rows.data():
+        lines.append(cut(line(place, datum)))
+        size += len(lines[-1])
+        if size > _AT_ONCE:
+            emit("\n".join(lines))
+            lines, size = [], 0
+    if lines:
+        emit("\n".join(lines))
 
 
 def line(place: str, datum: Datum) -> str:

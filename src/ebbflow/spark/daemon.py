@@ -2,11 +2,13 @@
 
 Spark starts it as ``python -m ebbflow.spark.daemon`` when the first task needs a worker; every
 worker inherits what is loaded here. See ``ahead`` for how the loading is done before that.
+A worker's line to Spark is its own: see ``descriptors``.
 """
 
 from __future__ import annotations
 
 import gc
+import socket
 
 # A chunk makes thousands of small objects that live for a moment. Looking for cycles among them
 # every 700 of these costs a fifth of a map's time; what was imported need never be looked at.
@@ -29,6 +31,15 @@ def serve() -> None:
     """Fork workers for as long as Spark wants any."""
     from pyspark import daemon
 
+    from ebbflow.spark.descriptors import keep_private
+
+    work = daemon.worker
+
+    def worker(sock: socket.socket, authenticated: bool) -> int:
+        keep_private(sock.fileno())
+        return work(sock, authenticated)
+
+    daemon.worker = worker
     daemon.manager()
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark import TaskContext
 
+from ebbflow.spark.careful import dying
 from ebbflow.spark.handlers import close_other_runs, close_run
 from ebbflow.spark.operators import UserCode, set_environment
 from ebbflow.spark.plan import VertexPlan
@@ -79,8 +80,12 @@ def run_partition(
     close_other_runs(plan.run)
     set_environment(plan, partition)
     task = VertexTask(plan, partition, seconds)
-    with task.events.printing():
-        report = task.run(UserCode(plan, task.events.log, careful))
+    code = UserCode(plan, task.events.log, careful)
+    with task.events.printing(), dying():
+        try:
+            report = task.run(code)
+        finally:
+            code.close()
     if report.ended == "stop":
         close_run(plan.run)
     return report

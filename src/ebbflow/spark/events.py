@@ -1,18 +1,23 @@
 """What a task tells people while it runs: what user code prints, why messages were nacked, what
 publishing has met with and how many messages wait at the source.
 
-Sent over plain NATS to whoever watches, normally the driver; nothing depends on it arriving.
+Sent over plain NATS to whoever watches, normally the driver. Nothing depends on it arriving, so no
+text and no state of the connection makes telling fail; what could not be sent is counted and told.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import secrets
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import Any
+
+import nats.errors
 
 from ebbflow.core.outage import Waiting
 from ebbflow.jetstream.connection import Link
@@ -21,6 +26,9 @@ from ebbflow.jetstream.publisher import Tally
 from ebbflow.printing import redirected
 
 _EVERY = 0.5
+_LARGEST = 1_000_000
+# How long to wait for a connection that takes nothing.
+_PATIENCE = 5.0
 
 
 class Events:
@@ -39,10 +47,14 @@ class Events:
         self._told: dict[str, Any] = {}
         self._task = secrets.token_hex(6)
         self._sent = 0.0
+        self._unsent = 0
 
     def log(self, text: str) -> None:
-        """Lines to print; on their way to the server when this returns."""
-        self._send("log", text.encode())
+        """Lines to print; on their way to the server when this returns, if it can be reached."""
+        if self._unsent and self._send("log", f"… ({self._unsent:,} texts not shown)".encode()):
+            self._unsent = 0
+        for part in _parts(text, min(_LARGEST, self._link.client.max_payload)):
+            self._unsent += not self._send("log", part)
 
     def printing(self) -> AbstractContextManager[None]:
         """Have what user code prints appear where the pipeline was started."""
@@ -69,8 +81,9 @@ class Events:
         """Tell what has been counted."""
         if self._reasons:
             reasons = dict(self._reasons.most_common(20))
-            self._send("nack", json.dumps({"vertex": self._vertex, "reasons": reasons}).encode())
-            self._reasons.clear()
+            told = json.dumps({"vertex": self._vertex, "reasons": reasons}).encode()
+            if self._send("nack", told):
+                self._reasons.clear()
         # Of the whole task so far: an event that got lost is made up for by the next one.
         state = {
             "tally": asdict(self._tally),
@@ -80,10 +93,27 @@ class Events:
         }
         if state != self._told:
             whose = {"vertex": self._vertex, "partition": self._partition, "task": self._task}
-            self._send("state", json.dumps(whose | state).encode())
-            self._told = state
+            if self._send("state", json.dumps(whose | state).encode()):
+                self._told = state
         self._sent = time.monotonic()
 
-    def _send(self, kind: str, payload: bytes) -> None:
-        subject = self._names.event_subject(kind)
-        self._link.run(self._link.client.publish(subject, payload))
+    def _send(self, kind: str, payload: bytes) -> bool:
+        """Whether it is on its way."""
+        publishing = self._link.client.publish(self._names.event_subject(kind), payload)
+        try:
+            self._link.run(publishing, _PATIENCE)
+        except (nats.errors.Error, OSError, concurrent.futures.TimeoutError):
+            return False
+        return True
+
+
+def _parts(text: str, largest: int) -> Iterator[bytes]:
+    """The text in pieces that can be sent, cut between lines where there are any."""
+    told = text.encode("utf-8", "backslashreplace")
+    while len(told) > largest:
+        end = told.rfind(b"\n", 0, largest)
+        if end < 0:  # not within a character
+            end = max(at for at in range(largest - 3, largest + 1) if told[at] & 0xC0 != 0x80)
+        yield told[:end]
+        told = told[end:].removeprefix(b"\n")
+    yield told

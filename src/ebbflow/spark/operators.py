@@ -24,8 +24,9 @@ from ebbflow.functions import (
     run_stream,
 )
 from ebbflow.sinks import blackhole, log
-from ebbflow.spark.careful import Careful, Emit
-from ebbflow.spark.handlers import forget_handlers, handler_for, handlers_of
+from ebbflow.spark.careful import Careful
+from ebbflow.spark.child import Child, Emit
+from ebbflow.spark.handlers import close_handlers, forget_handlers, handler_for, handlers_of
 from ebbflow.spark.plan import (
     BlackholeSink,
     Code,
@@ -58,14 +59,15 @@ def set_environment(plan: VertexPlan, partition: int) -> None:
 class UserCode:
     """The user code of a vertex on a worker: opened when it is needed, and called with chunks.
 
-    ``careful`` when the vertex's last worker died.
+    ``careful`` when the vertex's last worker died: then children call it first.
     """
 
     def __init__(self, plan: VertexPlan, emit: Emit, careful: bool) -> None:
         self._plan = plan
         self._emit = emit
-        self._careful = careful
+        self._careful = careful and not isinstance(plan.role, Forward)
         self._operator: Call | None = None
+        self._in_children: Careful | None = None
 
     def open(self) -> None:
         """Have it ready; raises what user code raises when it opens.
@@ -75,15 +77,28 @@ class UserCode:
         for handler in handlers_of(self._plan.whose):
             if handler.blame.outage is not None:
                 handler.renew()
+        if self._in_children is not None and self._in_children.outage is not None:
+            self._in_children.close()  # the next child opens it anew
         if self._operator is None:
             self._operator = self._made()
 
+    def close(self) -> None:
+        """End the child, if there is one. What is open in this process stays open."""
+        if self._in_children is not None:
+            self._in_children.close()
+
     def _made(self) -> Call:
-        operator = Operators(self._plan, self._emit).operator()
-        if self._careful and not isinstance(self._plan.role, Forward):
-            operator = Careful(operator, partial(_fresh_operator, self._plan))
-        fed = self._plan.is_source and self._plan.has_buffer
+        plan = self._plan
+        operator = Operators(plan, self._emit).operator()
+        if self._careful:
+            operator = self._in_children = Careful(operator, self._child, self._emit)
+        fed = plan.is_source and plan.has_buffer
         return setting_aside(operator) if fed else operator
+
+    def _child(self) -> Child:
+        plan = self._plan
+        fresh, close = partial(_fresh_operator, plan), partial(close_handlers, plan.whose)
+        return Child(fresh, close, partial(_outage_of, plan))
 
     def __call__(self, verdict: Verdict) -> None:
         """Have it decide about a chunk."""
@@ -93,8 +108,13 @@ class UserCode:
     @property
     def outage(self) -> Outage | None:
         """What is away, as far as the last call has shown."""
-        found = (handler.blame.outage for handler in handlers_of(self._plan.whose))
-        return next((outage for outage in found if outage is not None), None)
+        in_children = self._in_children.outage if self._in_children is not None else None
+        return in_children or _outage_of(self._plan)
+
+
+def _outage_of(plan: VertexPlan) -> Outage | None:
+    found = (handler.blame.outage for handler in handlers_of(plan.whose))
+    return next((outage for outage in found if outage is not None), None)
 
 
 def _fresh_operator(plan: VertexPlan, emit: Emit) -> Call:

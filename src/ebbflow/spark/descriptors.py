@@ -1,0 +1,44 @@
+"""Descriptors of this process alone: a process that user code forks does not keep them.
+
+Whoever waits for this process to end waits for the other end of such a descriptor to be closed.
+Spark waits for its worker like that. A process that user code has forked, and which lives on, would
+hold the descriptor open, and nobody would notice that the worker has died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+_private: set[tuple[int, int]] = set()
+
+
+def keep_private(descriptor: int) -> None:
+    """Have every process forked from now on lose it, and all copies of it that are made."""
+    _private.add(_identity(descriptor))
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    """The same for all copies of a descriptor."""
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
+
+
+def _lose() -> None:
+    """In a forked process: put nothing in the place of each.
+
+    Closing them would do harm, when objects that were made for them close the number once more.
+    """
+    if not _private:
+        return
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            descriptor = int(name)
+            if _identity(descriptor) in _private:
+                os.dup2(nothing, descriptor, inheritable=False)
+    os.close(nothing)
+    _private.clear()
+
+
+os.register_at_fork(after_in_child=_lose)

@@ -1,0 +1,70 @@
+"""What tasks tell: any text arrives, and nothing fails because of the connection."""
+
+from __future__ import annotations
+
+import queue
+
+import pytest
+
+from ebbflow.jetstream.access import linked
+from ebbflow.jetstream.publisher import Tally
+from ebbflow.jetstream.server import EmbeddedServer, StateFolder
+from ebbflow.spark.events import Events
+from ebbflow.spark.listener import Listener
+
+
+@pytest.fixture
+def heard(link, names):
+    """The texts that whoever watches has heard."""
+    texts = queue.Queue()
+    with Listener(names, texts.put).listening(link):
+        link.flush()
+        yield texts
+
+
+@pytest.fixture
+def events(link, names):
+    return Events(link, names, "v", 0, Tally())
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("caf\u00e9 \U0001f600", None), ("a \ud800 b", "a \\ud800 b"), ("\0", None)]
+)
+def test_any_character_can_be_told(events, heard, text, shown):
+    events.log(text)
+    assert heard.get(timeout=10) == (shown or text)
+
+
+@pytest.mark.parametrize("character", ["x", "\u00e9", "\U0001f600"])
+def test_a_text_larger_than_a_message_comes_in_pieces(link, events, heard, character):
+    text = character * (link.client.max_payload + 100)
+    events.log(text)
+
+    pieces = []
+    while sum(map(len, pieces)) < len(text):
+        pieces.append(heard.get(timeout=10))
+    assert "".join(pieces) == text
+
+
+def test_pieces_are_cut_between_lines(events, heard):
+    lines = [f"{n} " + "x" * 100_000 for n in range(30)]
+    events.log("\n".join(lines))
+
+    found = []
+    while len(found) < len(lines):
+        found += heard.get(timeout=10).split("\n")
+    assert found == lines
+
+
+def test_telling_does_not_fail_when_the_server_is_gone(tmp_path, names):
+    folder = StateFolder(tmp_path)
+    folder.acquire()
+    server = EmbeddedServer(folder)
+    with linked(server.start()) as link:
+        events = Events(link, names, "v", 0, Tally())
+        server.stop()
+        for _ in range(40):
+            events.log("z" * 900_000)
+        events.nacked({"why": 1})
+        events.flush()
+    folder.release()
