@@ -385,6 +385,8 @@ FIELD_MEANING = {
     "bufferMaxLength": "the most frames in a buffer, per partition",
     "bufferUsageLimit": "the percentage of `bufferMaxLength` at which the buffer is full",
     "readTimeout": "without effect",
+    "callTimeout": "how long one call of user code may take, such as `30s`; left out: as long as "
+    "it likes. See [user code](../guides/writing-user-code.md#calls-that-hang)",
     "concurrency": "how many calls of an `async` map run at once",
     "ordered.enabled": "messages with the same keys stay in order: see "
     "[routing](../guides/routing.md); a vertex that says nothing does as the pipeline",
@@ -537,6 +539,7 @@ def effective_limits() -> str:
         f"`{camel(one.name)}` {getattr(limits, one.name):,}"
         + (" ms" if "timeout" in one.name else "")
         for one in fields(limits)
+        if getattr(limits, one.name) is not None
     )
 
 

@@ -8,6 +8,7 @@
     ├── SourceError              a source that raised, or whose process has ended
     ├── TargetError              a ``module:attribute`` that cannot be used as user code
     ├── Unavailable              user code says: a system that it needs is away
+    ├── CallTimeout              user code did not return within ``limits.callTimeout``
     ├── ContractViolation        user code broke the rules of its role (see docs/guarantees.md)
     ├── SparkError               what Spark or a database said about rows or a query
     ├── MessageTooLarge          a message that no JetStream message can hold
@@ -134,6 +135,24 @@ class SourceError(EbbflowError):
 
     def __str__(self) -> str:
         return f"source {self.vertex}: {self.what}"
+
+
+class CallTimeout(EbbflowError):
+    """User code did not return in time. The messages of that call are to blame, and no system.
+
+    Raised in the call itself on a worker, so user code can clean up. The messages come again with
+    back-off, each alone, and then become dead letters. It is no ``TimeoutError``.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
+
+    def __str__(self) -> str:
+        return (
+            f"the call did not return within callTimeout, {self.seconds:g} s; "
+            "make it end sooner, or set limits.callTimeout higher"
+        )
 
 
 class ContractViolation(EbbflowError):

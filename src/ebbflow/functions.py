@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
+from ebbflow.calls import RUNNING, beating, in_time
 from ebbflow.core.blame import CALLS_IN_A_ROW, ENOUGH, Blame
 from ebbflow.core.columns import COLUMNS, columns_returned
 from ebbflow.core.contract import answered, results_by_id
@@ -97,7 +98,10 @@ class Handler:
         """Run something of the user's ``async`` code to its end."""
 
         async def run() -> Any:
-            return await awaitable
+            if not RUNNING.active:
+                return await awaitable
+            with beating():
+                return await in_time(awaitable, RUNNING.limit)
 
         self._runner = self._runner or asyncio.Runner()
         return self._runner.run(run())
@@ -143,18 +147,20 @@ def run_map(handler: Handler, verdict: Verdict, concurrency: int) -> None:
         handler.wait_for(_map_all(handler.call, verdict, concurrency, trial))
         return
     call, returned = handler.call, verdict.returned
-    for index, datum in enumerate(verdict.rows.data()):
-        try:
-            result = call(datum)
-            returned(index, result if type(result) in _AT_HAND else handler.finished(result))
-        except USER_ERRORS as error:
-            trial.failed(index, index + 1, error)
-            if trial.stops and not verdict.ordered:
-                trial.leave(index + 1)
+    with RUNNING as running:
+        for index, datum in enumerate(verdict.rows.data()):
+            running.row = index
+            try:
+                result = call(datum)
+                returned(index, result if type(result) in _AT_HAND else handler.finished(result))
+            except USER_ERRORS as error:
+                trial.failed(index, index + 1, error)
+                if trial.stops and not verdict.ordered:
+                    trial.leave(index + 1)
+                    return
+            if verdict.ordered and verdict.holds_up(index, index + 1):
+                verdict.unreached = index + 1
                 return
-        if verdict.ordered and verdict.holds_up(index, index + 1):
-            verdict.unreached = index + 1
-            return
     trial.finish()
 
 
@@ -171,14 +177,16 @@ async def _map_all(
                 return _UNTRIED
             try:
                 result = call(datum)
-                result = await (_gathered(result) if inspect.isasyncgen(result) else result)
+                result = _gathered(result) if inspect.isasyncgen(result) else result
+                result = await in_time(result, RUNNING.limit)
                 away = 0
                 return result
             except USER_ERRORS as error:
                 away = away + 1 if trial.means_away(error) else 0
                 return error
 
-    results = await asyncio.gather(*(one(datum) for datum in verdict.rows.data()))
+    with RUNNING, beating():
+        results = await asyncio.gather(*(one(datum) for datum in verdict.rows.data()))
     untried = [index for index, result in enumerate(results) if result is _UNTRIED]
     trial.postpone(untried)
     trial.failed_beside(list(_recorded(verdict, 0, results)), len(results))
@@ -248,7 +256,7 @@ def run_stream(handler: Handler, verdict: Verdict) -> None:
     trial = Trial(verdict, handler.blame)
     for index, datum in enumerate(verdict.rows.data()):
         try:
-            for number, message in enumerate(handler.yielded(handler.call(datum))):
+            for number, message in enumerate(_one_by_one(handler, datum)):
                 verdict.yielded(index, number, message)
             verdict.ended(index)
         except USER_ERRORS as error:
@@ -263,12 +271,29 @@ Give = Callable[[int, int], list[tuple[int, BaseException]]]
 """Has user code decide about a batch; returns the rows that failed by themselves, with why."""
 
 
+def _one_by_one(handler: Handler, datum: Datum) -> Iterator[Any]:
+    """What a stream map yields; the time until the next one is that of a call."""
+    end = object()
+    with RUNNING:
+        results = iter(handler.yielded(handler.call(datum)))
+        message = next(results, end)
+    while message is not end:
+        yield message
+        with RUNNING:
+            message = next(results, end)
+
+
 def _in_batches(handler: Handler, verdict: Verdict, size: int, give: Give) -> None:
     """Have user code decide about batch after batch; whatever it raises is its batch's."""
+
+    def call(start: int, end: int) -> list[tuple[int, BaseException]]:
+        with RUNNING:
+            return give(start, end)
+
     trial = Trial(verdict, handler.blame)
     keys = verdict.rows.column("keys") if verdict.ordered else None
     for start, end in batches(verdict.rows.column("failures"), size, keys):
-        _try_batch(trial, start, end, give)
+        _try_batch(trial, start, end, call)
         if _stopped(verdict, trial, start, end):
             return
     trial.finish()

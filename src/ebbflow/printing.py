@@ -36,22 +36,27 @@ class Collected:
 
     def __init__(self, most: int) -> None:
         self._most = most
+        self._forget()
+
+    def _forget(self) -> None:
+        self._room = self._most
         self._kept: list[str] = []
         self._lost = 0
 
     def add(self, text: str) -> None:
         """Keep the lines if there is room."""
-        if len(text) > self._most:
+        if len(text) > self._room:
             self._lost += text.count("\n") + 1
             return
-        self._most -= len(text)
+        self._room -= len(text)
         self._kept.append(text)
 
-    @property
-    def text(self) -> str:
-        """All that was kept; it says so if that is not all there was."""
+    def take(self) -> str:
+        """All that was kept since the last time; it says so if that is not all there was."""
         lost = [f"… ({self._lost:,} more lines cut off)"] if self._lost else []
-        return "\n".join([*self._kept, *lost])
+        text = "\n".join([*self._kept, *lost])
+        self._forget()
+        return text
 
 
 class _Lines(io.TextIOBase):

@@ -153,6 +153,16 @@ def test_the_table_shows_a_row_a_vertex_with_lines_above_it() -> None:
     assert "[bold]printed\n" in shown
 
 
+def test_a_long_call_is_told_when_it_is_seen_and_when_it_is_twice_as_long() -> None:
+    plain = Plain()
+    for seconds in (12.0, 13.0, 24.5, 30.0, None, 11.0):
+        plain.lines.look({"m": VertexView(Counts(), 0, None, None, in_call=seconds)})
+
+    assert [line.partition("m: ")[2] for line in plain.told] == [
+        f"running, in a call for {seconds} s" for seconds in (12, 24, 11)
+    ]
+
+
 def test_what_publishing_has_met_with_is_part_of_the_state():
     tally = Tally(attempts=500, no_responders=2, full=1200)
 

@@ -22,6 +22,7 @@ SAMPLES: dict[str, tuple] = {
     "SpecError": ([Problem("p.yaml", 3, 5, "EB101", "no such field")],),
     "SourceError": ("in", "read() raised OSError: gone", "Traceback: ..."),
     "TargetError": ("mod:attr", "no such module"),
+    "CallTimeout": (2.5,),
     "ContractViolation": ("out", "no response for 6", [str(i) for i in range(7)], "Answer."),
     "SparkError": ("PSQLException", "ERROR: value too long"),
     "MessageTooLarge": (2_000_000, 1_000_000),
@@ -114,6 +115,11 @@ def test_what_else_is_an_exception_has_a_reason_to_be():
         (
             errors.ContractViolation("out", "no answer", list("abcdefg"), "Answer."),
             "out: no answer (ids: a, b, c, d, e and 2 more). Answer.",
+        ),
+        (
+            errors.CallTimeout(30.0),
+            "the call did not return within callTimeout, 30 s; "
+            "make it end sooner, or set limits.callTimeout higher",
         ),
         (errors.Fenced("v", 3), "another task now owns partition 3 of v"),
         (

@@ -84,8 +84,8 @@ def test_collected_text_is_kept_up_to_a_bound_and_says_what_is_missing():
     for text in ("12345", "678", "too\nlong", "90"):
         collected.add(text)
 
-    assert collected.text == "12345\n678\n90\n… (2 more lines cut off)"
-    assert Collected(10).text == ""
+    assert collected.take() == "12345\n678\n90\n… (2 more lines cut off)"
+    assert collected.take() == ""
 
 
 def test_what_is_short_is_not_cut():

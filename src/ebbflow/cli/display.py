@@ -180,8 +180,9 @@ def state_of(view: VertexView) -> str:
         count = f" (restart {view.restarts})" if view.restarts else ""
         return one_line(f"restarting{count}: {view.failure}")
     running = f"running, {view.restarts} restarts" if view.restarts else "running"
+    calling = [f"in a call for {view.in_call:.0f} s"] if view.in_call else []
     waiting = [f"{view.pending:,} waiting at the source"] if view.pending else []
-    return ", ".join([running, *waiting, *_troubles(view.publishing)])
+    return ", ".join([running, *calling, *waiting, *_troubles(view.publishing)])
 
 
 def waiting_words(waiting: Waiting) -> str:
@@ -228,6 +229,7 @@ class PlainLines:
         self._failures: dict[str, str | None] = {}
         self._reasons: dict[str, str] = {}
         self._stuck: dict[str, tuple[str, float]] = {}
+        self._call_shown: dict[str, float] = {}
         self._reader_gone = False
         self._lock = threading.Lock()
 
@@ -259,6 +261,7 @@ class PlainLines:
             if view.nack_reason and view.nack_reason != self._reasons.get(vertex):
                 self._reasons[vertex] = view.nack_reason
                 self._tell(f"{vertex}: sent back: {one_line(view.nack_reason)}")
+            self._look_at_call(vertex, view)
         counted = {vertex: _nonzero(view.counts) for vertex, view in views.items()}
         progress = "  ".join(f"{vertex}: {text}" for vertex, text in counted.items() if text)
         if progress != self._progress and self._clock() - self._shown_at >= _EVERY:
@@ -283,6 +286,14 @@ class PlainLines:
         restarts, before = self._restarts.get(vertex, 0), self._failures.get(vertex)
         self._restarts[vertex], self._failures[vertex] = view.restarts, failure
         return view.restarts > restarts or failure not in (None, before)
+
+    def _look_at_call(self, vertex: str, view: VertexView) -> None:
+        """A long call when it is first seen, and each time that it is twice as long."""
+        if view.in_call is None:
+            self._call_shown.pop(vertex, None)
+        elif view.in_call >= 2 * self._call_shown.get(vertex, 0.0):
+            self._call_shown[vertex] = view.in_call
+            self._tell(f"{vertex}: {state_of(view)}")
 
     def close(self) -> None:
         """Nothing is open."""

@@ -1,9 +1,10 @@
 """Finding the message that kills its worker: a segfault, out of memory, ``os._exit``.
 
 After a worker has died, user code first runs in a child process, on the rows that the dead worker
-had in hand. If the child dies too, its rows are tried again in halves, in another child, until one
+had in hand. If the child dies too, its rows are tried again in pieces, in other children, until one
 row is left: that one goes to the dead letters, alone, and its neighbours are processed. Rows before
-it in the same piece may be given to user code again, as after any crash.
+it in the same piece may be given to user code again, as after any crash. A row whose call was over
+its time when the child ended is the error policy's instead.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from ebbflow.core.blame import Outage
 from ebbflow.core.verdict import Decisions, Verdict
 from ebbflow.frames import Rows
 from ebbflow.outcome import DeadLetter
-from ebbflow.spark.child import Child, Emit, Operator
+from ebbflow.spark.child import Child, Death, Emit, Operator
 
 # Two chunks of the largest size: all that a worker can have had in hand when it died.
 SUSPECTS = 20_000
+# Many, because only those that die are dear: each takes a new child, and maybe all of a timeout.
+_PIECES = 16
 
 
 @contextmanager
@@ -76,28 +79,32 @@ class Careful:
     def _decide(self, verdict: Verdict, start: int, end: int) -> None:
         rows = Rows(verdict.rows.batch.slice(start, end - start), verdict.rows.watermark)
         decided = self._in_child(verdict.part(rows))
-        if not isinstance(decided, str):
+        if not isinstance(decided, Death):
             verdict.merge(range(start, end), decided)
             return
         verdict.usual = False
         if end - start > 1:
-            self._decide_halves(verdict, start, (start + end) // 2, end)
+            self._decide_pieces(verdict, start, end)
+            return
+        self._suspects = 0
+        if decided.over_time is not None:
+            verdict.raised(start, decided.over_time)
         else:
-            verdict.outcomes[start] = DeadLetter("killed its worker", error=decided)
-            self._suspects = 0
+            verdict.outcomes[start] = DeadLetter("killed its worker", error=decided.cause)
 
-    def _decide_halves(self, verdict: Verdict, start: int, middle: int, end: int) -> None:
-        self._decide(verdict, start, middle)
-        if verdict.first_held() is None:
-            self._decide(verdict, middle, end)
-        else:
-            verdict.stop_at(middle)
+    def _decide_pieces(self, verdict: Verdict, start: int, end: int) -> None:
+        size = -(-(end - start) // _PIECES)
+        for first in range(start, end, size):
+            if verdict.first_held() is not None:
+                verdict.stop_at(first)
+                return
+            self._decide(verdict, first, min(first + size, end))
 
-    def _in_child(self, piece: Verdict) -> Decisions | str:
-        """What a child decided, or what it died of."""
+    def _in_child(self, piece: Verdict) -> Decisions | Death:
+        """What a child decided, or how it died."""
         self._child = self._child or self._make()
         answer = self._child.decide(piece)
-        if isinstance(answer, str):
+        if isinstance(answer, Death):
             self._child = None
             return answer
         if answer.printed:

@@ -13,6 +13,7 @@ import os
 import pickle
 import signal
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -20,7 +21,9 @@ from typing import Any, NoReturn
 
 from ebbflow.core.blame import Outage
 from ebbflow.core.verdict import Decisions, Verdict
+from ebbflow.errors import CallTimeout
 from ebbflow.printing import Collected, redirected
+from ebbflow.spark.call_watch import watching
 from ebbflow.spark.descriptors import keep_private
 
 Operator = Callable[[Verdict], None]
@@ -44,6 +47,14 @@ class Answer:
     outage: Outage | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How a child died: what it ended with, or that a call was over its time."""
+
+    cause: str
+    over_time: CallTimeout | None = None
+
+
 class Child:
     """Made and used by the worker's main thread."""
 
@@ -52,18 +63,22 @@ class Child:
         fresh: Callable[[Emit], Operator],
         close: Callable[[], None],
         away: Callable[[], Outage | None],
+        call_timeout: float | None = None,
     ) -> None:
         mine, its = Pipe()
+        self._limit = call_timeout
+        self._last_words = open(os.memfd_create("last words"), "w+b")  # noqa: SIM115 - see _end
         self._pid = os.fork()
         if self._pid == 0:
             mine.close()
-            _serve(its, fresh, close, away)
+            watch = watching(call_timeout, lambda _: None, self._last_words)
+            _serve(its, fresh, close, away, watch)
         its.close()
         self._line: Connection[Any, Any] = mine
         self._ended = os.pidfd_open(self._pid)
 
-    def decide(self, piece: Verdict) -> Answer | str:
-        """The answer about a piece, or what the child died of."""
+    def decide(self, piece: Verdict) -> Answer | Death:
+        """The answer about a piece, or how the child died of it."""
         try:
             self._line.send_bytes(pickle.dumps(piece))
             # By its process and not by its line, which somebody else may hold open.
@@ -73,23 +88,26 @@ class Child:
                 return answer
         except (EOFError, OSError):
             pass  # it died meanwhile
-        return self._cause()
+        return self._end()
 
     def close(self) -> None:
         """Have it close user code and end; it is killed if that takes long."""
         self._line.close()
         if not wait([self._ended], _END_WITHIN):
             os.kill(self._pid, signal.SIGKILL)
-        self._cause()
+        self._end()
 
-    def _cause(self) -> str:
+    def _end(self) -> Death:
         wait([self._ended])
         _, status = os.waitpid(self._pid, 0)
         os.close(self._ended)
         self._line.close()
+        with self._last_words as file:
+            over_time = file.seek(0, os.SEEK_END) > 0
         code = os.waitstatus_to_exitcode(status)
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return f"the Python worker ended with {how} while it worked on this message"
+        cause = f"the Python worker ended with {how} while it worked on this message"
+        return Death(cause, CallTimeout(self._limit) if over_time and self._limit else None)
 
 
 def _serve(
@@ -97,14 +115,15 @@ def _serve(
     fresh: Callable[[Emit], Operator],
     close: Callable[[], None],
     away: Callable[[], Outage | None],
+    watch: AbstractContextManager[None],
 ) -> NoReturn:
     """The child: decide, answer, and leave without a trace in the worker's affairs."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     keep_private(line.fileno())
-    with contextlib.suppress(BaseException):
+    with contextlib.suppress(BaseException), watch:
         operator: Operator | None = None
+        printed = Collected(_MOST_PRINTED)
         while (piece := _next(line)) is not None:
-            printed = Collected(_MOST_PRINTED)
             raised = None
             with redirected(printed.add):
                 try:
@@ -112,7 +131,7 @@ def _serve(
                     operator(piece)
                 except Exception as error:
                     raised = error
-            line.send_bytes(_packed(piece, raised, printed.text, away()))
+            line.send_bytes(_packed(piece, raised, printed.take(), away()))
         with redirected(lambda _: None):
             close()
         os._exit(0)
@@ -127,9 +146,7 @@ def _next(line: Connection[Any, Any]) -> Verdict | None:
     return piece
 
 
-def _packed(
-    piece: Verdict, raised: Exception | None, printed: str, outage: Outage | None
-) -> bytes:
+def _packed(piece: Verdict, raised: Exception | None, printed: str, outage: Outage | None) -> bytes:
     """As bytes; what user code has made may be of classes that only its own pickle knows."""
     from pyspark import cloudpickle
 

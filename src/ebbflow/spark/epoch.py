@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark import TaskContext
 
+from ebbflow.spark.call_watch import watching
 from ebbflow.spark.careful import dying
 from ebbflow.spark.handlers import close_other_runs, close_run
 from ebbflow.spark.operators import UserCode, set_environment
@@ -81,7 +82,8 @@ def run_partition(
     set_environment(plan, partition)
     task = VertexTask(plan, partition, seconds)
     code = UserCode(plan, task.events.log, careful)
-    with task.events.printing(), dying():
+    watch = watching(plan.call_timeout, task.events.in_call)
+    with task.events.printing(), dying(), watch:
         try:
             report = task.run(code)
         finally:

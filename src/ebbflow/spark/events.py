@@ -1,5 +1,5 @@
 """What a task tells people while it runs: what user code prints, why messages were nacked, what
-publishing has met with and how many messages wait at the source.
+publishing has met with, how many messages wait at the source, and when a call takes long.
 
 Sent over plain NATS to whoever watches, normally the driver. Nothing depends on it arriving, so no
 text and no state of the connection makes telling fail; what could not be sent is counted and told.
@@ -71,6 +71,11 @@ class Events:
     def waits(self, waiting: Waiting | None, halted: str | None) -> None:
         """The vertex waits for a system, or has been stopped by its breaker."""
         self._waiting, self._halted = waiting, halted
+
+    def in_call(self, seconds: float | None) -> None:
+        """User code has been in one call for so long; None when it is back. From any thread."""
+        whose = {"vertex": self._vertex, "partition": self._partition}
+        self._send("call", json.dumps(whose | {"seconds": seconds}).encode())
 
     def tell_now_and_then(self) -> None:
         """Tell what there is to tell, unless that was just done."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,9 @@ from ebbflow.core.outage import Waiting
 from ebbflow.jetstream.connection import Link
 from ebbflow.jetstream.names import Names
 from ebbflow.jetstream.publisher import Tally
+
+# A task that has not told of its call for so long is gone.
+_CALL_IS_OVER = 10.0
 
 
 class Listener:
@@ -30,6 +34,7 @@ class Listener:
         self._pending: dict[tuple[str, int], int | None] = {}
         self._waiting: dict[tuple[str, int], Waiting | None] = {}
         self._halted: dict[tuple[str, int], str | None] = {}
+        self._calls: dict[tuple[str, int], tuple[float, float]] = {}
 
     @contextlib.contextmanager
     def listening(self, link: Link) -> Iterator[None]:
@@ -66,6 +71,12 @@ class Listener:
         told = self._halted.items()
         return next((why for (name, _), why in told if name == vertex and why), None)
 
+    def in_call(self, vertex: str) -> float | None:
+        """For how many seconds user code of the vertex has been in one call, if that is long."""
+        now = time.monotonic()
+        heard = [(began, at) for (name, _), (began, at) in self._calls.items() if name == vertex]
+        return max((now - began for began, at in heard if now - at < _CALL_IS_OVER), default=None)
+
     async def _hear(self, message: Msg) -> None:
         kind = message.subject.rpartition(".")[2]
         if kind == "log":
@@ -75,6 +86,15 @@ class Listener:
             self._reasons[told["vertex"]] = next(iter(told["reasons"]))
         elif kind == "state":
             self._note(json.loads(message.data))
+        elif kind == "call":
+            self._note_call(json.loads(message.data))
+
+    def _note_call(self, told: dict[str, Any]) -> None:
+        key, now = (told["vertex"], told["partition"]), time.monotonic()
+        if told["seconds"] is None:
+            self._calls.pop(key, None)
+        else:
+            self._calls[key] = (now - told["seconds"], now)
 
     def _note(self, told: dict[str, Any]) -> None:
         vertex, key = told["vertex"], (told["vertex"], told["partition"])

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import assert_never
 
+from ebbflow.calls import RUNNING
 from ebbflow.core.arrival import setting_aside
 from ebbflow.core.blame import Outage
 from ebbflow.core.mono import Mono, Step, run_mono
@@ -98,7 +99,7 @@ class UserCode:
     def _child(self) -> Child:
         plan = self._plan
         fresh, close = partial(_fresh_operator, plan), partial(close_handlers, plan.whose)
-        return Child(fresh, close, partial(_outage_of, plan))
+        return Child(fresh, close, partial(_outage_of, plan), plan.call_timeout)
 
     def __call__(self, verdict: Verdict) -> None:
         """Have it decide about a chunk."""
@@ -199,7 +200,8 @@ class Operators:
         handler = self._handler("store", code)
 
         def put(request: str, payloads: Sequence[bytes]) -> None:
-            handler.finished(handler.made.put(request, payloads))
+            with RUNNING:
+                handler.finished(handler.made.put(request, payloads))
 
         return Store(put, handler.blame)
 

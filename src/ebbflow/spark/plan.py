@@ -120,7 +120,8 @@ Role = UserMap | SinksPlan | MonoPlan | Forward | SqlMap | DataFrameMap
 class VertexPlan:
     """One vertex, ready to run. ``max_payload`` is the server's limit for one message.
 
-    ``batch_size`` is the most messages of one call, ``table_size`` the most rows of a columnar one.
+    ``batch_size`` is the most messages of one call, ``table_size`` the most rows of a columnar one,
+    ``call_timeout`` the seconds that a call may take, if that is limited.
     ``feeders`` are the tasks that write to this vertex, ``bucket`` is where answers go if they are
     stored in NATS, and ``paused`` keeps a source from making anything. ``source`` is what a source
     vertex gets its messages from. ``systems`` tells errors of systems that are away, for which
@@ -141,6 +142,7 @@ class VertexPlan:
     server: Addresses
     max_payload: int
     table_size: int = TABLE_ROWS
+    call_timeout: float | None = None
     search: str | None = None
     source: GeneratorPlan | SourcePlan | FeedPlan | None = None
     is_source: bool = False

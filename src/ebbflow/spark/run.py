@@ -74,6 +74,7 @@ class VertexView:
 
     ``failure`` is why it makes no progress, ``waiting`` if that is for a system that is away, and
     ``halted`` if its breaker has stopped it.
+    ``in_call`` is for how many seconds user code has been in one call, if that is long.
     """
 
     counts: Counts
@@ -84,6 +85,7 @@ class VertexView:
     pending: int | None = None
     waiting: Waiting | None = None
     halted: str | None = None
+    in_call: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +341,7 @@ class Run:
             heard.pending(name),
             None if failure else waiting,
             halted,
+            heard.in_call(name),
         )
 
     def _totals(self, plans: Sequence[VertexPlan]) -> dict[str, Counts]:

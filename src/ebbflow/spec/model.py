@@ -61,13 +61,14 @@ class VertexKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EffectiveLimits:
-    """The limits that hold for one vertex, with nothing left out. ``read_timeout`` is in ms."""
+    """The limits that hold for one vertex, with nothing left out. Times are in ms."""
 
     read_batch_size: int = 500
     buffer_max_length: int = 30_000
     buffer_usage_limit: int = 80
     read_timeout: int = 1_000
     concurrency: int = 500
+    call_timeout: int | None = None
 
     @classmethod
     def of(cls, *levels: ReadLimits) -> EffectiveLimits:

@@ -311,6 +311,7 @@ class ReadLimits(Section):
     read_batch_size: fields.Positive | None = None
     read_timeout: fields.Millis | None = None
     concurrency: fields.Positive | None = None
+    call_timeout: fields.Wait | None = None
     rate_limit: Any = None
 
 

@@ -3,6 +3,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 from pyspark import cloudpickle
 
 from ebbflow.errors import SpecError
@@ -149,6 +150,18 @@ def test_limits_of_a_vertex_come_before_those_of_the_pipeline(spec: PipelineSpec
         concurrency=50,
     )
     assert spec.limits_of(spec.vertex("store")).read_batch_size == 200
+
+
+def test_the_time_of_a_call_is_limited_by_the_vertex_or_else_by_the_pipeline() -> None:
+    vertices = [{"name": "in"}, {"name": "out", "limits": {"callTimeout": "500ms"}}]
+    body = {"vertices": vertices, "limits": {"callTimeout": "1m"}}
+    spec = PipelineSpec.model_validate({"metadata": {"name": "a"}, "spec": body})
+
+    assert [spec.limits_of(name).call_timeout for name in ("in", "out")] == [60_000, 500]
+    with pytest.raises(ValidationError, match="must be longer than 0"):
+        PipelineSpec.model_validate(
+            {"metadata": {"name": "a"}, "spec": body | {"limits": {"callTimeout": "0s"}}}
+        )
 
 
 def test_limits_that_nobody_set_have_numaflows_defaults() -> None:

@@ -132,7 +132,7 @@ SETTINGS = [
         "limits: {bufferMaxLength: 5}",
         [
             "5:12: EB101 unknown field 'bufferMaxLength'; "
-            "valid here: readBatchSize, readTimeout, concurrency, rateLimit"
+            "valid here: readBatchSize, readTimeout, concurrency, callTimeout, rateLimit"
         ],
     ),
     ("lifecycle: {pause: 5}", ["5:15: EB101 unknown field 'pause'; valid here: desiredPhase"]),

@@ -1,0 +1,189 @@
+"""Calls that do not end are ended after ``limits.callTimeout``, in every mode."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import re
+import time
+
+import pytest
+
+from ebbflow import Message, Pipeline, Response
+from tests.spark.conftest import Failures
+
+pytestmark = pytest.mark.slow
+
+LIMITS = {"call_timeout": "1s"}
+ONCE = {"interval": "100ms", "steps": 1}
+MESSAGES, BAD = 40, 17
+
+
+def sleeps():
+    time.sleep(10**6)
+
+
+def spins():
+    while True:
+        pass
+
+
+def matches():
+    re.match(r"(a+)+$", "a" * 60 + "b")
+
+
+def is_bad(value):
+    return json.loads(value)["data"]["value"] == BAD
+
+
+def a_map(hang):
+    def call(datum):
+        if is_bad(datum.value):
+            hang()
+        return Message(datum.value)
+
+    return call
+
+
+def generates(datum):
+    if is_bad(datum.value):
+        spins()
+    yield Message(datum.value)
+
+
+def batch(data):
+    if any(is_bad(datum.value) for datum in data):
+        sleeps()
+    return {datum.id: Message(datum.value) for datum in data}
+
+
+def columnar(rows):
+    if any(is_bad(value) for value in rows.column("value").to_pylist()):
+        spins()
+    return rows.select(["id", "value"])
+
+
+def pandas(rows):
+    if any(is_bad(value) for value in rows["value"]):
+        matches()
+    return rows[["id", "value"]]
+
+
+async def waits(datum):
+    if is_bad(datum.value):
+        await asyncio.sleep(10**6)
+    return Message(datum.value)
+
+
+async def blocks(datum):
+    await asyncio.sleep(0)
+    if is_bad(datum.value):
+        sleeps()
+    return Message(datum.value)
+
+
+async def streams(datum):
+    yield Message(datum.value)
+    if is_bad(datum.value):
+        await asyncio.sleep(10**6)
+
+
+MAPS = {
+    "sleeps": (a_map(sleeps), "unary"),
+    "generates": (generates, "stream"),
+    "batch": (batch, "batch"),
+    "columnar": (columnar, "columnar"),
+    "pandas": (pandas, "pandas"),
+    "waits": (waits, "unary"),
+    "blocks": (blocks, "unary"),
+    "streams": (streams, "stream"),
+}
+
+
+def test_a_map_that_hangs_on_one_message_is_ended_in_every_mode(run, server_letters):
+    pipeline = Pipeline("test").source("in", generator={"messages": MESSAGES})
+    for name, (code, mode) in MAPS.items():
+        pipeline = pipeline.map(name, code, mode=mode, limits=LIMITS, on_error=ONCE, after="in")
+    summary = run(pipeline.sink("out", blackhole=True, after=list(MAPS)))
+
+    for name in MAPS:
+        counts = summary.vertices[name]
+        assert (counts.done, counts.dead_lettered) == (MESSAGES - 1, 1), name
+    letters = {letter.vertex: letter for letter in server_letters("test")}
+    assert letters.keys() == MAPS.keys()
+    for name, letter in letters.items():
+        assert json.loads(letter.value)["data"]["value"] == BAD, name
+        assert "CallTimeout: the call did not return within callTimeout, 1 s" in letter.error, name
+
+
+def answers(answer, hang=lambda: None):
+    def sink(data):
+        if any(is_bad(datum.value) for datum in data):
+            hang()
+        return [answer(datum.id) for datum in data]
+
+    return sink
+
+
+def test_sinks_and_transformers_that_hang_on_one_message_are_ended(run, server_letters):
+    options = {"limits": LIMITS, "on_error": ONCE}
+    made = {"generator": {"messages": MESSAGES}}
+    hangs = answers(Response.ok, sleeps)
+    pipeline = Pipeline("test").source("in", **made)
+    pipeline = pipeline.sink("plain", hangs, after="in", **options)
+    falls, succeeds = answers(Response.fallback), answers(Response.on_success)
+    pipeline = pipeline.sink("falls", falls, fallback=hangs, after="in", **options)
+    pipeline = pipeline.sink("succeeds", succeeds, on_success=hangs, after="in", **options)
+    pipeline = pipeline.source("changes", transformer=a_map(spins), **made, **options)
+    summary = run(pipeline.sink("out", blackhole=True, after=["in", "changes"]))
+
+    letters = {letter.vertex: letter for letter in server_letters("test")}
+    assert letters.keys() == {"plain", "falls", "succeeds", "changes"}
+    for name, letter in letters.items():
+        assert json.loads(letter.value)["data"]["value"] == BAD, name
+        assert "CallTimeout" in letter.error, name
+        assert summary.vertices[name].dead_lettered == 1, name
+
+
+@pytest.mark.parametrize("library", ["CDLL", "PyDLL"], ids=["without", "with the interpreter"])
+def test_c_code_that_never_comes_back_is_ended_with_its_worker(run, server_letters, library):
+    def locks(datum):
+        if is_bad(datum.value):
+            mutex = ctypes.create_string_buffer(64)
+            c = getattr(ctypes, library)(None)
+            c.pthread_mutex_lock(mutex)
+            c.pthread_mutex_lock(mutex)
+        return Message(datum.value)
+
+    pipeline = Pipeline("test").source("in", generator={"messages": MESSAGES})
+    pipeline = pipeline.map("m", locks, limits={"call_timeout": "500ms"}, on_error={"steps": 0})
+    summary = run(pipeline.sink("out", blackhole=True))
+
+    assert summary.vertices["out"].done == MESSAGES - 1
+    (letter,) = server_letters("test")
+    assert json.loads(letter.value)["data"]["value"] == BAD
+    assert "CallTimeout" in letter.error
+
+
+def test_a_long_call_is_shown_while_it_lasts(run, tmp_path):
+    seen = tmp_path / "seen"
+    shown = []
+
+    class Watching(Failures):
+        def look(self, views):
+            if views["m"].in_call is not None:
+                shown.append(views["m"].in_call)
+                seen.touch()
+            elif shown:
+                shown.append(None)
+
+    def long(datum):
+        while is_bad(datum.value) and not seen.exists():
+            time.sleep(0.1)
+        return Message(datum.value)
+
+    pipeline = Pipeline("test").source("in", generator={"messages": MESSAGES})
+    run(pipeline.map("m", long).sink("out", blackhole=True), watcher=Watching())
+
+    assert shown[0] >= 10
