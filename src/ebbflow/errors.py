@@ -4,6 +4,7 @@
     ├── SetupError               this machine or its configuration: Java, state folder, NATS server
     │   ├── AccessError          the login may not publish or subscribe to a subject
     │   └── JetStreamUnavailable  JetStream does not answer, or has no leader
+    ├── EngineLost               Spark's JVM died, and was not replaced
     ├── SpecError                a pipeline that does not lint; carries the problems
     ├── SourceError              a source that raised, or whose process has ended
     ├── TargetError              a ``module:attribute`` that cannot be used as user code
@@ -99,6 +100,23 @@ class Unavailable(EbbflowError):
 
     def __str__(self) -> str:
         return self.what
+
+
+class EngineLost(EbbflowError):
+    """Spark's JVM died ``times`` times within minutes, the last time as ``how`` says."""
+
+    def __init__(self, how: str, times: int, next_step: str) -> None:
+        super().__init__(how, times, next_step)
+        self.how = how
+        self.times = times
+        self.next_step = next_step
+
+    def __str__(self) -> str:
+        often = f" {self.times} times within minutes" if self.times > 1 else ""
+        return (
+            f"Spark's JVM died{often} ({self.how}). {self.next_step}. "
+            "Nothing is lost: the next run goes on where this one ended."
+        )
 
 
 class SpecError(EbbflowError):

@@ -19,6 +19,7 @@ SAMPLES: dict[str, tuple] = {
     "AccessError": ("nats://host:4222", "publish", "ebb.p.v"),
     "JetStreamUnavailable": ("STREAM.INFO.s", 30.0, "no answer"),
     "Unavailable": ("the database", 2_000),
+    "EngineLost": ("killed by signal 9", 3, "See jvm.log"),
     "SpecError": ([Problem("p.yaml", 3, 5, "EB101", "no such field")],),
     "SourceError": ("in", "read() raised OSError: gone", "Traceback: ..."),
     "TargetError": ("mod:attr", "no such module"),

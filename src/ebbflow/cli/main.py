@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from ebbflow.cli import bench, dlq, doctor, lint, permissions, resume, run
-from ebbflow.errors import EbbflowError, SpecError
+from ebbflow.errors import EbbflowError, EngineLost, SpecError
 from ebbflow.version import __version__
 
 
@@ -32,7 +32,9 @@ class Commands(TyperGroup):
             raise typer.Exit(run.ExitCode.SPEC) from None
         except EbbflowError as error:
             typer.echo(f"ebbflow: {error}", err=True)
-            raise typer.Exit(run.ExitCode.NOT_READY) from None
+            lost = isinstance(error, EngineLost)
+            code = run.ExitCode.ENGINE_LOST if lost else run.ExitCode.NOT_READY
+            raise typer.Exit(code) from None
         except KeyboardInterrupt as interrupt:
             # Whoever was at work when it came may have noted what that was.
             where = "".join(f" {note}" for note in getattr(interrupt, "__notes__", ()))

@@ -34,6 +34,7 @@ class ExitCode(IntEnum):
     USAGE = 2
     NOT_READY = 3
     TIMEOUT = 4
+    ENGINE_LOST = 5
     INTERRUPTED = 130
 
 
@@ -43,6 +44,7 @@ EXIT_CODES = {
     ExitCode.USAGE: "wrong usage of the command",
     ExitCode.NOT_READY: "this machine is not ready, or something failed; the text says what to do",
     ExitCode.TIMEOUT: "--drain did not finish within --timeout",
+    ExitCode.ENGINE_LOST: "Spark's JVM kept dying; the next run goes on where this one ended",
     ExitCode.INTERRUPTED: "interrupted before the run began",
 }
 """Every exit code and what it means."""

@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 
 
 class Feed(Protocol):
-    """Takes messages in from outside. Used on the driver, by the run's own thread."""
+    """Takes messages in from outside. Used on the driver, by the run's own thread.
+
+    One that is ``on_spark`` has to be made anew when Spark's JVM has died; others go on.
+    """
+
+    on_spark: bool
 
     @property
     def exhausted(self) -> bool:

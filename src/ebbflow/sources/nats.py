@@ -74,6 +74,8 @@ class _Came:
 class NatsFeed:
     """Listens for as long as the pipeline runs, on the loop of the pipeline's own link."""
 
+    on_spark = False
+
     exhausted = False
 
     def __init__(self, settings: NatsSettings, spot: Spot) -> None:

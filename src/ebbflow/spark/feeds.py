@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from ebbflow.jetstream.connection import Link
 from ebbflow.sources.companion import SourcePlan
 from ebbflow.sources.feed import Feed, FeedPlan, Spot
 from ebbflow.sources.generator import GeneratorPlan
+from ebbflow.spark.engine import EngineDied
 from ebbflow.spark.plan import VertexPlan
 
 if TYPE_CHECKING:
@@ -35,15 +36,35 @@ class Feeds:
     def running(
         self, link: Link, spark: SparkSession, plans: Sequence[VertexPlan]
     ) -> Iterator[None]:
-        """Let messages in for as long as the context lasts; a paused pipeline takes in none."""
-        with ExitStack() as stack:
+        """Let messages in for as long as the context lasts; a paused pipeline takes in none.
+
+        When Spark dies, only what needs it is stopped: clients of the others notice nothing.
+        """
+        try:
             for plan in plans:
-                if (settings := _feed_plan(plan)) is not None and not plan.paused:
-                    feed = settings.feed(self._spot(plan, link, spark))
-                    feed.start()
-                    stack.callback(feed.stop)
-                    self._feeds[plan.vertex] = feed
+                settings = _feed_plan(plan)
+                if settings and not plan.paused and plan.vertex not in self._feeds:
+                    self._start(plan.vertex, settings, self._spot(plan, link, spark))
             yield
+        except EngineDied:
+            self.stop(only_on_spark=True)
+            raise
+        except BaseException:
+            self.stop()
+            raise
+        self.stop()
+
+    def _start(self, vertex: str, settings: FeedPlan, spot: Spot) -> None:
+        feed = settings.feed(spot)
+        feed.start()
+        self._feeds[vertex] = feed
+
+    def stop(self, only_on_spark: bool = False) -> None:
+        """Take in nothing more, by any of them or by those that need Spark."""
+        for vertex, feed in reversed([*self._feeds.items()]):
+            if feed.on_spark or not only_on_spark:
+                del self._feeds[vertex]
+                feed.stop()
 
     def _spot(self, plan: VertexPlan, link: Link, spark: SparkSession) -> Spot:
         return Spot(

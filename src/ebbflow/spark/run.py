@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -32,6 +33,7 @@ from ebbflow.options import Duration, milliseconds
 from ebbflow.outcome import Counts
 from ebbflow.spark import provision
 from ebbflow.spark.alone import alone
+from ebbflow.spark.engine import Engine, Engines
 from ebbflow.spark.feeds import Feeds
 from ebbflow.spark.listener import Listener
 from ebbflow.spark.plan import VertexPlan
@@ -181,6 +183,7 @@ class Run:
         self._watcher = watcher
         self._names = Names(spec.name)
         self._stop = threading.Event()
+        self._deadline: float | None = None
         self._listener = Listener(self._names, watcher.line)
         memory = options.state / "feeds" / spec.name
         self._feeds = Feeds(watcher.stage, memory, options.drain)
@@ -212,21 +215,10 @@ class Run:
             stack.enter_context(alone(self._link, self._names))
             plans = self._plans()
             before = self._totals(plans)
-            self._watcher.stage("starting Spark")
             stack.enter_context(self._listener.listening(self._link))
-            spark = stack.enter_context(self._session(plans))
-            self._warn_of_loopback(spark)
-            self._check_batches(spark, plans)
-            supervisor = Supervisor(spark, plans, self._epoch_seconds(spark, plans))
-            supervisor.start()
-            self._watcher.stage("running")
-            try:
-                with self._feeds.running(self._link, spark, plans):
-                    ended = self._wait(plans, supervisor, before)
-            finally:
-                self._watcher.stage("stopping")
-                supervisor.stop(self._tell_stop, _STOP_TIMEOUT)
-            self._look(plans, supervisor, before)
+            stack.callback(self._feeds.stop)
+            engines = Engines(partial(self._session, plans), self._watcher.stage, self._stop)
+            ended = engines.run(partial(self._on_spark, plans, before)) or "stopped"
             # For the last events; whether a server is lost now does not matter to the run any more.
             with contextlib.suppress(nats.errors.Error):
                 self._link.flush()
@@ -235,6 +227,25 @@ class Run:
         publishing = {name: self._listener.tally(name) for name in totals}
         seconds = time.monotonic() - began
         return Summary(self._spec.name, ended, seconds, vertices, totals, publishing)
+
+    def _on_spark(
+        self, plans: Sequence[VertexPlan], before: dict[str, Counts], engine: Engine
+    ) -> str:
+        """Have vertices run until the run is to end, or Spark has died; then they are stopped."""
+        spark = engine.spark
+        self._warn_of_loopback(spark)
+        self._check_batches(spark, plans)
+        supervisor = Supervisor(spark, plans, self._epoch_seconds(spark, plans))
+        supervisor.start()
+        self._watcher.stage("running")
+        try:
+            with self._feeds.running(self._link, spark, plans):
+                ended = self._wait(plans, supervisor, before, engine)
+                self._watcher.stage("stopping")
+        finally:
+            supervisor.stop(self._tell_stop, _STOP_TIMEOUT)
+        self._look(plans, supervisor, before)
+        return ended
 
     def _plans(self) -> list[VertexPlan]:
         link, search = self._link, self._options.search
@@ -299,18 +310,23 @@ class Run:
                 signal.signal(number, handler)
 
     def _wait(
-        self, plans: Sequence[VertexPlan], supervisor: Supervisor, before: dict[str, Counts]
+        self,
+        plans: Sequence[VertexPlan],
+        supervisor: Supervisor,
+        before: dict[str, Counts],
+        engine: Engine,
     ) -> str:
-        timeout = self._options.timeout
-        deadline = None if timeout is None else time.monotonic() + timeout
+        if self._deadline is None and self._options.timeout is not None:
+            self._deadline = time.monotonic() + self._options.timeout
         while not self._stop.wait(_LOOK_EVERY):
             self._link.check()
+            engine.check(suspected=any(vertex.failure for vertex in supervisor.vertices))
             # A server that is being restarted answers the next time.
             with contextlib.suppress(nats.errors.Error, streams.ApiError, JetStreamUnavailable):
                 self._look(plans, supervisor, before)
                 if self._options.drain and self._drained(plans):
                     return "drained"
-            if deadline is not None and time.monotonic() > deadline:
+            if self._deadline is not None and time.monotonic() > self._deadline:
                 return "timeout"
         return "stopped"
 

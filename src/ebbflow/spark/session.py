@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -77,6 +78,17 @@ def _told_version(java: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def given_session() -> SparkSession | None:
+    """The session that this program has started by itself, if it has."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    if SparkContext._active_spark_context is None:
+        return None
+    # It may be there, but active in another thread.
+    return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+
+
 @contextlib.contextmanager
 def session(
     name: str,
@@ -90,12 +102,7 @@ def session(
 
     ``modules`` is the folder of the user's code; it is sent along to workers on other machines.
     """
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
-
-    active = SparkSession.getActiveSession()
-    if active is None and SparkContext._active_spark_context is not None:
-        active = SparkSession.builder.getOrCreate()  # it is there, but active in another thread
+    active = given_session()
     if active is not None:
         yield active
         return
@@ -170,19 +177,31 @@ def _zipped(folder: Path, logs: Path) -> str:
 
 
 def stop_session(spark: SparkSession) -> None:
-    """Stop Spark and wait until its JVM is gone, so that nothing is left running."""
+    """Stop Spark and wait until its JVM is gone, so that nothing is left running.
+
+    A JVM that has died before is forgotten, so that another session can be started.
+    """
     from pyspark import SparkContext
 
     from ebbflow.spark import jvm
 
     if SparkContext._gateway is None:
         return  # somebody has stopped it before
-    try:
-        spark.stop()
-    except Exception:  # a JVM that is dead cannot stop, and need not
-        SparkContext._active_spark_context = None
-        type(spark)._instantiatedSession = None
+    _stop_spark(spark)
     ClassArchive().keep(whole=jvm.end() == 0)
+
+
+def _stop_spark(spark: SparkSession) -> None:
+    """Stop Spark; of one whose JVM is gone nothing is left in this process, either."""
+    from pyspark.sql import SparkSession
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # says that the JVM is gone
+            spark.stop()
+    except Exception:  # a JVM that is dead cannot stop, and need not
+        spark.sparkContext.stop()  # knows now that there is no JVM to tell, and forgets the rest
+        SparkSession._instantiatedSession = SparkSession._activeSession = None
 
 
 class ClassArchive:
@@ -219,7 +238,9 @@ def _settings(logs: Path, local: bool) -> dict[str, str]:
     log4j = logs / "log4j2.properties"
     log4j.write_text(_LOG4J.format(log=logs / "spark.log"), encoding="utf-8")
     # The JVM only places tasks; compiling it to the last bit costs start-up time for nothing.
-    java = f'-XX:TieredStopAtLevel=1 "-Dlog4j2.configurationFile={log4j.as_uri()}"'
+    # One that is out of memory hardly works on; it ends instead, and a new one is started.
+    java = "-XX:TieredStopAtLevel=1 -XX:+ExitOnOutOfMemoryError "
+    java += f'"-Dlog4j2.configurationFile={log4j.as_uri()}"'
     settings = {
         "spark.driver.extraJavaOptions": java,
         "spark.scheduler.mode": "FAIR",

@@ -34,6 +34,8 @@ _CHALLENGE = {"www-authenticate": "Bearer"}
 class HttpFeed:
     """One vertex that takes posts in. Started and stopped by the run's thread."""
 
+    on_spark = False
+
     def __init__(self, settings: HttpSettings, spot: Spot) -> None:
         self._settings = settings
         self._spot = spot

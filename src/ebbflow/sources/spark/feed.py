@@ -6,6 +6,7 @@ shown. A query that ends by itself has read everything there is.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from functools import partial
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from py4j.protocol import Py4JError
 from pyspark import InheritableThread
 
 from ebbflow.sources.feed import Spot
@@ -35,6 +37,8 @@ _SETTINGS = {"spark.sql.streaming.pollingDelay": ("10ms", "100ms")}
 
 class SparkFeed:
     """One source vertex and the thread that runs its query."""
+
+    on_spark = True
 
     def __init__(self, settings: SparkSettings, spot: Spot) -> None:
         self._settings = settings
@@ -67,7 +71,8 @@ class SparkFeed:
     def stop(self) -> None:
         """Read nothing more; a micro-batch that is not stored is read again by the next run."""
         self._stopping.set()
-        self._spot.spark.sparkContext.cancelJobGroup(self._group)
+        with contextlib.suppress(Py4JError, OSError):  # nothing runs in a JVM that has died
+            self._spot.spark.sparkContext.cancelJobGroup(self._group)
         self._thread.join()
 
     @property

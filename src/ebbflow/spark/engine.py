@@ -1,0 +1,166 @@
+"""Spark's JVM, watched: one that dies is noticed within a second and replaced by a new one.
+
+A JVM can be killed, run out of memory, or stop Spark when its cluster is gone. Everything that a
+pipeline knows is in NATS, so a new one goes on where the old one was: nothing is lost, and only
+what tasks had in hand is processed again. A JVM that keeps dying is not started for ever, and a
+session that the user's program has started is the user's to start again.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
+
+from ebbflow.errors import EbbflowError, EngineLost
+from ebbflow.spark.session import given_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+
+MOST_DEATHS, WITHIN = 3, 600.0
+# A JVM that is dying is deaf a moment before its process has ended.
+_DYING = 2.0
+_OUT_OF_MEMORY = (3, 52)
+_MORE_MEMORY = "give it more, for example with --conf spark.driver.memory=4g"
+
+
+class EngineDied(Exception):
+    """The JVM, or Spark within it, has ended while a run needed it."""
+
+
+class Engine:
+    """The Spark that vertices run on at the moment. ``own`` if this run has started it."""
+
+    def __init__(self, spark: SparkSession, own: bool) -> None:
+        self.spark = spark
+        self.own = own
+        self._gateway: Any = SparkContext._gateway
+        self._process: subprocess.Popen[bytes] | None = getattr(self._gateway, "proc", None)
+
+    def check(self, suspected: bool) -> None:
+        """``EngineDied`` if it is gone; ``suspected`` if something has failed that needs it."""
+        if how := self.death(suspected):
+            raise EngineDied(how)
+
+    def death(self, suspected: bool = True) -> str | None:
+        """How it ended; ``None`` while it is there. One that is not suspected is not asked."""
+        code = self._process.poll() if self._process else None
+        if code is None and suspected and not self._answers():
+            code = self._exit_code()
+            if code is None:
+                return "it does not answer any more"
+        if code is not None:
+            return told(code)
+        return "Spark has stopped by itself" if suspected and self._has_stopped() else None
+
+    def death_behind(self, error: BaseException) -> str | None:
+        """How it ended, if that is what an error comes from."""
+        if isinstance(error, EngineDied):
+            return str(error)
+        return None if isinstance(error, EbbflowError) else self.death()
+
+    def _exit_code(self) -> int | None:
+        try:
+            return self._process.wait(_DYING) if self._process else None
+        except subprocess.TimeoutExpired:
+            return None
+
+    def _answers(self) -> bool:
+        """Whether the JVM still listens; it is asked without Spark, whose calls may hang."""
+        where = getattr(self._gateway, "java_parameters", None) or self._gateway.gateway_parameters
+        try:
+            socket.create_connection((where.address, where.port), _DYING).close()
+        except ConnectionRefusedError:
+            return False
+        except OSError:
+            pass
+        return True
+
+    def _has_stopped(self) -> bool:
+        context: Any = self.spark.sparkContext._jsc
+        try:
+            return context is None or bool(context.sc().isStopped())
+        except (Py4JError, OSError):
+            return False  # it is dying; the next look finds the process ended
+
+
+def told(code: int) -> str:
+    """How a JVM ended, from the exit code of its process."""
+    if code in _OUT_OF_MEMORY:
+        return "out of memory"
+    number = -code if code < 0 else code - 128
+    return f"killed by signal {number}" if number > 0 else f"exit code {code}"
+
+
+def _worked(work: Callable[[Engine], T], engine: Engine) -> T:
+    try:
+        return work(engine)
+    except Exception as error:
+        if how := engine.death_behind(error):
+            raise EngineDied(how) from error
+        raise
+
+
+class Engines:
+    """Spark for a whole run: one session after another, as long as they do not die too often.
+
+    ``opened`` starts a session, ``tell`` shows a line to whoever watches the run.
+    """
+
+    def __init__(
+        self,
+        opened: Callable[[], AbstractContextManager[SparkSession]],
+        tell: Callable[[str], None],
+        stopping: threading.Event,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._opened = opened
+        self._tell = tell
+        self._stopping = stopping
+        self._clock = clock
+        self._deaths: deque[float] = deque(maxlen=MOST_DEATHS)
+
+    def run(self, work: Callable[[Engine], T]) -> T | None:
+        """Do the work, from the start again when Spark dies under it; ``None`` if stopped then."""
+        while True:
+            self._tell("starting Spark")
+            own = given_session() is None
+            try:
+                with ExitStack() as stack:
+                    return _worked(work, Engine(self._started(stack), own))
+            except EngineDied as death:
+                if self._stopping.is_set():
+                    return None
+                self.mourn(str(death), own)
+
+    def _started(self, stack: ExitStack) -> SparkSession:
+        """One that cannot start at all is a matter of this machine; one that could has died."""
+        try:
+            return stack.enter_context(self._opened())
+        except Exception as error:
+            if not self._deaths:
+                raise
+            raise EngineDied("while it was starting") from error
+
+    def mourn(self, how: str, own: bool) -> None:
+        """Tell of a death; ``EngineLost`` if it is one too many, or not ours to mend."""
+        self._deaths.append(self._clock())
+        if not own:
+            raise EngineLost(how, 1, "Start a new session and run the pipeline again")
+        since = self._clock() - self._deaths[0]
+        if len(self._deaths) == MOST_DEATHS and since <= WITHIN:
+            logs = "See jvm.log and spark.log in the folder logs of the state folder"
+            raise EngineLost(how, MOST_DEATHS, f"{logs}; if memory is short, {_MORE_MEMORY}")
+        hint = f" ({_MORE_MEMORY})" if how == "out of memory" else ""
+        self._tell(f"Spark's JVM died ({how}); starting a new one{hint}")
