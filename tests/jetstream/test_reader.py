@@ -8,7 +8,9 @@ import time
 import pytest
 
 from ebbflow import frames
+from ebbflow.core.copies import NOTHING
 from ebbflow.core.position import Mark
+from ebbflow.core.publications import FROM
 from ebbflow.jetstream import streams
 from ebbflow.jetstream.publisher import BUFFER, publish
 from ebbflow.jetstream.reader import FrameReader
@@ -169,3 +171,79 @@ def test_a_frame_that_got_lost_is_asked_for_again_though_none_follows(link, name
     assert take(one, 1) == ["0"]
     assert one.lost == 1
     one.close()
+
+
+class Writer:
+    """Publishes frames of one writer to the buffer, each as part of a chunk."""
+
+    def __init__(self, link, names):
+        self._link = link
+        self._names = names
+
+    def write(self, chunk, *row_ids):
+        batch = frames.batch_of({"id": row_ids, "value": [b"x"] * len(row_ids)}, len(row_ids))
+        mark = frames.fingerprint(row_ids)
+        msg_id = f"life:w:0:{chunk}-{chunk + 1}:0-0:v:{mark}"
+        subject = self._names.buffer_subject("v", 0)
+        sent = publish(
+            self._link.client, subject, frames.encode(batch), {FROM: "w.0"}, msg_id=msg_id
+        )
+        assert not self._link.run(sent).duplicate
+        time.sleep(0.15)  # the server's window
+
+
+@pytest.fixture
+def writer(link, names, ensure):
+    """Of a buffer that has forgotten every id when the next frame comes."""
+    ensure(streams.buffer_config(names, "v", 0, 10_000) | {"duplicate_window": 100_000_000})
+    return Writer(link, names)
+
+
+@pytest.fixture
+def knowing(link, names):
+    opened = []
+
+    def start(mark=Mark(), known=NOTHING):  # noqa: B008
+        buffer, subject = names.buffer("v", 0), names.buffer_subject("v", 0)
+        opened.append(FrameReader(link, buffer, subject, mark, threading.Event(), known))
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        one.close()
+
+
+def test_frames_that_were_read_before_are_passed_over(writer, knowing):
+    reader = knowing()
+    writer.write(1, "a", "b")
+    writer.write(1, "a", "b")
+    writer.write(1, "c")
+    writer.write(2, "d")
+    writer.write(1, "c")
+    writer.write(1, "late", "and", "different")
+    assert take(reader, 4) == ["a", "b", "c", "d"]
+    assert take(reader, 1, seconds=0.5) == []
+    assert (reader.mark, reader.passed) == (Mark(6), Mark(4))
+    reader.forget(Mark(6))
+    assert reader.passed is None
+
+    another = knowing(Mark(4), reader.known)
+    writer.write(3, "e")
+    assert take(another, 1) == ["e"], "it knows what the first one knew"
+
+
+def test_a_frame_that_is_read_in_part_is_no_copy_of_itself(writer, knowing):
+    reader = knowing()
+    writer.write(1, "a", "b", "c")
+    while not (first := reader.take(2)):
+        time.sleep(0.01)
+    assert ids(first) == ["a", "b"]
+    assert reader.known == NOTHING
+
+    another = knowing(reader.mark, reader.known)
+    assert take(another, 1) == ["c"]
+    (piece,) = reader.take(1)
+    assert "w.0" in reader.known
+    reader.give_back(piece, 0)
+    assert (reader.mark, reader.known) == (Mark(0, 2), NOTHING)
+    assert take(reader, 1) == ["c"]

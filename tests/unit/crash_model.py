@@ -2,8 +2,9 @@
 
 The decisions are those of the real core (``Verdict``, ``settle``, ``Position``, ``chunk_key``); the
 server, its duplicate detection, its schedules, the compare-and-set of positions and the task's
-loop are modelled here. ``Rules`` holds the three rules that the guarantee rests on, so that a test
-can break one and show what it is for.
+loop are modelled here. ``Rules`` holds the rules that the guarantee rests on, so that a test can
+break one and show what it is for. With ``chance`` the server forgets ids at any time, and those who
+read what the task writes go on, record and crash at any time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ from ebbflow.frames import Rows
 from ebbflow.functions import Handler, run_map
 from ebbflow.options import Backoff
 from ebbflow.outcome import Counts, Dropped, FellBack, Served
+from tests.unit.following import Follower
 
 PLACE = Place("v", 0, [Edge("x", 2), Edge("y", values=frozenset("y"))], 1_000_000, "answers")
 RETRIES = RetryStrategy(Backoff(interval=5_000, steps=2), "drop")
@@ -42,6 +44,7 @@ class Rules:
 
     content_hash: bool = True
     done_after_publishing: bool = True
+    looks_before_repeating: bool = True
     order: Sequence[Stage] = tuple(Stage)
 
     def stages(self, key: str, settlement: Settlement) -> Iterator[list[Publication]]:
@@ -69,10 +72,15 @@ class Server:
     """Streams with duplicate detection, schedules, and one position replaced by compare-and-set."""
 
     inlet: list[pa.RecordBatch]
+    chance: Random | None = None
+    reader: type[Follower] = Follower
+    followers: dict[tuple[str, int], Follower] = field(default_factory=dict)
     due: list[pa.RecordBatch] = field(default_factory=list)
-    waiting: list[tuple[int, bytes]] = field(default_factory=list)
+    due_ids: list[str] = field(default_factory=list)
+    waiting: list[tuple[int, bytes, str]] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     letters: list[str] = field(default_factory=list)
+    letter_ids: list[str] = field(default_factory=list)
     answers: list[str] = field(default_factory=list)
     fallen: set[str] = field(default_factory=set)
     """What a fallback sink has taken; it is not on the server, but no crash takes it back."""
@@ -91,22 +99,53 @@ class Server:
         self._seen.add((stream, publication.msg_id))
         if publication.stage is Stage.DEAD_LETTER:
             self.letters.append(publication.headers["Ebbflow-Id"].strip('"'))
+            self.letter_ids.append(publication.msg_id)
         elif publication.stage is Stage.ANSWER:
             self.answers.append(publication.key.partition(".")[0])
         elif publication.stage is Stage.OUTPUT:
             self.outputs += frames.decode(publication.payload).column("id").to_pylist()
+            buffer = (publication.target, publication.partition)
+            self.followers.setdefault(buffer, self.reader()).store(publication)
         elif publication.due is None:
-            self.due.append(frames.decode(publication.payload))
+            self._came_due(publication.payload, publication.msg_id)
         else:
-            self.waiting.append((publication.due, publication.payload))
+            self.waiting.append((publication.due, publication.payload, publication.msg_id))
+
+    def _came_due(self, payload: bytes, msg_id: str) -> None:
+        self.due.append(frames.decode(payload))
+        self.due_ids.append(msg_id)
+
+    def happen(self) -> None:
+        """Whatever else goes on beside the task."""
+        if self.chance is None:
+            return
+        if self.chance.random() < 0.2:
+            self.forget_ids()
+        for follower in self.followers.values():
+            follower.happen(self.chance)
+
+    def forget_ids(self) -> None:
+        """The time is over in which the server knows copies."""
+        self._seen.clear()
+
+    def holds(self, publication: Publication, done: Mark) -> bool:
+        """Whether it is found among the letters, or among what waits or is not read."""
+        waiting = [msg_id for _, _, msg_id in self.waiting]
+        return publication.msg_id in {*self.letter_ids, *waiting, *self.due_ids[done.seq :]}
+
+    def read(self) -> list[str]:
+        """The ids of all rows that the next vertices get, once they have read everything."""
+        for follower in self.followers.values():
+            follower.finish()
+        return [one for follower in self.followers.values() for one in follower.done]
 
     def pass_time(self, ms: int) -> None:
         """Move what has become due."""
         self.now += ms
-        for due, payload in sorted(self.waiting):
+        for due, payload, msg_id in sorted(self.waiting):
             if due <= self.now:
-                self.due.append(frames.decode(payload))
-        self.waiting = [(due, payload) for due, payload in self.waiting if due > self.now]
+                self._came_due(payload, msg_id)
+        self.waiting = [one for one in self.waiting if one[0] > self.now]
 
     def write(self, position: Position, revision: int) -> int:
         """Replace the position if it is still the one of that revision."""
@@ -117,12 +156,12 @@ class Server:
 
     def ended(self) -> set[str]:
         """The inputs that have come to an end that lasts."""
-        forwarded = {i.partition("/")[0] for i in self.outputs}
+        forwarded = {i.partition("/")[0] for i in self.read()}
         return forwarded | {*self.letters, *self.answers} | self.dropped | self.fallen
 
     def coming_back(self) -> set[str]:
         """The inputs that some redelivery holds."""
-        held = [*self.due, *(frames.decode(payload) for _, payload in self.waiting)]
+        held = [*self.due, *(frames.decode(payload) for _, payload, _ in self.waiting)]
         return {i for batch in held for i in batch.column("id").to_pylist()}
 
 
@@ -316,7 +355,11 @@ class Task:
         remaining = []
         for stage in self._rules.stages(key, settled.settlement):
             remaining += self._chances.random.sample(stage, len(stage))
+        if self._rules.looks_before_repeating and self._position.repeated is not None:
+            done = self._position.repeated
+            remaining = [p for p in remaining if not self._server.holds(p, done)]
         while remaining:
+            self._server.happen()
             try:
                 self._chances.step()
             except Crash:

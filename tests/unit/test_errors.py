@@ -84,6 +84,7 @@ def test_no_error_is_defined_outside_the_tree_module():
 NOT_ERRORS_OF_OURS = {
     "options.py": {"Nack"},  # an answer of user code, not an error
     "jetstream/streams.py": {"ApiError"},  # the server's "no", handled by those who asked
+    "spark/engine.py": {"EngineDied"},  # has the run start another JVM
     "spark/task.py": {"Unsettled"},  # ends a stopping task's loop, never leaves its module
     "sources/companion.py": {"SourceAway"},  # ends a turn of the thread that asks a source
     "sources/http/request.py": {"Refusal"},  # becomes the answer to an HTTP request

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow import Datum, Message, NackOptions, Response
+from ebbflow.core.copies import NOTHING
 from ebbflow.core.position import Held, Mark
 from ebbflow.core.retry import RetryStrategy, call_with_retries
 from ebbflow.core.verdict import EMPTY, Verdict
@@ -234,7 +235,7 @@ def reader_behind(batch, more=None) -> FrameReader:
     """A reader without a server that has just given ``batch``, the start of frame 8."""
     reader = FrameReader.__new__(FrameReader)
     reader._wake = threading.Event()
-    reader._before, reader._last_seq = Mark(7), 8
+    reader._before, reader._last_seq = (Mark(7), NOTHING), 8
     reader._head = None if more is None else (8, more)
     reader.mark = Mark(8) if more is None else Mark(7, batch.num_rows)
     return reader

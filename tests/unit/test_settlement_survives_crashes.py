@@ -4,7 +4,9 @@ First the guarantee, by hypothesis over long runs and by enumerating every short
 each rule is for: with the rule broken, the same enumeration finds a message that is lost.
 """
 
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import product
 from random import Random
 
@@ -20,6 +22,7 @@ from ebbflow.errors import Fenced
 from tests.unit.crash_model import (
     DECISIONS,
     Chances,
+    Crash,
     Rules,
     Server,
     Task,
@@ -27,6 +30,7 @@ from tests.unit.crash_model import (
     inlet_of,
     run_to_the_end,
 )
+from tests.unit.following import Follower, Forgetful, Hasty
 
 crashes = st.lists(
     st.builds(
@@ -95,6 +99,126 @@ def test_code_that_always_decides_the_same_leaves_no_copies(sizes, script, given
     assert len(set(server.outputs)) == len(server.outputs) or kind == "two"
     per_edge = 1 if kind == "forward" else 3
     assert len(server.outputs) == per_edge * sum(sizes)
+
+
+class Settled(UserCode):
+    """Decides by the message alone, so the same on every attempt: a little of everything."""
+
+    def __call__(self, datum):
+        kinds = ("forward", "two", "dead", "drop", "nack", "nack later", "fail")
+        kind = kinds[int(datum.id[1:]) % len(kinds)]
+        if datum.deliveries > 2 and kind.startswith("nack"):
+            kind = "forward"
+        self._script = [kind]
+        return super().__call__(datum)
+
+
+chances = st.randoms(use_true_random=False)
+
+
+@settings(max_examples=80)
+@given(inlets, crashes, chances)
+def test_however_soon_the_server_forgets_the_next_vertices_read_no_copy(
+    sizes, given_crashes, chance
+):
+    """Also of what a task that was given up for dead publishes in the end, and if readers crash."""
+    server = Server(inlet_of(*sizes), chance)
+    assert run_to_the_end(server, UserCode(["two"] * 1_000), given_crashes) == set()
+    read = Counter(server.read())
+    assert read == {f"m{n}/v": 1 for n in range(sum(sizes))} | {
+        f"m{n}/v.1": 2 for n in range(sum(sizes))
+    }, "the second output goes to both edges"
+
+
+live = st.lists(
+    st.builds(Chances, random=chances, crash_after=st.integers(0, 25)),
+    max_size=6,
+)
+
+
+@settings(max_examples=80)
+@given(inlets, live, chances)
+def test_however_soon_the_server_forgets_letters_and_redeliveries_are_stored_once(
+    sizes, given_crashes, chance
+):
+    server = Server(inlet_of(*sizes), chance)
+    assert run_to_the_end(server, Settled(()), given_crashes) == set()
+    counts = Position.from_json(server.stored).counts
+    assert len(set(server.letters)) == len(server.letters) == counts.dead_lettered
+    assert counts.redelivered == sum(batch.num_rows for batch in server.due)
+    assert counts.written == len(server.read())
+    assert counts.read == counts.ended == sum(sizes) + counts.redelivered
+
+
+@settings(max_examples=80)
+@given(inlets, scripts, crashes, chances)
+def test_nothing_is_lost_when_the_server_forgets_and_code_decides_differently(
+    sizes, script, given_crashes, chance
+):
+    """What is passed over as a copy, or not written again, held nothing that was not there."""
+    server = Server(inlet_of(*sizes), chance)
+    assert run_to_the_end(server, UserCode(script), given_crashes) == set()
+
+
+def forgotten_after_each_crash(rules: Rules, reader: type[Follower] = Follower) -> Iterator[Server]:
+    """All runs of one chunk with one crash, after which the server has forgotten all ids."""
+    for crash_after in range(12):
+        server = Server(inlet_of(7), reader=reader)
+        crash = Chances(OneChunk(), crash_after)
+        with suppress(Crash):
+            Task(server, Settled(()), rules, crash).run()
+        server.forget_ids()
+        for follower in server.followers.values():
+            follower.finish()
+            follower.restart()
+        run_to_the_end(server, Settled(()), rules=rules)
+        yield server
+
+
+def lost_by_reader(reader: type[Follower]) -> set[tuple]:
+    """Runs in which the crash comes between publishing and recording, and what was read by then.
+
+    The second attempt decides by itself, whatever the first one said.
+    """
+    losing = set()
+    for first, second in product(product(("forward", "drop"), repeat=3), repeat=2):
+        for crash_after in range(6):
+            server = Server(inlet_of(3), reader=reader)
+            code = UserCode([*first, *second])
+            with suppress(Crash):
+                Task(server, code, Rules(), Chances(OneChunk(), crash_after)).run()
+            for follower in server.followers.values():
+                follower.finish()
+            if run_to_the_end(server, code):
+                losing.add((first, second))
+    return losing
+
+
+def test_a_frame_is_known_by_its_rows_and_not_by_its_chunk_alone():
+    """A replay may forward what the first attempt dropped, among others that it did forward."""
+    assert lost_by_reader(Hasty)
+    assert lost_by_reader(Follower) == set()
+
+
+def test_a_reader_that_knows_no_copies_reads_frames_twice():
+    rows = [server.read() for server in forgotten_after_each_crash(Rules(), Forgetful)]
+    assert any(len(set(read)) < len(read) - 1 for read in rows), "one is on two edges anyway"
+    rows = [server.read() for server in forgotten_after_each_crash(Rules())]
+    assert all(len(set(read)) == len(read) - 1 for read in rows)
+
+
+def test_a_replay_that_does_not_look_writes_letters_and_redeliveries_twice():
+    def doubled(rules: Rules) -> set[str]:
+        found = set()
+        for server in forgotten_after_each_crash(rules):
+            counts = Position.from_json(server.stored).counts
+            found |= {"letters"} if len(server.letters) > counts.dead_lettered else set()
+            again = sum(batch.num_rows for batch in server.due)
+            found |= {"redeliveries"} if again > counts.redelivered else set()
+        return found
+
+    assert doubled(Rules(looks_before_repeating=False)) == {"letters", "redeliveries"}
+    assert doubled(Rules()) == set()
 
 
 def test_a_task_that_was_replaced_cannot_write_any_more():

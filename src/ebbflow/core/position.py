@@ -3,8 +3,9 @@
 A vertex reads two streams: its inlet (the buffer, or the source) and its redeliveries. Each has a
 ``Mark`` up to which everything is settled (``done``) and one up to which publishing may have begun
 (``intent``). After a crash the rows between the two are replayed as exactly one chunk, so that
-outputs carry the ids they had and JetStream drops the copies. The counts are part of the record:
-they change in the same write as ``done``, so they are exact across crashes.
+outputs carry the ids they had and copies are dropped: by JetStream while it knows the ids, and by
+their reader, whose record says what it has read of each writer's last chunk. The counts are part of
+the record: they change in the same write as ``done``, so they are exact across crashes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from ebbflow.core.copies import NOTHING, Known, dumped, loaded
 from ebbflow.outcome import Counts
 
 LINEAGE = "EBBFLOW_LINEAGE"
@@ -30,10 +32,14 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A mark in each of the two streams."""
+    """A mark in each of the two streams.
+
+    ``known`` is what the reader knows there of those who write to its inlet (see ``copies``).
+    """
 
     inlet: Mark = Mark()
     redelivery: Mark = Mark()
+    known: Known = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +116,11 @@ class Position:
         """Whether a chunk was begun and not settled."""
         return self.done != self.intent
 
+    @property
+    def repeated(self) -> Mark | None:
+        """How far redeliveries are read, if the chunk at hand was begun before; else ``None``."""
+        return self.done.redelivery if self.attempts > 1 else None
+
     def to_json(self) -> bytes:
         """The record as it is stored."""
         return json.dumps(
@@ -127,6 +138,7 @@ class Position:
                 "watermark": self.watermark.isoformat() if self.watermark else None,
                 "held": asdict(self.held) if self.held else None,
                 "counts": self.counts.as_dict(),
+                "known": dumped(self.done.known),
             }
         ).encode()
 
@@ -138,7 +150,11 @@ class Position:
             lineage=stored["lineage"],
             epoch=stored["epoch"],
             owner=stored["owner"],
-            done=Span(Mark(*stored["done"]), Mark(*stored["redelivery_done"])),
+            done=Span(
+                Mark(*stored["done"]),
+                Mark(*stored["redelivery_done"]),
+                loaded(stored.get("known", NOTHING)),
+            ),
             intent=Span(Mark(*stored["intent"]), Mark(*stored["redelivery_intent"])),
             attempts=stored["attempts"],
             exhausted=stored["exhausted"],

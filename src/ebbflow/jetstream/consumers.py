@@ -31,7 +31,12 @@ class LightConsumer:
     name: str = field(default_factory=lambda: f"r{secrets.token_hex(8)}")
 
     async def make(
-        self, client: SecuredClient, subject: str, after: int, idle: float
+        self,
+        client: SecuredClient,
+        subject: str,
+        after: int,
+        idle: float,
+        headers_only: bool = False,
     ) -> dict[str, Any]:
         """Make it, for messages behind a sequence; its facts are returned.
 
@@ -44,6 +49,7 @@ class LightConsumer:
             "opt_start_seq": after + 1,
             "ack_policy": "none",
             "filter_subject": subject,
+            "headers_only": headers_only,
             "mem_storage": True,
             "num_replicas": 1,
             "inactive_threshold": int(idle * _NANOS),

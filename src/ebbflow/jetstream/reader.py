@@ -5,7 +5,7 @@ saving: no acks, no leases, in the memory of one server. If the consumer, its se
 connection goes away or a message is missing in between, the reader makes a new consumer right after
 the last frame it has seen. One that begins earlier, as on a replica that lags behind, is listened
 to from there on only. So frames come exactly once and in order, and the position alone says what is
-done.
+done. A buffer may hold a frame twice, after its writer was replaced; the second one is passed over.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 
 import nats.errors
@@ -25,12 +25,14 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from ebbflow import frames
+from ebbflow.core.copies import NOTHING, Known, Stamp, is_copy, with_frame
 from ebbflow.core.position import Mark
 from ebbflow.core.publications import FROM, WATERMARK
 from ebbflow.errors import AccessError, EbbflowError, JetStreamUnavailable
 from ebbflow.jetstream import streams
 from ebbflow.jetstream.connection import Link
 from ebbflow.jetstream.consumers import Delivery, LightConsumer
+from ebbflow.jetstream.publisher import MSG_ID
 
 Origin = tuple[str | None, datetime | None]
 """The task that wrote a frame, and its watermark then."""
@@ -48,23 +50,37 @@ _PAUSE = 0.1
 
 
 class FrameReader:
-    """Follows one subject. ``take`` is called by one thread; everything else is on the link's."""
+    """Follows one subject. ``take`` is called by one thread; everything else is on the link's.
+
+    With ``known``, what was read of each writer's last chunk before ``start``, frames that were
+    read before are passed over. ``passed`` is the mark behind which there was nothing else so far.
+    """
 
     waiting = None
     """NATS is waited for by the link, not here."""
 
     def __init__(
-        self, link: Link, stream: str, subject: str, start: Mark, wake: threading.Event
+        self,
+        link: Link,
+        stream: str,
+        subject: str,
+        start: Mark,
+        wake: threading.Event,
+        known: Known | None = None,
     ) -> None:
         self.mark = start
+        self.known = NOTHING if known is None else known
+        self.passed: Mark | None = None
+        self._drops_copies = known is not None
         self.stream = stream
         self.subject = subject
         self._link = link
         self._wake = wake
         self.origins: list[Origin] = []
-        self._queue: deque[tuple[int, bytes, Origin]] = deque()
+        self._queue: deque[tuple[int, bytes, Origin, str | None]] = deque()
         self._head: tuple[int, pa.RecordBatch] | None = None
-        self._before = start
+        self._stamp: Stamp | None = None
+        self._before = start, self.known
         self._last_seq = start.seq
         self._seen = start.seq
         self._next_delivery = 1
@@ -135,7 +151,8 @@ class FrameReader:
         if delivery.seq > self._seen:
             self._seen = delivery.seq
             self._frame_size += (len(message.data) - self._frame_size) / 16
-            self._queue.append((delivery.seq, message.data, _origin(message)))
+            headers = message.headers or {}
+            self._queue.append((delivery.seq, message.data, _origin(headers), headers.get(MSG_ID)))
             self._wake.set()
         await self._ask()
 
@@ -227,8 +244,13 @@ class FrameReader:
         return taken
 
     def _load_head(self) -> bool:
-        if self._head is None and self._queue:
-            seq, payload, origin = self._queue.popleft()
+        while self._head is None and self._queue:
+            seq, payload, origin, msg_id = self._queue.popleft()
+            self._stamp = Stamp.of(origin[0], msg_id) if self._drops_copies else None
+            # A frame of which some rows are done is no copy: they were its own.
+            if self._stamp and not self.mark.row and is_copy(self.known, self._stamp):
+                self._pass(seq)
+                continue
             batch = frames.decode(payload)
             self._head = (seq, batch.slice(self.mark.row))
             self.origins.append(origin)
@@ -236,13 +258,22 @@ class FrameReader:
             raise self._failure
         return self._head is not None
 
+    def _pass(self, seq: int) -> None:
+        if self.passed is None:
+            self.passed = self.mark
+        self.mark = Mark(seq)
+
     def _cut(self, limit: int) -> pa.RecordBatch:
         assert self._head is not None
         seq, batch = self._head
-        self._before, self._last_seq = self.mark, seq
+        self._before, self._last_seq = (self.mark, self.known), seq
+        self.passed = None
         piece = batch.slice(0, limit)
         if piece.num_rows == batch.num_rows:
             self._head, self.mark = None, Mark(seq)
+            # Only now: known before its last row is done, its rest would pass for a copy.
+            if self._stamp:
+                self.known = with_frame(self.known, self._stamp)
         else:
             self._head = (seq, batch.slice(limit))
             self.mark = Mark(self.mark.seq, self.mark.row + limit)
@@ -252,7 +283,8 @@ class FrameReader:
         """Of the piece that was taken last only ``used`` rows are done; the rest comes again."""
         rest = [piece.slice(used), *([self._head[1]] if self._head else [])]
         self._head = (self._last_seq, frames.concat(rest))
-        self.mark = Mark(self._before.seq, self._before.row + used)
+        before, self.known = self._before
+        self.mark = Mark(before.seq, before.row + used)
 
     def take_until(self, end: Mark, timeout: float = 60.0) -> list[pa.RecordBatch]:
         """Exactly the rows up to ``end``, waiting for them to arrive: for replaying a chunk."""
@@ -273,6 +305,8 @@ class FrameReader:
 
     def forget(self, done: Mark) -> None:
         """Let the server delete what is done; without waiting, for nothing depends on it."""
+        if done == self.mark:
+            self.passed = None
         self._link.submit(self._purge(done.seq))
 
     async def _purge(self, seq: int) -> None:
@@ -304,7 +338,6 @@ class FrameReader:
         await self._drop_consumer()
 
 
-def _origin(message: Msg) -> Origin:
-    headers = message.headers or {}
+def _origin(headers: Mapping[str, str]) -> Origin:
     watermark = headers.get(WATERMARK)
     return headers.get(FROM), datetime.fromisoformat(watermark) if watermark else None

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from ebbflow import frames
+from ebbflow.core.copies import NOTHING, Known
 from ebbflow.core.position import Mark
 
 _OVERHEAD = 8
@@ -36,6 +37,8 @@ class GeneratorInlet:
 
     waiting = None
     """There is no system behind it."""
+    known: Known = NOTHING
+    passed: Mark | None = None
 
     def __init__(
         self, plan: GeneratorPlan, vertex: str, partition: int, partitions: int, start: Mark

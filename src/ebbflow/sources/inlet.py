@@ -6,6 +6,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from ebbflow.core.copies import Known
 from ebbflow.core.outage import Waiting
 from ebbflow.core.position import Mark
 
@@ -15,6 +16,12 @@ class Inlet(Protocol):
 
     mark: Mark
     """Behind the last row that was taken."""
+
+    known: Known
+    """What was read of each writer's last chunk; nothing, unless the stream may hold copies."""
+
+    passed: Mark | None
+    """The mark behind which there were only copies so far, if there were any."""
 
     @property
     def waiting(self) -> Waiting | None:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from ebbflow import frames
+from ebbflow.core.copies import NOTHING, Known
 from ebbflow.core.outage import Patience, Waiting
 from ebbflow.core.position import Mark
 from ebbflow.frames import Rows
@@ -59,6 +60,9 @@ class HandedBack:
 
 class PulledInlet:
     """One partition of a source. ``take`` is called by the task's thread."""
+
+    known: Known = NOTHING
+    passed: Mark | None = None
 
     def __init__(
         self,

@@ -205,8 +205,8 @@ class BatchPartition:
             done = 0
             while done < len(window) and not self._over():
                 done = self._batch(window, done, min(done + self._plan.batch_size, len(window)))
-            if not len(window):  # all that came is scheduled for later
-                self._record(self._position.settled(found.end, Counts()))
+            if not len(window):  # all that came is scheduled for later, or was read before
+                self._record(self._position.settled(window.span(0), Counts()))
         return True
 
     @contextmanager
@@ -284,11 +284,12 @@ class BatchPartition:
             counts = self._publish(
                 Decided(
                     key,
-                    tuple(readings(plan, self._partition, start, end)),
+                    tuple(readings(plan, self._partition, start, end, window.copies)),
                     self._watermark.current,
                     {index - low: why for index, why in found.blamed.items()},
                     self._work.traced,
                     self._work.result is not None,
+                    self._position.repeated,
                 )
             )
         self._record(self._position.settled(end, counts, self._watermark.current))

@@ -17,6 +17,7 @@ from ebbflow.core.position import Mark
 from ebbflow.core.publications import FROM, WATERMARK
 from ebbflow.errors import EbbflowError
 from ebbflow.jetstream.connection import Link, worker_link
+from ebbflow.jetstream.publisher import MSG_ID
 from ebbflow.jetstream.stored import Snapshot, StoredMessage, read_one, read_page
 from ebbflow.spark.plan import VertexPlan
 
@@ -35,7 +36,13 @@ COLUMNS = {
 }
 """What queries see of a message, as Spark's types."""
 
-_FACTS = {"__place": "bigint", "__rows": "int", "__from": "string", "__watermark": "string"}
+_FACTS = {
+    "__place": "bigint",
+    "__rows": "int",
+    "__from": "string",
+    "__watermark": "string",
+    "__msg_id": "string",
+}
 SCHEMA = ", ".join(f"{name} {kind}" for name, kind in (COLUMNS | _FACTS).items())
 """What is read: beside the message its place, and on the last row of a frame facts about it."""
 
@@ -44,7 +51,8 @@ SCHEMA = ", ".join(f"{name} {kind}" for name, kind in (COLUMNS | _FACTS).items()
 class Reading:
     """The rows of one stream behind ``after``, up to ``until``.
 
-    Redelivered rows are only some of their stream's messages; of a buffer every one is read.
+    Redelivered rows are only some of their stream's messages; of a buffer every one is read, but
+    for the ``copies``, by sequence, of frames that were read before.
     """
 
     kind: int
@@ -52,6 +60,7 @@ class Reading:
     subject: str
     after: Mark
     until: Mark
+    copies: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +88,9 @@ def read_frames(link: Link, reading: Reading) -> Iterator[Frame]:
     """The frames of a reading, in order; ``EbbflowError`` if some are not there."""
     skip = reading.after.row
     for message in _whole_frames(link, reading):
-        rows = frames.decode(message.payload)
-        yield Frame(reading.kind, skip, message, rows.slice(skip))
+        if message.seq not in reading.copies:
+            rows = frames.decode(message.payload)
+            yield Frame(reading.kind, skip, message, rows.slice(skip))
         skip = 0
     if reading.until.row:
         seq, subject = reading.until.seq + 1, reading.subject
@@ -134,6 +144,7 @@ def _columns(frame: Frame) -> pa.RecordBatch:
     headers = frame.message.headers
     columns["__from"] = _on_last_row(headers.get(FROM), count, pa.string())
     columns["__watermark"] = _on_last_row(headers.get(WATERMARK), count, pa.string())
+    columns["__msg_id"] = _on_last_row(headers.get(MSG_ID), count, pa.string())
     return pa.RecordBatch.from_pydict(columns)
 
 

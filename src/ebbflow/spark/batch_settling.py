@@ -19,6 +19,7 @@ import pyarrow as pa
 from ebbflow import frames
 from ebbflow.core.batched import batch_returned
 from ebbflow.core.isolation import Trouble
+from ebbflow.core.position import Mark
 from ebbflow.core.publications import Chunk, Place
 from ebbflow.core.retry import conclude
 from ebbflow.core.settlement import Settlement, settle
@@ -29,6 +30,7 @@ from ebbflow.frames import Rows
 from ebbflow.jetstream.connection import Link, worker_link
 from ebbflow.jetstream.names import Names
 from ebbflow.jetstream.publisher import Tally
+from ebbflow.jetstream.replayed import without_stored
 from ebbflow.jetstream.settle import publish_all
 from ebbflow.outcome import Counts
 from ebbflow.spark.batch_reading import Reading, read_frames
@@ -45,7 +47,8 @@ class Decided:
     """A batch whose messages are decided about. ``key`` is a name that only this batch has.
 
     ``blamed`` are those that failed, by their number. The result of a query comes beside this, if
-    it has any rows; ``traced`` if they name the messages they come from.
+    it has any rows; ``traced`` if they name the messages they come from. ``repeated`` is how far
+    redeliveries are read, if the batch was begun before.
     """
 
     key: str
@@ -54,6 +57,7 @@ class Decided:
     blamed: Mapping[int, Trouble] = field(default_factory=dict)
     traced: bool = False
     has_result: bool = False
+    repeated: Mark | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +138,10 @@ class _Settling:
             close_handlers(plan.whose)
 
     def _publish(self, settlement: Settlement) -> Counts:
+        client, names, repeated = self._link.client, self._names, self._decided.repeated
+        settlement = self._link.run(without_stored(client, names, settlement, repeated))
         discarded = self._link.run(
-            publish_all(self._link.client, self._names, settlement, self._plan.publish, self._tally)
+            publish_all(client, names, settlement, self._plan.publish, self._tally)
         )
         return settlement.counts_without(discarded)
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
+from ebbflow.core.copies import Stamp, is_copy, with_frame
 from ebbflow.core.position import Mark, Span
 from ebbflow.jetstream.names import Names
 from ebbflow.jetstream.reader import Origin
@@ -43,10 +44,14 @@ class _Frame:
     first: int
     rows: int
     origin: Origin
+    stamp: Stamp | None
 
 
 class Window:
-    """The rows of one partition between two spans. ``len`` is their number."""
+    """The rows of one partition between two spans. ``len`` is their number.
+
+    ``copies`` are the frames, by sequence, that were read before; their rows are not among them.
+    """
 
     def __init__(self, spark: SparkSession, plan: VertexPlan, partition: int, start: Span) -> None:
         self._spark = spark
@@ -56,6 +61,7 @@ class Window:
         self._base: DataFrame | None = None
         self._frames: list[_Frame] = []
         self._ends: list[int] = []
+        self.copies: frozenset[int] = frozenset()
 
     def open(self, end: Span, size: int) -> None:
         """Read up to ``end``; ``size`` is how many bytes that is about."""
@@ -64,10 +70,23 @@ class Window:
         read = partial(read_on_worker, plan=self._plan, readings=parts)
         numbers = self._spark.range(0, len(parts), 1, len(parts))
         self._base = numbers.mapInArrow(read, SCHEMA).persist()
-        facts = ("__place", "__rows", "__from", "__watermark")
+        facts = ("__place", "__rows", "__from", "__watermark", "__msg_id")
         found = self._base.where("__rows IS NOT NULL").select(*facts).collect()
-        self._frames = [_frame(row) for row in sorted(found, key=lambda row: row[0])]
+        self._leave_out_copies([_frame(row) for row in sorted(found, key=lambda row: row[0])])
         self._ends = list(accumulate(frame.rows for frame in self._frames))
+
+    def _leave_out_copies(self, found: list[_Frame]) -> None:
+        known, copies = self.start.known, set()
+        for frame in found:
+            if frame.stamp is None:
+                continue
+            if not frame.first and is_copy(known, frame.stamp):
+                copies.add(frame.seq)
+            else:
+                known = with_frame(known, frame.stamp)
+        self.end = replace(self.end, known=known)
+        self.copies = frozenset(copies)
+        self._frames = [f for f in found if f.kind != FRESH or f.seq not in copies]
 
     @property
     def _tasks(self) -> int:
@@ -82,7 +101,11 @@ class Window:
         if low >= high:
             return self._base.where("false")
         first, last = self._place(low), self._place(high - 1)
-        return self._base.where(f"__place BETWEEN {first} AND {last}")
+        rows = self._base.where(f"__place BETWEEN {first} AND {last}")
+        for seq in self.copies:
+            first, behind = place_of(FRESH, seq, 0), place_of(FRESH, seq + 1, 0)
+            rows = rows.where(f"NOT (__place >= {first} AND __place < {behind})")
+        return rows
 
     def _place(self, index: int) -> int:
         number = bisect_right(self._ends, index)
@@ -103,15 +126,17 @@ class Window:
         if count >= len(self):
             return self.end
         marks = {REDELIVERED: self.start.redelivery, FRESH: self.start.inlet}
+        known = self.start.known
         for frame in self._frames:
             if count >= frame.rows:
                 marks[frame.kind] = Mark(frame.seq)
+                known = with_frame(known, frame.stamp) if frame.stamp else known
                 count -= frame.rows
             else:
                 used = frame.first + count if count else marks[frame.kind].row
                 marks[frame.kind] = Mark(marks[frame.kind].seq, used)
                 break
-        return Span(marks[FRESH], marks[REDELIVERED])
+        return Span(marks[FRESH], marks[REDELIVERED], known)
 
     def origins(self, low: int, high: int) -> list[Origin]:
         """Where the frames came from that hold new rows from ``low`` up to ``high``."""
@@ -130,10 +155,17 @@ class Window:
 def _frame(row: Row) -> _Frame:
     kind, seq, last = place_parts(row[0])
     watermark = datetime.fromisoformat(row[3]) if row[3] else None
-    return _Frame(kind, seq, last + 1 - row[1], row[1], (row[2], watermark))
+    stamp = Stamp.of(row[2], row[4]) if kind == FRESH else None
+    return _Frame(kind, seq, last + 1 - row[1], row[1], (row[2], watermark), stamp)
 
 
-def readings(plan: VertexPlan, partition: int, start: Span, end: Span) -> list[Reading]:
+def readings(
+    plan: VertexPlan,
+    partition: int,
+    start: Span,
+    end: Span,
+    copies: frozenset[int] = frozenset(),
+) -> list[Reading]:
     """What to read for the rows between two spans, in their order."""
     names, vertex = Names(plan.pipeline), plan.vertex
     redelivered = Reading(
@@ -149,6 +181,7 @@ def readings(plan: VertexPlan, partition: int, start: Span, end: Span) -> list[R
         names.buffer_subject(vertex, partition),
         start.inlet,
         end.inlet,
+        copies,
     )
     return [reading for reading in (redelivered, fresh) if reading.after != reading.until]
 

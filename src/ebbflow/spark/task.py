@@ -37,6 +37,7 @@ from ebbflow.jetstream.names import Names
 from ebbflow.jetstream.positions import PositionStore
 from ebbflow.jetstream.publisher import Tally
 from ebbflow.jetstream.reader import FrameReader
+from ebbflow.jetstream.replayed import without_stored
 from ebbflow.jetstream.settle import publish_all
 from ebbflow.outcome import Counts
 from ebbflow.sources.companion import SourcePlan
@@ -171,26 +172,16 @@ class VertexTask:
 
     def _open_inlets(self) -> tuple[Inlet, FrameReader]:
         plan, partition, done = self._plan, self._partition, self._position.done
-        redeliveries = FrameReader(
-            self._link,
-            self._names.redelivery(plan.vertex, partition),
-            self._names.due_subject(plan.vertex, partition),
-            done.redelivery,
-            self._wake,
-        )
-        match plan.source:
-            case GeneratorPlan():
-                return (
-                    GeneratorInlet(
-                        plan.source, plan.vertex, partition, plan.partitions, done.inlet
-                    ),
-                    redeliveries,
-                )
-            case SourcePlan():
-                return self._open_source(plan.source, done.inlet), redeliveries
-        buffer = self._names.buffer(plan.vertex, partition)
-        subject = self._names.buffer_subject(plan.vertex, partition)
-        return FrameReader(self._link, buffer, subject, done.inlet, self._wake), redeliveries
+        names, source, vertex, wake = self._names, plan.source, plan.vertex, self._wake
+        stream, due = names.redelivery(vertex, partition), names.due_subject(vertex, partition)
+        redeliveries = FrameReader(self._link, stream, due, done.redelivery, wake)
+        if isinstance(source, GeneratorPlan):
+            made = GeneratorInlet(source, vertex, partition, plan.partitions, done.inlet)
+            return made, redeliveries
+        if isinstance(source, SourcePlan):
+            return self._open_source(source, done.inlet), redeliveries
+        buffer, subject = names.buffer(vertex, partition), names.buffer_subject(vertex, partition)
+        return FrameReader(self._link, buffer, subject, done.inlet, wake, done.known), redeliveries
 
     def _open_source(self, source: SourcePlan, start: Mark) -> PulledInlet:
         vertex, partition = self._plan.vertex, self._partition
@@ -220,7 +211,7 @@ class VertexTask:
         redelivered = self._redeliveries.take_until(intent.redelivery)
         fresh = self._inlet.take_until(intent.inlet)
         if not (redelivered or fresh):  # all of it comes again from the source
-            self._position = self._position.settled(intent, Counts())
+            self._position = self._position.settled(self._end(), Counts())
             return False
         self._process([*redelivered, *fresh], ordered=self._plan.ordered and not redelivered)
         return True
@@ -323,7 +314,7 @@ class VertexTask:
         return Chunk(chunk_key(lineage, vertex, self._partition, start, self._end()), rows)
 
     def _end(self) -> Span:
-        return Span(self._inlet.mark, self._redeliveries.mark)
+        return Span(self._inlet.mark, self._redeliveries.mark, self._inlet.known)
 
     def _decide(self, rows: Rows, ordered: bool, start: Span) -> Verdict:
         plan = self._plan
@@ -385,9 +376,9 @@ class VertexTask:
         await self._tell_source(before)
         if settlement.histories is not None:
             await self._ledger.write(settlement.histories, self._tally)
-        discarded = await publish_all(
-            self._link.client, self._names, settlement, self._plan.publish, self._tally
-        )
+        client, names = self._link.client, self._names
+        settlement = await without_stored(client, names, settlement, position.repeated)
+        discarded = await publish_all(client, names, settlement, self._plan.publish, self._tally)
         return settlement.counts_without(discarded)
 
     async def _tell_source(self, done: _Settled | None) -> None:
@@ -427,7 +418,9 @@ class VertexTask:
         if self._unrecorded is not None and soon > 0:
             self._wake.wait(min(soon, self._ready_in()))
             return
-        if self._unrecorded is not None or self._with_state(self._position) != self._position:
+        only_copies = self._inlet.passed == self._position.done.inlet
+        changed = self._with_state(self._position) != self._position
+        if self._unrecorded is not None or only_copies or changed:
             self._record()
             return
         self._tell()
@@ -447,6 +440,9 @@ class VertexTask:
         """Write down that everything in hand is done."""
         self._confirm()
         position = self._with_state(self._with_unrecorded(self._position))
+        if self._inlet.passed == position.done.inlet:  # only copies were behind it
+            end = replace(self._end(), redelivery=position.done.redelivery)
+            position = position.settled(end, Counts(), held=position.held)
         if position != self._position:
             self._link.run(self._store.write(position))
             self._link.run(self._tell_source(self._unrecorded))

@@ -1,0 +1,88 @@
+"""A pipeline that is killed and started again when the server knows no copies any more."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+
+import pytest
+
+from ebbflow.deadletters import DeadLetters
+from ebbflow.jetstream import streams
+from ebbflow.jetstream.access import embedded, linked
+from tests.chaos.kill_and_restart import kill_tree
+
+pytestmark = pytest.mark.slow
+
+MESSAGES = 2_000
+
+# The first message of the second half waits: what came before is published and not yet recorded.
+WORK = """
+import time
+
+def work(datum):
+    from ebbflow import nack
+    number = json.loads(datum.value)["data"]["value"]
+    while number >= 1_000 and (HERE / "hold").exists():
+        (HERE / "holding").touch()
+        time.sleep(0.05)
+    if number % 5 == 1 and datum.deliveries == 1:
+        nack(reason="again")
+    if number % 5 == 2 and datum.deliveries == 1:
+        nack(delay="200ms", reason="later")
+    if number % 5 == 3:
+        nack(max_deliveries=0, reason="no")
+    return Message(datum.value)
+"""
+
+
+def forget_all_ids(folder):
+    """As if more than the two minutes had gone by for which the server knows copies."""
+    with embedded(folder) as server, linked(server) as link:
+        for name in link.run(streams.names_of(link.client, "")):
+            config = link.run(streams.api(link.client, f"STREAM.INFO.{name}"))["config"]
+            config["duplicate_window"] = 100_000_000
+            link.run(streams.api(link.client, f"STREAM.UPDATE.{name}", config))
+        time.sleep(0.5)
+
+
+def letters(folder):
+    with embedded(folder) as server, linked(server) as link:
+        return Counter(one.letter.id for one in DeadLetters(link, "whole").list())
+
+
+def settled_down(whole):
+    """Whether the sink has had all there is for it."""
+    before = len(whole.stored())
+    time.sleep(1)
+    return before > 0 and len(whole.stored()) == before
+
+
+def test_a_replay_after_the_server_has_forgotten_doubles_nothing(whole):
+    steps = whole.folder / "steps.py"
+    steps.write_text(steps.read_text() + WORK)
+    whole.write({"messages": MESSAGES, "rpu": MESSAGES})
+    (whole.folder / "hold").touch()
+    process = whole.start()
+    whole.wait_until((whole.folder / "holding").exists, process)
+    whole.wait_until(lambda: settled_down(whole), process)
+    kill_tree(process.pid)
+    process.communicate()
+    first = len(whole.stored())
+    assert 0 < first < MESSAGES
+    forget_all_ids(whole.folder / ".ebbflow")
+    (whole.folder / "hold").unlink()
+    process = whole.start("--drain", "--timeout", "90s", "--summary", "counts.json")
+    output, _ = process.communicate(timeout=120)
+
+    assert process.returncode == 0, output
+    totals = json.loads((whole.folder / "counts.json").read_text())["totals"]
+    assert totals["in"]["written"] == MESSAGES
+    dead = letters(whole.folder / ".ebbflow")
+    assert set(dead.values()) == {1}
+    assert len(dead) == totals["work"]["dead_lettered"] == MESSAGES // 5
+    assert totals["work"]["redelivered"] == 2 * MESSAGES // 5
+    assert totals["work"]["read"] == MESSAGES + totals["work"]["redelivered"]
+    assert totals["work"]["written"] == totals["out"]["read"] == MESSAGES - len(dead)
+    assert set(whole.stored()) == {n for n in range(MESSAGES) if n % 5 != 3}
