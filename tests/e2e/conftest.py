@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.chaos.kill_and_restart import kill_tree
 from tests.sources.outside import outside
 
 __all__ = ["outside"]
@@ -83,7 +84,7 @@ class Whole:
         (self.folder / "pipeline.yaml").write_text(text)
 
     def start(
-        self, *options: str, group: bool = False, **environment: str
+        self, *options: str, group: bool = False, log: Path | None = None, **environment: str
     ) -> subprocess.Popen[str]:
         """The command, in a process group of its own if that is to be signalled as a whole."""
         process = subprocess.Popen(
@@ -91,7 +92,7 @@ class Whole:
             cwd=self.folder,
             env=os.environ | {"COLUMNS": "200"} | environment,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=subprocess.PIPE if log is None else log.open("w"),
             stderr=subprocess.STDOUT,
             text=True,
             process_group=0 if group else None,
@@ -99,11 +100,12 @@ class Whole:
         self._started.append(process)
         return process
 
-    def end(self) -> None:
-        """Leave nothing running, also when a test has failed."""
+    def close(self) -> None:
+        """Leave nothing running, whatever has failed."""
         for process in self._started:
-            process.kill()
-            process.wait()
+            if process.poll() is None:
+                kill_tree(process.pid)
+                process.communicate()
 
     def stored(self) -> list[int]:
         """The numbers that the sink wrote."""
@@ -119,7 +121,7 @@ class Whole:
 
     def wait_until(self, condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
         """Wait for something to happen while the run goes on."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 150
         while not condition():
             assert process.poll() is None, process.communicate()[0]
             assert time.monotonic() < deadline
@@ -128,6 +130,6 @@ class Whole:
 
 @pytest.fixture
 def whole(tmp_path: Path) -> Iterator[Whole]:
-    one = Whole(tmp_path)
-    yield one
-    one.end()
+    made = Whole(tmp_path)
+    yield made
+    made.close()

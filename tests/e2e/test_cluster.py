@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -41,31 +42,58 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-@pytest.fixture
-def master(tmp_path: Path) -> Iterator[str]:
-    """The URL of a cluster with four slots."""
-    package = "org.apache.spark.deploy"
-    log = tmp_path / "master.log"
-    leader = spark_class(
-        log, f"{package}.master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0"
-    )
-    try:
-        url = found(log, r"spark://127\.0\.0\.1:\d+")
-        member = spark_class(
-            tmp_path / "worker.log", f"{package}.worker.Worker", "--host", "127.0.0.1",
-            "--webui-port", "0", "--cores", "4", "--memory", "1g", url,
+class Cluster:
+    """A standalone master, and Workers that come and go."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._package = "org.apache.spark.deploy"
+        self._workers: list[subprocess.Popen[bytes]] = []
+        log = folder / "master.log"
+        self._master = spark_class(
+            log, f"{self._package}.master.Master", "--host", "127.0.0.1", "--port", "0",
+            "--webui-port", "0",
         )  # fmt: skip
-        try:
-            found(tmp_path / "worker.log", "Successfully registered with master")
-            yield url
-        finally:
-            stop(member)
+        self.url = found(log, r"spark://127\.0\.0\.1:\d+")
+
+    def add_worker(self, cores: int) -> subprocess.Popen[bytes]:
+        log = self._folder / f"worker-{len(self._workers)}.log"
+        member = spark_class(
+            log, f"{self._package}.worker.Worker", "--host", "127.0.0.1",
+            "--webui-port", "0", "--cores", str(cores), "--memory", "1g", self.url,
+        )  # fmt: skip
+        self._workers.append(member)
+        found(log, "Successfully registered with master")
+        return member
+
+    def lose(self, member: subprocess.Popen[bytes]) -> None:
+        """A Worker and its executors are gone."""
+        self._workers.remove(member)
+        stop(member)
+
+    def close(self) -> None:
+        for process in (*self._workers, self._master):
+            stop(process)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path)
+    try:
+        yield made
     finally:
-        stop(leader)
+        made.close()
+
+
+@pytest.fixture
+def master(cluster: Cluster) -> str:
+    """The URL of a cluster with four slots."""
+    cluster.add_worker(4)
+    return cluster.url
 
 
 def found(log: Path, pattern: str) -> str:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 150
     while time.monotonic() < deadline:
         match = re.search(pattern, log.read_text(errors="replace"))
         if match:
@@ -81,6 +109,7 @@ def test_a_pipeline_runs_on_a_cluster_with_the_modules_beside_its_spec(whole, ma
 
     assert process.returncode == 0, output
     assert whole.stored() == list(range(2_000))
+    assert "cannot reach" not in output, "all executors are on this machine"
 
 
 def test_vertices_take_turns_where_there_are_fewer_slots_than_tasks(whole, master):
@@ -90,3 +119,29 @@ def test_vertices_take_turns_where_there_are_fewer_slots_than_tasks(whole, maste
 
     assert "3 tasks have only 2 slots" in output
     assert whole.stored() == list(range(500))
+
+
+def test_a_lost_worker_is_told_and_vertices_take_turns_until_there_is_another(whole, cluster):
+    """With epochs of ten minutes: those that are running end early, or some vertex would wait."""
+    whole.write({"rpu": 100})
+    cluster.add_worker(2)
+    doomed = cluster.add_worker(2)
+    log = whole.folder / "output.log"
+    options = ("--epoch", "10m", "--timeout", "200s", "--master", cluster.url, "--plain")
+    process = whole.start(*options, log=log)
+    whole.wait_until(lambda: len(whole.stored()) > 100, process)
+    assert "slots" not in log.read_text()
+
+    cluster.lose(doomed)
+    found(log, "3 tasks have only 2 slots, so vertices take turns of 2 s")
+    for _ in range(2):  # every vertex has its turn, and another one
+        before = len(whole.stored())
+        whole.wait_until(lambda n=before: len(whole.stored()) > n, process)
+
+    cluster.add_worker(2)
+    found(log, "all 3 tasks have slots again")
+    process.send_signal(signal.SIGTERM)
+    process.wait(90)
+    assert process.returncode == 0, log.read_text()
+    stored = whole.stored()
+    assert set(stored) == set(range(max(stored) + 1)), "nothing is missing"

@@ -70,7 +70,7 @@ def lay_out(ground: Ground, plans: Sequence[VertexPlan], *ends: str) -> None:
 @contextmanager
 def running(ground: Ground, plans: Sequence[VertexPlan], epoch: float = _LONG) -> Iterator[None]:
     """Run the vertices for as long as the context lasts."""
-    supervisor = Supervisor(ground.spark, plans, epoch)
+    supervisor = Supervisor(ground.spark, plans, lambda: epoch)
     supervisor.start()
     client = ground.link.client
     try:

@@ -55,10 +55,11 @@ def _stopped(link: Link, names: Names, vertex: str | None) -> list[str]:
 
 def _resumed(link: Link, names: Names, vertex: str | None) -> bool:
     """Say so until it is done: a task that is just starting does not hear it."""
-    word = f"resume {vertex}" if vertex else "resume"
+    from ebbflow.spark import control
+
     deadline = time.monotonic() + _LONGEST_WAIT
     while time.monotonic() < deadline:
-        link.run(link.client.publish(names.control_subject, word.encode()))
+        link.run(link.client.publish(names.control_subject, control.resume(vertex)))
         link.flush()
         time.sleep(_REPEAT_EVERY)
         if not _stopped(link, names, vertex):

@@ -33,11 +33,13 @@ from ebbflow.options import Duration, milliseconds
 from ebbflow.outcome import Counts
 from ebbflow.spark import provision
 from ebbflow.spark.alone import alone
+from ebbflow.spark.control import STOP, turn
 from ebbflow.spark.engine import Engine, Engines
 from ebbflow.spark.feeds import Feeds
 from ebbflow.spark.listener import Listener
 from ebbflow.spark.plan import VertexPlan
 from ebbflow.spark.planning import make_plans
+from ebbflow.spark.slots import TURN, Slots
 from ebbflow.spark.supervisor import Supervisor, VertexSupervisor
 from ebbflow.spark.unconfirmed import Unconfirmed
 from ebbflow.spec.nearest import did_you_mean
@@ -49,7 +51,6 @@ if TYPE_CHECKING:
 
 _LOOK_EVERY = 0.5
 _STOP_TIMEOUT = 40.0
-_TURN = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,19 +234,20 @@ class Run:
     ) -> str:
         """Have vertices run until the run is to end, or Spark has died; then they are stopped."""
         spark = engine.spark
-        self._warn_of_loopback(spark)
         self._check_batches(spark, plans)
-        supervisor = Supervisor(spark, plans, self._epoch_seconds(spark, plans))
-        supervisor.start()
-        self._watcher.stage("running")
-        try:
-            with self._feeds.running(self._link, spark, plans):
-                ended = self._wait(plans, supervisor, before, engine)
-                self._watcher.stage("stopping")
-        finally:
-            supervisor.stop(self._tell_stop, _STOP_TIMEOUT)
-        self._look(plans, supervisor, before)
-        return ended
+        slots = self._slots(plans)
+        with slots.counted(spark):
+            supervisor = Supervisor(spark, plans, lambda: slots.epoch_seconds)
+            supervisor.start()
+            self._watcher.stage("running")
+            try:
+                with self._feeds.running(self._link, spark, plans):
+                    ended = self._wait(plans, supervisor, before, engine)
+                    self._watcher.stage("stopping")
+            finally:
+                supervisor.stop(self._tell_stop, _STOP_TIMEOUT)
+            self._look(plans, supervisor, before)
+            return ended
 
     def _plans(self) -> list[VertexPlan]:
         link, search = self._link, self._options.search
@@ -274,25 +276,11 @@ class Run:
 
             check_batches(spark, plans)
 
-    def _warn_of_loopback(self, spark: SparkSession) -> None:
-        master = spark.sparkContext.master or "local"
-        if not master.startswith("local") and "127.0.0.1" in str(self._link.server):
-            self._watcher.stage(
-                "workers on other machines cannot reach the NATS server on 127.0.0.1; "
-                "name one that they can reach with --nats"
-            )
-
-    def _epoch_seconds(self, spark: SparkSession, plans: Sequence[VertexPlan]) -> float:
-        """As asked for, or short turns when Spark has fewer slots than there are tasks."""
+    def _slots(self, plans: Sequence[VertexPlan]) -> Slots:
         tasks = sum(plan.partitions for plan in plans)
-        slots = spark.sparkContext.defaultParallelism
-        if tasks <= slots:
-            return self._options.epoch
-        self._watcher.stage(
-            f"{tasks} tasks have only {slots} slots, so vertices take turns of {_TURN:.0f} s; "
-            "give Spark more cores to have them run side by side"
-        )
-        return min(self._options.epoch, _TURN)
+        loopback = "127.0.0.1" in str(self._link.server)
+        tell, epoch = self._watcher.stage, self._options.epoch
+        return Slots(tasks, epoch, tell, self._tell_turns, loopback)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -369,4 +357,8 @@ class Run:
         return totals
 
     def _tell_stop(self) -> None:
-        self._link.run(self._link.client.publish(self._names.control_subject, b"stop"))
+        self._link.run(self._link.client.publish(self._names.control_subject, STOP))
+
+    def _tell_turns(self) -> None:
+        with contextlib.suppress(nats.errors.Error):  # it is told again soon
+            self._link.run(self._link.client.publish(self._names.control_subject, turn(TURN)))

@@ -11,8 +11,8 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
-from itertools import chain, repeat
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, count
 from typing import TYPE_CHECKING
 
 from pyspark import InheritableThread
@@ -38,9 +38,7 @@ _ERROR_LINE = re.compile(
 class VertexSupervisor:
     """One vertex and the thread that runs its epochs."""
 
-    def __init__(
-        self, spark: SparkSession, plan: VertexPlan, first_epoch: float, epoch_seconds: float
-    ) -> None:
+    def __init__(self, spark: SparkSession, plan: VertexPlan, lengths: Iterator[float]) -> None:
         self.plan = plan
         self.epoch = 0
         self.restarts = 0
@@ -48,7 +46,7 @@ class VertexSupervisor:
         self._began = math.inf
         self._spark = spark
         self._epochs = Epochs(spark, plan)
-        self._lengths = chain([first_epoch], repeat(epoch_seconds))
+        self._lengths = lengths
         self._stopping = threading.Event()
         self._open = False
         self._thread = InheritableThread(target=self._run, name=f"vertex-{plan.vertex}")
@@ -122,15 +120,15 @@ def explain(error: BaseException) -> str:
 
 
 class Supervisor:
-    """All vertices of a pipeline."""
+    """All vertices of a pipeline. ``seconds`` says how long the next epoch is to last."""
 
     def __init__(
-        self, spark: SparkSession, plans: Sequence[VertexPlan], epoch_seconds: float
+        self, spark: SparkSession, plans: Sequence[VertexPlan], seconds: Callable[[], float]
     ) -> None:
         # Epochs that end one after another leave each vertex the workers it had.
-        firsts = [epoch_seconds * (number + 1) / len(plans) for number in range(len(plans))]
+        firsts = [seconds() * (number + 1) / len(plans) for number in range(len(plans))]
         self.vertices = [
-            VertexSupervisor(spark, plan, first, epoch_seconds)
+            VertexSupervisor(spark, plan, chain([first], (seconds() for _ in count())))
             for plan, first in zip(plans, firsts, strict=True)
         ]
 

@@ -44,7 +44,7 @@ from ebbflow.sources.companion import SourcePlan
 from ebbflow.sources.generator import GeneratorInlet, GeneratorPlan
 from ebbflow.sources.inlet import Inlet
 from ebbflow.sources.pulled import HandedBack, PulledInlet, handed_back
-from ebbflow.spark import order
+from ebbflow.spark import control, order
 from ebbflow.spark.events import Events
 from ebbflow.spark.gate import Gate
 from ebbflow.spark.handlers import patience_of
@@ -92,6 +92,7 @@ class VertexTask:
         self._plan = plan
         self._partition = partition
         self._seconds = seconds
+        self._begin_epoch()
         self._names = Names(plan.pipeline)
         self._link = worker_link(plan.server)
         self._place = Place(plan.vertex, partition, plan.edges, plan.max_payload, plan.bucket)
@@ -144,11 +145,14 @@ class VertexTask:
         self._deadline = self._epoch_began + self._seconds
 
     async def _on_control(self, message: Msg) -> None:
-        word, _, vertex = message.data.decode("utf-8", "replace").partition(" ")
-        if word == "resume" and vertex in ("", self._plan.vertex):
-            self._resumed = True
-        elif word == "stop":
+        word, turn = message.data, control.turn_of(message.data)
+        if word == control.STOP:
             self._stopped_at = self._stopped_at or time.monotonic()
+        elif control.resumes(word, self._plan.vertex):
+            self._resumed = True
+        elif turn is not None and turn < self._seconds:
+            self._deadline += turn - self._seconds
+            self._seconds = turn
         self._wake.set()
 
     def _over(self) -> bool:

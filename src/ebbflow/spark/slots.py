@@ -1,0 +1,151 @@
+"""Slots: how many tasks Spark can run side by side, counted for as long as a run goes on.
+
+Every task holds a slot for an epoch. Where there are fewer slots than tasks, vertices take turns:
+epochs are short, and those that are running already are told to end early. A cluster gains and
+loses workers while it runs, so slots are counted again all the time, and people are told when there
+are too few and when there are enough again.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from py4j.protocol import Py4JError
+from pyspark import InheritableThread
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TURN = 2.0
+"""The seconds of a vertex's turn."""
+
+_LOOK_EVERY = 1.0
+# So often a number has to be seen in a row. A cluster that is just starting has none for a while.
+_LOOKS, _LOOKS_AT_NONE = 2, 15
+_UNREACHABLE = (
+    "workers on other machines cannot reach the NATS server on 127.0.0.1; "
+    "name one that they can reach with --nats"
+)
+
+
+def count_slots(spark: SparkSession) -> int:
+    """How many tasks can run at once now; 0 while a cluster has given us nothing."""
+    context: Any = spark.sparkContext._jsc.sc()
+    profile = context.resourceProfileManager().defaultResourceProfile()
+    return int(context.maxNumConcurrentTasks(profile))
+
+
+def executor_hosts(spark: SparkSession) -> set[str]:
+    """The machines that tasks run on, and the driver's own."""
+    context: Any = spark.sparkContext._jsc.sc()
+    return {info.host() for info in context.statusTracker().getExecutorInfos()}
+
+
+def is_here(host: str) -> bool:
+    """Whether a host is this machine: one can listen only on addresses of one's own."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
+    except OSError:
+        return False
+    return any(_is_own(family, address[0]) for family, _, _, _, address in found)
+
+
+def _is_own(family: int, address: str | int) -> bool:
+    if ipaddress.ip_address(address).is_loopback:
+        return True
+    with socket.socket(family, socket.SOCK_DGRAM) as trial:
+        try:
+            trial.bind((address, 0))
+        except OSError:
+            return False
+        return True
+
+
+class Slots:
+    """The slots of a run of so many ``tasks``, whose epochs are to last ``epoch`` seconds.
+
+    ``tell`` shows a line to whoever watches the run; ``take_turns`` has the tasks that are running
+    end when they have had their turn. ``loopback`` if NATS is reached on this machine only.
+    """
+
+    def __init__(
+        self,
+        tasks: int,
+        epoch: float,
+        tell: Callable[[str], None],
+        take_turns: Callable[[], None],
+        loopback: bool = False,
+    ) -> None:
+        self._tasks = tasks
+        self._epoch = epoch
+        self._tell = tell
+        self._take_turns = take_turns
+        self._loopback = loopback
+        self._seen: tuple[int, int] = (0, 0)
+        self._told: str | None = None
+
+    @property
+    def epoch_seconds(self) -> float:
+        """How long an epoch that begins now is to last."""
+        return self._epoch if self._told is None else min(self._epoch, TURN)
+
+    @contextmanager
+    def counted(self, spark: SparkSession) -> Iterator[None]:
+        """Count them now, and again and again on a cluster, for as long as the context lasts."""
+        ended = threading.Event()
+        if slots := count_slots(spark):
+            self._settle(slots)
+        if not (spark.sparkContext.master or "local").startswith("local"):
+            thread = InheritableThread(target=self._watch, args=(spark, ended), name="slots")
+            thread.daemon = True
+            thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+
+    def _watch(self, spark: SparkSession, ended: threading.Event) -> None:
+        while not ended.wait(_LOOK_EVERY):
+            try:
+                self.note(count_slots(spark))
+                self._warn_of_loopback(spark)
+            except (Py4JError, OSError):
+                return  # Spark is going, and the run hears of it elsewhere
+            if self._told is not None:
+                # Again and again: a task may have been told to run long, and begin only now.
+                self._take_turns()
+
+    def note(self, slots: int) -> None:
+        """There are so many now; it counts when it was seen before, for executors come and go."""
+        before, times = self._seen
+        self._seen = slots, times + 1 if slots == before else 1
+        if self._seen[1] == (_LOOKS if slots else _LOOKS_AT_NONE):
+            self._settle(slots)
+
+    def _settle(self, slots: int) -> None:
+        text = self._shortage(slots)
+        if text is not None and text != self._told:
+            self._tell(text)
+        elif text is None and self._told is not None:
+            self._tell(f"all {self._tasks} tasks have slots again")
+        self._told = text
+
+    def _shortage(self, slots: int) -> str | None:
+        if slots >= self._tasks:
+            return None
+        if not slots:
+            return "Spark has no workers at the moment; tasks wait until there are some"
+        return (
+            f"{self._tasks} tasks have only {slots} slots, so vertices take turns of {TURN:.0f} s; "
+            "give Spark more cores to have them run side by side"
+        )
+
+    def _warn_of_loopback(self, spark: SparkSession) -> None:
+        if self._loopback and not all(map(is_here, executor_hosts(spark))):
+            self._loopback = False  # once is enough
+            self._tell(_UNREACHABLE)

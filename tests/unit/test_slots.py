@@ -1,0 +1,78 @@
+"""What is told of slots as their number changes, and how long epochs are then."""
+
+import socket
+
+import pytest
+
+from ebbflow.spark.control import STOP, turn, turn_of
+from ebbflow.spark.slots import TURN, Slots, is_here
+
+
+@pytest.fixture
+def told():
+    return []
+
+
+@pytest.fixture
+def slots(told):
+    return Slots(3, 30.0, told.append, lambda: None)
+
+
+def look(slots, *numbers):
+    for number in numbers:
+        slots.note(number)
+
+
+def test_too_few_slots_are_told_once_and_make_epochs_short(slots, told):
+    look(slots, 2, 2, 2, 2)
+    assert len(told) == 1
+    assert told[0].startswith("3 tasks have only 2 slots, so vertices take turns of 2 s;")
+    assert slots.epoch_seconds == TURN
+
+
+def test_when_there_are_enough_again_it_is_told_and_epochs_are_long(slots, told):
+    look(slots, 2, 2, 3, 3, 3)
+    assert told[1:] == ["all 3 tasks have slots again"]
+    assert slots.epoch_seconds == 30.0
+
+
+def test_every_number_that_is_too_small_is_told(slots, told):
+    look(slots, 2, 2, 1, 1)
+    assert [text.split(",")[0] for text in told] == [
+        "3 tasks have only 2 slots",
+        "3 tasks have only 1 slots",
+    ]
+
+
+def test_executors_that_come_one_by_one_are_not_told(slots, told):
+    look(slots, 0, 0, 1, 2, 3, 3, 2, 3, 3)
+    assert told == []
+    assert slots.epoch_seconds == 30.0
+
+
+def test_a_cluster_without_workers_is_told_after_a_while(slots, told):
+    look(slots, *[0] * 30)
+    assert told == ["Spark has no workers at the moment; tasks wait until there are some"]
+    look(slots, 4, 4)
+    assert told[1:] == ["all 3 tasks have slots again"]
+
+
+def test_short_epochs_that_were_asked_for_stay_short(told):
+    slots = Slots(3, 0.5, told.append, lambda: None)
+    look(slots, 2, 2)
+    assert slots.epoch_seconds == 0.5
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", socket.gethostname()])
+def test_names_and_addresses_of_this_machine_are_here(host):
+    assert is_here(host)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+def test_other_machines_are_not(host):
+    assert not is_here(host)
+
+
+def test_a_turn_is_told_in_a_word_of_its_own():
+    assert turn_of(turn(2.0)) == 2.0
+    assert turn_of(STOP) is None
