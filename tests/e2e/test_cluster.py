@@ -48,6 +48,7 @@ class Cluster:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._package = "org.apache.spark.deploy"
+        self._number = 0
         self._workers: list[subprocess.Popen[bytes]] = []
         log = folder / "master.log"
         self._master = spark_class(
@@ -57,7 +58,8 @@ class Cluster:
         self.url = found(log, r"spark://127\.0\.0\.1:\d+")
 
     def add_worker(self, cores: int) -> subprocess.Popen[bytes]:
-        log = self._folder / f"worker-{len(self._workers)}.log"
+        self._number += 1
+        log = self._folder / f"worker-{self._number}.log"
         member = spark_class(
             log, f"{self._package}.worker.Worker", "--host", "127.0.0.1",
             "--webui-port", "0", "--cores", str(cores), "--memory", "1g", self.url,
@@ -121,13 +123,14 @@ def test_vertices_take_turns_where_there_are_fewer_slots_than_tasks(whole, maste
     assert whole.stored() == list(range(500))
 
 
+@pytest.mark.timeout(600)  # eight JVMs are started, one after another
 def test_a_lost_worker_is_told_and_vertices_take_turns_until_there_is_another(whole, cluster):
     """With epochs of ten minutes: those that are running end early, or some vertex would wait."""
     whole.write({"rpu": 100})
     cluster.add_worker(2)
     doomed = cluster.add_worker(2)
     log = whole.folder / "output.log"
-    options = ("--epoch", "10m", "--timeout", "200s", "--master", cluster.url, "--plain")
+    options = ("--epoch", "10m", "--timeout", "400s", "--master", cluster.url, "--plain")
     process = whole.start(*options, log=log)
     whole.wait_until(lambda: len(whole.stored()) > 100, process)
     assert "slots" not in log.read_text()

@@ -178,14 +178,13 @@ class VertexTask:
         plan, partition, done = self._plan, self._partition, self._position.done
         names, source, vertex, wake = self._names, plan.source, plan.vertex, self._wake
         stream, due = names.redelivery(vertex, partition), names.due_subject(vertex, partition)
-        redeliveries = FrameReader(self._link, stream, due, done.redelivery, wake)
+        again = FrameReader(self._link, stream, due, done.redelivery, wake)
         if isinstance(source, GeneratorPlan):
-            made = GeneratorInlet(source, vertex, partition, plan.partitions, done.inlet)
-            return made, redeliveries
+            return GeneratorInlet(source, vertex, partition, plan.partitions, done.inlet), again
         if isinstance(source, SourcePlan):
-            return self._open_source(source, done.inlet), redeliveries
+            return self._open_source(source, done.inlet), again
         buffer, subject = names.buffer(vertex, partition), names.buffer_subject(vertex, partition)
-        return FrameReader(self._link, buffer, subject, done.inlet, wake, done.known), redeliveries
+        return FrameReader(self._link, buffer, subject, done.inlet, wake, done.known), again
 
     def _open_source(self, source: SourcePlan, start: Mark) -> PulledInlet:
         vertex, partition = self._plan.vertex, self._partition
