@@ -53,11 +53,11 @@ def by_cost(ground: Ground, milliseconds: int, seconds: float) -> CallCost:
     rate = CallCost(milliseconds, 0.0).best or _FAST
     last = _FIRST + int(min(rate * seconds, _MOST))
     # More than are waited for: the last of all are recorded sooner than those between.
-    loaded = last // DISTINCT * DISTINCT + 2 * DISTINCT
+    loaded = last // DISTINCT * DISTINCT + 5 * DISTINCT
     ground.load_frames(NAMES.buffer_subject("sink", 0), loaded, SIZE)
     with running(ground, [plan]):
         began, before = _reached(ground, _FIRST)
-        ended, after = _reached(ground, last)
+        ended, after = _reached(ground, max(last, before + _FULL))
     return CallCost(milliseconds, (after - before) / (ended - began))
 
 
