@@ -25,14 +25,13 @@ from nats.aio.msg import Msg
 
 from ebbflow import frames
 from ebbflow.core.outputs import Outputs, event_times
-from ebbflow.core.position import Held, Mark, Position, Span, chunk_key
+from ebbflow.core.position import Held, Position, Span, chunk_key
 from ebbflow.core.publications import Chunk, Place
 from ebbflow.core.settlement import Settlement, settle
 from ebbflow.core.verdict import Verdict
 from ebbflow.core.watermark import Watermark
 from ebbflow.frames import Rows
 from ebbflow.jetstream.connection import worker_link
-from ebbflow.jetstream.ledger import Ledger
 from ebbflow.jetstream.names import Names
 from ebbflow.jetstream.positions import PositionStore
 from ebbflow.jetstream.publisher import Tally
@@ -40,14 +39,11 @@ from ebbflow.jetstream.reader import FrameReader
 from ebbflow.jetstream.replayed import without_stored
 from ebbflow.jetstream.settle import publish_all
 from ebbflow.outcome import Counts
-from ebbflow.sources.companion import SourcePlan
-from ebbflow.sources.generator import GeneratorInlet, GeneratorPlan
-from ebbflow.sources.inlet import Inlet
 from ebbflow.sources.pulled import HandedBack, PulledInlet, handed_back
 from ebbflow.spark import control, order
 from ebbflow.spark.events import Events
 from ebbflow.spark.gate import Gate
-from ebbflow.spark.handlers import patience_of
+from ebbflow.spark.intake import Intake
 from ebbflow.spark.operators import UserCode
 from ebbflow.spark.pace import pace_for
 from ebbflow.spark.plan import MonoPlan, VertexPlan
@@ -103,7 +99,7 @@ class VertexTask:
         self._wake = threading.Event()
         self._stopped_at: float | None = None
         self._pace = pace_for((plan.whose, partition), plan.call_rows)
-        self._turn = self._resumed = False
+        self._resumed = False
         self.events = Events(self._link, self._names, plan.vertex, partition, self._tally)
         self._inflight: concurrent.futures.Future[Counts] | None = None
         self._unrecorded: _Settled | None = None
@@ -113,23 +109,29 @@ class VertexTask:
 
     def run(self, code: UserCode) -> Report:
         """Work until the epoch ends or the driver says stop, and settle what is in hand."""
-        control = self._link.run(
-            self._link.client.subscribe(self._names.control_subject, cb=self._on_control)
-        )
+        subject = self._names.control_subject
+        words = self._link.run(self._link.client.subscribe(subject, cb=self._on_control))
         self._position: Position = self._link.run(self._store.claim(self._plan.run))
         self._watermark = Watermark(self._plan.feeders, self._position.watermark)
         self._gate = Gate(self._plan, code, self._position.halted)
-        self._inlet, self._redeliveries = self._open_inlets()
+        self._intake = Intake(
+            self._plan,
+            self._partition,
+            self._link,
+            self._position.done,
+            self._wake,
+            self.events,
+        )
+        self._inlet = self._intake.inlet
         try:
             self._work()
         except Unsettled:
             pass
         finally:
-            self._link.run(control.unsubscribe())
+            self._link.run(words.unsubscribe())
             self.events.flush()
             stopped = self._stopped_at is not None
-            self._inlet.close(for_good=stopped)
-            self._redeliveries.close()
+            self._intake.close(for_good=stopped)
         return Report("stop" if stopped else "epoch", self._chunks, self._rows)
 
     def _work(self) -> None:
@@ -174,90 +176,27 @@ class VertexTask:
             self._begin_epoch()
         return ready
 
-    def _open_inlets(self) -> tuple[Inlet, FrameReader]:
-        plan, partition, done = self._plan, self._partition, self._position.done
-        names, source, vertex, wake = self._names, plan.source, plan.vertex, self._wake
-        stream, due = names.redelivery(vertex, partition), names.due_subject(vertex, partition)
-        again = FrameReader(self._link, stream, due, done.redelivery, wake)
-        if isinstance(source, GeneratorPlan):
-            return GeneratorInlet(source, vertex, partition, plan.partitions, done.inlet), again
-        if isinstance(source, SourcePlan):
-            return self._open_source(source, done.inlet), again
-        buffer, subject = names.buffer(vertex, partition), names.buffer_subject(vertex, partition)
-        return FrameReader(self._link, buffer, subject, done.inlet, wake, done.known), again
-
-    def _open_source(self, source: SourcePlan, start: Mark) -> PulledInlet:
-        vertex, partition = self._plan.vertex, self._partition
-        self._ledger = Ledger(
-            self._link, self._names, vertex, partition, self._plan.partitions, self._plan.publish
-        )
-        self._link.run(self._ledger.load())
-        patience = patience_of(self._plan.whose, f"source {partition}", self._plan.on_unavailable)
-        return PulledInlet(
-            replace(source, systems=self._plan.systems),
-            vertex,
-            partition,
-            start,
-            self._ledger,
-            self._wake,
-            self.events,
-            patience,
-        )
-
     # --- taking ---------------------------------------------------------------------------------
 
     def _replay(self) -> bool:
         """Settle the chunk that an earlier task began, exactly as it was cut, if there is one."""
         if self._chunks or not self._position.replays:
             return False
-        intent = self._position.intent
-        redelivered = self._redeliveries.take_until(intent.redelivery)
-        fresh = self._inlet.take_until(intent.inlet)
-        if not (redelivered or fresh):  # all of it comes again from the source
-            self._position = self._position.settled(self._end(), Counts())
+        taken = self._intake.take_again(self._position.intent)
+        if taken is None:
+            self._position = self._position.settled(self._intake.end, Counts())
             return False
-        self._process([*redelivered, *fresh], ordered=self._plan.ordered and not redelivered)
+        self._process(taken.batches, taken.ordered)
         return True
 
     def _step(self) -> bool:
         """Take and process one chunk; ``False`` when there is nothing to take."""
-        if self._plan.ordered:
-            return self._ordered_step()
-        if self._gate.probing:
-            return self._probe()
-        limit = self._pace.limit
-        redelivered = self._redeliveries.take(max(1, limit // 2))
-        room = limit - sum(batch.num_rows for batch in redelivered)
-        fresh = [] if self._plan.paused else self._inlet.take(max(1, room))
-        if not (redelivered or fresh):
+        probing, held = self._gate.probing, self._held_for() > 0
+        taken = self._intake.take(self._pace.limit, probing, held)
+        if taken is None:
             return False
-        self._process([*redelivered, *fresh])
+        self._process(taken.batches, taken.ordered)
         return True
-
-    def _probe(self) -> bool:
-        """See with one message whether a system is back: with a new one and an old one in turns."""
-        self._turn = not self._turn
-        fresh = self._inlet.take if not self._plan.paused else self._redeliveries.take
-        takes = (fresh, self._redeliveries.take)
-        for take in takes if self._turn else reversed(takes):
-            if taken := take(1):
-                self._process(taken)
-                return True
-        return False
-
-    def _ordered_step(self) -> bool:
-        """One frame at most, and nothing while a row is held; replayed letters have no order."""
-        limit = 1 if self._gate.probing else self._pace.limit
-        if redelivered := self._redeliveries.take(limit):
-            self._process(redelivered)
-            return True
-        if self._held_for() > 0:
-            return False
-        assert isinstance(self._inlet, FrameReader)
-        if fresh := self._inlet.take(limit, most_frames=1):
-            self._process(fresh, ordered=True)
-            return True
-        return False
 
     def _held(self) -> Held | None:
         return self._unrecorded.held if self._unrecorded else self._position.held
@@ -295,7 +234,7 @@ class VertexTask:
         self._tell()
         # A replayed letter does not change what the inlet's next row is held for.
         back = handed_back(offsets, verdict.rows, settlement.returned) if offsets else None
-        self._begin(settlement, self._end(), held if ordered else waiting, back)
+        self._begin(settlement, self._intake.end, held if ordered else waiting, back)
 
     def _returning(self, first: int) -> range:
         """The rows that go back to their source when they are to come again."""
@@ -314,10 +253,7 @@ class VertexTask:
 
     def _chunk(self, rows: Rows, start: Span) -> Chunk:
         lineage, vertex = self._position.lineage, self._plan.vertex
-        return Chunk(chunk_key(lineage, vertex, self._partition, start, self._end()), rows)
-
-    def _end(self) -> Span:
-        return Span(self._inlet.mark, self._redeliveries.mark, self._inlet.known)
+        return Chunk(chunk_key(lineage, vertex, self._partition, start, self._intake.end), rows)
 
     def _decide(self, rows: Rows, ordered: bool, start: Span) -> Verdict:
         plan = self._plan
@@ -341,7 +277,7 @@ class VertexTask:
         settlement = self._partial(verdict, start)
         self._confirm()
         before = self._unrecorded
-        self._position = self._with_unrecorded(self._position).intending(self._end())
+        self._position = self._with_unrecorded(self._position).intending(self._intake.end)
         self._unrecorded = None
         counts = self._link.run(self._settle(self._position, settlement, before))
         verdict.emitted_rows += counts.written
@@ -378,7 +314,8 @@ class VertexTask:
         await self._store.write(position)
         await self._tell_source(before)
         if settlement.histories is not None:
-            await self._ledger.write(settlement.histories, self._tally)
+            assert self._intake.ledger is not None
+            await self._intake.ledger.write(settlement.histories, self._tally)
         client, names = self._link.client, self._names
         settlement = await without_stored(client, names, settlement, position.repeated)
         discarded = await publish_all(client, names, settlement, self._plan.publish, self._tally)
@@ -388,8 +325,9 @@ class VertexTask:
         """Acknowledge and nack rows of a chunk that is recorded as done."""
         if done is not None and done.back is not None:
             assert isinstance(self._inlet, PulledInlet)
+            assert self._intake.ledger is not None
             self._inlet.hand_back(done.back)
-            await self._ledger.end(done.back.ids, self._tally)
+            await self._intake.ledger.end(done.back.ids, self._tally)
 
     def _confirm(self) -> None:
         """Wait until the chunk in flight is confirmed; let go of it if a stop takes too long."""
@@ -444,7 +382,7 @@ class VertexTask:
         self._confirm()
         position = self._with_state(self._with_unrecorded(self._position))
         if self._inlet.passed == position.done.inlet:  # only copies were behind it
-            end = replace(self._end(), redelivery=position.done.redelivery)
+            end = replace(self._intake.end, redelivery=position.done.redelivery)
             position = position.settled(end, Counts(), held=position.held)
         if position != self._position:
             self._link.run(self._store.write(position))
@@ -459,5 +397,4 @@ class VertexTask:
         now = time.monotonic()
         if at_once or now - self._purged > _PURGE_EVERY:
             self._purged = now
-            self._inlet.forget(position.done.inlet)
-            self._redeliveries.forget(position.done.redelivery)
+            self._intake.forget(position.done)
