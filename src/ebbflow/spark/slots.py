@@ -96,11 +96,11 @@ class Slots:
 
     @contextmanager
     def counted(self, spark: SparkSession) -> Iterator[None]:
-        """Count them now, and again and again on a cluster, for as long as the context lasts."""
+        """Count them on this machine once; on a cluster all the time, until the context ends."""
         ended = threading.Event()
-        if slots := count_slots(spark):
-            self._settle(slots)
-        if not (spark.sparkContext.master or "local").startswith("local"):
+        if (spark.sparkContext.master or "local").startswith("local"):
+            self._settle(count_slots(spark))
+        else:
             thread = InheritableThread(target=self._watch, args=(spark, ended), name="slots")
             thread.daemon = True
             thread.start()
