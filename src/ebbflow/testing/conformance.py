@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 
-def check_source(under_test: SourceUnderTest, state: Path, patience: float = 15.0) -> None:
+def check_source(under_test: SourceUnderTest, state: Path, patience: float = 30.0) -> None:
     """Check every rule for sources; ``RuleBroken`` that tells of all that are broken.
 
     ``state`` is an empty folder for what the pipelines keep.
@@ -48,7 +48,7 @@ def check_source(under_test: SourceUnderTest, state: Path, patience: float = 15.
         check_all(SOURCE_RULES, trial)
 
 
-def check_sink(under_test: SinkUnderTest, state: Path, patience: float = 15.0) -> None:
+def check_sink(under_test: SinkUnderTest, state: Path, patience: float = 30.0) -> None:
     """Check every rule for sinks; as for sources."""
     with SinkTrial(under_test, state, patience) as trial:
         check_all(SINK_RULES, trial)

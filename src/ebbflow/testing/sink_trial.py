@@ -45,7 +45,7 @@ class SinkTrial(TrialRuns[SinkUnderTest]):
     ``patience`` is how many seconds a stage waits for messages while none lands.
     """
 
-    def __init__(self, under_test: SinkUnderTest, state: Path, patience: float = 15.0) -> None:
+    def __init__(self, under_test: SinkUnderTest, state: Path, patience: float = 30.0) -> None:
         super().__init__(under_test, state, patience)
         self.landed_though_refused: list[str] = []
         self.held_up: list[str] = []

@@ -55,7 +55,7 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
     ``patience`` is how many seconds a stage waits for messages while none comes.
     """
 
-    def __init__(self, under_test: SourceUnderTest, state: Path, patience: float = 15.0) -> None:
+    def __init__(self, under_test: SourceUnderTest, state: Path, patience: float = 30.0) -> None:
         super().__init__(under_test, state, patience)
         self.seen = Seen(self.state / "calls", self.state / "arrivals")
         self.refused: dict[str, str] = {}
