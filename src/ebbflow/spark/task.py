@@ -77,8 +77,11 @@ class _Settled:
     back: HandedBack | None = None
 
 
-class Unsettled(Exception):
-    """A stopping task let go of a chunk that could not be published; it will be replayed."""
+class Unsettled(BaseException):
+    """A stopping task let go of a chunk that could not be published; it will be replayed.
+
+    No ``Exception``: it ends a stream map in the middle, and is not what user code raised.
+    """
 
 
 class VertexTask:
@@ -140,6 +143,9 @@ class VertexTask:
             self._wake.clear()
             if not (self._open_code() and (self._replay() or self._step())):
                 self._rest()
+            elif self._chunks == 1:
+                # A next chunk that kills the worker would make this one come again for ever.
+                self._record()
         self._record()
 
     def _begin_epoch(self) -> None:
@@ -279,8 +285,8 @@ class VertexTask:
         before = self._unrecorded
         self._position = self._with_unrecorded(self._position).intending(self._intake.end)
         self._unrecorded = None
-        counts = self._link.run(self._settle(self._position, settlement, before))
-        verdict.emitted_rows += counts.written
+        self._inflight = self._link.submit(self._settle(self._position, settlement, before))
+        verdict.emitted_rows += self._wait_for_room().written
 
     def _partial(self, verdict: Verdict, start: Span) -> Settlement:
         part = verdict.part(verdict.rows)
@@ -330,10 +336,17 @@ class VertexTask:
             await self._intake.ledger.end(done.back.ids, self._tally)
 
     def _confirm(self) -> None:
-        """Wait until the chunk in flight is confirmed; let go of it if a stop takes too long."""
+        """Wait until the chunk in flight is confirmed."""
         if self._inflight is None:
             return
+        counts = self._wait_for_room()
         assert self._unrecorded is not None
+        self._unrecorded = replace(self._unrecorded, counts=counts)
+        self._forget(self._position)
+
+    def _wait_for_room(self) -> Counts:
+        """Confirm what is in flight and count it; a stop that takes too long lets go of it."""
+        assert self._inflight is not None
         while True:
             try:
                 counts = self._inflight.result(0.25)
@@ -346,9 +359,7 @@ class VertexTask:
                     raise Unsettled from None
             else:
                 self._inflight = None
-                self._unrecorded = replace(self._unrecorded, counts=counts)
-                self._forget(self._position)
-                return
+                return counts
 
     def _rest(self) -> None:
         """Nothing to do: wait for an arrival, and record what is settled if none comes soon.

@@ -1,0 +1,138 @@
+"""In whatever way user code is given its messages, each one that kills its worker is found alone.
+
+Neighbours that are given to user code in one call with it are processed, in the same run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+
+import pytest
+
+from ebbflow import Message, MonoVertex, Pipeline, Response, Unavailable
+from tests.spark.conftest import Failures
+
+pytestmark = pytest.mark.slow
+
+KILLERS = {33, 34, 77}
+COUNT = 100
+
+
+def touch(value):
+    """What user code does with the bytes of a message: a bad one ends the process."""
+    number = json.loads(value)["data"]["value"]
+    if number == 33:
+        os._exit(3)
+    if number in KILLERS:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def batch(data):
+    for datum in data:
+        touch(datum.value)
+    return {datum.id: [Message(datum.value)] for datum in data}
+
+
+def columnar(rows):
+    for value in rows.column("value").to_pylist():
+        touch(value)
+    return rows
+
+
+def pandas(rows):
+    for value in rows["value"]:
+        touch(value)
+    return rows
+
+
+async def unary(datum):
+    await asyncio.sleep(0.001)
+    touch(datum.value)
+    return Message(datum.value)
+
+
+def stream(datum):
+    touch(datum.value)
+    yield Message(datum.value)
+
+
+@pytest.fixture
+def store(journal):
+    def sink(data):
+        journal.write(*(json.loads(datum.value)["data"]["value"] for datum in data))
+        return [Response.ok(datum.id) for datum in data]
+
+    return sink
+
+
+@pytest.mark.parametrize("code", [batch, columnar, pandas, unary, stream], ids=lambda f: f.__name__)
+def test_each_killer_is_found_alone_and_its_neighbours_are_processed(
+    run, journal, server_letters, store, code
+):
+    pipeline = Pipeline("test").source("in", generator={"messages": COUNT, "rpu": COUNT})
+    pipeline = pipeline.map("fragile", code, mode=code.__name__)
+    summary = run(pipeline.sink("out", store))
+
+    assert set(journal.read()) == set(range(COUNT)) - KILLERS
+    assert summary.vertices["fragile"].done == COUNT - len(KILLERS)
+    assert found(server_letters("test")) == KILLERS
+
+
+def test_killers_in_a_monovertex_are_found_in_its_map_and_in_its_sink(
+    run, journal, server_letters, store
+):
+    def fragile(datum):
+        if json.loads(datum.value)["data"]["value"] != 77:
+            touch(datum.value)
+        return Message(datum.value)
+
+    def storing(data):
+        for datum in data:
+            touch(datum.value)
+        return store(data)
+
+    source = MonoVertex("test").source(generator={"messages": COUNT, "rpu": COUNT})
+    summary = run(source.map(fragile).sink(storing))
+
+    assert set(journal.read()) == set(range(COUNT)) - KILLERS
+    assert summary.vertices["test"].dead_lettered == len(KILLERS)
+    assert found(server_letters("test")) == KILLERS
+
+
+def test_killers_in_chunks_that_follow_each_other_are_all_found(
+    run, journal, server_letters, store, tmp_path
+):
+    killers = {255, 256, 300}  # a first chunk has 256 rows; the next one begins with a killer
+    gate = tmp_path / "gate"
+
+    class Fragile:
+        def open(self):
+            if not gate.exists():
+                raise Unavailable("whatever it needs")
+
+        def __call__(self, datum):
+            if json.loads(datum.value)["data"]["value"] in killers:
+                os._exit(3)
+            return Message(datum.value)
+
+    class AllAreThere(Failures):
+        def look(self, views):
+            super().look(views)
+            if views["in"].counts.done == 400:
+                gate.touch()
+
+    pipeline = Pipeline("test").source("in", generator={"messages": 400, "rpu": 400})
+    run(pipeline.map("fragile", Fragile).sink("out", store), watcher=AllAreThere(), timeout="100s")
+
+    assert set(journal.read()) == set(range(400)) - killers
+    assert found(server_letters("test")) == killers
+
+
+def found(letters):
+    """The numbers of the dead letters, each of which says what the message did."""
+    assert {letter.reason for letter in letters} == {"killed its worker"}
+    assert len(letters) == len(KILLERS)
+    return {json.loads(letter.value)["data"]["value"] for letter in letters}
