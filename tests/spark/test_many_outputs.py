@@ -1,4 +1,4 @@
-"""One input with very many outputs: buffers hold the writer back, and a stop need not wait for it."""
+"""One input with very many outputs: buffers hold the writer back, and a stop does not wait."""
 
 from __future__ import annotations
 

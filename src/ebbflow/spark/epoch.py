@@ -15,10 +15,11 @@ from pyspark import TaskContext
 
 from ebbflow.spark.call_watch import watching
 from ebbflow.spark.careful import dying
+from ebbflow.spark.events import Report
 from ebbflow.spark.handlers import close_other_runs, close_run
 from ebbflow.spark.operators import UserCode, set_environment
 from ebbflow.spark.plan import VertexPlan
-from ebbflow.spark.task import Report, VertexTask
+from ebbflow.spark.task import VertexTask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -41,7 +41,7 @@ from ebbflow.jetstream.settle import publish_all
 from ebbflow.outcome import Counts
 from ebbflow.sources.pulled import HandedBack, PulledInlet, handed_back
 from ebbflow.spark import control, order
-from ebbflow.spark.events import Events
+from ebbflow.spark.events import Events, Report
 from ebbflow.spark.gate import Gate
 from ebbflow.spark.intake import Intake
 from ebbflow.spark.operators import UserCode
@@ -55,15 +55,6 @@ _SOON = 0.01
 _EMIT_EVERY = 0.1
 # Seconds that an epoch waits for something to take before it ends without a chunk.
 _LEAST = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What a task tells the driver when its epoch is over."""
-
-    ended: str
-    chunks: int
-    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +108,8 @@ class VertexTask:
         self._position: Position = self._link.run(self._store.claim(self._plan.run))
         self._watermark = Watermark(self._plan.feeders, self._position.watermark)
         self._gate = Gate(self._plan, code, self._position.halted)
-        self._intake = Intake(
-            self._plan,
-            self._partition,
-            self._link,
-            self._position.done,
-            self._wake,
-            self.events,
-        )
+        done, wake = self._position.done, self._wake
+        self._intake = Intake(self._plan, self._partition, self._link, done, wake, self.events)
         self._inlet = self._intake.inlet
         try:
             self._work()
