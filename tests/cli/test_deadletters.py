@@ -1,3 +1,4 @@
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -116,6 +117,23 @@ def test_a_replay_repeated_after_a_crash_makes_no_copy(pipeline: Written) -> Non
     ids = [Rows(frames.decode(sent.payload)).column("id") for sent in pipeline.due()]
     assert sorted(ids) == [["in-0"], ["in-1"], ["in-2"]]
     assert numbers(letters) == []
+
+
+def test_two_replays_at_once_send_every_message_back_once(pipeline: Written, state: Path) -> None:
+    for number in range(600):
+        pipeline.bury(id=f"in-{number}")
+
+    def replay_all() -> None:
+        with reached(state, None) as link:
+            letters = DeadLetters(link, pipeline.name)
+            letters.replay(letters.list())
+
+    with ThreadPoolExecutor(2) as people:
+        for done in [people.submit(replay_all) for _ in range(2)]:
+            done.result()
+    ids = [Rows(frames.decode(sent.payload)).column("id")[0] for sent in pipeline.due()]
+    assert sorted(ids) == sorted(f"in-{number}" for number in range(600))
+    assert numbers(pipeline.letters) == []
 
 
 def test_a_message_that_dies_again_can_be_replayed_again(pipeline: Written) -> None:

@@ -133,8 +133,12 @@ class Supervisor:
         ]
 
     def start(self) -> None:
-        """Start every vertex, the last ones first, so that nobody waits for a reader."""
-        for vertex in reversed(self.vertices):
+        """Start every vertex, from the sources on.
+
+        If there are few slots, turns come in this order: what a vertex has written is read in the
+        same round, and not in the next one.
+        """
+        for vertex in self.vertices:
             vertex.start()
 
     def stop(self, tell: Callable[[], None], timeout: float) -> bool:
