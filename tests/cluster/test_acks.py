@@ -9,7 +9,7 @@ import pytest
 from ebbflow.jetstream import streams
 from ebbflow.jetstream.bulk import publish_all
 from ebbflow.jetstream.durable import Durable
-from ebbflow.jetstream.publisher import publish
+from ebbflow.jetstream.publisher import Retry, publish
 from ebbflow.options import NackOptions
 from ebbflow.source import NackOffset
 from ebbflow.sources.jetstream import JetStreamSettings, JetStreamSource
@@ -35,7 +35,9 @@ def test_acks_and_nacks_are_not_lost_while_nobody_leads(cluster, names):
     cluster.make(config)
     client = cluster.link.client
     values = [b"%d" % n for n in range(300)]
-    cluster.link.run(publish_all(lambda value: publish(client, stream, value), values, 50))
+    patient = Retry(attempts=-1, ack_wait=30.0)
+    storing = publish_all(lambda value: publish(client, stream, value, retry=patient), values, 50)
+    cluster.link.run(storing)
     source = JetStreamSource(JetStreamSettings(cluster.link.server, Durable(stream, "c")))
     source.open()
     try:

@@ -44,8 +44,8 @@ def test_an_outage_is_sat_out_and_nothing_is_lost_or_doubled(kafka):
     source.ack(offsets(messages))
     source.close()
 
-    assert response.status is Status.NACK
-    assert "Connection refused" in response.nack_options.reason
+    assert response.status is Status.UNAVAILABLE
+    assert "Connection refused" in response.error
     assert set(statuses(responses)) == {Status.OK}
     assert sorted(int(message.value) for message in messages) == list(range(100))
     assert kafka.ends(topic) == {0: 101}

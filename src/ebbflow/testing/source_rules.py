@@ -86,7 +86,7 @@ def max_deliveries_is_exact(trial: SourceTrial) -> None:
 
 def _expect_letters(trial: SourceTrial, group: Sequence[Sample], once: bool = True) -> None:
     """A letter for each; after a crash there may be more, as of everything that is written."""
-    until(lambda: all(name in trial.letters() for name in _names(group)), 5.0, every=0.2)
+    until(lambda: all(name in trial.letters() for name in _names(group)), trial.patience, every=0.2)
     letters = trial.letters()
     wrong = [
         f"{name} ({len(letters.get(name, ()))} letters)"

@@ -178,7 +178,7 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
 
     def _ended(self) -> None:
         """The last stop, when everything has been settled."""
-        until(lambda: not self.under_test.unsettled(), min(5.0, self.patience))
+        until(lambda: not self.under_test.unsettled(), self.patience)
         self.unsettled = self.under_test.unsettled()
         self.stop()
 
