@@ -86,7 +86,7 @@ class Careful:
         if end - start > 1:
             self._decide_pieces(verdict, start, end)
             return
-        self._suspects = 0
+        self._suspects = SUSPECTS  # there may be more of them
         if decided.over_time is not None:
             verdict.raised(start, decided.over_time)
         else:

@@ -9,7 +9,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from nats.aio.msg import Msg
 
@@ -18,6 +18,7 @@ from ebbflow.jetstream.connection import Link
 from ebbflow.jetstream.names import Names
 from ebbflow.jetstream.publisher import Tally
 
+T = TypeVar("T")
 # A task that has not told of its call for so long is gone.
 _CALL_IS_OVER = 10.0
 
@@ -51,30 +52,27 @@ class Listener:
 
     def tally(self, vertex: str) -> Tally:
         """What the vertex's publishing has met with since the run began."""
-        present = [tally for (name, _), (_, tally) in self._present.items() if name == vertex]
+        present = [tally for _, tally in _told_by(vertex, self._present)]
         return sum(present, self._past.get(vertex, Tally()))
 
     def pending(self, vertex: str) -> int | None:
         """How many messages wait at the vertex's source, as far as that is known."""
-        counts = [count for (name, _), count in self._pending.items() if name == vertex]
-        known = [count for count in counts if count is not None]
+        known = [count for count in _told_by(vertex, self._pending) if count is not None]
         return sum(known) if known else None
 
     def waiting(self, vertex: str) -> Waiting | None:
         """What the vertex waits for, if it does; of several tasks the one that waits longest."""
-        told = self._waiting.items()
-        found = [waiting for (name, _), waiting in told if name == vertex and waiting]
+        found = [waiting for waiting in _told_by(vertex, self._waiting) if waiting]
         return max(found, key=lambda waiting: waiting.seconds, default=None)
 
     def halted(self, vertex: str) -> str | None:
         """Why the breaker of the vertex has stopped it, if it has."""
-        told = self._halted.items()
-        return next((why for (name, _), why in told if name == vertex and why), None)
+        return next((why for why in _told_by(vertex, self._halted) if why), None)
 
     def in_call(self, vertex: str) -> float | None:
         """For how many seconds user code of the vertex has been in one call, if that is long."""
         now = time.monotonic()
-        heard = [(began, at) for (name, _), (began, at) in self._calls.items() if name == vertex]
+        heard = _told_by(vertex, self._calls)
         return max((now - began for began, at in heard if now - at < _CALL_IS_OVER), default=None)
 
     async def _hear(self, message: Msg) -> None:
@@ -105,3 +103,8 @@ class Listener:
         if task != told["task"]:  # each task counts from nothing
             self._past[vertex] = self._past.get(vertex, Tally()) + tally
         self._present[key] = told["task"], Tally(**told["tally"])
+
+
+def _told_by(vertex: str, tasks: dict[tuple[str, int], T]) -> list[T]:
+    """What each task of the vertex has told; from a copy, for tasks are heard of meanwhile."""
+    return [told for (name, _), told in tasks.copy().items() if name == vertex]

@@ -1,0 +1,47 @@
+"""What the driver hears, on one thread, can be asked for on another at any time."""
+
+import asyncio
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from ebbflow.jetstream.names import Names
+from ebbflow.jetstream.publisher import Tally
+from ebbflow.spark.listener import Listener
+
+
+@pytest.fixture
+def hasty_threads() -> Iterator[None]:
+    """Threads take turns after every few instructions."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(usual)
+
+
+def state(vertex: str) -> Msg:
+    told = {"vertex": vertex, "partition": 0, "task": "t", "pending": 1}
+    told |= {"waiting": None, "halted": None, "tally": asdict(Tally())}
+    return Msg(Client(), subject="events.state", data=json.dumps(told).encode())
+
+
+@pytest.mark.usefixtures("hasty_threads")
+def test_vertices_can_be_looked_at_while_others_are_heard_of_for_the_first_time() -> None:
+    listener = Listener(Names("test"), print)
+    told = [state(f"v{number}") for number in range(3_000)]
+
+    async def hear_all() -> None:
+        for message in told:
+            await listener._hear(message)
+
+    nats = threading.Thread(target=lambda: asyncio.run(hear_all()))
+    nats.start()
+    while nats.is_alive():
+        listener.pending("v0"), listener.waiting("v0"), listener.halted("v0"), listener.tally("v0")
+    assert listener.pending("v2999") == 1
