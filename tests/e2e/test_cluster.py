@@ -94,10 +94,11 @@ def master(cluster: Cluster) -> str:
     return cluster.url
 
 
-def found(log: Path, pattern: str) -> str:
+def found(log: Path, pattern: str, start: int = 0) -> str:
+    """What the log says from ``start`` on, waited for."""
     deadline = time.monotonic() + 150
     while time.monotonic() < deadline:
-        match = re.search(pattern, log.read_text(errors="replace"))
+        match = re.search(pattern, log.read_text(errors="replace")[start:])
         if match:
             return match[0]
         time.sleep(0.1)
@@ -133,16 +134,17 @@ def test_a_lost_worker_is_told_and_vertices_take_turns_until_there_is_another(wh
     options = ("--epoch", "10m", "--timeout", "400s", "--master", cluster.url, "--plain")
     process = whole.start(*options, log=log)
     whole.wait_until(lambda: len(whole.stored()) > 100, process)
-    assert "slots" not in log.read_text()
+    start = len(log.read_text())  # on a slow machine executors may have come one by one
 
     cluster.lose(doomed)
-    found(log, "3 tasks have only 2 slots, so vertices take turns of 2 s")
+    found(log, "3 tasks have only 2 slots, so vertices take turns of 2 s", start)
     for _ in range(2):  # every vertex has its turn, and another one
         before = len(whole.stored())
         whole.wait_until(lambda n=before: len(whole.stored()) > n, process)
 
+    start = len(log.read_text())
     cluster.add_worker(2)
-    found(log, "all 3 tasks have slots again")
+    found(log, "all 3 tasks have slots again", start)
     process.send_signal(signal.SIGTERM)
     process.wait(90)
     assert process.returncode == 0, log.read_text()

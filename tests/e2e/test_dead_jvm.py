@@ -22,12 +22,13 @@ def workers_of(process):
     return [one for one in family if one.name().startswith("python")]
 
 
-def jvm(process):
-    """The JVM of a run; the one that is just being started, too."""
+def jvm(process, killed=()):
+    """The JVM of a run, also one that is just being started; none of those that were killed."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         for child in psutil.Process(process.pid).children():
-            if child.name() == "java" and child.status() != psutil.STATUS_ZOMBIE:
+            is_there = child.pid not in killed and child.status() != psutil.STATUS_ZOMBIE
+            if child.name() == "java" and is_there:
                 return child
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.05)
@@ -58,9 +59,12 @@ def test_a_jvm_that_keeps_dying_ends_the_run_with_a_sentence_and_a_code(whole):
     whole.write({"rpu": 100})
     process = whole.start("--timeout", "150s")
     whole.wait_until(lambda: len(whole.stored()) > 1, process)
+    killed = []
     for _ in range(3):  # the second and the third while they are starting
-        jvm(process).kill()
-    output, _ = process.communicate(timeout=90)
+        doomed = jvm(process, killed)
+        doomed.kill()
+        killed.append(doomed.pid)
+    output, _ = process.communicate(timeout=140)
 
     assert process.returncode == 5, output
     assert "Spark's JVM died 3 times within minutes (while it was starting)." in output

@@ -17,7 +17,7 @@ from tests.spark.conftest import Failures
 
 pytestmark = pytest.mark.slow
 
-MESSAGES = 400
+MESSAGES = 120
 # The system goes away at its third use: the first call, whatever the size of its batch, has passed.
 USES = 3
 CALLS_FOR_HELP = 5

@@ -164,6 +164,17 @@ def test_epochs_follow_each_other_without_losing_or_repeating_anything(run, jour
     assert summary.vertices["out"].read == 2_000
 
 
+def test_epochs_of_a_millisecond_make_progress(run, journal):
+    def store(data):
+        journal.write(*(json.loads(datum.value)["data"]["value"] for datum in data))
+        return [Response.ok(datum.id) for datum in data]
+
+    pipeline = Pipeline("test").source("in", generator={"messages": 500})
+    run(pipeline.map("m", lambda d: Message(d.value)).sink("out", store), epoch=0.001)
+
+    assert sorted(journal.read()) == list(range(500))
+
+
 def test_partitions_share_the_work_and_lose_nothing(run, journal):
     def store(data):
         journal.write(*(json.loads(datum.value)["data"]["value"] for datum in data))
