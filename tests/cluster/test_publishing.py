@@ -154,7 +154,7 @@ def test_a_copy_that_finds_the_first_one_in_process_waits_for_it(cluster, stream
     with Publisher(cluster.url_of(leader), attempt_timeout=0.2) as publisher:
         with ThreadPoolExecutor() as pool, cluster.halted(*followers):
             call = pool.submit(publisher.publish, subject, b"x")
-            with pytest.raises(PublishTimeout, match=r"1 got no answer, \d+ found a copy in"):
+            with pytest.raises(PublishTimeout, match=r"\d found a copy in process"):
                 publisher.publish(subject, b"y", msg_id="y", ack_wait=1)
             assert not call.done()
             followers_go_on = time.monotonic()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import os
 import re
 import shutil
@@ -15,13 +16,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyspark.version import __version__ as pyspark_version
+import pyspark.version
 
 from ebbflow.errors import SetupError
 from ebbflow.spark import ahead
@@ -33,6 +35,7 @@ OLDEST_JAVA = 17
 # Slots beyond the tasks, so that a vertex starting again never waits for one that ends.
 _SPARE_SLOTS = 2
 _ASKING = 30.0
+_UNUSED = 30 * 86_400.0
 
 _LOG4J = """
 rootLogger.level = warn
@@ -207,19 +210,27 @@ def _stop_spark(spark: SparkSession) -> None:
 class ClassArchive:
     """The JVM's loaded classes, kept from the first run on: later ones start in half the time.
 
-    One file per user and version of Spark and Java, in the user's cache folder. It is written
+    The user's cache folder has one file for each installed Spark and version of Java: the JVM
+    takes an archive only from the jars it was written from, at their path. The file is written
     under another name and moved into place whole, so that a killed JVM leaves no broken one.
+    An archive that nobody has used for a month is removed.
     """
 
     def __init__(self) -> None:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         self._folder = cache / "ebbflow"
-        self._file = self._folder / f"spark-{pyspark_version}-java-{java_version()}.jsa"
+        home = os.environ.get("SPARK_HOME") or str(pyspark.version.__file__)
+        place = hashlib.sha256(home.encode()).hexdigest()[:8]
+        self._file = (
+            self._folder / f"spark-{pyspark.version.__version__}-java-{java_version()}-{place}.jsa"
+        )
         self._draft = f"{self._file}.{os.getpid()}"
 
     def java_option(self) -> str:
         """How the JVM is to use the archive, or to write it when there is none."""
         if self._file.exists():
+            with contextlib.suppress(OSError):
+                os.utime(self._file)  # in use
             # The archive holds for one collector only; for a driver this small it is the best.
             return f'-XX:+UseSerialGC "-XX:SharedArchiveFile={self._file}" -Xlog:cds=off'
         try:
@@ -232,6 +243,12 @@ class ClassArchive:
         """Move what the JVM of this process wrote into place, once it has ended, or forget it."""
         with contextlib.suppress(OSError):
             os.replace(self._draft, self._file) if whole else os.unlink(self._draft)
+            self._remove_unused()
+
+    def _remove_unused(self) -> None:
+        for archive in self._folder.glob("spark-*.jsa"):
+            if time.time() - archive.stat().st_mtime > _UNUSED:
+                archive.unlink(missing_ok=True)
 
 
 def _settings(logs: Path, local: bool) -> dict[str, str]:
