@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,13 @@ from tests.kafka import fixture
 from tests.kafka.fixture import kafka
 
 __all__ = ["kafka", "small_disk"]
+
+
+def pytest_configure() -> None:
+    """Hear signals although whoever started the tests ignores them, as nohup and ``&`` do."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

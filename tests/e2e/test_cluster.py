@@ -57,7 +57,7 @@ class Cluster:
         )  # fmt: skip
         self.url = found(log, r"spark://127\.0\.0\.1:\d+")
 
-    def add_worker(self, cores: int) -> subprocess.Popen[bytes]:
+    def add_worker(self, cores: int) -> None:
         self._number += 1
         log = self._folder / f"worker-{self._number}.log"
         member = spark_class(
@@ -66,32 +66,26 @@ class Cluster:
         )  # fmt: skip
         self._workers.append(member)
         found(log, "Successfully registered with master")
-        return member
 
-    def lose(self, member: subprocess.Popen[bytes]) -> None:
-        """A Worker and its executors are gone."""
-        self._workers.remove(member)
-        stop(member)
+    def lose_a_worker(self) -> None:
+        """Kill a Worker and its executors."""
+        stop(self._workers.pop())
 
     def close(self) -> None:
         for process in (*self._workers, self._master):
             stop(process)
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path)
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster with four slots, two on each of its Workers."""
+    made = Cluster(tmp_path_factory.mktemp("cluster"))
     try:
+        made.add_worker(2)
+        made.add_worker(2)
         yield made
     finally:
         made.close()
-
-
-@pytest.fixture
-def master(cluster: Cluster) -> str:
-    """The URL of a cluster with four slots."""
-    cluster.add_worker(4)
-    return cluster.url
 
 
 def found(log: Path, pattern: str, start: int = 0) -> str:
@@ -105,9 +99,9 @@ def found(log: Path, pattern: str, start: int = 0) -> str:
     raise TimeoutError(log.read_text(errors="replace"))
 
 
-def test_a_pipeline_runs_on_a_cluster_with_the_modules_beside_its_spec(whole, master):
+def test_a_pipeline_runs_on_a_cluster_with_the_modules_beside_its_spec(whole, cluster):
     whole.write({"messages": 2_000})
-    process = whole.start("--drain", "--timeout", "90s", "--master", master)
+    process = whole.start("--drain", "--timeout", "90s", "--master", cluster.url)
     output, _ = process.communicate(timeout=150)
 
     assert process.returncode == 0, output
@@ -115,28 +109,34 @@ def test_a_pipeline_runs_on_a_cluster_with_the_modules_beside_its_spec(whole, ma
     assert "cannot reach" not in output, "all executors are on this machine"
 
 
-def test_vertices_take_turns_where_there_are_fewer_slots_than_tasks(whole, master):
+def test_vertices_take_turns_where_there_are_fewer_slots_than_tasks(whole, cluster):
     whole.write({"messages": 500})
-    options = ("--conf", "spark.cores.max=2", "--drain", "--timeout", "90s", "--master", master)
+    options = (
+        "--conf",
+        "spark.cores.max=2",
+        "--drain",
+        "--timeout",
+        "90s",
+        "--master",
+        cluster.url,
+    )
     output, _ = whole.start(*options).communicate(timeout=150)
 
     assert "3 tasks have only 2 slots" in output
     assert whole.stored() == list(range(500))
 
 
-@pytest.mark.timeout(600)  # eight JVMs are started, one after another
+@pytest.mark.timeout(600)  # many JVMs are started, one after another
 def test_a_lost_worker_is_told_and_vertices_take_turns_until_there_is_another(whole, cluster):
     """With epochs of ten minutes: those that are running end early, or some vertex would wait."""
     whole.write({"rpu": 100})
-    cluster.add_worker(2)
-    doomed = cluster.add_worker(2)
     log = whole.folder / "output.log"
     options = ("--epoch", "10m", "--timeout", "400s", "--master", cluster.url, "--plain")
     process = whole.start(*options, log=log)
     whole.wait_until(lambda: len(whole.stored()) > 100, process)
     start = len(log.read_text())  # on a slow machine executors may have come one by one
 
-    cluster.lose(doomed)
+    cluster.lose_a_worker()
     found(log, "3 tasks have only 2 slots, so vertices take turns of 2 s", start)
     for _ in range(2):  # every vertex has its turn, and another one
         before = len(whole.stored())

@@ -36,7 +36,7 @@ def jvm(process, killed=()):
 
 
 def test_a_killed_jvm_is_replaced_and_the_run_goes_on(whole):
-    whole.write({"messages": 2_000, "rpu": 400})
+    whole.write({"messages": 1_200, "rpu": 400})
     process = whole.start("--drain", "--timeout", "120s", "--summary", "counts.json")
     whole.wait_until(lambda: len(whole.stored()) > 100, process)
     doomed = jvm(process)
@@ -48,9 +48,9 @@ def test_a_killed_jvm_is_replaced_and_the_run_goes_on(whole):
     assert "Spark's JVM died (killed by signal 9); starting a new one" in output
     assert "Traceback" not in output
     assert "Connection refused" not in output
-    assert set(whole.stored()) == set(range(2_000))
+    assert set(whole.stored()) == set(range(1_200))
     counts = json.loads((whole.folder / "counts.json").read_text())["vertices"]
-    assert counts["out"]["done"] == counts["out"]["read"] == 2_000
+    assert counts["out"]["done"] == counts["out"]["read"] == 1_200
     assert workers
     assert psutil.wait_procs(workers, timeout=20)[1] == [], "they would go on settling"
 

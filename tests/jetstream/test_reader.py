@@ -247,3 +247,22 @@ def test_a_frame_that_is_read_in_part_is_no_copy_of_itself(writer, knowing):
     reader.give_back(piece, 0)
     assert (reader.mark, reader.known) == (Mark(0, 2), NOTHING)
     assert take(reader, 1) == ["c"]
+
+
+def test_the_rest_of_a_frame_is_told_with_its_own_origin(link, names, ensure, reader):
+    """The watermark of the frame behind it is ahead of these rows."""
+    ensure(streams.buffer_config(names, "v", 0, 10))
+    subject = names.buffer_subject("v", 0)
+    for writer in ("in.0", "in.1"):
+        batch = frames.batch_of({"id": ["a", "b"], "value": [b"x"] * 2}, 2)
+        link.run(publish(link.client, subject, frames.encode(batch), {FROM: writer}, retry=BUFFER))
+    reading = reader()
+    assert take(reading, 1) == ["a"]
+    rest, origins = [], []
+    while len(rest) < 3:
+        rest += ids(reading.take(10))
+        origins += [writer for writer, _ in reading.origins]
+        reading._wake.wait(0.05)
+
+    assert rest == ["b", "a", "b"]
+    assert origins == ["in.0", "in.1"]

@@ -53,7 +53,7 @@ class System:
         return "old" if not (self._folder / "away").exists() else "new"
 
     def use(self, connection: str) -> None:
-        if self._count("uses") == USES:
+        if self._count("uses") >= USES:
             (self._folder / "away").touch()
         if self._is_away() or ((self._folder / "away").exists() and connection == "old"):
             raise ConnectionResetError("the connection is lost")

@@ -151,7 +151,7 @@ def test_a_query_can_nack_and_sees_how_often_a_message_came(run, store, journal)
 
 def test_partitions_work_side_by_side_and_may_be_many(run, store, journal):
     query = "SELECT id, value FROM messages"
-    pipeline = numbers(3_000).map("q", sql=query, partitions=3)
+    pipeline = numbers(3_000).map("q", sql=query, partitions=2)
     summary = run(pipeline.map("p", sql=query, partitions=2).sink("out", store), epoch=2.0)
 
     ids = Counter(message_id for message_id, _, _ in journal.read())

@@ -6,7 +6,7 @@ settings.register_profile(
     "unit",
     print_blob=True,
     deadline=None,
-    max_examples=200,
+    max_examples=100,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("unit")

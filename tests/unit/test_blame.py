@@ -211,7 +211,7 @@ class World:
                 (self.dead if isinstance(outcome, DeadLetter) else self.done).add(one)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     bad=st.lists(st.booleans(), min_size=2, max_size=30).filter(lambda bad: not all(bad)),
     outages=st.lists(st.booleans(), max_size=60),

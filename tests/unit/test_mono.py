@@ -501,7 +501,7 @@ def random_sink(chance: Any) -> Any:
 rules = st.none() | st.sampled_from(TAGS[:3]).map(edge)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     st.randoms(use_true_random=False),
     st.integers(0, 6),

@@ -134,7 +134,7 @@ def letter_of(publication: Publication) -> Letter:
     return Letter.from_message(publication.payload, publication.headers)
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(inputs, edges)
 def test_every_input_has_exactly_one_end_and_is_counted_there(given_inputs, given_edges):
     settlement = settled(decided(given_inputs), given_edges)
@@ -150,7 +150,7 @@ def test_every_input_has_exactly_one_end_and_is_counted_there(given_inputs, give
     assert sum(settlement.reasons.values()) == counts.redelivered
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(inputs, edges)
 def test_what_is_not_finished_is_in_exactly_one_redelivery_or_dead_letter(
     given_inputs, given_edges
@@ -163,7 +163,7 @@ def test_what_is_not_finished_is_in_exactly_one_redelivery_or_dead_letter(
     assert sorted(dead) == sorted(i for i, end in ends.items() if end == "dead")
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(inputs, edges)
 def test_finished_inputs_leave_their_outputs_on_exactly_the_edges_that_accept_them(
     given_inputs, given_edges
@@ -199,7 +199,7 @@ def test_finished_inputs_leave_their_outputs_on_exactly_the_edges_that_accept_th
         assert settlement.counts.written == sum(map(len, found.values()))
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(inputs, edges)
 def test_a_redelivered_row_is_the_same_message_delivered_once_more(given_inputs, given_edges):
     settlement = settled(decided(given_inputs), given_edges)
@@ -211,7 +211,7 @@ def test_a_redelivered_row_is_the_same_message_delivered_once_more(given_inputs,
         assert row["deliveries"] == was["deliveries"] + 1
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(inputs)
 def test_reasons_and_failures_travel_with_a_redelivery(given_inputs):
     settlement = settled(decided(given_inputs), [])
@@ -227,7 +227,7 @@ def test_reasons_and_failures_travel_with_a_redelivery(given_inputs):
             assert (again["nack_reason"], again["failures"]) == expected
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(inputs, st.datetimes(datetime(2020, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC)))
 def test_no_redelivery_is_due_before_its_delay_is_over(given_inputs, now):
     verdict = decided(given_inputs)
@@ -245,7 +245,7 @@ def test_no_redelivery_is_due_before_its_delay_is_over(given_inputs, now):
                 assert timedelta() <= due - wanted <= timedelta(milliseconds=1_001)
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(inputs)
 def test_a_dead_letter_carries_the_message_and_the_reason(given_inputs):
     settlement = settled(decided(given_inputs), [])
@@ -266,7 +266,7 @@ def test_a_dead_letter_carries_the_message_and_the_reason(given_inputs):
         assert (letter.traceback is not None) == isinstance(decision, (ValueError, MessageTooLarge))
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(inputs, inputs, edges)
 def test_publications_with_the_same_id_hold_the_same_rows(one, other, given_edges):
     """Even between two verdicts on the same chunk; JetStream would drop the second as a copy."""
@@ -280,14 +280,14 @@ def test_publications_with_the_same_id_hold_the_same_rows(one, other, given_edge
             assert ids.setdefault((*stream, p.msg_id), held) == held
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(inputs, edges)
 def test_one_settlement_never_uses_an_id_twice(given_inputs, given_edges):
     ids = [p.msg_id for p in settled(decided(given_inputs), given_edges).publications]
     assert len(set(ids)) == len(ids)
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(inputs, edges)
 def test_other_chunks_use_other_ids(given_inputs, given_edges):
     verdict = decided(given_inputs)
@@ -297,7 +297,7 @@ def test_other_chunks_use_other_ids(given_inputs, given_edges):
     assert not one & other
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(inputs, edges, st.timedeltas(timedelta(), timedelta(minutes=1)))
 def test_the_same_verdict_gives_the_same_publications_later_too(given_inputs, given_edges, later):
     """Later, redeliveries that were one group may be two; all the others stay as they are."""
@@ -312,7 +312,7 @@ def test_the_same_verdict_gives_the_same_publications_later_too(given_inputs, gi
     assert places(NOW, *list(Stage)[1:]) == places(NOW + later, *list(Stage)[1:])
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(inputs, edges)
 def test_stages_come_in_the_order_that_loses_nothing_and_leave_nothing_out(
     given_inputs, given_edges
@@ -329,7 +329,7 @@ def test_stages_come_in_the_order_that_loses_nothing_and_leave_nothing_out(
     assert list(Stage) == [Stage.REDELIVER, Stage.DEAD_LETTER, Stage.ANSWER, Stage.OUTPUT]
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(inputs, edges)
 def test_every_partition_exists(given_inputs, given_edges):
     partitions = {edge.to: edge.partitions for edge in given_edges}
@@ -340,7 +340,7 @@ def test_every_partition_exists(given_inputs, given_edges):
             assert (publication.target, publication.partition) == ("v", 2)
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(inputs)
 def test_every_later_redelivery_waits_under_a_subject_of_its_own(given_inputs):
     settlement = settled(decided(given_inputs), [])

@@ -22,7 +22,7 @@ def settled(verdict: Verdict, given_edges: list, first: int) -> Settlement:
     return settle(Chunk("k", verdict.rows), verdict, place, NOW, returning=returning)
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(inputs, edges, firsts)
 def test_a_row_goes_back_to_its_source_or_to_a_redelivery_and_never_to_both(
     given_inputs, given_edges, first
@@ -40,7 +40,7 @@ def test_a_row_goes_back_to_its_source_or_to_a_redelivery_and_never_to_both(
     assert settlement.counts.redelivered == len(again)
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(inputs, edges, firsts)
 def test_what_is_remembered_of_a_returned_row_is_what_a_redelivery_would_carry(
     given_inputs, given_edges, first
@@ -55,7 +55,7 @@ def test_what_is_remembered_of_a_returned_row_is_what_a_redelivery_would_carry(
         assert row == carried[row["id"]]
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(inputs, edges, firsts)
 def test_everything_else_is_settled_as_if_nothing_went_back(given_inputs, given_edges, first):
     verdict = decided(given_inputs)
@@ -73,7 +73,7 @@ def told(given_inputs, given_edges, first) -> tuple[list[bytes], Settlement, Han
     return offsets, settlement, handed_back(offsets, verdict.rows, settlement.returned)
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(inputs, edges, firsts)
 def test_a_source_is_told_of_each_of_its_rows_exactly_once(given_inputs, given_edges, first):
     offsets, settlement, back = told(given_inputs, given_edges, first)
@@ -84,7 +84,7 @@ def test_a_source_is_told_of_each_of_its_rows_exactly_once(given_inputs, given_e
     assert back.ids == [ids[int(offset)] for offset in back.acks]
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(inputs, edges, firsts)
 def test_a_source_is_asked_for_exactly_what_user_code_asked_for(given_inputs, given_edges, first):
     _, settlement, back = told(given_inputs, given_edges, first)

@@ -79,6 +79,7 @@ class FrameReader:
         self.origins: list[Origin] = []
         self._queue: deque[tuple[int, bytes, Origin, str | None]] = deque()
         self._head: tuple[int, pa.RecordBatch] | None = None
+        self._head_origin: Origin = (None, None)
         self._stamp: Stamp | None = None
         self._before = start, self.known
         self._last_seq = start.seq
@@ -252,8 +253,7 @@ class FrameReader:
                 self._pass(seq)
                 continue
             batch = frames.decode(payload)
-            self._head = (seq, batch.slice(self.mark.row))
-            self.origins.append(origin)
+            self._head, self._head_origin = (seq, batch.slice(self.mark.row)), origin
         if self._head is None and self._failure is not None:
             raise self._failure
         return self._head is not None
@@ -268,6 +268,8 @@ class FrameReader:
         seq, batch = self._head
         self._before, self._last_seq = (self.mark, self.known), seq
         self.passed = None
+        # Of a frame's rest as well: the next frame's watermark is ahead of these rows.
+        self.origins.append(self._head_origin)
         piece = batch.slice(0, limit)
         if piece.num_rows == batch.num_rows:
             self._head, self.mark = None, Mark(seq)

@@ -206,6 +206,7 @@ class JetStreamSource(Source):
     async def _end(self) -> None:
         client = self._link.client
         self._keeping.cancel()
+        await asyncio.gather(self._keeping, return_exceptions=True)
         for one in self._hand.values() if client.is_connected else ():
             await client.publish(one.reply, b"-NAK")
         await client.flush(5)
