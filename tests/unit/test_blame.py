@@ -153,6 +153,16 @@ def test_a_sink_can_say_of_single_messages_that_their_system_is_away():
     assert blame.outage is None
 
 
+def test_a_message_that_meets_one_outage_after_another_is_not_to_blame_while_others_fail():
+    blame = Blame()
+    assert blame.is_the_systems(AWAY, ["a"], blamed=False)
+    blame.passed()
+    assert blame.is_the_systems(AWAY, ["b"], blamed=False)
+    assert blame.is_the_systems(AWAY, ["a"], blamed=False), "b fails as well"
+    blame.passed()
+    assert not blame.is_the_systems(AWAY, ["a"], blamed=False), "now it fails alone"
+
+
 def test_nacked_messages_say_nothing_about_the_system():
     blame, verdict = Blame(), verdict_on(some(*"ab"))
     trial = Trial(verdict, blame)
@@ -170,10 +180,11 @@ POLICY = Backoff(interval=10, steps=3)
 class World:
     """A vertex with messages, some of them bad, whose system goes away now and then."""
 
-    def __init__(self, bad: list[bool], outages: list[bool], error: Exception, chance: Random):
+    def __init__(self, bad: list[bool], outages: list[int], error: Exception, chance: Random):
         ids = [f"m{number}" for number in range(len(bad))]
         self.bad = {one for one, is_bad in zip(ids, bad, strict=True) if is_bad}
-        self._outages = deque(outages)
+        # How many chunks the system is away, and after a while away again, and so on.
+        self._outages = deque(away for length in outages for away in [True] * length + [False] * 6)
         self._away = False
         self._error = error
         self._chance = chance
@@ -214,7 +225,7 @@ class World:
 @settings(max_examples=50, deadline=None)
 @given(
     bad=st.lists(st.booleans(), min_size=2, max_size=30).filter(lambda bad: not all(bad)),
-    outages=st.lists(st.booleans(), max_size=60),
+    outages=st.lists(st.integers(1, 6), max_size=12),
     error=st.sampled_from([AWAY, TimeoutError("slow")]),
     seed=st.integers(0, 2**16),
 )
@@ -222,7 +233,7 @@ def test_no_good_message_dies_of_outages_and_every_message_has_an_end(bad, outag
     """Bad ones may have to wait for a good one that passes; here there is one left for each."""
     world = World(bad, outages, error, Random(seed))
     good = {f"m{number}" for number, is_bad in enumerate(bad) if not is_bad}
-    fresh = deque(f"more{number}" for number in range(400))
+    fresh = deque(f"more{number}" for number in range(150))
     before = world._settle
 
     def settle(rows):

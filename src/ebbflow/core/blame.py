@@ -4,8 +4,8 @@ A failure of a message is counted on it. A failure of a system is counted on nob
 comes back as it was, and the vertex waits. An exception on the list of ``system_errors`` is a
 system's, and so is any other when ``ENOUGH`` different messages have failed with it one after
 another and none has passed. **Others decide**: a message that fails again although other messages
-have passed since is to blame, whatever it raised; and one that was to blame before remains so as
-long as no other message fails as well.
+have passed since is to blame, whatever it raised, unless others fail at that time as well; and one
+that was to blame before remains so as long as no other message fails as well.
 
 Lives on a worker, one for each handler, for as long as the handler does. Forgetting all of it, as
 when a worker dies, costs a message a further try and never more.
@@ -102,7 +102,8 @@ class Blame:
         if isinstance(error, MessageTooLarge):
             return False
         away = self.means_away(error)
-        if self._others_decided(ids):
+        # While others fail as well they decide nothing: this may be another outage.
+        if not self._failing.difference(ids) and self._others_decided(ids):
             if not away:
                 self._believe_less()
             return False
