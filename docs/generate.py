@@ -28,27 +28,27 @@ import ebbflow
 import ebbflow.testing
 from ebbflow.cli.main import app
 from ebbflow.cli.run import EXIT_CODES
-from ebbflow.core.letter import PREFIX, Letter
+from ebbflow.connectors.http import spec as http_fields
+from ebbflow.connectors.jetstream import spec as jetstream_fields
+from ebbflow.connectors.kafka import spec as kafka_fields
+from ebbflow.connectors.nats import spec as nats_fields
+from ebbflow.core.dead_letter import PREFIX, Letter
 from ebbflow.core.outage import DEFAULT_ON_UNAVAILABLE
 from ebbflow.datasource.columns import READ, WRITTEN
 from ebbflow.datasource.options import READ_OPTIONS, WRITE_OPTIONS, Option
-from ebbflow.jetstream.publisher import Tally
-from ebbflow.options import DEFAULT_ON_ERROR, Backoff
+from ebbflow.durations import DEFAULT_ON_ERROR, Backoff
+from ebbflow.nats.publish import Tally
 from ebbflow.outcome import COUNTERS
+from ebbflow.schema import fields as kinds
+from ebbflow.schema.secret import SecretRef
+from ebbflow.schema.tls import Tls
 from ebbflow.spark.run import RunOptions, Summary
-from ebbflow.spec import fields as kinds
 from ebbflow.spec import sections
-from ebbflow.spec.connectors import http as http_fields
-from ebbflow.spec.connectors import jetstream as jetstream_fields
-from ebbflow.spec.connectors import kafka as kafka_fields
-from ebbflow.spec.connectors import nats as nats_fields
-from ebbflow.spec.connectors.secret import SecretRef
-from ebbflow.spec.connectors.tls import Tls
+from ebbflow.spec.findings import CODES
 from ebbflow.spec.kubernetes import MONOVERTEX_NO_EFFECT, NO_EFFECT
 from ebbflow.spec.model import EffectiveLimits, MonoVertexSpec, PipelineSpec
-from ebbflow.spec.problem import CODES
-from ebbflow.spec.support import ANY, KINDS_NOT_YET, NOT_YET
-from ebbflow.testing.conformance import SINK_RULES, SOURCE_RULES
+from ebbflow.spec.rules.support import ANY, KINDS_NOT_YET, NOT_YET
+from ebbflow.testing.conformance.suite import SINK_RULES, SOURCE_RULES
 
 REFERENCE = Path(__file__).parent / "reference"
 MADE = "<!-- Made from the code by docs/generate.py; change the code and run that. -->\n"

@@ -15,8 +15,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ebbflow.errors import SetupError
-from ebbflow.jetstream.login import Login
-from ebbflow.jetstream.server import find_binary
+from ebbflow.nats.embedded import find_binary
+from ebbflow.nats.login import Login
 
 CONFIG = Path(__file__).parent / "node.conf"
 HOST = "127.0.0.1"

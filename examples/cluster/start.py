@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from ebbflow.errors import EbbflowError
-from ebbflow.jetstream.login import Login
+from ebbflow.nats.login import Login
 from examples.cluster.nodes import Nodes, ports_from
 
 

@@ -26,8 +26,8 @@ from ebbflow.cli.main import app
 from ebbflow.cli.run import ExitCode
 from ebbflow.deadletters import DeadLetters, StoredLetter
 from ebbflow.errors import EbbflowError
-from ebbflow.jetstream.access import connected
-from ebbflow.jetstream.server import StateFolder
+from ebbflow.nats.embedded import StateFolder
+from ebbflow.nats.locate import connected
 from ebbflow.spec.lint import load
 
 PIPELINE = Path(__file__).parent / "pipeline.yaml"

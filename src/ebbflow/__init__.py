@@ -24,7 +24,7 @@ from ebbflow.errors import (
 )
 from ebbflow.message import Datum, Message, Response
 from ebbflow.monovertex import MonoVertex
-from ebbflow.options import Nack, NackOptions, nack
+from ebbflow.nacks import Nack, NackOptions, nack
 from ebbflow.pipeline import Pipeline
 from ebbflow.source import NackOffset, Source, SourceMessage
 from ebbflow.version import __version__

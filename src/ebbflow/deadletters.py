@@ -20,14 +20,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from ebbflow import frames
-from ebbflow.core.letter import PREFIX, Letter
+from ebbflow.buffers.names import Names
+from ebbflow.core import frames
+from ebbflow.core.dead_letter import PREFIX, Letter
 from ebbflow.errors import EbbflowError, SetupError
-from ebbflow.jetstream import streams
-from ebbflow.jetstream.connection import Link
-from ebbflow.jetstream.names import Names
-from ebbflow.jetstream.publisher import Retry, publish
-from ebbflow.jetstream.stored import StoredMessage, read_one, read_page, snapshot
+from ebbflow.nats import api
+from ebbflow.nats.link import Link
+from ebbflow.nats.publish import Retry, publish
+from ebbflow.nats.stored import StoredMessage, read_one, read_page, snapshot
 
 _PAGE = 256
 _PAGE_BYTES = 4 * 1024 * 1024
@@ -59,7 +59,7 @@ class DeadLetters:
     def __init__(self, link: Link, pipeline: str) -> None:
         self._link = link
         self._names = Names(pipeline)
-        self._streams = set(link.run(streams.names_of(link.client, "ebb_")))
+        self._streams = set(link.run(api.names_of(link.client, "ebb_")))
         if self._names.dead_letters not in self._streams:
             raise _unknown(pipeline, self._streams)
         self._routes: dict[str, Sequence[int]] = {}
@@ -129,7 +129,7 @@ class DeadLetters:
         # Counted first: a purge that is repeated because its answer got lost finds nothing.
         info = await self._info(vertex)
         subject, last = self._names.dead_letter_subject(vertex), info["last_seq"]
-        await streams.purge(self._link.client, self._names.dead_letters, subject, last)
+        await api.purge(self._link.client, self._names.dead_letters, subject, last)
         return sum((info.get("subjects") or {}).values())
 
     # --- reading ----------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class DeadLetters:
     async def _info(self, vertex: str = "*") -> dict[str, Any]:
         subject = self._names.dead_letter_subject(vertex)
         client, stream = self._link.client, self._names.dead_letters
-        return await streams.info(client, stream, subjects_filter=subject)
+        return await api.info(client, stream, subjects_filter=subject)
 
     def _stored(self, message: StoredMessage) -> StoredLetter:
         if f"{PREFIX}Id" not in message.headers:
@@ -250,8 +250,8 @@ class DeadLetters:
     async def _delete(self, number: int) -> None:
         call = f"STREAM.MSG.DELETE.{self._names.dead_letters}"
         try:
-            await streams.api(self._link.client, call, {"seq": number, "no_erase": True})
-        except streams.ApiError as error:
+            await api.call(self._link.client, call, {"seq": number, "no_erase": True})
+        except api.ApiError as error:
             # The server has one answer for all reasons. Somebody else may have deleted it, or we
             # have, and the answer got lost.
             if await self._find(number) is not None:

@@ -24,19 +24,16 @@
 
 Each keeps its facts as attributes, says what to do next and survives pickling, because
 errors travel from Spark's workers to the driver. ``Nack`` is not here: it is an answer,
-not an error (see ``options``).
+not an error (see ``nacks``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from ebbflow.options import Duration, milliseconds
-
-if TYPE_CHECKING:
-    from ebbflow.jetstream.publisher import Ack
-    from ebbflow.spec.problem import Problem
+from ebbflow.acks import Ack
+from ebbflow.durations import Duration, milliseconds
+from ebbflow.problem import Problem
 
 
 class EbbflowError(Exception):

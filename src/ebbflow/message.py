@@ -11,7 +11,8 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
-from ebbflow.options import Duration, NackOptions, milliseconds
+from ebbflow.durations import Duration, milliseconds
+from ebbflow.nacks import NackOptions
 
 Metadata = Mapping[str, Mapping[str, bytes]]
 """Group → key → value, as Numaflow has it."""

@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from ebbflow.built import Built
+from ebbflow.builder import Built
 from ebbflow.errors import SpecError
-from ebbflow.spec import parts
+from ebbflow.problem import Problem
+from ebbflow.schema.literals import Code, Mode, OnFailure, Operator
+from ebbflow.spec import from_python as parts
+from ebbflow.spec.from_python import Policy, SinkChoice, SinkKinds, SourceKinds, Store
 from ebbflow.spec.keywords import named_options
-from ebbflow.spec.parts import Policy, SinkChoice, SinkKinds, SourceKinds, Store
-from ebbflow.spec.problem import Problem
-from ebbflow.spec.words import Code, Mode, OnFailure, Operator
 
 if TYPE_CHECKING:
     from ebbflow.spec.model import MonoVertexSpec

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
 
-from ebbflow.options import NackOptions
+from ebbflow.nacks import NackOptions
 
 
 @dataclass(frozen=True, slots=True)

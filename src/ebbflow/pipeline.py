@@ -33,11 +33,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
-from ebbflow.built import Built
-from ebbflow.spec import parts
+from ebbflow.builder import Built
+from ebbflow.schema.literals import Code, Mode, OnFailure, OnFull, Operator
+from ebbflow.spec import from_python as parts
+from ebbflow.spec.from_python import Policy, SinkChoice, SinkKinds, SourceKinds, Store
 from ebbflow.spec.keywords import named_options
-from ebbflow.spec.parts import Policy, SinkChoice, SinkKinds, SourceKinds, Store
-from ebbflow.spec.words import Code, Mode, OnFailure, OnFull, Operator
 
 if TYPE_CHECKING:
     from ebbflow.spec.model import PipelineSpec

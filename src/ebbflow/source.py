@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from ebbflow.options import NackOptions
+from ebbflow.nacks import NackOptions
 
 LONGEST_OFFSET = 4_096
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ebbflow.bench import contest, peers
-from ebbflow.bench.calls import CallCost
-from ebbflow.bench.contest import Case, Round
-from ebbflow.bench.files import write
-from ebbflow.bench.goals import goals
-from ebbflow.bench.growth import Point
-from ebbflow.bench.latency import Latency
-from ebbflow.bench.ours import EBBFLOW
-from ebbflow.bench.programme import Figures
-from ebbflow.bench.start import Idle
-from ebbflow.bench.tables import markdown, tables
+from benchmarks import contest, peers
+from benchmarks.calls import CallCost
+from benchmarks.contest import Case, Round
+from benchmarks.files import write
+from benchmarks.goals import goals
+from benchmarks.growth import Point
+from benchmarks.latency import Latency
+from benchmarks.ours import EBBFLOW
+from benchmarks.programme import Figures
+from benchmarks.start import Idle
+from benchmarks.tables import markdown, tables
 
 
 def case(name, mode, rate, job=contest.HOP, size=100):

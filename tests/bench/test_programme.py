@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from benchmarks import contest, files, peers
+from benchmarks.ours import EBBFLOW
+from benchmarks.programme import SHORT, Programme, measured
 from typer.testing import CliRunner
 
-from ebbflow.bench import contest, files, peers
-from ebbflow.bench.ours import EBBFLOW
-from ebbflow.bench.programme import SHORT, Programme, measured
 from ebbflow.cli.main import app
 
 TINY = Programme(

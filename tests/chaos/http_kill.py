@@ -25,9 +25,9 @@ from pathlib import Path
 
 import aiohttp
 
-from ebbflow.jetstream.access import embedded, linked
-from ebbflow.jetstream.names import Names
-from ebbflow.jetstream.positions import read_all
+from ebbflow.buffers.names import Names
+from ebbflow.buffers.positions import read_all
+from ebbflow.nats.locate import embedded, linked
 from tests.chaos.kill_and_restart import kill_tree
 
 PIPELINE = Path(__file__).parent / "pipeline"

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from ebbflow.jetstream.access import embedded, linked
+from ebbflow.nats.locate import embedded, linked
 from tests.chaos.tally import FORMS, Tally, count, write_pipeline, written
 
 # One kill in four comes while things are being started, the others while messages flow.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ebbflow.deadletters import DeadLetters
-from ebbflow.jetstream.connection import Link
+from ebbflow.nats.link import Link
 
 PIPELINE = Path(__file__).parent / "pipeline"
 FORMS = {"pipeline": "orders.yaml", "mono": "mono.yaml"}

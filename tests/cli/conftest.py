@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ebbflow.core.letter import Letter
+from ebbflow.buffers import streams
+from ebbflow.buffers.names import Names
+from ebbflow.core.dead_letter import Letter
 from ebbflow.deadletters import DeadLetters
-from ebbflow.jetstream import streams
-from ebbflow.jetstream.access import embedded
-from ebbflow.jetstream.connection import Link
-from ebbflow.jetstream.names import Names
-from ebbflow.jetstream.publisher import publish
-from ebbflow.jetstream.stored import StoredMessage, read_subject
+from ebbflow.nats.link import Link
+from ebbflow.nats.locate import embedded
+from ebbflow.nats.publish import publish
+from ebbflow.nats.stored import StoredMessage, read_subject
 
 NOON = datetime(2026, 5, 17, 12, 0, 0, 250_000, tzinfo=UTC)
 
@@ -81,7 +81,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def link(state: Path) -> Iterator[Link]:
-    from ebbflow.jetstream.access import reached
+    from ebbflow.nats.locate import reached
 
     with reached(state, None) as link:
         yield link

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from ebbflow import frames
+from ebbflow.core import frames
+from ebbflow.core.frames import Rows
 from ebbflow.deadletters import DeadLetters
 from ebbflow.errors import EbbflowError, SetupError
-from ebbflow.frames import Rows
-from ebbflow.jetstream.access import embedded, reached
-from ebbflow.jetstream.connection import Link
-from ebbflow.jetstream.publisher import publish
+from ebbflow.nats.link import Link
+from ebbflow.nats.locate import embedded, reached
+from ebbflow.nats.publish import publish
 from tests.cli.conftest import LETTER, Written
 from tests.jetstream.securing import address
 

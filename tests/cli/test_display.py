@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from ebbflow.cli.display import LiveTable, PlainLines, Rates, result_table, state_of
-from ebbflow.jetstream.publisher import Tally
+from ebbflow.nats.publish import Tally
 from ebbflow.outcome import Counts
 from ebbflow.spark.run import VertexView
 

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ebbflow.cli.main import app
-from ebbflow.jetstream.access import embedded, reached
+from ebbflow.nats.locate import embedded, reached
 from tests.cli.conftest import Written
 
 Dlq = Callable[..., Result]

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ebbflow.cli.main import app
-from ebbflow.jetstream.connection import Link
+from ebbflow.nats.link import Link
 from tests.jetstream.securing import address
 
 

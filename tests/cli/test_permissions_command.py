@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from ebbflow.buffers.permissions import Reading
 from ebbflow.cli.main import app
 from ebbflow.cli.permissions import _reading
-from ebbflow.jetstream.addresses import Addresses
-from ebbflow.jetstream.permissions import Reading
-from ebbflow.jetstream.server import find_binary
-from ebbflow.sources.companion import SourcePlan
-from ebbflow.sources.http import HttpSettings
-from ebbflow.spark.planning import make_plans
+from ebbflow.connectors.http.source import HttpSettings
+from ebbflow.nats.address import Addresses
+from ebbflow.nats.embedded import find_binary
+from ebbflow.runtime.planning import make_plans
+from ebbflow.runtime.source_process.client import SourcePlan
 from ebbflow.spec.lint import load
 from ebbflow.spec.sections import Source
 

@@ -14,10 +14,11 @@ from typing import Any
 
 from examples.cluster.nodes import Node, Nodes, Ports
 
-from ebbflow.jetstream import streams
-from ebbflow.jetstream.addresses import Addresses
-from ebbflow.jetstream.connection import Link
-from ebbflow.jetstream.login import Login
+from ebbflow.buffers import streams
+from ebbflow.nats import api
+from ebbflow.nats.address import Addresses
+from ebbflow.nats.link import Link
+from ebbflow.nats.login import Login
 
 # What a password may hold and a configuration or a URL may trip over.
 LOGIN = Login(user="tester", password="0$a b@c/d")
@@ -79,7 +80,7 @@ class Cluster(Nodes):
     # --- who leads ------------------------------------------------------------------------------
 
     def info(self, stream: str) -> dict[str, Any]:
-        return self.link.run(streams.api(self.link.client, f"STREAM.INFO.{stream}"))
+        return self.link.run(api.call(self.link.client, f"STREAM.INFO.{stream}"))
 
     def leader_of(self, stream: str) -> Node:
         name = self.info(stream)["cluster"]["leader"]
@@ -100,13 +101,13 @@ class Cluster(Nodes):
 
     def step_down(self, stream: str) -> None:
         """Have the leader hand over in good order."""
-        self.link.run(streams.api(self.link.client, f"STREAM.LEADER.STEPDOWN.{stream}"))
+        self.link.run(api.call(self.link.client, f"STREAM.LEADER.STEPDOWN.{stream}"))
 
     def hand_over(self, stream: str, node: Node) -> None:
         """Have the stream led by the node."""
         call, body = f"STREAM.LEADER.STEPDOWN.{stream}", {"placement": {"preferred": node.name}}
         if self.leader_of(stream) is not node:
-            self.link.run(streams.api(self.link.client, call, body))
+            self.link.run(api.call(self.link.client, call, body))
             until(lambda: self.leader_of(stream) is node)
 
     def wait_for_direct_reads(self, stream: str) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ebbflow.jetstream import stored
-from ebbflow.jetstream.connection import Link
+from ebbflow.nats import stored
+from ebbflow.nats.link import Link
 from tests.cluster.cluster import Cluster
 
 ROUNDS = 20

@@ -9,8 +9,8 @@ from itertools import count
 from typing import Any
 
 from ebbflow.errors import PublishError
-from ebbflow.jetstream import Publisher
-from ebbflow.jetstream.stored import read_subject
+from ebbflow.nats.stored import read_subject
+from ebbflow.publishing import Publisher
 from tests.cluster.cluster import Cluster, until
 
 EVERY = 0.01

@@ -6,13 +6,13 @@ import time
 
 import pytest
 
-from ebbflow.jetstream import streams
-from ebbflow.jetstream.bulk import publish_all
-from ebbflow.jetstream.durable import Durable
-from ebbflow.jetstream.publisher import Retry, publish
-from ebbflow.options import NackOptions
+from ebbflow.connectors.jetstream.durable import Durable
+from ebbflow.connectors.jetstream.source import JetStreamSettings, JetStreamSource
+from ebbflow.nacks import NackOptions
+from ebbflow.nats import api
+from ebbflow.nats.bulk import publish_all
+from ebbflow.nats.publish import Retry, publish
 from ebbflow.source import NackOffset
-from ebbflow.sources.jetstream import JetStreamSettings, JetStreamSource
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ def read_all(source, number):
 
 
 def consumer(cluster, stream):
-    return cluster.link.run(streams.api(cluster.link.client, f"CONSUMER.INFO.{stream}.c"))
+    return cluster.link.run(api.call(cluster.link.client, f"CONSUMER.INFO.{stream}.c"))
 
 
 def test_acks_and_nacks_are_not_lost_while_nobody_leads(cluster, names):

@@ -7,7 +7,7 @@ import pytest
 from ebbflow.datasource import pull, ranges
 from ebbflow.datasource.leader import Leader
 from ebbflow.datasource.offsets import Range
-from ebbflow.jetstream import streams
+from ebbflow.nats import api
 from tests.cluster.lagging import READS, lagging
 
 pytestmark = pytest.mark.slow
@@ -42,7 +42,7 @@ async def rest(reader):
 def node_of(cluster, reader):
     """The node that the reader's consumer is on."""
     call = f"CONSUMER.INFO.{reader._wanted.stream}.{reader._pull._consumer.name}"
-    name = cluster.link.run(streams.api(cluster.link.client, call))["cluster"]["leader"]
+    name = cluster.link.run(api.call(cluster.link.client, call))["cluster"]["leader"]
     return next(node for node in cluster.all if node.name == name)
 
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from ebbflow import frames
-from ebbflow.core.letter import Letter
+from ebbflow.buffers import streams
+from ebbflow.core import frames
+from ebbflow.core.dead_letter import Letter
 from ebbflow.deadletters import DeadLetters
 from ebbflow.errors import EbbflowError
-from ebbflow.jetstream import streams
-from ebbflow.jetstream.publisher import BUFFER, publish
-from ebbflow.jetstream.stored import read_subject
+from ebbflow.nats.publish import BUFFER, publish
+from ebbflow.nats.stored import read_subject
 from tests.cli.conftest import LETTER
 from tests.cluster.lagging import READS, lagging
 

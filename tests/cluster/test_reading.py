@@ -8,11 +8,12 @@ import time
 
 import pytest
 
-from ebbflow import frames
+from ebbflow.buffers import streams
+from ebbflow.buffers.reader import FrameReader
+from ebbflow.core import frames
 from ebbflow.core.position import Mark
-from ebbflow.jetstream import streams
-from ebbflow.jetstream.publisher import BUFFER, publish
-from ebbflow.jetstream.reader import FrameReader
+from ebbflow.nats import api
+from ebbflow.nats.publish import BUFFER, publish
 from tests.cluster.cluster import until
 
 pytestmark = pytest.mark.slow
@@ -76,9 +77,9 @@ class Follower:
 
     def _consumer_on(self, cluster):
         # A server may not know it yet, and the reader may have made another one meanwhile.
-        with contextlib.suppress(streams.ApiError):
+        with contextlib.suppress(api.ApiError):
             call = f"CONSUMER.INFO.{self.reader.stream}.{self.reader._consumer.name}"
-            info = cluster.link.run(streams.api(cluster.link.client, call))
+            info = cluster.link.run(api.call(cluster.link.client, call))
             return info["cluster"]["leader"]
 
 

@@ -11,16 +11,17 @@ import nats.errors
 import pytest
 
 from ebbflow import Pipeline
+from ebbflow.buffers import streams
+from ebbflow.buffers.answers import NatsStore, bucket_config
+from ebbflow.buffers.positions import PositionStore, read_all
 from ebbflow.core.position import Held, Position
 from ebbflow.core.publications import answer_key
-from ebbflow.jetstream import streams
-from ebbflow.jetstream.positions import PositionStore, read_all
-from ebbflow.jetstream.publisher import BUFFER, publish
-from ebbflow.jetstream.stored import read_last
+from ebbflow.nats import api
+from ebbflow.nats.publish import BUFFER, publish
+from ebbflow.nats.stored import read_last
 from ebbflow.outcome import Counts
-from ebbflow.serving.store import NatsStore, bucket_config
-from ebbflow.spark import provision
-from ebbflow.spark.planning import make_plans
+from ebbflow.runtime import provision
+from ebbflow.runtime.planning import make_plans
 from tests.cluster.lagging import READS, lagging
 from tests.cluster.steady import Steady
 
@@ -69,7 +70,7 @@ def test_it_is_known_what_is_drained_when_a_follower_lags(cluster, names):
             link.run(publish(link.client, subject, b"x", retry=BUFFER))
 
         def empty():
-            link.run(streams.purge(link.client, names.buffer("out", 0), subject, 1_000))
+            link.run(api.purge(link.client, names.buffer("out", 0), subject, 1_000))
 
         def drained_after(act):
             backlog = f"$KV.{names.positions}.large.0"
@@ -119,7 +120,7 @@ def test_the_state_of_a_stream_never_goes_back_while_leaders_change(cluster, nam
         with cluster.linked(cluster.followers_of(stream)[0]) as link:
             while not stop.is_set():
                 stored = len(steady.acked)
-                state = link.run(streams.state(link.client, stream))
+                state = link.run(api.state(link.client, stream))
                 states.append((stored, state.last_seq))
                 with contextlib.suppress(nats.errors.TimeoutError):
                     raw = link.run(link.client.request(f"$JS.API.STREAM.INFO.{stream}", b"", 0.3))
@@ -153,7 +154,7 @@ def test_reads_wait_for_a_leader_and_one_that_was_replaced_does_not_count(cluste
             position = other.run(PositionStore(other.client, names, "v", 0).claim())
             assert reading.result(30).keys() == {("v", 0)}
             print(f"read and written {time.monotonic() - began:.1f} s after the leader was halted")
-            states = [old.submit(streams.state(old.client, stream)) for _ in range(20)]
+            states = [old.submit(api.state(old.client, stream)) for _ in range(20)]
             found = old.submit(read_all(old, names))
             time.sleep(0.02)  # on their way into the node
         assert {state.result(30).last_seq for state in states} == {2}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ebbflow.buffers import streams
 from ebbflow.errors import JetStreamUnavailable, SetupError
-from ebbflow.jetstream import streams
+from ebbflow.nats import api
 from tests.cluster.cluster import until
 
 pytestmark = pytest.mark.slow
@@ -49,7 +50,7 @@ def test_a_cluster_without_a_majority_is_told_and_waited_for(cluster, names):
             with pytest.raises(
                 JetStreamUnavailable, match=r"STREAM\.PURGE\.\w+ within 2 s: .*most servers"
             ):
-                link.run(streams.api(link.client, f"STREAM.PURGE.{name}", patience=2))
+                link.run(api.call(link.client, f"STREAM.PURGE.{name}", patience=2))
         making.result(30)
 
     assert cluster.info(names.redelivery("v", 0))["config"]["num_replicas"] == 3
@@ -62,6 +63,6 @@ def test_streams_that_are_deleted_while_leaders_change_are_gone(cluster, names):
     ]
     for name in made:
         cluster.step_down(name)
-    cluster.link.run(streams.delete(cluster.link.client, [*made, made[0]]))
+    cluster.link.run(api.delete(cluster.link.client, [*made, made[0]]))
 
-    assert cluster.link.run(streams.names_of(cluster.link.client, made[0][:-1])) == []
+    assert cluster.link.run(api.names_of(cluster.link.client, made[0][:-1])) == []

@@ -17,9 +17,9 @@ from ebbflow.testing import (
     SinkUnderTest,
     SourceTrial,
     SourceUnderTest,
-    samples,
 )
-from ebbflow.testing.script import Arriving, Deciding
+from ebbflow.testing.conformance import samples
+from ebbflow.testing.conformance.script import Arriving, Deciding
 
 pytestmark = pytest.mark.slow
 

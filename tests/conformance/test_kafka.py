@@ -6,9 +6,9 @@ from contextlib import closing
 
 import pytest
 
-from ebbflow.kafka.records import read_back, written
+from ebbflow.connectors.kafka.records import read_back, written
 from ebbflow.testing import Refused, Sample, SinkUnderTest, SourceUnderTest
-from ebbflow.testing.conformance import SINK_RULES, SOURCE_RULES, SinkTrial, SourceTrial
+from ebbflow.testing.conformance.suite import SINK_RULES, SOURCE_RULES, SinkTrial, SourceTrial
 
 pytestmark = pytest.mark.slow
 

@@ -8,9 +8,9 @@ import urllib.request
 
 import pytest
 
+from ebbflow.connectors.nats.headers import incoming, outgoing
 from ebbflow.errors import MessageTooLarge
-from ebbflow.jetstream import Outgoing, Publisher
-from ebbflow.jetstream.headers import incoming, outgoing
+from ebbflow.publishing import Outgoing, Publisher
 from ebbflow.testing import (
     SINK_RULES,
     SOURCE_RULES,

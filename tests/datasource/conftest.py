@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from ebbflow.datasource import register
-from ebbflow.jetstream import streams
-from ebbflow.jetstream.access import NATS_URL, embedded, linked
-from ebbflow.jetstream.addresses import Addresses
-from ebbflow.jetstream.connection import Link
+from ebbflow.nats import api
+from ebbflow.nats.address import Addresses
+from ebbflow.nats.link import Link
+from ebbflow.nats.locate import NATS_URL, embedded, linked
 from tests.jetstream.securing import address
 
 _numbers = count()
@@ -57,7 +57,7 @@ class Stream:
         self.make()
 
     def api(self, call: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        return self.link.run(streams.api(self.link.client, call, body))
+        return self.link.run(api.call(self.link.client, call, body))
 
     def make(self) -> None:
         self.api(f"STREAM.CREATE.{self.name}", self.config)
@@ -88,7 +88,7 @@ class Stream:
             await asyncio.sleep(0.01)
 
     async def _last(self) -> int:
-        state = await streams.state(self.link.client, self.name)
+        state = await api.state(self.link.client, self.name)
         assert state is not None
         return state.last_seq
 

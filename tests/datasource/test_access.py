@@ -12,9 +12,9 @@ from pyspark.errors import PySparkException
 
 from ebbflow.datasource import register
 from ebbflow.errors import DataSourceError, SetupError
-from ebbflow.jetstream import Login
-from ebbflow.jetstream.addresses import Addresses
-from ebbflow.jetstream.connection import Link
+from ebbflow.nats.address import Addresses
+from ebbflow.nats.link import Link
+from ebbflow.publishing import Login
 from tests.datasource.conftest import Stream
 from tests.datasource.planned import Run, planned
 from tests.datasource.test_guide import GUIDE

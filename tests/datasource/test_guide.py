@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ebbflow.jetstream.access import NATS_URL
+from ebbflow.nats.locate import NATS_URL
 from tests.datasource.conftest import Stream
 from tests.docs.pages import ROOT, Page
 

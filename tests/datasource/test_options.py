@@ -13,7 +13,7 @@ from ebbflow.datasource import JetStreamDataSource
 from ebbflow.datasource.columns import READ
 from ebbflow.datasource.options import READ_OPTIONS, WRITE_OPTIONS, ReadOptions, WriteOptions
 from ebbflow.errors import DataSourceError
-from ebbflow.jetstream.access import NATS_URL
+from ebbflow.nats.locate import NATS_URL
 
 URL = {"url": "nats://localhost:4222"}
 DATA = StructType([StructField("data", StringType())])

@@ -16,8 +16,8 @@ from ebbflow.datasource import leader, pull, ranges
 from ebbflow.datasource.leader import Leader
 from ebbflow.datasource.offsets import Range
 from ebbflow.errors import DataLoss, DataSourceError, JetStreamUnavailable
-from ebbflow.jetstream.access import embedded, linked
-from ebbflow.jetstream.connection import Link
+from ebbflow.nats.link import Link
+from ebbflow.nats.locate import embedded, linked
 from tests.cluster.cluster import thread_states, until
 from tests.datasource.conftest import Stream
 

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from ebbflow.datasource import JetStreamDataSource
 from ebbflow.datasource.writer import message, rows
 from ebbflow.errors import DataSourceError
-from ebbflow.jetstream.access import NATS_URL
+from ebbflow.nats.locate import NATS_URL
 from tests.datasource.conftest import Stream
 
 

@@ -9,8 +9,8 @@ from collections import Counter
 import pytest
 
 from ebbflow.deadletters import DeadLetters
-from ebbflow.jetstream import streams
-from ebbflow.jetstream.access import embedded, linked
+from ebbflow.nats import api
+from ebbflow.nats.locate import embedded, linked
 from tests.chaos.kill_and_restart import kill_tree
 
 pytestmark = pytest.mark.slow
@@ -40,10 +40,10 @@ def work(datum):
 def forget_all_ids(folder):
     """As if more than the two minutes had gone by for which the server knows copies."""
     with embedded(folder) as server, linked(server) as link:
-        for name in link.run(streams.names_of(link.client, "")):
-            config = link.run(streams.api(link.client, f"STREAM.INFO.{name}"))["config"]
+        for name in link.run(api.names_of(link.client, "")):
+            config = link.run(api.call(link.client, f"STREAM.INFO.{name}"))["config"]
             config["duplicate_window"] = 100_000_000
-            link.run(streams.api(link.client, f"STREAM.UPDATE.{name}", config))
+            link.run(api.call(link.client, f"STREAM.UPDATE.{name}", config))
         time.sleep(0.5)
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from examples.cluster.nodes import ports_from
 
-from ebbflow.jetstream import streams
-from ebbflow.jetstream.access import linked
-from ebbflow.jetstream.addresses import Addresses
+from ebbflow.buffers import streams
+from ebbflow.nats.address import Addresses
+from ebbflow.nats.locate import linked
 
 pytestmark = pytest.mark.slow
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ebbflow.jetstream.access import embedded, linked
-from ebbflow.jetstream.connection import Link
-from ebbflow.jetstream.names import Names
+from ebbflow.buffers.names import Names
+from ebbflow.nats.link import Link
+from ebbflow.nats.locate import embedded, linked
 from tests.jetstream.securing import Authority
 from tests.sources.outside import outside
 
@@ -39,7 +39,7 @@ def names() -> Names:
 
 @pytest.fixture
 def ensure(link: Link) -> Any:
-    from ebbflow.jetstream import streams
+    from ebbflow.buffers import streams
 
     def make(config: dict[str, Any]) -> None:
         link.run(streams.ensure(link.client, config))

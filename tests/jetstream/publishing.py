@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebbflow.jetstream import Publisher, streams
-from ebbflow.jetstream.connection import Link
-from ebbflow.jetstream.names import Names
+from ebbflow.buffers import streams
+from ebbflow.buffers.names import Names
+from ebbflow.nats import api
+from ebbflow.nats.link import Link
+from ebbflow.publishing import Publisher
 from tests.jetstream.securing import address
 
 
@@ -28,7 +30,7 @@ class TestStream:
 
     @property
     def messages(self):
-        return self._link.run(streams.state(self._link.client, self.name)).messages
+        return self._link.run(api.state(self._link.client, self.name)).messages
 
 
 class Listener:

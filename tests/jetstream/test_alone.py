@@ -6,11 +6,11 @@ import os
 
 import pytest
 
+from ebbflow.buffers.names import Names
 from ebbflow.errors import SetupError
-from ebbflow.jetstream.access import linked
-from ebbflow.jetstream.connection import Link
-from ebbflow.jetstream.names import Names
-from ebbflow.spark.alone import alone
+from ebbflow.nats.link import Link
+from ebbflow.nats.locate import linked
+from ebbflow.runtime.run_lock import alone
 
 
 def test_a_second_run_is_refused_and_told_where_the_first_is(link, names):

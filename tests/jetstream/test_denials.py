@@ -13,18 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from ebbflow import frames
+from ebbflow.buffers import streams
+from ebbflow.buffers.names import Names
+from ebbflow.buffers.positions import PositionStore
+from ebbflow.buffers.reader import FrameReader
+from ebbflow.core import frames
 from ebbflow.core.position import Mark
 from ebbflow.errors import AccessError, PermanentPublishError, SetupError
-from ebbflow.jetstream import Login, Outgoing, Publisher, streams
-from ebbflow.jetstream.access import linked
-from ebbflow.jetstream.addresses import Addresses
-from ebbflow.jetstream.connection import Link, worker_link
-from ebbflow.jetstream.names import Names
-from ebbflow.jetstream.positions import PositionStore
-from ebbflow.jetstream.publisher import BUFFER, publish
-from ebbflow.jetstream.reader import FrameReader
-from ebbflow.jetstream.stored import read_last
+from ebbflow.nats import api
+from ebbflow.nats.address import Addresses
+from ebbflow.nats.link import Link, worker_link
+from ebbflow.nats.locate import linked
+from ebbflow.nats.publish import BUFFER, publish
+from ebbflow.nats.stored import read_last
+from ebbflow.publishing import Login, Outgoing, Publisher
 from tests.jetstream.securing import nats_server, reload
 
 NAMES = Names("p")
@@ -179,7 +181,7 @@ def test_a_denied_inbox_is_named_by_the_first_call(server):
         told = server.told("subscribe", "_INBOX.").removesuffix(f". {STEP}")
         for _ in range(2):
             with at_once(AccessError, told):
-                link.run(streams.names_of(link.client, ""))
+                link.run(api.names_of(link.client, ""))
 
 
 def test_a_denied_subscription_ends_the_next_request(server):
@@ -270,16 +272,16 @@ def test_a_permission_that_is_taken_away_is_named_and_one_that_is_given_is_used(
 def test_a_worker_whose_inbox_was_taken_away_connects_anew_when_it_has_it_again(server):
     with server.denying():
         link = worker_link(server.me)
-        link.run(streams.names_of(link.client, ""))
+        link.run(api.names_of(link.client, ""))
         reload(server.folder, server.config(subscribe=["_INBOX.>"]))
         waits_for(lambda: link.client.denied is not None)
         with pytest.raises(AccessError, match="subscribe to _INBOX"):
-            link.run(streams.names_of(link.client, ""))
+            link.run(api.names_of(link.client, ""))
         reload(server.folder, server.config())
         again = worker_link(server.me)
         assert again is not link
         assert worker_link(server.me) is again
-        assert "ORDERS" in again.run(streams.names_of(again.client, ""))
+        assert "ORDERS" in again.run(api.names_of(again.client, ""))
         again.close()
 
 

@@ -9,13 +9,14 @@ from contextlib import suppress
 
 import pytest
 
+from ebbflow.buffers import streams
+from ebbflow.buffers.names import Names
 from ebbflow.errors import SetupError
-from ebbflow.jetstream import streams
-from ebbflow.jetstream.access import embedded, linked
-from ebbflow.jetstream.addresses import Addresses
-from ebbflow.jetstream.disk import DiskWatch
-from ebbflow.jetstream.names import Names
-from ebbflow.jetstream.publisher import BUFFER, Tally, publish
+from ebbflow.nats import api
+from ebbflow.nats.address import Addresses
+from ebbflow.nats.disk import DiskWatch
+from ebbflow.nats.locate import embedded, linked
+from ebbflow.nats.publish import BUFFER, Tally, publish
 from tests.jetstream.securing import nats_server
 from tests.sources.outside import until
 
@@ -43,7 +44,7 @@ def test_what_a_full_disk_did_not_take_is_stored_once_when_there_is_room(small_d
         small_disk.enlarge("200m")
         assert "NATS was restarted" in told.get(timeout=30)
         acks = sending.result(60)
-        state = link.run(streams.state(link.client, NAMES.buffer("v", 0)))
+        state = link.run(api.state(link.client, NAMES.buffer("v", 0)))
     assert sorted(ack.seq for ack in acks) == list(range(1, 41))
     assert state.messages == 40
 
@@ -79,7 +80,7 @@ def test_a_server_that_is_out_of_storage_is_asked_until_it_has_some_and_quoted(t
         until(lambda: tally.refused > 10)
         assert tally.refusal == "insufficient resources"
         assert not sending.done()
-        link.run(streams.purge(link.client, NAMES.dead_letters, subject, tally.confirmed))
+        link.run(api.purge(link.client, NAMES.dead_letters, subject, tally.confirmed))
         acks = sending.result(60)
     assert sorted(ack.seq for ack in acks) == list(range(1, 13))
     assert tally.confirmed == 12

@@ -6,11 +6,11 @@ import queue
 
 import pytest
 
-from ebbflow.jetstream.access import linked
-from ebbflow.jetstream.publisher import Tally
-from ebbflow.jetstream.server import EmbeddedServer, StateFolder
-from ebbflow.spark.events import Events
-from ebbflow.spark.listener import Listener
+from ebbflow.nats.embedded import EmbeddedServer, StateFolder
+from ebbflow.nats.locate import linked
+from ebbflow.nats.publish import Tally
+from ebbflow.runtime.events import Events
+from ebbflow.runtime.listener import Listener
 
 
 @pytest.fixture

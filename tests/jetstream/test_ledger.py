@@ -7,11 +7,12 @@ from random import Random
 
 import pytest
 
-from ebbflow import frames
-from ebbflow.jetstream import streams
-from ebbflow.jetstream.access import embedded, linked
-from ebbflow.jetstream.ledger import History, Ledger
-from ebbflow.jetstream.publisher import BUFFER, Tally
+from ebbflow.buffers import streams
+from ebbflow.buffers.ledger import History, Ledger
+from ebbflow.core import frames
+from ebbflow.nats import api
+from ebbflow.nats.locate import embedded, linked
+from ebbflow.nats.publish import BUFFER, Tally
 
 SEEN = datetime(2026, 8, 1, 12, tzinfo=UTC)
 
@@ -55,7 +56,7 @@ def stored(link, names, ensure):
     ensure(streams.ledger_config(names))
 
     def count():
-        state = link.run(streams.state(link.client, names.ledger))
+        state = link.run(api.state(link.client, names.ledger))
         return state.messages
 
     return count
@@ -80,7 +81,7 @@ def test_the_next_task_knows_everything_about_a_nacked_message(task):
 
 def test_only_the_facts_are_kept_and_not_the_value(link, names, task):
     task().write(2, "a")
-    message = link.run(streams.state(link.client, names.ledger))
+    message = link.run(api.state(link.client, names.ledger))
     assert message.messages == 1
     task().write(2, *(f"{number:050}" for number in range(2_000)))
     assert task().deliveries(f"{1_999:050}") == 2
@@ -221,7 +222,7 @@ def test_a_history_that_is_older_does_not_count_though_it_is_written_later(task)
 def test_every_task_knows_what_a_plain_dictionary_would(task, stored, seed, monkeypatch):
     """Random nacks and ends in two partitions, with tasks that are replaced at any time."""
     print(f"seed {seed}")
-    monkeypatch.setattr("ebbflow.jetstream.ledger._MOST_FRAMES", 4)
+    monkeypatch.setattr("ebbflow.buffers.ledger._MOST_FRAMES", 4)
     random, fresh_ids = Random(seed), iter(range(10**6))
     tasks = [task(partition=p, partitions=2) for p in (0, 1)]
     waiting: dict[str, int] = {}

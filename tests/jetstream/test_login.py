@@ -14,10 +14,10 @@ import nkeys
 import pytest
 
 from ebbflow.errors import SetupError
-from ebbflow.jetstream import AsyncPublisher, Login, Publisher
-from ebbflow.jetstream.access import connected, own_server
-from ebbflow.jetstream.addresses import Addresses
-from ebbflow.jetstream.login import VARIABLES
+from ebbflow.nats.address import Addresses
+from ebbflow.nats.locate import connected, own_server
+from ebbflow.nats.login import VARIABLES
+from ebbflow.publishing import AsyncPublisher, Login, Publisher
 from tests.jetstream.securing import Authority, Nkey, Operator
 
 SECRET = "s3cr3t-that-nobody-sees"

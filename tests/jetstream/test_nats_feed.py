@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from ebbflow import frames
+from ebbflow.buffers import streams
+from ebbflow.buffers.feed import Spot
+from ebbflow.connectors.nats.source import NatsSettings
+from ebbflow.core import frames
+from ebbflow.core.frames import Rows
 from ebbflow.errors import SetupError
-from ebbflow.frames import Rows
-from ebbflow.jetstream import streams
-from ebbflow.jetstream.addresses import Addresses
-from ebbflow.jetstream.stored import read_subject
-from ebbflow.sources.feed import Spot
-from ebbflow.sources.nats import NatsSettings
+from ebbflow.nats import api
+from ebbflow.nats.address import Addresses
+from ebbflow.nats.stored import read_subject
 from tests.jetstream.securing import nats_server
 from tests.sources.outside import Outside, until
 
@@ -51,7 +52,7 @@ class Place:
 
     def make_room(self):
         stream, subject = self.names.buffer("in", 0), self.names.buffer_subject("in", 0)
-        self.link.run(streams.purge(self.link.client, stream, subject, 1_000_000))
+        self.link.run(api.purge(self.link.client, stream, subject, 1_000_000))
 
 
 @pytest.fixture
@@ -142,7 +143,7 @@ def test_what_was_heard_before_the_stop_is_stored(outside, place, start):
 def test_memory_is_bounded_and_what_is_dropped_is_counted_and_told(
     outside, link, names, ensure, place, start, monkeypatch
 ):
-    monkeypatch.setattr("ebbflow.sources.nats.MOST_WAITING", 100_000)
+    monkeypatch.setattr("ebbflow.connectors.nats.source.MOST_WAITING", 100_000)
     ensure(streams.buffer_config(names, "in", 0, 1))
     feed = start(outside.server, "five.a")
     say(outside, "five.a", b"0")

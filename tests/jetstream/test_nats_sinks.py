@@ -11,15 +11,15 @@ from contextlib import ExitStack
 import pytest
 
 from ebbflow import Datum, Response
+from ebbflow.connectors.jetstream import spec
+from ebbflow.connectors.jetstream.sink import JetStreamSink
+from ebbflow.connectors.nats.headers import incoming, outgoing
+from ebbflow.connectors.nats.publishing import PublishSettings
+from ebbflow.connectors.nats.sink import NatsSink
 from ebbflow.core.position import LINEAGE
 from ebbflow.errors import SetupError
-from ebbflow.jetstream.addresses import Addresses
-from ebbflow.jetstream.headers import incoming, outgoing
 from ebbflow.message import Status
-from ebbflow.sinks.jetstream import JetStreamSink
-from ebbflow.sinks.nats import NatsSink
-from ebbflow.sinks.publishing import PublishSettings
-from ebbflow.spec.connectors import jetstream as spec
+from ebbflow.nats.address import Addresses
 from tests.jetstream.securing import nats_server
 from tests.sources.outside import Outside, Stream, until
 
@@ -175,10 +175,10 @@ def test_room_that_comes_in_time_is_used(outside, opened):
     async def purge_later():
         import asyncio
 
-        from ebbflow.jetstream import streams
+        from ebbflow.nats import api
 
         await asyncio.sleep(0.5)
-        await streams.api(link.client, f"STREAM.PURGE.{stream.name}")
+        await api.call(link.client, f"STREAM.PURGE.{stream.name}")
 
     purged = link.submit(purge_later())
     assert sink([Datum(b"2", id="two")]) == [Response.ok("two")]

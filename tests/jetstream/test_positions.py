@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from ebbflow.buffers import streams
+from ebbflow.buffers.positions import PositionStore, read_all
 from ebbflow.core.position import Mark, Span
 from ebbflow.errors import Fenced
-from ebbflow.jetstream import streams
-from ebbflow.jetstream.positions import PositionStore, read_all
 from ebbflow.outcome import Counts
 
 

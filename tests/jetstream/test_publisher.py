@@ -6,9 +6,10 @@ import time
 
 import pytest
 
+from ebbflow.buffers import streams
 from ebbflow.errors import BufferFull, NoStreamResponse, PermanentPublishError, PublishTimeout
-from ebbflow.jetstream import streams
-from ebbflow.jetstream.publisher import Retry, publish
+from ebbflow.nats import api
+from ebbflow.nats.publish import Retry, publish
 
 
 def send(link, subject, **options):
@@ -54,7 +55,7 @@ def test_a_full_buffer_is_told_apart_or_waited_for(link, names, ensure):
         publish(link.client, subject, b"y", retry=Retry(wait=0.02, ack_wait=5, until_room=True))
     )
     assert not waiting.done()
-    link.run(streams.purge(link.client, names.buffer("v", 0), subject, 1))
+    link.run(api.purge(link.client, names.buffer("v", 0), subject, 1))
     assert waiting.result(5).seq == 2
 
 

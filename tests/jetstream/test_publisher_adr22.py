@@ -37,7 +37,8 @@ from ebbflow.errors import (
     PermanentPublishError,
     PublishTimeout,
 )
-from ebbflow.jetstream import AsyncPublisher, Publisher, streams
+from ebbflow.nats import api
+from ebbflow.publishing import AsyncPublisher, Publisher
 
 pytest_plugins = ["tests.jetstream.publishing"]
 
@@ -206,7 +207,7 @@ def test_a_full_stream_is_waited_for_and_that_uses_up_no_attempts(publisher, sub
         publisher.publish(subject, b"y", ack_wait=0.2, **options)
 
     def make_room():
-        link.run(streams.purge(link.client, stream.name, subject, 1))
+        link.run(api.purge(link.client, stream.name, subject, 1))
 
     with later(0.2, make_room):
         ack = publisher.publish(subject, b"y", **options)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ebbflow.buffers import streams
 from ebbflow.errors import (
     NoStreamResponse,
     PermanentPublishError,
@@ -19,9 +20,10 @@ from ebbflow.errors import (
     PublishTimeout,
     SetupError,
 )
-from ebbflow.jetstream import Ack, AsyncPublisher, Outgoing, Publisher, streams
-from ebbflow.jetstream.access import linked
-from ebbflow.jetstream.server import EmbeddedServer, StateFolder
+from ebbflow.nats import api
+from ebbflow.nats.embedded import EmbeddedServer, StateFolder
+from ebbflow.nats.locate import linked
+from ebbflow.publishing import Ack, AsyncPublisher, Outgoing, Publisher
 from tests.jetstream.securing import address
 
 pytest_plugins = ["tests.jetstream.publishing"]
@@ -42,7 +44,7 @@ class Fragile:
 
     def stored(self):
         with linked(self.server) as link:
-            return link.run(streams.state(link.client, "s")).messages
+            return link.run(api.state(link.client, "s")).messages
 
     def publish_while_it_hangs(self, publisher, **options):
         with ThreadPoolExecutor(1) as pool:

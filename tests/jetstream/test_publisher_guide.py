@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 
-from ebbflow.jetstream import PublishOptions, streams
+from ebbflow.nats import api
+from ebbflow.publishing import PublishOptions
 from tests.docs.pages import ROOT, Page
 
 pytest_plugins = ["tests.jetstream.publishing"]
@@ -24,7 +25,7 @@ def test_the_example_prints_what_the_guide_says(link, url, ensure, capsys):
     told = next(block.text for block in GUIDE.blocks if block.language == "text")
     seconds = re.compile(r"\d\.\d\d s")
     assert seconds.sub("… s", capsys.readouterr().out) == seconds.sub("… s", told)
-    link.run(streams.delete(link.client, ["ORDERS"]))
+    link.run(api.delete(link.client, ["ORDERS"]))
 
 
 def test_the_table_of_options_has_the_defaults_of_the_code():

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from ebbflow.errors import BufferFull, MessageTooLarge, NoStreamResponse, PublishTimeout
-from ebbflow.jetstream import AsyncPublisher, Outgoing, Publisher
+from ebbflow.publishing import AsyncPublisher, Outgoing, Publisher
 
 pytest_plugins = ["tests.jetstream.publishing"]
 

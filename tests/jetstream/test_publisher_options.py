@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from ebbflow.jetstream import AsyncPublisher, Login, Outgoing, Publisher, PublishOptions
-from ebbflow.jetstream.addresses import Addresses
+from ebbflow.nats.address import Addresses
+from ebbflow.publishing import AsyncPublisher, Login, Outgoing, Publisher, PublishOptions
 
 SECONDS = "must be a number of seconds above 0, not"
 NO_URL = "is not a NATS URL; write for example nats://localhost:4222"

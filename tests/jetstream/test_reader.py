@@ -7,13 +7,14 @@ import time
 
 import pytest
 
-from ebbflow import frames
+from ebbflow.buffers import streams
+from ebbflow.buffers.reader import FrameReader
+from ebbflow.core import frames
 from ebbflow.core.copies import NOTHING
 from ebbflow.core.position import Mark
 from ebbflow.core.publications import FROM
-from ebbflow.jetstream import streams
-from ebbflow.jetstream.publisher import BUFFER, publish
-from ebbflow.jetstream.reader import FrameReader
+from ebbflow.nats import api
+from ebbflow.nats.publish import BUFFER, publish
 
 
 @pytest.fixture
@@ -121,7 +122,7 @@ def test_what_is_done_is_deleted_and_what_is_not_stays(link, names, buffer, read
     take(one, 2)
     link.run(one._purge(one.mark.seq))
 
-    assert link.run(streams.state(link.client, names.buffer("v", 0))).messages == 1
+    assert link.run(api.state(link.client, names.buffer("v", 0))).messages == 1
     assert take(reader(one.mark), 1) == ["2"]
 
 
@@ -129,7 +130,7 @@ def test_a_reader_whose_consumer_vanished_goes_on_after_the_last_frame(link, buf
     buffer(1, 1)
     one = reader()
     assert take(one, 2) == ["0", "1"]
-    link.run(streams.api(link.client, f"CONSUMER.DELETE.{one.stream}.{one._consumer.name}"))
+    link.run(api.call(link.client, f"CONSUMER.DELETE.{one.stream}.{one._consumer.name}"))
     buffer(1, 1)
 
     assert take(one, 2) == ["2", "3"]
@@ -146,7 +147,7 @@ def test_frames_that_a_consumer_delivers_again_are_taken_once(link, names, buffe
     wake = threading.Event()
     one = Early(link, names.buffer("v", 0), names.buffer_subject("v", 0), Mark(2), wake)
     assert take(one, 3) == ["2", "3", "4"]
-    link.run(streams.api(link.client, f"CONSUMER.DELETE.{one.stream}.{one._consumer.name}"))
+    link.run(api.call(link.client, f"CONSUMER.DELETE.{one.stream}.{one._consumer.name}"))
     buffer(1, 1)
 
     assert take(one, 2) == ["5", "6"]

@@ -7,17 +7,18 @@ from datetime import UTC, datetime
 
 import pytest
 
-from ebbflow import frames
+from ebbflow.buffers import streams
+from ebbflow.buffers.carry_out import publish_all
+from ebbflow.buffers.replayed import without_stored
+from ebbflow.core import frames
+from ebbflow.core.frames import Rows
 from ebbflow.core.position import Mark
 from ebbflow.core.publications import Chunk, Place, Stage
 from ebbflow.core.settlement import settle
 from ebbflow.core.verdict import Verdict
-from ebbflow.frames import Rows
-from ebbflow.jetstream import streams
-from ebbflow.jetstream.replayed import without_stored
-from ebbflow.jetstream.settle import publish_all
-from ebbflow.jetstream.stored import read_subject
-from ebbflow.options import Backoff
+from ebbflow.durations import Backoff
+from ebbflow.nats import api
+from ebbflow.nats.stored import read_subject
 from ebbflow.outcome import DeadLetter, Redeliver
 
 
@@ -95,7 +96,7 @@ def test_what_is_missing_is_written_by_the_replay(link, names, streams_of_v):
 def test_what_was_read_before_the_chunk_is_no_copy(link, names, streams_of_v):
     """A message that is redelivered for the second time is in the stream for the first one."""
     link.run(publish_all(link.client, names, settlement(60_000)))
-    state = link.run(streams.info(link.client, names.redelivery("v", 0)))
+    state = link.run(api.info(link.client, names.redelivery("v", 0)))
     after = Mark(state["last_seq"])
     replay = link.run(without_stored(link.client, names, settlement(60_000), after))
     assert [one.stage for one in replay.publications] == [Stage.REDELIVER] * 2

@@ -16,10 +16,12 @@ from pathlib import Path
 import nkeys
 import pytest
 
+from ebbflow.buffers import streams
 from ebbflow.errors import SetupError
-from ebbflow.jetstream import Login, Publisher, streams
-from ebbflow.jetstream.access import linked
-from ebbflow.jetstream.addresses import Addresses
+from ebbflow.nats import api
+from ebbflow.nats.address import Addresses
+from ebbflow.nats.locate import linked
+from ebbflow.publishing import Login, Publisher
 from tests.jetstream.securing import Authority, Nkey, Operator, nats_server
 
 SECRET = "s3cr3t"
@@ -33,7 +35,7 @@ def gets_in(port: int, login: Login | None = None, host: str = "tls://localhost"
         link.run(streams.ensure(link.client, {"name": "s", "subjects": ["s"]}))
         with Publisher(url, login=login) as publisher:
             publisher.publish("s", b"")
-        return link.run(streams.state(link.client, "s")).messages > 0
+        return link.run(api.state(link.client, "s")).messages > 0
 
 
 @contextmanager

@@ -18,13 +18,14 @@ from dataclasses import replace
 import psutil
 import pytest
 
+from ebbflow.buffers import streams
 from ebbflow.errors import SetupError
-from ebbflow.jetstream import streams
-from ebbflow.jetstream.access import embedded, linked, own_server
-from ebbflow.jetstream.addresses import Addresses
-from ebbflow.jetstream.connection import Link, check_version
-from ebbflow.jetstream.login import Login
-from ebbflow.jetstream.server import EmbeddedServer, StateFolder
+from ebbflow.nats import api
+from ebbflow.nats.address import Addresses
+from ebbflow.nats.embedded import EmbeddedServer, StateFolder
+from ebbflow.nats.link import Link, check_version
+from ebbflow.nats.locate import embedded, linked, own_server
+from ebbflow.nats.login import Login
 
 
 def test_it_listens_on_loopback_only_and_its_password_is_its_owners_alone(tmp_path):
@@ -66,7 +67,7 @@ def test_what_was_stored_is_there_after_the_server_was_killed(tmp_path):
             deadline = time.monotonic() + 10
             while server.pid == first and time.monotonic() < deadline:
                 time.sleep(0.02)
-            assert link.run(streams.state(link.client, "kept")).messages == 0
+            assert link.run(api.state(link.client, "kept")).messages == 0
         assert server.restarts == 1
     finally:
         server.stop()
@@ -89,7 +90,7 @@ def test_a_server_left_by_a_killed_owner_is_ended_before_the_next_one(tmp_path):
 OWNER = """
 import sys, time
 from pathlib import Path
-from ebbflow.jetstream.access import embedded
+from ebbflow.nats.locate import embedded
 with embedded(Path(sys.argv[1])):
     print("ready", flush=True)
     time.sleep(600)
@@ -140,7 +141,7 @@ def test_garbage_in_its_small_files_is_written_anew(tmp_path):
         (tmp_path / "nats" / name).write_bytes(noise.randbytes(300))
 
     with embedded(tmp_path) as server, linked(server) as link:
-        assert link.run(streams.state(link.client, "kept")).messages == 1
+        assert link.run(api.state(link.client, "kept")).messages == 1
         (tmp_path / "lock").write_bytes(noise.randbytes(300))
         with pytest.raises(SetupError, match=r"belongs to a running instance\. Stop"):
             StateFolder(tmp_path).acquire()

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from ebbflow.buffers import streams
+from ebbflow.buffers.carry_out import publish_all
 from ebbflow.core.publications import Publication, Stage
 from ebbflow.core.settlement import Settlement
 from ebbflow.errors import NoStreamResponse
-from ebbflow.jetstream import streams
-from ebbflow.jetstream.publisher import BUFFER, Tally
-from ebbflow.jetstream.settle import publish_all
+from ebbflow.nats import api
+from ebbflow.nats.publish import BUFFER, Tally
 from ebbflow.outcome import Counts
 
 HASTY = replace(BUFFER, wait=0.01, attempts=3, ack_wait=0.2)
@@ -56,7 +57,7 @@ def test_room_is_waited_for_however_little_time_there_is_to_publish(
         waiting.result(3 * HASTY.ack_wait)
 
     subject = names.buffer_subject("out", 0)
-    link.run(streams.purge(link.client, names.buffer("out", 0), subject, 1))
+    link.run(api.purge(link.client, names.buffer("out", 0), subject, 1))
 
     assert waiting.result(5) == []
     assert tally.full > 3

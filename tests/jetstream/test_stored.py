@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from ebbflow.buffers import streams
 from ebbflow.errors import JetStreamUnavailable
-from ebbflow.jetstream import streams
-from ebbflow.jetstream.publisher import publish
-from ebbflow.jetstream.stored import (
+from ebbflow.nats import api
+from ebbflow.nats.publish import publish
+from ebbflow.nats.stored import (
     _direct_read,
     _last_by_leader,
     read_last,
@@ -76,7 +77,7 @@ def test_a_subject_is_read_over_any_number_of_pages_and_without_what_was_deleted
     stream(*["a", "b"] * 400)
     call = f"STREAM.MSG.DELETE.{stream.name}"
     for seq in (1, 300, 799):
-        link.run(streams.api(link.client, call, {"seq": seq}))
+        link.run(api.call(link.client, call, {"seq": seq}))
 
     found = link.run(read_subject(link.client, stream.name, f"{stream.name}.a"))
 

@@ -8,17 +8,18 @@ from datetime import UTC, datetime
 
 import pytest
 
+from ebbflow.connectors.jetstream import spec
+from ebbflow.connectors.jetstream.durable import Durable
+from ebbflow.connectors.jetstream.source import JetStreamSettings, JetStreamSource
 from ebbflow.errors import SetupError
-from ebbflow.jetstream import Publisher, streams
-from ebbflow.jetstream.addresses import Addresses
-from ebbflow.jetstream.connection import Link
-from ebbflow.jetstream.durable import Durable
-from ebbflow.jetstream.publisher import publish
-from ebbflow.options import NackOptions
+from ebbflow.nacks import NackOptions
+from ebbflow.nats import api
+from ebbflow.nats.address import Addresses
+from ebbflow.nats.link import Link
+from ebbflow.nats.publish import publish
+from ebbflow.publishing import Publisher
+from ebbflow.runtime.source_process.protocol import message_id
 from ebbflow.source import NackOffset
-from ebbflow.sources.exchange import message_id
-from ebbflow.sources.jetstream import JetStreamSettings, JetStreamSource
-from ebbflow.spec.connectors import jetstream as spec
 from tests.jetstream.securing import Authority, Nkey, nats_server, reload
 from tests.sources.outside import Outside, Stream, until
 
@@ -122,8 +123,10 @@ def test_a_read_waits_for_the_first_message_and_returns_with_what_is_there(strea
 
 
 def test_large_messages_arrive_within_the_bounds_of_memory(stream, source, monkeypatch):
-    monkeypatch.setattr("ebbflow.sources.jetstream._MOST_BYTES", 4_000_000)
-    monkeypatch.setattr("ebbflow.sources.jetstream._ANSWER_BYTES", 1)  # twice the largest message
+    monkeypatch.setattr("ebbflow.connectors.jetstream.source._MOST_BYTES", 4_000_000)
+    monkeypatch.setattr(
+        "ebbflow.connectors.jetstream.source._ANSWER_BYTES", 1
+    )  # twice the largest message
     stream.fill([b"x" * 1_000_000 for _ in range(12)])
     reading = source()
     found, in_hand = [], read_all(reading, 4)
@@ -446,10 +449,10 @@ def test_a_permission_that_is_missing_is_named(tmp_path):
     """
     with nats_server(tmp_path / "nats", users) as port:
         boss = Link(Addresses.of(f"nats://boss:b@127.0.0.1:{port}"))
-        boss.run(streams.api(boss.client, "STREAM.CREATE.S", {"name": "S", "subjects": ["s"]}))
+        boss.run(api.call(boss.client, "STREAM.CREATE.S", {"name": "S", "subjects": ["s"]}))
         config = {"durable_name": "c", "ack_policy": "explicit"}
         body = {"stream_name": "S", "config": config}
-        boss.run(streams.api(boss.client, "CONSUMER.CREATE.S.c", body))
+        boss.run(api.call(boss.client, "CONSUMER.CREATE.S.c", body))
         boss.run(publish(boss.client, "s", b"1"))
         boss.close()
         mine = Addresses.of(f"nats://me:m@127.0.0.1:{port}")
@@ -470,7 +473,7 @@ def test_a_login_that_is_withdrawn_and_given_again_is_used_again(tmp_path):
     with nats_server(tmp_path, allowed) as port:
         mine = Addresses.of(f"nats://me:m@127.0.0.1:{port}")
         link = Link(mine)
-        link.run(streams.api(link.client, "STREAM.CREATE.S", {"name": "S", "subjects": ["s"]}))
+        link.run(api.call(link.client, "STREAM.CREATE.S", {"name": "S", "subjects": ["s"]}))
         link.run(publish(link.client, "s", b"1"))
         link.close()
         source = JetStreamSource(JetStreamSettings(mine, Durable("S", "c")))

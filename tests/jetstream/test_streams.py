@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ebbflow.buffers import streams
 from ebbflow.errors import JetStreamUnavailable, SetupError
-from ebbflow.jetstream import streams
+from ebbflow.nats import api
 from tests.jetstream.publishing import Listener
 
 
@@ -66,7 +67,7 @@ NOT_THE_LEADER = (
 def test_who_does_not_lead_is_not_believed(link, listener, call, answer, told):
     asked = listener(answer)
     with pytest.raises(JetStreamUnavailable) as error:
-        link.run(streams.api(link.client, call, patience=2.0))
+        link.run(api.call(link.client, call, patience=2.0))
 
     assert len(asked) > 1
     assert str(error.value) == (
@@ -78,13 +79,13 @@ def test_who_does_not_lead_is_not_believed(link, listener, call, answer, told):
 def test_a_leader_in_touch_with_a_majority_is_believed(link, listener, call):
     asked = listener(OUT_OF_TOUCH.replace(b'"active":0', b'"active":1000000'))
 
-    assert link.run(streams.api(link.client, call))["state"]["last_seq"] == 7
+    assert link.run(api.call(link.client, call))["state"]["last_seq"] == 7
     assert len(asked) == 1
 
 
 def test_silence_is_asked_again(link, listener, call):
     asked = listener()
     with pytest.raises(JetStreamUnavailable, match="within 2 s: no answer"):
-        link.run(streams.api(link.client, call, patience=2.0))
+        link.run(api.call(link.client, call, patience=2.0))
 
     assert len(asked) == 2

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from ebbflow.kafka.access import KafkaAccess, KafkaSinkSettings, KafkaSourceSettings
+from ebbflow.connectors.kafka.access import KafkaAccess, KafkaSinkSettings, KafkaSourceSettings
+from ebbflow.connectors.kafka.sink import KafkaSink
+from ebbflow.connectors.kafka.source import KafkaSource
 from ebbflow.message import Status
-from ebbflow.sinks.kafka import KafkaSink
-from ebbflow.sources.kafka import KafkaSource
 from tests.kafka.test_sink import data_of, statuses
 from tests.kafka.test_source import offsets, take, until
 

@@ -7,11 +7,11 @@ import time
 import pytest
 
 from ebbflow import Datum
+from ebbflow.connectors.kafka.access import KafkaAccess, KafkaSinkSettings
+from ebbflow.connectors.kafka.sink import KafkaSink
+from ebbflow.connectors.kafka.source import message_of
 from ebbflow.errors import SetupError
-from ebbflow.kafka.access import KafkaAccess, KafkaSinkSettings
 from ebbflow.message import Status
-from ebbflow.sinks.kafka import KafkaSink
-from ebbflow.sources.kafka import message_of
 from tests.kafka.broker import free_ports
 from tests.kafka.test_source import login
 
@@ -159,7 +159,7 @@ def test_it_logs_in_over_tls(kafka, sink_to):
 
 
 def test_a_topic_that_is_not_there_is_named(kafka, sink_to, monkeypatch):
-    monkeypatch.setattr("ebbflow.kafka.client._ANSWER_WITHIN", 1.0)
+    monkeypatch.setattr("ebbflow.connectors.kafka.client._ANSWER_WITHIN", 1.0)
     with pytest.raises(SetupError) as raised:
         sink_to("no-such-topic")
     assert str(raised.value) == (
@@ -168,7 +168,7 @@ def test_a_topic_that_is_not_there_is_named(kafka, sink_to, monkeypatch):
 
 
 def test_brokers_that_are_not_there_are_told(sink_to, monkeypatch):
-    monkeypatch.setattr("ebbflow.kafka.client._ANSWER_WITHIN", 1.0)
+    monkeypatch.setattr("ebbflow.connectors.kafka.client._ANSWER_WITHIN", 1.0)
     (port,) = free_ports(1)
     with pytest.raises(SetupError, match=f"Kafka at 127.0.0.1:{port} did not answer within 1 s"):
         sink_to("orders", KafkaAccess((f"127.0.0.1:{port}",)))

@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 import pytest
 from confluent_kafka import Producer, TopicPartition
 
+from ebbflow.connectors.kafka import client
+from ebbflow.connectors.kafka.access import KafkaAccess, KafkaLogin, KafkaSourceSettings, KafkaTls
+from ebbflow.connectors.kafka.member import Member
+from ebbflow.connectors.kafka.source import KafkaSource
 from ebbflow.errors import SetupError
-from ebbflow.kafka import client
-from ebbflow.kafka.access import KafkaAccess, KafkaLogin, KafkaSourceSettings, KafkaTls
-from ebbflow.kafka.member import Member
 from ebbflow.secret import Secret
-from ebbflow.sources.kafka import KafkaSource
 from tests.kafka.broker import PASSWORD, USER, free_ports
 
 pytestmark = pytest.mark.slow

@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 import pytest
 
 from ebbflow import Datum, Message, Pipeline, Response
+from ebbflow.connectors.file.sink import FileSettings, FileSink
 from ebbflow.errors import SetupError
 from ebbflow.message import Status
-from ebbflow.sinks.file import FileSettings, FileSink
 
 TIME = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
 
@@ -123,7 +123,7 @@ def test_when_the_disk_is_full_nothing_is_ok_and_no_part_of_a_line_stays(path, m
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write(file, rest[:4])
 
-    monkeypatch.setattr("ebbflow.sinks.file.os.write", some_room)
+    monkeypatch.setattr("ebbflow.connectors.file.sink.os.write", some_room)
     retried = sink_to(path, retried=True)(data(b"a long one", b"another"))
     patient = sink_to(path)(data(b"a long one"))
     monkeypatch.undo()

@@ -12,11 +12,17 @@ import pytest
 import trustme
 
 from ebbflow import Datum, Pipeline
+from ebbflow.connectors.http.sink import (
+    BatchSettings,
+    ClientTls,
+    HttpSink,
+    HttpSinkSettings,
+    parted,
+)
+from ebbflow.core.calling import Handler
 from ebbflow.core.position import LINEAGE
-from ebbflow.functions import Handler
 from ebbflow.message import Status
 from ebbflow.secret import Secret
-from ebbflow.sinks.http import BatchSettings, ClientTls, HttpSink, HttpSinkSettings, parted
 from tests.sinks.receiver import Receiver, Told
 
 TIME = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)

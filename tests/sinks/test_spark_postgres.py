@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from ebbflow.deadletters import DeadLetters
-from ebbflow.jetstream.access import embedded, linked
+from ebbflow.nats.locate import embedded, linked
 
 pytestmark = pytest.mark.slow
 

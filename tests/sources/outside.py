@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from ebbflow.jetstream import Publisher, streams
-from ebbflow.jetstream.addresses import Addresses
-from ebbflow.jetstream.connection import Link
+from ebbflow.nats import api
+from ebbflow.nats.address import Addresses
+from ebbflow.nats.link import Link
+from ebbflow.publishing import Publisher
 from tests.jetstream.securing import nats_server
 
 _numbers = count()
@@ -58,7 +59,7 @@ class Outside:
                 outside.link.close()
 
     def api(self, call: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        return self.link.run(streams.api(self.link.client, call, body))
+        return self.link.run(api.call(self.link.client, call, body))
 
     def stream(self, **config: Any) -> Stream:
         """A new stream, with a name and a subject that no other test uses."""
@@ -101,7 +102,7 @@ class Stream:
 
     def stored(self) -> list[tuple[str, bytes, dict[str, str]]]:
         """Subject, value and headers of all that the stream holds."""
-        from ebbflow.jetstream.stored import read_subject
+        from ebbflow.nats.stored import read_subject
 
         link = self.outside.link
         found = link.run(read_subject(link.client, self.name, ">"))

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ebbflow import frames
-from ebbflow.jetstream import streams
-from ebbflow.jetstream.connection import Link
-from ebbflow.jetstream.names import Names
-from ebbflow.jetstream.stored import read_subject
-from ebbflow.sources.feed import Feed, Spot
-from ebbflow.sources.http import Endpoint, HttpSettings
+from ebbflow.buffers import streams
+from ebbflow.buffers.feed import Feed, Spot
+from ebbflow.buffers.names import Names
+from ebbflow.connectors.http.source import Endpoint, HttpSettings
+from ebbflow.core import frames
+from ebbflow.nats import api
+from ebbflow.nats.link import Link
+from ebbflow.nats.stored import read_subject
 
 LOOPBACK = Endpoint("127.0.0.1", 0)
 NDJSON = "application/x-ndjson"
@@ -81,7 +82,7 @@ class Posting:
         """As a vertex does with what it has settled."""
         subject = self.names.buffer_subject(self.vertex, 0)
         stream = self.names.buffer(self.vertex, 0)
-        self.link.run(streams.purge(self.link.client, stream, subject, 2**40))
+        self.link.run(api.purge(self.link.client, stream, subject, 2**40))
 
 
 def asked(connection, method, path, body=None, headers=None, **options) -> Answered:

@@ -19,10 +19,10 @@ from datetime import UTC, datetime
 import pytest
 import trustme
 
+from ebbflow.connectors.http.source import Certificate, Endpoint, HttpSettings
 from ebbflow.errors import SetupError
-from ebbflow.jetstream.access import embedded, linked
+from ebbflow.nats.locate import embedded, linked
 from ebbflow.secret import Secret
-from ebbflow.sources.http import Certificate, Endpoint, HttpSettings
 from tests.sources.posting import LOOPBACK, NDJSON, asked, in_background, posting
 
 
@@ -50,7 +50,7 @@ def source(link, tmp_path, shared):
 @pytest.fixture(autouse=True)
 def settled(monkeypatch):
     """All who share a port have been added as soon as one is there."""
-    monkeypatch.setattr("ebbflow.sources.http.listener._SETTLING", 0.0)
+    monkeypatch.setattr("ebbflow.connectors.http.listener._SETTLING", 0.0)
 
 
 def wait_for(condition, seconds=10):
@@ -239,7 +239,7 @@ def test_ids_are_known_after_a_restart_of_everything_though_the_buffer_is_empty(
 def test_an_id_is_forgotten_when_the_window_for_copies_is_over(source, monkeypatch):
     source.post(b"x", x_numaflow_id="a")
     clock = time.time
-    monkeypatch.setattr("ebbflow.sources.http.seen.time.time", lambda: clock() + 121)
+    monkeypatch.setattr("ebbflow.connectors.http.known_ids.time.time", lambda: clock() + 121)
 
     # Known to the buffer still, which keeps its own time: asked for again, and not stored again.
     assert source.post(b"x", x_numaflow_id="a").status == 200
@@ -515,7 +515,7 @@ def test_two_vertices_share_a_port_until_the_last_one_stops(link, tmp_path):
 
 
 def test_a_vertex_that_is_about_to_listen_is_not_taken_for_unknown(source, monkeypatch):
-    monkeypatch.setattr("ebbflow.sources.http.listener._SETTLING", 60.0)
+    monkeypatch.setattr("ebbflow.connectors.http.listener._SETTLING", 60.0)
     answer = source.ask("POST", "/vertices/other", b"x")
 
     assert (answer.status, answer.headers["retry-after"]) == (503, "1")
@@ -559,7 +559,7 @@ def test_a_stop_finishes_what_is_on_its_way_and_refuses_the_rest(link, tmp_path)
 
 
 def test_a_stop_does_not_wait_for_ever_for_a_slow_client(link, tmp_path, monkeypatch):
-    monkeypatch.setattr("ebbflow.sources.http.feed._GRACE", 0.2)
+    monkeypatch.setattr("ebbflow.connectors.http.feed._GRACE", 0.2)
     with posting(link, tmp_path) as source:
         slow = begun(source, b"half")
         wait_for(lambda: source.feed._room._inside == 1)

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from ebbflow.jetstream.access import embedded, linked
+from ebbflow.nats.locate import embedded, linked
 from tests.sources.posting import NDJSON, posting
 
 CASES = int(os.environ.get("EBBFLOW_CASES", "150"))

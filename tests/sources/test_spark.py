@@ -12,12 +12,13 @@ from functools import partial
 import pytest
 
 from ebbflow import MonoVertex, Pipeline, Response
+from ebbflow.buffers import streams
+from ebbflow.buffers.names import Names
 from ebbflow.cli.display import PlainLines
+from ebbflow.connectors.spark.storing import SCHEMA, Storing, store_on_worker
 from ebbflow.errors import SetupError
-from ebbflow.jetstream import streams
-from ebbflow.jetstream.access import embedded, linked
-from ebbflow.jetstream.names import Names
-from ebbflow.sources.spark.storing import SCHEMA, Storing, store_on_worker
+from ebbflow.nats import api
+from ebbflow.nats.locate import embedded, linked
 from ebbflow.spark.run import Silent
 
 pytestmark = pytest.mark.slow
@@ -137,7 +138,7 @@ def test_a_task_that_is_run_again_stores_nothing_twice_and_other_rows_beside(spa
         def stored(*values):
             rows = spark.sql(f"SELECT explode(array{values}) AS value")
             rows.mapInArrow(partial(store_on_worker, storing=storing), SCHEMA).collect()
-            return link.run(streams.state(link.client, names.buffer("in", 0))).messages
+            return link.run(api.state(link.client, names.buffer("in", 0))).messages
 
         assert stored("a", "b") == 1
         assert stored("a", "b") == 1

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from ebbflow import Message, MonoVertex, Pipeline, Response
+from ebbflow.connectors.spark.format import Format
+from ebbflow.connectors.spark.rows import as_messages, opened
+from ebbflow.connectors.spark.session import cloned, leaving_active
+from ebbflow.connectors.spark.source import SparkSettings
 from ebbflow.deadletters import DeadLetters
 from ebbflow.errors import EbbflowError, SetupError
-from ebbflow.jetstream.access import embedded, linked
-from ebbflow.sources.spark import SparkSettings
-from ebbflow.sources.spark.rows import as_messages, opened
-from ebbflow.spark.cloned import cloned, leaving_active
-from ebbflow.spark.formats import Format
+from ebbflow.nats.locate import embedded, linked
 
 pytestmark = pytest.mark.slow
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ebbflow import Pipeline
-from ebbflow.core.letter import Letter
+from ebbflow.core.dead_letter import Letter
 from ebbflow.deadletters import DeadLetters
-from ebbflow.jetstream.access import embedded, linked
+from ebbflow.nats.locate import embedded, linked
 from ebbflow.spark.run import Silent, Summary, VertexView, run_pipeline
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from ebbflow import Message, Pipeline, Response, frames
+from ebbflow import Message, Pipeline, Response
+from ebbflow.buffers import streams
+from ebbflow.buffers.names import Names
+from ebbflow.buffers.positions import read_all
+from ebbflow.core import frames
 from ebbflow.core.publications import FROM
-from ebbflow.jetstream import streams
-from ebbflow.jetstream.access import embedded, linked
-from ebbflow.jetstream.names import Names
-from ebbflow.jetstream.positions import read_all
-from ebbflow.jetstream.publisher import publish
+from ebbflow.nats.locate import embedded, linked
+from ebbflow.nats.publish import publish
 
 pytestmark = pytest.mark.slow
 

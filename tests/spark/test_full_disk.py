@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from ebbflow import Message, Pipeline, Response
-from ebbflow.jetstream.access import embedded
+from ebbflow.nats.locate import embedded
 from ebbflow.spark.run import Silent
 
 pytestmark = pytest.mark.slow

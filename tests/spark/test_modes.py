@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 import pytest
 
 from ebbflow import Message, MonoVertex, NackOptions, Pipeline, Response
-from ebbflow.jetstream.access import embedded, linked
-from ebbflow.serving.store import NatsStore
+from ebbflow.buffers.answers import NatsStore
+from ebbflow.nats.locate import embedded, linked
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ebbflow import Message, MonoVertex, NackOptions, Pipeline, Response
 from ebbflow.deadletters import DeadLetters
-from ebbflow.jetstream.access import embedded, linked
+from ebbflow.nats.locate import embedded, linked
 from ebbflow.spark.run import run_pipeline
 from tests.spark.conftest import Failures, Journal
 

@@ -17,16 +17,18 @@ import pytest
 from typer.testing import CliRunner
 
 from ebbflow import Message, MonoVertex, Nack, Pipeline, Response
+from ebbflow.buffers import streams
+from ebbflow.buffers.answers import NatsStore
+from ebbflow.buffers.names import Names
+from ebbflow.buffers.permissions import Permissions
 from ebbflow.cli.main import app
 from ebbflow.cli.permissions import permissions_of
 from ebbflow.errors import AccessError, SetupError
-from ebbflow.jetstream import Login, streams
-from ebbflow.jetstream.access import linked
-from ebbflow.jetstream.addresses import Addresses
-from ebbflow.jetstream.names import Names
-from ebbflow.jetstream.permissions import Permissions
-from ebbflow.jetstream.stored import read_last
-from ebbflow.serving.store import NatsStore
+from ebbflow.nats import api
+from ebbflow.nats.address import Addresses
+from ebbflow.nats.locate import linked
+from ebbflow.nats.stored import read_last
+from ebbflow.publishing import Login
 from ebbflow.spark.run import Silent, VertexView, run_pipeline
 from tests.jetstream.securing import nats_server, reload
 from tests.sources.queue import QueueFile, RedeliveringQueue
@@ -154,11 +156,11 @@ class Impatient(Silent):
 def have_changed(server: Watched) -> None:
     """As an earlier version might have made the streams: the next run brings them up to date."""
     with linked(server.as_("admin", "a")) as link:
-        found = link.run(streams.names_of(link.client, ""))
+        found = link.run(api.names_of(link.client, ""))
         for stream in found:
-            config = link.run(streams.api(link.client, f"STREAM.INFO.{stream}"))["config"]
+            config = link.run(api.call(link.client, f"STREAM.INFO.{stream}"))["config"]
             changed = config | {"duplicate_window": config["duplicate_window"] // 2}
-            link.run(streams.api(link.client, f"STREAM.UPDATE.{stream}", changed))
+            link.run(api.call(link.client, f"STREAM.UPDATE.{stream}", changed))
 
 
 def unused(allowed: Permissions, server: Watched) -> list[str]:
@@ -264,14 +266,14 @@ def test_another_pipeline_is_out_of_reach(run, server, name):
                 "STREAM.CREATE.mine",
             ):
                 with pytest.raises(AccessError, match=re.escape(call)):
-                    link.run(streams.api(link.client, call, {}))
+                    link.run(api.call(link.client, call, {}))
             with pytest.raises(AccessError, match=r"STREAM\.INFO"):
                 link.run(read_last(link.client, f"KV_ebb_{name}_positions", ">"))
             for subject in chain.from_iterable(permissions_of(theirs.spec).subscribe.values()):
                 with linked(server.as_("me", "m", Names("p").inbox)) as listening:
                     listening.run(listening.client.subscribe(subject))
                     with pytest.raises(AccessError, match=re.escape(subject)):
-                        listening.run(streams.names_of(listening.client, ""))
+                        listening.run(api.names_of(listening.client, ""))
 
 
 def without(allowed: Permissions, subject: str) -> Permissions:
@@ -309,7 +311,7 @@ def test_a_run_without_a_permission_names_it_and_goes_on_once_it_has_it(run, ser
             link.run(streams.ensure(link.client, streams.redelivery_config(Names("p"), "old", 0)))
             with pytest.raises(SetupError) as refused:
                 run(pipeline, nats=server.url, login=login)
-            link.run(streams.delete(link.client, ["ebb_p_old_0_redelivery"]))
+            link.run(api.delete(link.client, ["ebb_p_old_0_redelivery"]))
         assert str(refused.value) == (
             "Stream ebb_p_old_0_redelivery is of a vertex or partition that the pipeline no longer "
             "has, and this login may not look into it. Give it the permissions of the earlier "

@@ -8,11 +8,11 @@ from collections import Counter
 import pytest
 
 from ebbflow import Pipeline, Response
+from ebbflow.buffers.names import Names
+from ebbflow.buffers.positions import PositionStore
 from ebbflow.errors import SetupError
-from ebbflow.jetstream.access import linked
-from ebbflow.jetstream.names import Names
-from ebbflow.jetstream.positions import PositionStore
-from ebbflow.jetstream.server import StateFolder
+from ebbflow.nats.embedded import StateFolder
+from ebbflow.nats.locate import linked
 from tests.spark.conftest import Failures
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 
 from ebbflow import Message, NackOptions, Pipeline, Response, nack
 from ebbflow.deadletters import DeadLetters
-from ebbflow.jetstream.access import embedded, linked
+from ebbflow.nats.locate import embedded, linked
 
 pytestmark = pytest.mark.slow
 

@@ -15,17 +15,18 @@ from random import Random
 
 import pyarrow as pa
 
-from ebbflow import Datum, Message, Nack, frames
+from ebbflow import Datum, Message, Nack
+from ebbflow.core import frames
+from ebbflow.core.calling import Handler, run_map
+from ebbflow.core.frames import Rows
 from ebbflow.core.position import Mark, Position, Span, chunk_key
 from ebbflow.core.publications import Chunk, Place, Publication, Stage
 from ebbflow.core.retry import RetryStrategy, call_with_retries
 from ebbflow.core.routing import Edge
 from ebbflow.core.settlement import Settlement, settle
 from ebbflow.core.verdict import EMPTY, Verdict
+from ebbflow.durations import Backoff
 from ebbflow.errors import Fenced, MessageTooLarge
-from ebbflow.frames import Rows
-from ebbflow.functions import Handler, run_map
-from ebbflow.options import Backoff
 from ebbflow.outcome import Counts, Dropped, FellBack, Served
 from tests.unit.following import Follower
 

@@ -8,7 +8,7 @@ from random import Random
 
 import pyarrow as pa
 
-from ebbflow import frames
+from ebbflow.core import frames
 from ebbflow.core.copies import Stamp, is_copy, with_frame
 from ebbflow.core.position import Mark, Position, Span
 from ebbflow.core.publications import FROM, Publication

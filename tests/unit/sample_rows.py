@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from ebbflow import frames
+from ebbflow.core import frames
+from ebbflow.core.frames import Rows
 from ebbflow.core.verdict import Verdict
-from ebbflow.frames import Rows
-from ebbflow.options import Backoff
+from ebbflow.durations import Backoff
 
 NOW = datetime(2026, 8, 1, 12, 0, 0, 123_456, tzinfo=UTC)
 POLICY = Backoff(interval=1_000, steps=3, factor=2.0, cap=60_000)

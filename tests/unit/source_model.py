@@ -11,10 +11,11 @@ from functools import partial
 
 import pyarrow as pa
 
-from ebbflow import Datum, Nack, NackOptions, frames
+from ebbflow import Datum, Nack, NackOptions
+from ebbflow.core import frames
+from ebbflow.core.frames import Rows
 from ebbflow.core.position import Mark
-from ebbflow.frames import Rows
-from ebbflow.sources.pulled import handed_back
+from ebbflow.runtime.source_process.inlet import handed_back
 from tests.unit.crash_model import Chances, Crash, Reader, Rules, Server, Settled, Task, UserCode
 
 LIMIT = 2

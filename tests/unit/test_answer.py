@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ebbflow.connectors.http import answer as answers
+from ebbflow.connectors.http.answer import LONGEST_WAIT, Answer, decided, waiting
 from ebbflow.message import Datum, Response, Status
-from ebbflow.sinks import answer as answers
-from ebbflow.sinks.answer import LONGEST_WAIT, Answer, decided, waiting
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 

@@ -1,11 +1,11 @@
 """Rows that are dead on arrival reach no user code, and all others do as if they were not there."""
 
-from ebbflow import frames
+from ebbflow.core import frames
 from ebbflow.core.arrival import marked, setting_aside
+from ebbflow.core.frames import Rows
 from ebbflow.core.verdict import Verdict
-from ebbflow.frames import Rows
+from ebbflow.durations import Backoff
 from ebbflow.message import Message
-from ebbflow.options import Backoff
 from ebbflow.outcome import DeadLetter, Dropped
 
 WHY = DeadLetter("unreadable row", "it is no JSON", size=12, unread=True)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.core.batched import HEADERS, batch_returned
 from ebbflow.core.publications import Chunk, Place
+from ebbflow.core.query_rows import HEADERS, batch_returned
 from ebbflow.core.routing import Edge
 from ebbflow.core.settlement import settle
 from ebbflow.core.verdict import EMPTY, Verdict

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from ebbflow import Message, Response
 from ebbflow.core.blame import ENOUGH, Blame
+from ebbflow.core.calling import Handler, run_batch_map, run_map, run_sink
+from ebbflow.core.frames import Rows, concat
 from ebbflow.core.publications import again_rows
 from ebbflow.core.trial import Trial
 from ebbflow.core.verdict import Verdict
-from ebbflow.frames import Rows, concat
-from ebbflow.functions import Handler, run_batch_map, run_map, run_sink
-from ebbflow.options import Backoff
+from ebbflow.durations import Backoff
 from ebbflow.outcome import DeadLetter, Redeliver, Retry
 from tests.unit.sample_rows import some, verdict_on
 

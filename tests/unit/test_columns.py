@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow import Message, NackOptions
+from ebbflow.core.calling import Handler, run_columnar, run_map
 from ebbflow.core.columns import COLUMNS
 from ebbflow.core.verdict import EMPTY, Verdict
-from ebbflow.functions import Handler, run_columnar, run_map
 from ebbflow.outcome import DeadLetter, Redeliver
 from tests.unit.sample_rows import NOW, some, verdict_on
 

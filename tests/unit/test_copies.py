@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow import frames
+from ebbflow.core import frames
 from ebbflow.core.copies import (
     MOST,
     NOTHING,
@@ -18,13 +18,13 @@ from ebbflow.core.copies import (
     loaded,
     with_frame,
 )
+from ebbflow.core.frames import Rows
 from ebbflow.core.position import Mark, Position, Span, chunk_key
 from ebbflow.core.publications import FROM, Chunk, Place
 from ebbflow.core.routing import Edge
 from ebbflow.core.settlement import settle
 from ebbflow.core.verdict import Verdict
-from ebbflow.frames import Rows
-from ebbflow.options import Backoff
+from ebbflow.durations import Backoff
 
 marks = st.builds(Mark, st.integers(0, 10**12), st.integers(0, 5))
 spans = st.builds(Span, marks, marks)

@@ -10,7 +10,7 @@ import pytest
 import ebbflow
 from ebbflow import errors
 from ebbflow.errors import EbbflowError
-from ebbflow.spec.problem import Problem
+from ebbflow.problem import Problem
 
 PUBLISH = ("ebb.p.v", 3, 1.5, "quiet")
 SAMPLES: dict[str, tuple] = {
@@ -82,13 +82,16 @@ def test_no_error_is_defined_outside_the_tree_module():
 
 
 NOT_ERRORS_OF_OURS = {
-    "options.py": {"Nack"},  # an answer of user code, not an error
-    "jetstream/streams.py": {"ApiError"},  # the server's "no", handled by those who asked
-    "spark/engine.py": {"EngineDied"},  # has the run start another JVM
-    "spark/task.py": {"Unsettled"},  # ends a stopping task's loop, never leaves its module
-    "sources/companion.py": {"SourceAway"},  # ends a turn of the thread that asks a source
-    "sources/http/request.py": {"Refusal"},  # becomes the answer to an HTTP request
-    "testing/under_test.py": {"Refused", "Full"},  # a tested system's "no", raised by its test
+    "nacks.py": {"Nack"},  # an answer of user code, not an error
+    "nats/api.py": {"ApiError"},  # the server's "no", handled by those who asked
+    "runtime/feeds.py": {"EngineDied"},  # has the run start another JVM
+    "runtime/task.py": {"Unsettled"},  # ends a stopping task's loop, never leaves its module
+    "runtime/source_process/client.py": {"SourceAway"},  # ends a turn of its thread
+    "connectors/http/request.py": {"Refusal"},  # becomes the answer to an HTTP request
+    "testing/conformance/under_test.py": {
+        "Refused",
+        "Full",
+    },  # raised by a test
 }
 """Exceptions that have a reason not to be in the tree: nobody outside is to catch them."""
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow import frames
-from ebbflow.frames import Rows, fingerprint
+from ebbflow.core import frames
+from ebbflow.core.frames import Rows, fingerprint
 from tests.unit import sample_rows
 from tests.unit.sample_rows import batch, rows
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ebbflow.connectors.generator import source as generator
+from ebbflow.connectors.generator.source import GeneratorInlet, GeneratorPlan
 from ebbflow.core.position import Mark
-from ebbflow.sources import generator
-from ebbflow.sources.generator import GeneratorInlet, GeneratorPlan
 
 
 class Clock:

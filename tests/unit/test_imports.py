@@ -8,7 +8,14 @@ import pytest
 import ebbflow.core
 
 CORE = [f"ebbflow.core.{module.name}" for module in pkgutil.iter_modules(ebbflow.core.__path__)]
-PURE = [*CORE, "ebbflow.message", "ebbflow.outcome", "ebbflow.options", "ebbflow.errors"]
+PURE = [
+    *CORE,
+    "ebbflow.message",
+    "ebbflow.outcome",
+    "ebbflow.nacks",
+    "ebbflow.durations",
+    "ebbflow.errors",
+]
 
 
 def loaded_by(*modules: str) -> set[str]:

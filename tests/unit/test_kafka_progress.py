@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.kafka.progress import Progress
+from ebbflow.connectors.kafka.progress import Progress
 
 offsets = st.lists(st.integers(0, 500), unique=True, max_size=60).map(sorted)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.kafka.records import TOMBSTONE, read_back, written
+from ebbflow.connectors.kafka.records import TOMBSTONE, read_back, written
 
 texts = st.text(max_size=8)
 names = texts.filter(lambda name: not name.startswith("__"))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.core.letter import PREFIX, Letter
+from ebbflow.core.dead_letter import PREFIX, Letter
 from tests.unit.sample_rows import NOW, maps, metadata, texts, times
 
 anything = st.text(max_size=30)

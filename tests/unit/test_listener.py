@@ -11,9 +11,9 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from ebbflow.jetstream.names import Names
-from ebbflow.jetstream.publisher import Tally
-from ebbflow.spark.listener import Listener
+from ebbflow.buffers.names import Names
+from ebbflow.nats.publish import Tally
+from ebbflow.runtime.listener import Listener
 
 
 @pytest.fixture

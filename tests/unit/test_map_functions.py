@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow import Datum, Message, Nack, NackOptions, nack
+from ebbflow.core.calling import Handler, run_map
+from ebbflow.core.frames import Rows
 from ebbflow.core.verdict import EMPTY, Verdict
-from ebbflow.frames import Rows
-from ebbflow.functions import Handler, run_map
 from ebbflow.message import Signal
 from ebbflow.outcome import DeadLetter, Redeliver
 from tests.unit.sample_rows import some, verdict_on

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from ebbflow import Datum, Message, Nack, NackOptions
+from ebbflow.core.calling import Handler, run_batch_map, run_stream
 from ebbflow.core.retry import RetryStrategy, call_with_retries
 from ebbflow.core.verdict import EMPTY, Verdict
-from ebbflow.functions import Handler, run_batch_map, run_stream
-from ebbflow.options import Backoff
+from ebbflow.durations import Backoff
 from ebbflow.outcome import DeadLetter, Redeliver
 from tests.unit.sample_rows import some, verdict_on
 

@@ -10,17 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ebbflow import Datum, Message, Nack, NackOptions, Response, frames
-from ebbflow.core.letter import Letter
-from ebbflow.core.mono import NOT_FOR_THE_SINK, Bypass, Mono, Step, run_mono
+from ebbflow import Datum, Message, Nack, NackOptions, Response
+from ebbflow.core import frames
+from ebbflow.core.calling import Handler, run_map, run_sink
+from ebbflow.core.dead_letter import Letter
+from ebbflow.core.monovertex import NOT_FOR_THE_SINK, Bypass, Mono, Step, run_mono
 from ebbflow.core.publications import Chunk, Place, Stage
 from ebbflow.core.retry import RetryStrategy
 from ebbflow.core.routing import Edge
 from ebbflow.core.settlement import Settlement, settle
-from ebbflow.core.sinking import Sinks
+from ebbflow.core.sinks import Sinks
 from ebbflow.core.verdict import EMPTY, Verdict
-from ebbflow.functions import Handler, run_map, run_sink
-from ebbflow.options import Backoff
+from ebbflow.durations import Backoff
 from ebbflow.outcome import DeadLetter, FellBack, Redeliver, Retry, Served, Succeeded
 from tests.unit.sample_rows import NOW, some, verdict_on
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from ebbflow.durations import Backoff
 from ebbflow.errors import SpecError
 from ebbflow.monovertex import MonoVertex
-from ebbflow.options import Backoff
 from ebbflow.spec.lint import load
 
 YAML = """\

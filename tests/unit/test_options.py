@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow import Nack, NackOptions, nack
-from ebbflow.options import DEFAULT_ON_ERROR, Backoff, milliseconds
+from ebbflow.durations import DEFAULT_ON_ERROR, Backoff, milliseconds
 
 
 def exactly(text: str) -> str:

@@ -10,12 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow import Datum, Message, NackOptions, Response
-from ebbflow.core.copies import NOTHING
-from ebbflow.core.position import Held, Mark
-from ebbflow.core.retry import RetryStrategy, call_with_retries
-from ebbflow.core.verdict import EMPTY, Verdict
-from ebbflow.frames import Rows
-from ebbflow.functions import (
+from ebbflow.buffers.reader import FrameReader
+from ebbflow.core.calling import (
     Handler,
     batches,
     run_batch_map,
@@ -23,10 +19,14 @@ from ebbflow.functions import (
     run_sink,
     run_stream,
 )
-from ebbflow.jetstream.reader import FrameReader
-from ebbflow.options import Backoff
+from ebbflow.core.copies import NOTHING
+from ebbflow.core.frames import Rows
+from ebbflow.core.position import Held, Mark
+from ebbflow.core.retry import RetryStrategy, call_with_retries
+from ebbflow.core.verdict import EMPTY, Verdict
+from ebbflow.durations import Backoff
 from ebbflow.outcome import DeadLetter, FellBack, Redeliver, Retry, Succeeded
-from ebbflow.spark.order import settled_part, with_held
+from ebbflow.runtime.held import settled_part, with_held
 from tests.unit.sample_rows import some, verdict_on
 
 BUSY = NackOptions(delay=5, reason="busy")

@@ -2,7 +2,7 @@
 
 from ebbflow.core.blame import Outage
 from ebbflow.core.outage import Patience, Waiting
-from ebbflow.options import Backoff
+from ebbflow.durations import Backoff
 
 
 class Clock:

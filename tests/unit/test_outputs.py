@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow import Message, frames
+from ebbflow import Message
+from ebbflow.core import frames
 from ebbflow.core.outputs import (
     DELIVERY,
     INHERITED,

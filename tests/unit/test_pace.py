@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ebbflow.core.frames import Rows, batch_of
 from ebbflow.core.verdict import Verdict
-from ebbflow.frames import Rows, batch_of
-from ebbflow.options import DEFAULT_ON_ERROR
-from ebbflow.spark.pace import LARGEST, PATIENCE, SHARE, TARGET, Cost, Pace, pace_for
+from ebbflow.durations import DEFAULT_ON_ERROR
+from ebbflow.runtime.chunk_size import LARGEST, PATIENCE, SHARE, TARGET, Cost, Pace, pace_for
 
 FULL = 500
 

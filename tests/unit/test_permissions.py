@@ -7,8 +7,8 @@ from itertools import chain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.jetstream.names import Names
-from ebbflow.jetstream.permissions import Groups, Permissions, Reading, needed
+from ebbflow.buffers.names import Names
+from ebbflow.buffers.permissions import Groups, Permissions, Reading, needed
 
 LABEL = st.from_regex(r"[a-z]([-a-z0-9]{0,4}[a-z0-9])?", fullmatch=True)
 VERTICES = st.lists(

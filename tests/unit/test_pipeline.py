@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pyspark import cloudpickle
 
+from ebbflow.durations import Backoff
 from ebbflow.errors import SpecError
-from ebbflow.options import Backoff
 from ebbflow.pipeline import Pipeline
 from ebbflow.spec.lint import load
 from ebbflow.spec.model import PipelineSpec

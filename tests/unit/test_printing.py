@@ -9,7 +9,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.printing import LONGEST, Collected, cut, redirected
+from ebbflow.core.printing import LONGEST, Collected, cut, redirected
 
 
 def printed(act):

@@ -9,7 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ebbflow import Datum, Message, frames
+from ebbflow import Datum, Message
+from ebbflow.buffers.carry_out import _lanes, address
+from ebbflow.buffers.names import Names
+from ebbflow.core import frames
+from ebbflow.core.calling import Handler, run_map
 from ebbflow.core.publications import (
     FROM,
     WATERMARK,
@@ -23,9 +27,6 @@ from ebbflow.core.publications import (
 from ebbflow.core.routing import Edge
 from ebbflow.core.settlement import Settlement, settle
 from ebbflow.core.verdict import Verdict
-from ebbflow.functions import Handler, run_map
-from ebbflow.jetstream.names import Names
-from ebbflow.jetstream.settle import _lanes, address
 from ebbflow.outcome import (
     DONE,
     DeadLetter,

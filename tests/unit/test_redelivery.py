@@ -3,8 +3,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.core.redelivery import MAX_ERROR, MAX_TRACEBACK, due_time, failed, nacked
+from ebbflow.durations import Backoff
 from ebbflow.errors import MessageTooLarge
-from ebbflow.options import Backoff, Nack, NackOptions
+from ebbflow.nacks import Nack, NackOptions
 from ebbflow.outcome import DeadLetter, Outcome, Redeliver
 
 POLICY = Backoff(interval=1_000, steps=3, factor=2.0, cap=60_000)

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow import Datum, Message, Nack, NackOptions, Response
+from ebbflow.core.calling import Handler, run_map, run_sink
 from ebbflow.core.publications import again_rows
 from ebbflow.core.retry import ON_THE_SPOT, RetryStrategy, call_with_retries
 from ebbflow.core.verdict import EMPTY, Verdict
-from ebbflow.functions import Handler, run_map, run_sink
-from ebbflow.options import Backoff
+from ebbflow.durations import Backoff
 from ebbflow.outcome import DeadLetter, Redeliver, Retry
 from tests.unit.sample_rows import some, verdict_on
 

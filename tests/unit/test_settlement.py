@@ -8,17 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ebbflow import Datum, Message, Nack, NackOptions, frames
-from ebbflow.core.letter import Letter
+from ebbflow import Datum, Message, Nack, NackOptions
+from ebbflow.buffers.carry_out import address
+from ebbflow.buffers.names import Names
+from ebbflow.core import frames
+from ebbflow.core.calling import Handler, run_map
+from ebbflow.core.dead_letter import Letter
+from ebbflow.core.frames import Rows
 from ebbflow.core.publications import Chunk, Place, Publication, Stage
 from ebbflow.core.routing import Edge
 from ebbflow.core.settlement import Settlement, settle
 from ebbflow.core.verdict import Verdict
 from ebbflow.errors import MessageTooLarge
-from ebbflow.frames import Rows
-from ebbflow.functions import Handler, run_map
-from ebbflow.jetstream.names import Names
-from ebbflow.jetstream.settle import address
 from ebbflow.outcome import DONE, Dropped, Redeliver
 from tests.unit.sample_rows import NOW, POLICY, batch, some, times, verdict_on
 

@@ -8,7 +8,7 @@ from ebbflow.core.publications import Chunk, Place, Stage
 from ebbflow.core.settlement import Settlement, settle
 from ebbflow.core.verdict import Verdict
 from ebbflow.outcome import Redeliver, Retry
-from ebbflow.sources.pulled import HandedBack, asked_for, handed_back
+from ebbflow.runtime.source_process.inlet import HandedBack, asked_for, handed_back
 from tests.unit.sample_rows import NOW, some
 from tests.unit.test_settlement import decided, edges, expected_end, inputs, of, rows_of
 

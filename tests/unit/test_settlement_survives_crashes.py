@@ -14,7 +14,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from ebbflow import frames
+from ebbflow.core import frames
 from ebbflow.core.position import Mark, Position
 from ebbflow.core.publications import Stage
 from ebbflow.core.settlement import Settlement

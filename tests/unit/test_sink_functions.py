@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow import Datum, Message, Nack, NackOptions, Response
+from ebbflow.core.calling import Handler, batches, run_sink
 from ebbflow.core.retry import call_with_retries
 from ebbflow.core.verdict import Verdict
-from ebbflow.functions import Handler, batches, run_sink
+from ebbflow.durations import Backoff
 from ebbflow.message import Status
-from ebbflow.options import Backoff
 from ebbflow.outcome import DeadLetter, Redeliver
 from tests.unit.sample_rows import POLICY, some, verdict_on
 

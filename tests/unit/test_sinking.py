@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow import Datum, Message, Nack, NackOptions, Response
-from ebbflow.core import sinking
+from ebbflow.core import sinks as sinking
 from ebbflow.core.blame import Blame
+from ebbflow.core.calling import Handler, run_sink
 from ebbflow.core.retry import RetryStrategy
-from ebbflow.core.sinking import Sinks, request_id, run_sinks
+from ebbflow.core.sinks import Sinks, request_id, run_sinks
 from ebbflow.core.verdict import Verdict
-from ebbflow.functions import Handler, run_sink
+from ebbflow.durations import Backoff
 from ebbflow.message import Status
-from ebbflow.options import Backoff
 from ebbflow.outcome import DeadLetter, FellBack, Redeliver, Retry, Served, Succeeded
 from tests.unit.sample_rows import some, verdict_on
 

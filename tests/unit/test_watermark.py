@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow import Datum, Message
+from ebbflow.core.calling import Handler, run_map
 from ebbflow.core.watermark import Watermark
-from ebbflow.functions import Handler, run_map
 from tests.unit.sample_rows import some, verdict_on
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

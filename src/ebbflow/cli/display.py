@@ -29,7 +29,7 @@ from ebbflow.outcome import COUNTERS, Counts
 
 if TYPE_CHECKING:
     from ebbflow.core.outage import Waiting
-    from ebbflow.jetstream.publisher import Tally
+    from ebbflow.nats.publish import Tally
     from ebbflow.spark.run import VertexView
 
 _EVERY = 2.0

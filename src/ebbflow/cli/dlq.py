@@ -51,9 +51,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line
 
 @contextmanager
 def _letters(pipeline: str, state: Path, nats: str | None) -> Iterator[DeadLetters]:
+    from ebbflow.buffers.names import Names
     from ebbflow.deadletters import DeadLetters
-    from ebbflow.jetstream.access import reached
-    from ebbflow.jetstream.names import Names
+    from ebbflow.nats.locate import reached
 
     with reached(state, nats, inbox=Names(pipeline).inbox) as link:
         yield DeadLetters(link, pipeline)

@@ -109,8 +109,8 @@ def _dotted(numbers: tuple[int, ...]) -> str:
 
 
 def _embedded() -> Finding:
-    from ebbflow.jetstream.connection import OLDEST_SERVER
-    from ebbflow.jetstream.server import find_binary
+    from ebbflow.nats.embedded import find_binary
+    from ebbflow.nats.link import OLDEST_SERVER
 
     binary = find_binary()
     told = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False).stdout
@@ -121,7 +121,7 @@ def _embedded() -> Finding:
 
 
 def _server(url: str) -> Finding:
-    from ebbflow.jetstream.access import linked, own_server
+    from ebbflow.nats.locate import linked, own_server
 
     server = own_server(url)
     assert server is not None
@@ -136,7 +136,7 @@ def _server(url: str) -> Finding:
 
 def _secrets() -> Iterator[Finding]:
     """Files with secrets that more people can read than should."""
-    from ebbflow.jetstream.login import SECRET_FILES
+    from ebbflow.nats.login import SECRET_FILES
 
     for variable in SECRET_FILES:
         path = Path(os.environ.get(variable, ""))
@@ -159,7 +159,7 @@ def _state(state: Path) -> Finding:
 
 
 def _owner(folder: Path) -> str | None:
-    from ebbflow.jetstream.server import StateFolder
+    from ebbflow.nats.embedded import StateFolder
 
     try:
         if StateFolder(folder).running_server() is None:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ebbflow.cli import bench, dlq, doctor, lint, permissions, resume, run
+from ebbflow.cli import dlq, doctor, lint, permissions, resume, run
 from ebbflow.errors import EbbflowError, EngineLost, SpecError
 from ebbflow.version import __version__
 
@@ -55,7 +55,6 @@ app.command(epilog=run.EXIT_CODE_HELP)(run.run)
 app.command()(resume.resume)
 app.command()(doctor.doctor)
 app.command()(permissions.permissions)
-app.command()(bench.bench)
 app.add_typer(dlq.app, name="dlq")
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ebbflow.jetstream.permissions import Permissions, Reading
+    from ebbflow.buffers.permissions import Permissions, Reading
     from ebbflow.spec.model import MonoVertexSpec, Spec, Vertex
 
 # Sources that push: what they bring is stored in the buffer of their vertex first.
@@ -36,8 +36,8 @@ def permissions(
 
 def permissions_of(spec: Spec) -> Permissions:
     """What the login of a pipeline or MonoVertex must be allowed."""
-    from ebbflow.jetstream.names import Names
-    from ebbflow.jetstream.permissions import needed
+    from ebbflow.buffers.names import Names
+    from ebbflow.buffers.permissions import needed
 
     # From the spec and not from the plans of a run, which read the secrets of connectors.
     steps = [spec] if spec.kind == "MonoVertex" else spec.vertices
@@ -48,7 +48,7 @@ def permissions_of(spec: Spec) -> Permissions:
 
 
 def _reading(step: MonoVertexSpec | Vertex) -> Reading:
-    from ebbflow.jetstream.permissions import Reading
+    from ebbflow.buffers.permissions import Reading
 
     kind = None if step.source is None else step.source.kind
     query = step.udf is not None and step.udf.query is not None

@@ -10,8 +10,8 @@ import typer
 from ebbflow.cli.run import DEFAULT_STATE, NatsOption, StateOption
 
 if TYPE_CHECKING:
-    from ebbflow.jetstream.connection import Link
-    from ebbflow.jetstream.names import Names
+    from ebbflow.buffers.names import Names
+    from ebbflow.nats.link import Link
 
 _LONGEST_WAIT = 20.0
 _REPEAT_EVERY = 0.25
@@ -26,8 +26,8 @@ def resume(
     nats: NatsOption = None,
 ) -> None:
     """Let vertices go on that stopped because too many messages became dead letters."""
-    from ebbflow.jetstream.access import reached
-    from ebbflow.jetstream.names import Names
+    from ebbflow.buffers.names import Names
+    from ebbflow.nats.locate import reached
 
     names = Names(pipeline)
     with reached(state, nats, inbox=names.inbox) as link:
@@ -46,7 +46,7 @@ def resume(
 
 def _stopped(link: Link, names: Names, vertex: str | None) -> list[str]:
     """The vertices that a breaker has stopped."""
-    from ebbflow.jetstream.positions import read_all
+    from ebbflow.buffers.positions import read_all
 
     found = link.run(read_all(link, names)).items()
     stopped = {name for (name, _), position in found if position.halted is not None}
@@ -55,7 +55,7 @@ def _stopped(link: Link, names: Names, vertex: str | None) -> list[str]:
 
 def _resumed(link: Link, names: Names, vertex: str | None) -> bool:
     """Say so until it is done: a task that is just starting does not hear it."""
-    from ebbflow.spark import control
+    from ebbflow.runtime import control
 
     deadline = time.monotonic() + _LONGEST_WAIT
     while time.monotonic() < deadline:

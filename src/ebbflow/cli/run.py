@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ebbflow.durations import milliseconds
 from ebbflow.errors import EbbflowError
-from ebbflow.options import milliseconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -182,7 +182,7 @@ def _write(file: Path, text: str) -> None:
 def _where(state: Path, nats: str | None) -> str:
     """The options that lead another command to the same place, without any password."""
     if nats is not None:
-        from ebbflow.jetstream.addresses import Addresses
+        from ebbflow.nats.address import Addresses
 
         return f" --nats {shlex.quote(str(Addresses.of(nats)))}"
     return "" if state == DEFAULT_STATE else f" --state {shlex.quote(str(state))}"

@@ -11,9 +11,9 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 
-from ebbflow import frames
+from ebbflow.core import frames
+from ebbflow.core.frames import Rows
 from ebbflow.core.verdict import Verdict
-from ebbflow.frames import Rows
 from ebbflow.outcome import DeadLetter
 
 MARK = "ebbflow"

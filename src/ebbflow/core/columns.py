@@ -17,11 +17,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ebbflow import frames
+from ebbflow.core import frames
 from ebbflow.core.outputs import GIVEN, ColumnOutputs
 from ebbflow.core.verdict import EMPTY, Verdict
 from ebbflow.errors import ContractViolation, MessageTooLarge
-from ebbflow.options import NackOptions
+from ebbflow.nacks import NackOptions
 
 TYPES: dict[str, pa.DataType] = {
     "value": pa.binary(),

@@ -14,7 +14,7 @@ from typing import Any, assert_never
 from ebbflow.core.verdict import Verdict
 from ebbflow.errors import ContractViolation, Unavailable
 from ebbflow.message import Datum, Message, Response, Status
-from ebbflow.options import NackOptions
+from ebbflow.nacks import NackOptions
 from ebbflow.outcome import DeadLetter
 
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ebbflow import frames
-from ebbflow.frames import Rows
+from ebbflow.core import frames
+from ebbflow.core.frames import Rows
 from ebbflow.message import Message, Metadata
 
 INHERITED = ("event_time", "headers", "metadata")

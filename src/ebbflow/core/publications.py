@@ -19,15 +19,14 @@ from enum import IntEnum
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ebbflow import frames
-from ebbflow.core import arrival
-from ebbflow.core.letter import Letter
+from ebbflow.core import arrival, frames
+from ebbflow.core.dead_letter import Letter
+from ebbflow.core.frames import Rows
 from ebbflow.core.outputs import NOBODY
 from ebbflow.core.redelivery import due_time
 from ebbflow.core.routing import Edge, route
-from ebbflow.core.sinking import request_id
+from ebbflow.core.sinks import request_id
 from ebbflow.core.verdict import Verdict
-from ebbflow.frames import Rows
 from ebbflow.outcome import DeadLetter, Redeliver, Retry
 
 FROM = "Ebbflow-From"

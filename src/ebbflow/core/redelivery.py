@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import traceback
 
+from ebbflow.durations import Backoff
 from ebbflow.errors import ContractViolation, MessageTooLarge, SparkError
-from ebbflow.options import Backoff, Nack, NackOptions
+from ebbflow.nacks import Nack, NackOptions
 from ebbflow.outcome import DeadLetter, Outcome, Redeliver
 
 MAX_ERROR = 2_000

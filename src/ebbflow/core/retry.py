@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from ebbflow import frames
+from ebbflow.core import frames
+from ebbflow.core.frames import Rows
 from ebbflow.core.verdict import Failure, Verdict
-from ebbflow.frames import Rows
-from ebbflow.options import Backoff
+from ebbflow.durations import Backoff
 from ebbflow.outcome import DeadLetter, Retry
 
 Call = Callable[[Verdict], None]

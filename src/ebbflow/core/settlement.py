@@ -17,10 +17,10 @@ from typing import assert_never
 import pyarrow as pa
 
 from ebbflow.core import publications as publishing
+from ebbflow.core.frames import Rows
 from ebbflow.core.outputs import NOBODY
 from ebbflow.core.publications import Chunk, Place, Publication, Stage
 from ebbflow.core.verdict import Verdict
-from ebbflow.frames import Rows
 from ebbflow.outcome import (
     Counts,
     DeadLetter,

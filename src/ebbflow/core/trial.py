@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from ebbflow.core.blame import POSTPONED, Blame
 from ebbflow.core.redelivery import describe
 from ebbflow.core.verdict import Verdict
-from ebbflow.options import Nack
+from ebbflow.nacks import Nack
 from ebbflow.outcome import DeadLetter, Redeliver, Retry
 
 _NOT_PASSED = (Redeliver, Retry, DeadLetter)

@@ -16,12 +16,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ebbflow.core.frames import TIME, Rows
 from ebbflow.core.outputs import AnyOutputs, Outputs
 from ebbflow.core.redelivery import brief, failed, nacked
+from ebbflow.durations import Backoff
 from ebbflow.errors import ContractViolation, MessageTooLarge
-from ebbflow.frames import TIME, Rows
 from ebbflow.message import Message, Metadata, Signal, Status
-from ebbflow.options import Backoff, Nack, NackOptions
+from ebbflow.nacks import Nack, NackOptions
 from ebbflow.outcome import DeadLetter, Dropped, Outcome, Redeliver, Retry
 
 EMPTY = Dropped("empty result")

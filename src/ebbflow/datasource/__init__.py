@@ -14,8 +14,8 @@ import os
 from typing import TYPE_CHECKING
 
 from ebbflow.datasource.source import JetStreamDataSource
-from ebbflow.jetstream.access import NATS_URL
-from ebbflow.jetstream.login import Login
+from ebbflow.nats.locate import NATS_URL
+from ebbflow.nats.login import Login
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

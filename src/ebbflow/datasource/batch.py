@@ -13,7 +13,7 @@ from ebbflow.datasource.leader import Leader
 from ebbflow.datasource.offsets import Range
 from ebbflow.datasource.options import ReadOptions
 from ebbflow.datasource.planning import beginning, connect, ending
-from ebbflow.jetstream.addresses import Addresses
+from ebbflow.nats.address import Addresses
 
 
 class BatchReader(DataSourceReader):

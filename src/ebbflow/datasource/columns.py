@@ -18,7 +18,7 @@ from pyspark.sql.types import (
 
 from ebbflow.datasource.pull import Stored
 from ebbflow.errors import DataSourceError
-from ebbflow.spec.nearest import did_you_mean
+from ebbflow.suggest import did_you_mean
 
 READ = StructType(
     [

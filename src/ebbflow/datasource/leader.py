@@ -12,15 +12,15 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from ebbflow.errors import AccessError, DataSourceError, JetStreamUnavailable
-from ebbflow.jetstream import streams
-from ebbflow.jetstream.consumers import LightConsumer
-from ebbflow.jetstream.secured import SecuredClient
-from ebbflow.jetstream.stored import read_one
-from ebbflow.jetstream.streams import ApiError
+from ebbflow.nats import api
+from ebbflow.nats.api import ApiError
+from ebbflow.nats.client import SecuredClient
+from ebbflow.nats.pull import LightConsumer
+from ebbflow.nats.stored import read_one
 
 T = TypeVar("T")
 
-PATIENCE = streams.PATIENCE
+PATIENCE = api.PATIENCE
 """Seconds without an answer, or without progress, after which a call gives up."""
 
 PERMISSIONS = "Give it those in docs/guides/spark-data-source.md."
@@ -51,7 +51,7 @@ class Leader:
     async def facts(self) -> Facts:
         """The stream as it is now."""
         found = await self._told(
-            streams.api(self._client, f"STREAM.INFO.{self.stream}", patience=PATIENCE)
+            api.call(self._client, f"STREAM.INFO.{self.stream}", patience=PATIENCE)
         )
         if found["config"]["retention"] == "workqueue":
             raise DataSourceError(
@@ -101,7 +101,7 @@ class Leader:
         except AccessError as error:
             raise DataSourceError(error.what, PERMISSIONS) from None
         except ApiError as error:
-            if error.code == streams.NOT_FOUND:
+            if error.code == api.NOT_FOUND:
                 step = "Make it, or correct the option stream."
                 raise DataSourceError(f"There is no stream {self.stream}.", step) from None
             raise DataSourceError(f"NATS refused to read {self.stream}: {error}.") from None

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, TypeVar
 
+from ebbflow.durations import milliseconds
 from ebbflow.errors import DataSourceError, SetupError
-from ebbflow.jetstream.access import NATS_URL, own_server
-from ebbflow.jetstream.addresses import Addresses
-from ebbflow.jetstream.bulk import WINDOW
-from ebbflow.jetstream.login import Login
-from ebbflow.jetstream.options import PublishOptions
-from ebbflow.jetstream.outgoing import check_subject
-from ebbflow.options import milliseconds
-from ebbflow.spec.nearest import did_you_mean
+from ebbflow.nats.address import Addresses
+from ebbflow.nats.bulk import WINDOW
+from ebbflow.nats.locate import NATS_URL, own_server
+from ebbflow.nats.login import Login
+from ebbflow.nats.outgoing import check_subject
+from ebbflow.nats.publish_options import PublishOptions
+from ebbflow.suggest import did_you_mean
 
 T = TypeVar("T")
 Start = Literal["earliest", "latest"] | int | datetime

@@ -8,9 +8,9 @@ from ebbflow.datasource.leader import Facts, Leader
 from ebbflow.datasource.limit import limited
 from ebbflow.datasource.options import LATEST, ReadOptions
 from ebbflow.errors import DataSourceError
-from ebbflow.jetstream.access import NATS_URL
-from ebbflow.jetstream.addresses import Addresses
-from ebbflow.jetstream.connection import Link
+from ebbflow.nats.address import Addresses
+from ebbflow.nats.link import Link
+from ebbflow.nats.locate import NATS_URL
 
 
 def connect(server: Addresses) -> Link:

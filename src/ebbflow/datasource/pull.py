@@ -16,8 +16,8 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from ebbflow.datasource.leader import Leader
-from ebbflow.jetstream.consumers import Delivery, LightConsumer
-from ebbflow.jetstream.secured import SecuredClient
+from ebbflow.nats.client import SecuredClient
+from ebbflow.nats.pull import Delivery, LightConsumer
 
 _SILENCE = 3.0
 

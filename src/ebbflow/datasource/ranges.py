@@ -22,8 +22,8 @@ from ebbflow.datasource.offsets import Range
 from ebbflow.datasource.planning import connect
 from ebbflow.datasource.pull import End, Pull, Stored
 from ebbflow.errors import AccessError, DataSourceError
-from ebbflow.jetstream.addresses import Addresses
-from ebbflow.jetstream.connection import Link
+from ebbflow.nats.address import Addresses
+from ebbflow.nats.link import Link
 
 _BLOCK_BYTES = 8 * 1024 * 1024
 # A request may bring messages from behind the range: the first ones ask for few.

@@ -17,7 +17,7 @@ from ebbflow.datasource.options import ReadOptions, WriteOptions, check_names, s
 from ebbflow.datasource.stream import StreamReader
 from ebbflow.datasource.writer import BatchWriter, StreamWriter
 from ebbflow.errors import DataSourceError
-from ebbflow.jetstream.login import Login
+from ebbflow.nats.login import Login
 
 
 class JetStreamDataSource(DataSource):

@@ -23,8 +23,8 @@ from ebbflow.datasource.leader import Leader
 from ebbflow.datasource.offsets import Offset, Range, first_behind
 from ebbflow.datasource.options import ReadOptions
 from ebbflow.datasource.planning import beginning, connect, end_of_batch
-from ebbflow.jetstream.addresses import Addresses
-from ebbflow.jetstream.connection import Link
+from ebbflow.nats.address import Addresses
+from ebbflow.nats.link import Link
 
 T = TypeVar("T")
 

@@ -23,10 +23,10 @@ from pyspark.sql.datasource import (
 
 from ebbflow.datasource.options import WriteOptions
 from ebbflow.errors import DataSourceError
-from ebbflow.jetstream.addresses import Addresses
-from ebbflow.jetstream.client import Publisher
-from ebbflow.jetstream.outgoing import Outgoing
-from ebbflow.jetstream.publisher import MSG_ID
+from ebbflow.nats.address import Addresses
+from ebbflow.nats.outgoing import Outgoing
+from ebbflow.nats.publish import MSG_ID
+from ebbflow.publishing import Publisher
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def serve() -> None:
     """Fork workers for as long as Spark wants any."""
     from pyspark import daemon
 
-    from ebbflow.spark.descriptors import keep_private
+    from ebbflow.runtime.descriptors import keep_private
 
     work = daemon.worker
 
@@ -44,7 +44,7 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
-    from ebbflow.spark.ahead import handed_over
+    from ebbflow.spark.preload import handed_over
 
     if not handed_over():
         load()

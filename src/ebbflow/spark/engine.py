@@ -21,6 +21,7 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
 from ebbflow.errors import EbbflowError, EngineLost
+from ebbflow.runtime.feeds import EngineDied
 from ebbflow.spark.session import given_session
 
 if TYPE_CHECKING:
@@ -33,10 +34,6 @@ MOST_DEATHS, WITHIN = 3, 600.0
 _DYING = 2.0
 _OUT_OF_MEMORY = (3, 52)
 _MORE_MEMORY = "give it more, for example with --conf spark.driver.memory=4g"
-
-
-class EngineDied(Exception):
-    """The JVM, or Spark within it, has ended while a run needed it."""
 
 
 class Engine:

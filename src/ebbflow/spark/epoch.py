@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark import TaskContext
 
-from ebbflow.spark.call_watch import watching
-from ebbflow.spark.careful import dying
-from ebbflow.spark.events import Report
-from ebbflow.spark.handlers import close_other_runs, close_run
-from ebbflow.spark.operators import UserCode, set_environment
-from ebbflow.spark.plan import VertexPlan
-from ebbflow.spark.task import VertexTask
+from ebbflow.runtime.call_watch import watching
+from ebbflow.runtime.events import Report
+from ebbflow.runtime.handlers import close_other_runs, close_run
+from ebbflow.runtime.operators import UserCode, set_environment
+from ebbflow.runtime.plan import VertexPlan
+from ebbflow.runtime.poison import dying
+from ebbflow.runtime.task import VertexTask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

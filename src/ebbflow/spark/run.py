@@ -21,28 +21,28 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import nats.errors
 
+from ebbflow.buffers.names import Names
+from ebbflow.buffers.positions import read_all
 from ebbflow.core.outage import Waiting
+from ebbflow.durations import Duration, milliseconds
 from ebbflow.errors import JetStreamUnavailable
-from ebbflow.jetstream import streams
-from ebbflow.jetstream.access import connected, own_server
-from ebbflow.jetstream.login import Login
-from ebbflow.jetstream.names import Names
-from ebbflow.jetstream.positions import read_all
-from ebbflow.jetstream.publisher import Tally
-from ebbflow.options import Duration, milliseconds
+from ebbflow.nats import api
+from ebbflow.nats.locate import connected, own_server
+from ebbflow.nats.login import Login
+from ebbflow.nats.publish import Tally
 from ebbflow.outcome import Counts
-from ebbflow.spark import provision
-from ebbflow.spark.alone import alone
-from ebbflow.spark.control import STOP, turn
+from ebbflow.runtime import provision
+from ebbflow.runtime.control import STOP, turn
+from ebbflow.runtime.feeds import Feeds
+from ebbflow.runtime.listener import Listener
+from ebbflow.runtime.plan import VertexPlan
+from ebbflow.runtime.planning import make_plans
+from ebbflow.runtime.run_lock import alone
+from ebbflow.runtime.unconfirmed import Unconfirmed
 from ebbflow.spark.engine import Engine, Engines
-from ebbflow.spark.feeds import Feeds
-from ebbflow.spark.listener import Listener
-from ebbflow.spark.plan import VertexPlan
-from ebbflow.spark.planning import make_plans
 from ebbflow.spark.slots import TURN, Slots
 from ebbflow.spark.supervisor import Supervisor, VertexSupervisor
-from ebbflow.spark.unconfirmed import Unconfirmed
-from ebbflow.spec.nearest import did_you_mean
+from ebbflow.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -272,7 +272,7 @@ class Run:
 
     def _check_batches(self, spark: SparkSession, plans: Sequence[VertexPlan]) -> None:
         if any(plan.batched for plan in plans):
-            from ebbflow.spark.batch import check_batches
+            from ebbflow.spark.batch.vertex import check_batches
 
             check_batches(spark, plans)
 
@@ -310,7 +310,7 @@ class Run:
             self._link.check()
             engine.check(suspected=any(vertex.failure for vertex in supervisor.vertices))
             # A server that is being restarted answers the next time.
-            with contextlib.suppress(nats.errors.Error, streams.ApiError, JetStreamUnavailable):
+            with contextlib.suppress(nats.errors.Error, api.ApiError, JetStreamUnavailable):
                 self._look(plans, supervisor, before)
                 if self._options.drain and self._drained(plans):
                     return "drained"

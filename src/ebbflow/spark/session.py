@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import pyspark.version
 
 from ebbflow.errors import SetupError
-from ebbflow.spark import ahead
+from ebbflow.spark import preload as ahead
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -146,8 +146,8 @@ def _started(settings: Mapping[str, str], log: Path) -> SparkSession:
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
+    from ebbflow.connectors.spark.errors import trouble
     from ebbflow.spark import jvm
-    from ebbflow.spark.cause import trouble
 
     conf = SparkConf().setAll(list(settings.items()))
     try:

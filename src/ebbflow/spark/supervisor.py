@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from pyspark import InheritableThread
 
-from ebbflow.spark.batch import run_batches
+from ebbflow.runtime.plan import VertexPlan
+from ebbflow.spark.batch.vertex import run_batches
 from ebbflow.spark.epoch import Epochs
-from ebbflow.spark.plan import VertexPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,7 +13,8 @@ from typing import Any
 
 import yaml
 
-from ebbflow.spec.problem import FieldPath, Finding, Problem
+from ebbflow.problem import Problem
+from ebbflow.spec.findings import FieldPath, Finding
 
 _TAG = "tag:yaml.org,2002:"
 _TYPED = {f"{_TAG}{name}" for name in ("null", "bool", "int", "float")}

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar, get_args, get_type_hints
 
-from ebbflow.spec.nearest import did_you_mean
+from ebbflow.suggest import did_you_mean
 
 P = ParamSpec("P")
 R = TypeVar("R")

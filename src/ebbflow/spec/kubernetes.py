@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ebbflow.spec.fields import Section
+from ebbflow.schema.fields import Section
 
 
 class ResourceFields(Section):

@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ebbflow.errors import SpecError
-from ebbflow.spec.batches import check_batches, check_no_batches
+from ebbflow.problem import Problem
+from ebbflow.schema.fields import shown
 from ebbflow.spec.document import read
-from ebbflow.spec.fields import shown
-from ebbflow.spec.graph import check_graph
+from ebbflow.spec.findings import FieldPath, Finding
 from ebbflow.spec.model import API_VERSION, MonoVertexSpec, PipelineSpec, Spec
-from ebbflow.spec.monovertex import check_monovertex
-from ebbflow.spec.problem import FieldPath, Finding, Problem
-from ebbflow.spec.steps import check_name, check_store
-from ebbflow.spec.support import KINDS_NOT_YET, check_support
+from ebbflow.spec.rules.batches import check_batches, check_no_batches
+from ebbflow.spec.rules.graph import check_graph
+from ebbflow.spec.rules.monovertex import check_monovertex
+from ebbflow.spec.rules.steps import check_name, check_store
+from ebbflow.spec.rules.support import KINDS_NOT_YET, check_support
+from ebbflow.spec.rules.vertices import check_vertices
 from ebbflow.spec.validate import concerns, validate
-from ebbflow.spec.vertices import check_vertices
 
 S = TypeVar("S", bound=Spec)
 

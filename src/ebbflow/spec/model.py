@@ -21,8 +21,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import StrictBool, StrictStr
 
-from ebbflow.spec import fields
-from ebbflow.spec.fields import Section
+from ebbflow.schema import fields
+from ebbflow.schema.fields import Section
 from ebbflow.spec.kubernetes import (
     MetadataFields,
     MonoVertexFields,

@@ -10,18 +10,19 @@ from typing import Any, ClassVar
 
 from pydantic import Field, StrictBool, StrictInt, StrictStr
 
+from ebbflow.connectors.file.spec import FileSink
+from ebbflow.connectors.http.spec import HttpSink, HttpSource
+from ebbflow.connectors.jetstream.spec import JetStreamSink, JetStreamSource
+from ebbflow.connectors.kafka.spec import KafkaSink, KafkaSource
+from ebbflow.connectors.nats.spec import NatsSink, NatsSource
+from ebbflow.connectors.spark.spec import SparkSink, SparkSource
 from ebbflow.core.breaker import DEFAULT_LIMIT, BreakerLimit
 from ebbflow.core.outage import DEFAULT_ON_UNAVAILABLE
 from ebbflow.core.system_errors import SystemErrors
-from ebbflow.options import DEFAULT_ON_ERROR, Backoff
-from ebbflow.spec import fields, words
-from ebbflow.spec.connectors.file import FileSink
-from ebbflow.spec.connectors.http import HttpSink, HttpSource
-from ebbflow.spec.connectors.jetstream import JetStreamSink, JetStreamSource
-from ebbflow.spec.connectors.kafka import KafkaSink, KafkaSource
-from ebbflow.spec.connectors.nats import NatsSink, NatsSource
-from ebbflow.spec.connectors.spark import SparkSink, SparkSource
-from ebbflow.spec.fields import Section
+from ebbflow.durations import DEFAULT_ON_ERROR, Backoff
+from ebbflow.schema import fields
+from ebbflow.schema import literals as words
+from ebbflow.schema.fields import Section
 from ebbflow.spec.kubernetes import BufferFields, LifecycleFields
 
 # --- waiting and retrying -----------------------------------------------------------------------

@@ -13,10 +13,10 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from ebbflow.spec.connectors.secret import SecretRef
-from ebbflow.spec.fields import shown
-from ebbflow.spec.nearest import did_you_mean
-from ebbflow.spec.problem import CODES, FieldPath, Finding
+from ebbflow.schema.fields import shown
+from ebbflow.schema.secret import SecretRef
+from ebbflow.spec.findings import CODES, FieldPath, Finding
+from ebbflow.suggest import did_you_mean
 
 _EXPECTED = {
     "string_type": "text",

@@ -17,13 +17,19 @@ from ebbflow.outcome import (
     Served,
     Succeeded,
 )
+from ebbflow.testing.conformance.rules import RuleBroken
+from ebbflow.testing.conformance.under_test import (
+    Full,
+    Refused,
+    Sample,
+    SinkUnderTest,
+    SourceUnderTest,
+)
 from ebbflow.testing.handlers import Result, run_map, run_sink
 from ebbflow.testing.memory import MemorySink, MemorySource
-from ebbflow.testing.rules import RuleBroken
-from ebbflow.testing.under_test import Full, Refused, Sample, SinkUnderTest, SourceUnderTest
 
 if TYPE_CHECKING:
-    from ebbflow.testing.conformance import (
+    from ebbflow.testing.conformance.suite import (
         SINK_RULES,
         SOURCE_RULES,
         SinkTrial,
@@ -67,6 +73,6 @@ def __getattr__(name: str) -> Any:
     """The conformance suite, imported only when it is used: it brings Spark and NATS with it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ebbflow.testing import conformance
+    from ebbflow.testing.conformance import suite as conformance
 
     return getattr(conformance, name)

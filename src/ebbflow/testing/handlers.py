@@ -13,16 +13,17 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from ebbflow import frames, functions
+from ebbflow.core import calling as functions
+from ebbflow.core import frames
+from ebbflow.core.calling import Handler
+from ebbflow.core.frames import Rows
 from ebbflow.core.retry import Call, RetryStrategy, call_with_retries
-from ebbflow.core.sinking import Sinks, run_sinks
+from ebbflow.core.sinks import Sinks, run_sinks
 from ebbflow.core.verdict import Verdict
-from ebbflow.frames import Rows
-from ebbflow.functions import Handler
+from ebbflow.durations import DEFAULT_ON_ERROR, Backoff
 from ebbflow.message import Datum, Message
-from ebbflow.options import DEFAULT_ON_ERROR, Backoff
 from ebbflow.outcome import DONE, Outcome
-from ebbflow.spec.words import Mode, OnFailure
+from ebbflow.schema.literals import Mode, OnFailure
 
 _LARGEST = 8 * 1024 * 1024 - 64 * 1024
 _BATCH = 500

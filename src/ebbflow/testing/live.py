@@ -20,7 +20,7 @@ from ebbflow.spark.session import session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from ebbflow.built import Built
+    from ebbflow.builder import Built
 
 _START_WAIT = 60.0
 _STOP_WAIT = 60.0

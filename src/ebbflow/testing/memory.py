@@ -23,10 +23,10 @@ from itertools import count
 from typing import Any, Self
 
 from ebbflow.message import Datum, Response
+from ebbflow.schema.literals import Code
 from ebbflow.source import NackOffset, Source, SourceMessage
-from ebbflow.spec.words import Code
+from ebbflow.testing.conformance.under_test import Sample
 from ebbflow.testing.shared import Remote, Shared
-from ebbflow.testing.under_test import Sample
 
 _LOOK_EVERY = 0.01
 _REFUSAL = "the memory sink refuses it"

@@ -6,12 +6,12 @@ import pytest
 import trustme
 
 from ebbflow import Pipeline
+from ebbflow.connectors.file.sink import FileSettings
+from ebbflow.connectors.http.sink import BatchSettings, HttpSinkSettings
+from ebbflow.connectors.http.source import Endpoint, HttpSettings
 from ebbflow.errors import SetupError
-from ebbflow.jetstream.addresses import Addresses
-from ebbflow.sinks.file import FileSettings
-from ebbflow.sinks.http import BatchSettings, HttpSinkSettings
-from ebbflow.sources.http import Endpoint, HttpSettings
-from ebbflow.spark.planning import make_plans
+from ebbflow.nats.address import Addresses
+from ebbflow.runtime.planning import make_plans
 
 HEAD = """apiVersion: numaflow.numaproj.io/v1alpha1
 kind: Pipeline

@@ -8,8 +8,8 @@ import pytest
 
 from ebbflow import MonoVertex, Pipeline
 from ebbflow.errors import SpecError
-from ebbflow.jetstream.publisher import BUFFER
-from ebbflow.spark.planning import make_plans
+from ebbflow.nats.publish import BUFFER
+from ebbflow.runtime.planning import make_plans
 
 SPEC = """\
 apiVersion: numaflow.numaproj.io/v1alpha1

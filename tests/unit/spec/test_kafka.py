@@ -153,7 +153,7 @@ def test_the_users_settings_win_over_defaults_and_lose_to_what_is_promised():
 def test_without_the_extra_its_name_is_told(monkeypatch):
     import sys
 
-    from ebbflow.kafka.planning import source_code
+    from ebbflow.connectors.kafka.planning import source_code
 
     kafka = sections()[0].source.kafka
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)

@@ -6,9 +6,9 @@ from typing import get_args
 
 import pytest
 
-from ebbflow.spec.problem import CODES
+from ebbflow.schema.literals import Mode
+from ebbflow.spec.findings import CODES
 from ebbflow.spec.sections import SinkTarget, Source
-from ebbflow.spec.words import Mode
 
 Lint = Callable[[str], list[str]]
 
@@ -595,8 +595,8 @@ def test_every_document_of_a_file_is_checked(problems_of: Lint) -> None:
 
 
 def test_every_code_that_a_rule_uses_is_in_the_table() -> None:
-    import ebbflow.spec
+    import ebbflow
 
-    sources = "".join(file.read_text() for file in Path(ebbflow.spec.__path__[0]).rglob("*.py"))
+    sources = "".join(file.read_text() for file in Path(ebbflow.__path__[0]).rglob("*.py"))
     unused = [code for code in CODES if sources.count(f'"{code}"') < 2]
     assert unused == []

@@ -6,12 +6,12 @@ import pytest
 from pydantic import ValidationError
 from pyspark import cloudpickle
 
+from ebbflow.durations import DEFAULT_ON_ERROR, Backoff
 from ebbflow.errors import SpecError
-from ebbflow.options import DEFAULT_ON_ERROR, Backoff
+from ebbflow.problem import Problem
 from ebbflow.spec.kubernetes import NO_EFFECT
 from ebbflow.spec.lint import check, load
 from ebbflow.spec.model import EffectiveLimits, PipelineSpec, VertexKind
-from ebbflow.spec.problem import Problem
 from ebbflow.spec.sections import Generator, RetryStrategy, ServingStore
 
 FULL = """\

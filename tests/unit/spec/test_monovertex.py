@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ebbflow.options import Backoff
+from ebbflow.durations import Backoff
 from ebbflow.spec.kubernetes import MONOVERTEX_NO_EFFECT
 from ebbflow.spec.lint import check, load
 from ebbflow.spec.model import EffectiveLimits, MonoVertexBody, MonoVertexSpec

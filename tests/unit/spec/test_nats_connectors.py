@@ -8,8 +8,8 @@ import pytest
 
 from ebbflow import Pipeline
 from ebbflow.errors import SetupError, SpecError
-from ebbflow.jetstream.addresses import Addresses
-from ebbflow.spark.planning import make_plans
+from ebbflow.nats.address import Addresses
+from ebbflow.runtime.planning import make_plans
 
 HEAD = """apiVersion: numaflow.numaproj.io/v1alpha1
 kind: Pipeline

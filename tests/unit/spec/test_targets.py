@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from ebbflow.core.targets import resolve
 from ebbflow.errors import TargetError
-from ebbflow.spec.targets import resolve
 
 FAILING = [
     ("broken_syntax", "def f(:\n", "SyntaxError: invalid syntax (broken_syntax.py, line 1)"),
@@ -89,6 +89,6 @@ def test_a_missing_submodule_is_named(tmp_path: Path) -> None:
 
 
 def test_workers_can_use_it_without_the_model() -> None:
-    code = "import sys, ebbflow.spec.targets; print('pydantic' in sys.modules)"
+    code = "import sys, ebbflow.core.targets; print('pydantic' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "False\n"

@@ -1,0 +1,59 @@
+"""``python -m benchmarks``: measure this machine, Ebbflow and its peers in one run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_PARTS = "rates, calls, latency, growth, start"
+
+
+def bench(
+    short: Annotated[
+        bool, typer.Option("--short", help="Under two minutes; rough, and without idling.")
+    ] = False,
+    only: Annotated[
+        str | None, typer.Option(metavar="PARTS", help=f"Some of: {_PARTS}.", show_default="all")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="How often each rate is taken.", show_default="3")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Makes the payloads.")] = 2026,
+    to: Annotated[Path, typer.Option(metavar="DIR", help="Where the files go.")] = Path("bench"),
+) -> None:
+    """Measure Ebbflow beside its peers on this machine: a table, a plot, and the figures in JSON.
+
+    Takes about half an hour, and wants the machine for itself.
+    """
+    parts = _parts(only)
+    from dataclasses import replace
+
+    from rich.console import Console
+
+    from benchmarks import files, programme, tables
+
+    console = Console(highlight=False)
+    wanted = programme.SHORT if short else programme.LONG
+    if rounds is not None:
+        wanted = replace(wanted, rounds=rounds)
+    figures = programme.measured(wanted, parts, seed, console.print)
+    for table in tables.tables(figures):
+        console.print(table)
+    for text in figures.left_out:
+        console.print(f"left out: {text}", style="bold")
+    for file in files.write(figures, to, seed):
+        console.print(f"written: {file}")
+
+
+def _parts(only: str | None) -> list[str]:
+    known = _PARTS.split(", ")
+    wanted = known if only is None else [part.strip() for part in only.split(",")]
+    if unknown := [part for part in wanted if part not in known]:
+        raise typer.BadParameter(f"{unknown[0]!r} is not one of: {_PARTS}", param_hint="--only")
+    return wanted
+
+
+if __name__ == "__main__":
+    typer.run(bench)

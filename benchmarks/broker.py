@@ -1,0 +1,137 @@
+"""The ground that all contestants run on: one NATS server, one Spark session, what they use."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from benchmarks.work import DISTINCT, payloads
+from ebbflow.buffers import streams
+from ebbflow.core import frames
+from ebbflow.nats import api
+from ebbflow.nats.link import Link
+from ebbflow.nats.locate import embedded, linked
+from ebbflow.nats.publish import BUFFER, publish
+from ebbflow.testing.live import until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_PATIENCE = 600.0
+_IN_FLIGHT = 64
+
+
+@dataclass(frozen=True)
+class Ground:
+    """Where a contest takes place. ``seed`` makes the payloads."""
+
+    link: Link
+    spark: SparkSession
+    seed: int
+
+    # --- streams --------------------------------------------------------------------------------
+
+    def fresh(self, *configs: dict[str, Any]) -> None:
+        """These streams, and no others."""
+        client = self.link.client
+        self.link.run(api.delete(client, self.link.run(api.names_of(client, ""))))
+        for config in configs:
+            self.link.run(streams.ensure(client, config))
+
+    def messages(self, stream: str) -> int:
+        """How many messages a stream holds."""
+        state = self.link.run(api.state(self.link.client, stream))
+        return state.messages if state else 0
+
+    def span(self, stream: str) -> float:
+        """Seconds between the first and the last message that the server stored."""
+        state = self.link.run(api.info(self.link.client, stream))
+        first, last = (datetime.fromisoformat(state[f"{end}_ts"]) for end in ("first", "last"))
+        return (last - first).total_seconds()
+
+    # --- input ----------------------------------------------------------------------------------
+
+    def load_frames(self, subject: str, messages: int, size: int, name: str = "in") -> None:
+        """Store so many messages in frames as a vertex writes them; ``name`` begins their ids."""
+        self._load(subject, _frames(messages, payloads(size, self.seed), name))
+
+    def load_plain(self, subject: str, messages: int, size: int) -> None:
+        """Store so many messages, each by itself."""
+        values = payloads(size, self.seed)
+        self._load(subject, (values[number % DISTINCT] for number in range(messages)))
+
+    def _load(self, subject: str, bodies: Iterable[bytes]) -> None:
+        async def load() -> None:
+            for some in batched(bodies, _IN_FLIGHT):
+                sent = (publish(self.link.client, subject, one, retry=BUFFER) for one in some)
+                await asyncio.gather(*sent)
+
+        self.link.run(load())
+
+
+def _frames(messages: int, values: Sequence[bytes], name: str) -> Iterator[bytes]:
+    for first in range(0, messages, len(values)):
+        ids = [f"{name}-{number}" for number in range(first, first + len(values))]
+        rows = frames.batch_of({"id": ids, "value": values}, len(values))
+        yield from map(frames.encode, frames.split(rows))
+
+
+@contextmanager
+def prepared(folder: Path, tasks: int, seed: int) -> Iterator[Ground]:
+    """A ground of one's own, for as long as the context lasts."""
+    from ebbflow.spark.session import session
+
+    with (
+        embedded(folder / "state") as server,
+        linked(server) as link,
+        session("bench", None, tasks, folder / "logs", {}, None) as spark,
+    ):
+        yield Ground(link, spark, seed)
+
+
+def wait_until(condition: Callable[[], bool], every: float = 0.02) -> None:
+    """Wait for a contestant; ``TimeoutError`` when it does not get there."""
+    if not until(condition, _PATIENCE, every):
+        raise TimeoutError("the contestant did not finish")
+
+
+def batched(bodies: Iterable[bytes], size: int) -> Iterator[list[bytes]]:
+    """Lists of up to ``size``."""
+    left = iter(bodies)
+    while some := list(islice(left, size)):
+        yield some
+
+
+def jvm() -> psutil.Process:
+    """Spark's own process."""
+    return next(child for child in psutil.Process(os.getpid()).children() if child.name() == "java")
+
+
+def spark_workers() -> list[psutil.Process]:
+    """Spark's Python processes."""
+    family = psutil.Process(os.getpid()).children(recursive=True)
+    return [one for one in family if one.name() not in ("java", "nats-server")]
+
+
+def spark_processes() -> list[psutil.Process]:
+    """All that runs for Spark."""
+    return [jvm(), *spark_workers()]
+
+
+def cpu_seconds(processes: Iterable[psutil.Process]) -> float:
+    """What these have used so far."""
+    total = 0.0
+    for one in processes:
+        with suppress(psutil.NoSuchProcess):
+            times = one.cpu_times()
+            total += times.user + times.system
+    return total

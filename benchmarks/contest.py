@@ -1,0 +1,103 @@
+"""What a contestant is, and how one round of a contest is taken."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import psutil
+
+from benchmarks.broker import Ground, cpu_seconds, wait_until
+
+# What clocks can tell apart; only tiny rounds are shorter.
+_TICK = 0.001
+HOP, SINK, MONO, THREE = "map hop", "sink", "MonoVertex", "three vertices"
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Messages a second, and the seconds of CPU that a million of them took.
+
+    The CPU is that of the contestant's processes: its workers, and Spark's own if it uses Spark.
+    """
+
+    rate: float
+    cpu: float
+
+
+class Contestant(Protocol):
+    """Somebody who does a job. ``pace`` is about how many messages a second, to size rounds."""
+
+    name: str
+    job: str
+    pace: int
+
+    @property
+    def mode(self) -> str:
+        """What user code is given at a time."""
+
+    def run(self, ground: Ground, messages: int, size: int) -> Round:
+        """Do the job for so many messages of ``size`` bytes."""
+
+
+@dataclass
+class Case:
+    """One contestant with one size of payload, and its rounds so far."""
+
+    name: str
+    job: str
+    mode: str
+    size: int
+    messages: int
+    rounds: list[Round] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        """The median."""
+        return statistics.median(one.rate for one in self.rounds)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The lowest and the highest rate."""
+        rates = [one.rate for one in self.rounds]
+        return min(rates), max(rates)
+
+    @property
+    def per_core(self) -> float:
+        """Messages for each second of CPU, the median."""
+        return statistics.median(1e6 / one.cpu for one in self.rounds)
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What it took to get everything done: seconds, and seconds of CPU."""
+
+    seconds: float
+    cpu: float
+
+    def round(self, messages: int, seconds: float | None = None) -> Round:
+        """As a round; ``seconds`` if somebody knows them better."""
+        took = max(seconds or self.seconds, _TICK)
+        return Round(messages / took, max(self.cpu, _TICK) / messages * 1e6)
+
+
+def watched(
+    processes: Callable[[], Sequence[psutil.Process]],
+    done: Callable[[], int],
+    total: int,
+    every: float = 0.01,
+) -> Watched:
+    """Wait until all is done; what was done when it was first looked at counts as the rest does.
+
+    So that starting up is left out.
+    """
+    wait_until(lambda: done() > 0, every)
+    found = processes()
+    began, used, first = time.monotonic(), cpu_seconds(found), done()
+    wait_until(lambda: done() >= total, every)
+    share = total / max(1, total - first)
+    seconds = time.monotonic() - began
+    return Watched(seconds * share, (cpu_seconds(found) - used) * share)

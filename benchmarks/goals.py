@@ -1,0 +1,123 @@
+"""What Ebbflow wants to reach, as ratios of one run, and whether it has."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from benchmarks import contest, peers
+from benchmarks.calls import CallCost
+from benchmarks.contest import Case
+from benchmarks.growth import Point
+from benchmarks.ours import EBBFLOW
+from benchmarks.programme import Figures
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """One goal. ``at_least`` or at most ``target``; ``found`` is what was measured."""
+
+    what: str
+    at_least: bool
+    target: float
+    found: float
+    unit: str = ""
+
+    @property
+    def reached(self) -> bool:
+        """Whether it is."""
+        return self.found >= self.target if self.at_least else self.found <= self.target
+
+    @property
+    def wanted(self) -> str:
+        """The goal as people read it."""
+        return f"{'≥' if self.at_least else '≤'} {self.target:g}{self.unit}"
+
+
+def goals(figures: Figures) -> list[Goal]:
+    """Those that the parts which were measured can say something about."""
+    return [
+        *_rates(figures.cases),
+        *_calls(figures.calls),
+        *_growth(figures.points),
+        *_latency(figures),
+        *_starts(figures),
+    ]
+
+
+def _rates(cases: Sequence[Case]) -> Iterator[Goal]:
+    """With the smallest payload, where what we add to a message weighs most."""
+    size = min((case.size for case in cases), default=0)
+    found = {(c.job, c.name, c.mode): c for c in cases if c.size == size}
+    hop, columnar, plain, other, floor, three = (
+        found.get(key)
+        for key in (
+            (contest.HOP, EBBFLOW, "unary"),
+            (contest.HOP, EBBFLOW, "columnar"),
+            (contest.HOP, peers.NATS_PY, "unary"),
+            (contest.HOP, peers.FASTSTREAM, "unary"),
+            (contest.HOP, peers.FLOOR, "columnar"),
+            (contest.THREE, EBBFLOW, "unary"),
+        )
+    )
+    if hop and columnar and plain:
+        yield Goal("hop, nats-py workers a core", True, 10, hop.per_core / plain.per_core, " x")
+        yield Goal("columnar, the same", True, 60, columnar.per_core / plain.per_core, " x")
+    if hop and other:
+        yield Goal("hop, FastStream workers a core", True, 10, hop.per_core / other.per_core, " x")
+    if columnar and floor:
+        yield Goal("columnar, of the bare process", True, 0.7, columnar.rate / floor.rate)
+    if hop and three:
+        share = three.rate / (hop.rate * 2 / 3)
+        yield Goal("three vertices, of two thirds of a hop", True, 0.8, share)
+
+
+def _calls(calls: Sequence[CallCost]) -> Iterator[Goal]:
+    for one in calls:
+        if one.best:
+            what = f"a sink with {one.milliseconds} ms a call, of full calls"
+            yield Goal(what, True, 0.9, one.rate / one.best)
+
+
+def _growth(points: Sequence[Sequence[Point]]) -> Iterator[Goal]:
+    def rate(grows: str, at: int) -> float | None:
+        taken = (one for rounds in points for one in rounds)
+        found = [one.rate for one in taken if (one.grows, one.at) == (grows, at)]
+        return statistics.median(found) if found else None
+
+    for grows, base, at, target in (
+        ("% nacked", 0, 10, 15),
+        ("parked", 0, 100_000, 3),
+        ("messages", 1_000_000, 10_000_000, 10),
+    ):
+        before, after = rate(grows, base), rate(grows, at)
+        if before and after:
+            what = f"loss of rate, {at:,} {grows}"
+            yield Goal(what, False, target, 100 * (1 - after / before), " %")
+    yield from _memory(points)
+
+
+def _memory(points: Sequence[Sequence[Point]]) -> Iterator[Goal]:
+    most = [rounds[0] for rounds in points if rounds[0].grows == "messages"]
+    if most:
+        last = max(most, key=lambda point: point.at)
+        grown = 100 * (last.late / last.early - 1)
+        yield Goal(f"growth of the workers, {last.at:,} messages", False, 5, grown, " %")
+
+
+def _latency(figures: Figures) -> Iterator[Goal]:
+    for one in figures.latencies:
+        if (one.name, one.way, one.rate) == (EBBFLOW, "one hop", 1_000):
+            yield Goal("a hop at 1,000/s, p50", False, 5, one.p50, " ms")
+            yield Goal("a hop at 1,000/s, p99", False, 30, one.p99, " ms")
+            yield Goal("a hop at 1,000/s, longest at an epoch's end", False, 250, one.max, " ms")
+
+
+def _starts(figures: Figures) -> Iterator[Goal]:
+    if figures.starts:
+        yield Goal("first message", False, 7, statistics.median(figures.starts), " s")
+    if figures.idle is not None:
+        yield Goal(
+            "three vertices without work", False, 3, 100 * figures.idle.total, " % of a core"
+        )

@@ -1,0 +1,178 @@
+"""Ebbflow's part: vertices on the Spark session, fed from a buffer that was filled before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks import contest
+from benchmarks.broker import Ground, spark_processes
+from benchmarks.contest import Round, Watched, watched
+from benchmarks.work import MAPS, payloads, write
+from ebbflow.buffers import streams
+from ebbflow.buffers.names import Names
+from ebbflow.buffers.positions import read_all
+from ebbflow.connectors.generator.source import GeneratorPlan
+from ebbflow.core.monovertex import Bypass
+from ebbflow.core.position import Position
+from ebbflow.core.routing import Edge
+from ebbflow.durations import DEFAULT_ON_ERROR
+from ebbflow.outcome import Counts
+from ebbflow.runtime.plan import Mode, MonoPlan, Role, SinksPlan, UserMap, UserSink, VertexPlan
+from ebbflow.runtime.provision import provision
+from ebbflow.spark.supervisor import Supervisor
+
+NAMES = Names("bench")
+EBBFLOW = "Ebbflow"
+_LONG = 3600.0
+_BUFFER = 10**6
+_STOP = 30.0
+Positions = dict[tuple[str, int], Position]
+
+
+def vertex(
+    ground: Ground, name: str, role: Role, to: Sequence[str] = (), **more: Any
+) -> VertexPlan:
+    """A vertex of the pipeline ``bench``, with the defaults of a spec."""
+    plan: dict[str, Any] = {
+        "partitions": 1,
+        "batch_size": 500,
+        "concurrency": 500,
+        "buffer_frames": _BUFFER,
+        "on_error": DEFAULT_ON_ERROR,
+        "edges": tuple(map(Edge, to)),
+        "server": ground.link.server,
+        "max_payload": ground.link.client.max_payload,
+    }
+    return VertexPlan(NAMES.pipeline, name, role=role, **plan | more)
+
+
+def mapping(mode: Mode) -> UserMap:
+    """The work as a map."""
+    return UserMap(MAPS[mode], mode)
+
+
+SINKS = SinksPlan(UserSink(write))
+
+
+def lay_out(ground: Ground, plans: Sequence[VertexPlan], *ends: str) -> None:
+    """The streams of these vertices, all empty, and buffers for what comes after the last."""
+    ground.fresh()
+    ground.link.run(provision(ground.link, plans))
+    for end in ends:
+        ground.link.run(
+            streams.ensure(ground.link.client, streams.buffer_config(NAMES, end, 0, _BUFFER))
+        )
+
+
+@contextmanager
+def running(ground: Ground, plans: Sequence[VertexPlan], epoch: float = _LONG) -> Iterator[None]:
+    """Run the vertices for as long as the context lasts."""
+    supervisor = Supervisor(ground.spark, plans, lambda: epoch)
+    supervisor.start()
+    client = ground.link.client
+    try:
+        yield
+    finally:
+        stop = NAMES.control_subject
+        supervisor.stop(lambda: ground.link.run(client.publish(stop, b"stop")), _STOP)
+
+
+def counts(ground: Ground, name: str) -> Counts:
+    """What a vertex has counted so far."""
+    return _counted(ground.link.run(read_all(ground.link, NAMES)), name)
+
+
+def _counted(found: Positions, name: str) -> Counts:
+    return sum((p.counts for (vertex, _), p in found.items() if vertex == name), Counts())
+
+
+def worked(ground: Ground, plans: Sequence[VertexPlan], messages: int) -> Watched:
+    """Run the vertices until the last of them is done with so many messages.
+
+    It begins when the first has done something.
+    """
+    first, last = plans[0].vertex, plans[-1].vertex
+
+    def done() -> int:
+        found = ground.link.run(read_all(ground.link, NAMES))
+        return _counted(found, last).done or min(1, _counted(found, first).done)
+
+    with running(ground, plans):
+        return watched(spark_processes, done, messages)
+
+
+@dataclass
+class Hop:
+    """One map between two buffers."""
+
+    mode: Mode
+    pace: int
+    name = EBBFLOW
+    job = contest.HOP
+
+    def run(self, ground: Ground, messages: int, size: int) -> Round:
+        """By the server's own times of the first and the last output."""
+        plan = vertex(ground, "map", mapping(self.mode), ["out"])
+        lay_out(ground, [plan], "out")
+        ground.load_frames(NAMES.buffer_subject("map", 0), messages, size)
+        found = worked(ground, [plan], messages)
+        return found.round(messages, ground.span(NAMES.buffer("out", 0)))
+
+
+@dataclass
+class Sink:
+    """A sink of the user's behind a buffer; sinks are always given batches."""
+
+    pace: int
+    mode = "batch"
+    name = EBBFLOW
+    job = contest.SINK
+
+    def run(self, ground: Ground, messages: int, size: int) -> Round:
+        """By the sink's own count."""
+        plan = vertex(ground, "sink", SINKS)
+        lay_out(ground, [plan])
+        ground.load_frames(NAMES.buffer_subject("sink", 0), messages, size)
+        return worked(ground, [plan], messages).round(messages)
+
+
+@dataclass
+class Mono:
+    """Generator, map and sink in one task."""
+
+    mode: Mode
+    pace: int
+    name = EBBFLOW
+    job = contest.MONO
+
+    def run(self, ground: Ground, messages: int, size: int) -> Round:
+        """By its own count."""
+        role = MonoPlan(None, mapping(self.mode), SINKS, Bypass())
+        source = GeneratorPlan(None, messages, blob=payloads(size, ground.seed)[0])
+        plan = vertex(ground, "mono", role, source=source, is_source=True)
+        lay_out(ground, [plan])
+        return worked(ground, [plan], messages).round(messages)
+
+
+@dataclass
+class Three:
+    """Two maps and a sink with buffers between them, all at once."""
+
+    mode: Mode
+    pace: int
+    name = EBBFLOW
+    job = contest.THREE
+
+    def run(self, ground: Ground, messages: int, size: int) -> Round:
+        """From the first messages that the first map has done to the last at the sink."""
+        plans = [
+            vertex(ground, "map", mapping(self.mode), ["second"]),
+            vertex(ground, "second", mapping(self.mode), ["sink"]),
+            vertex(ground, "sink", SINKS),
+        ]
+        lay_out(ground, plans)
+        ground.load_frames(NAMES.buffer_subject("map", 0), messages, size)
+        return worked(ground, plans, messages).round(messages)

@@ -1,0 +1,201 @@
+"""The programme of a benchmark: who runs what, how often, in which order; long or short."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+from benchmarks import calls, growth, latency, ours, peers, start
+from benchmarks.broker import Ground, prepared
+from benchmarks.calls import CallCost
+from benchmarks.contest import Case, Contestant
+from benchmarks.growth import Point
+from benchmarks.latency import Latency
+from benchmarks.start import Idle
+from benchmarks.work import DISTINCT
+
+Say = Callable[[str], None]
+
+# The most vertices of one measurement, in tasks.
+_TASKS = 9
+_LARGEST = 300_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Programme:
+    """How much is measured. ``seconds`` is how long a round should take, about.
+
+    What idling costs is not measured in 0 seconds.
+    """
+
+    sizes: Sequence[int]
+    rounds: int
+    seconds: float
+    costs: Sequence[int]
+    rates: Sequence[int]
+    latency_seconds: float
+    messages: Sequence[int]
+    vertices: Sequence[int]
+    partitions: Sequence[int]
+    nacked: Sequence[int]
+    parked: Sequence[int]
+    growth_messages: int
+    starts: int
+    idle_seconds: float
+
+
+LONG = Programme(
+    sizes=(100, 1_000, 10_000),
+    rounds=3,
+    seconds=2.0,
+    costs=(0, 50, 400),
+    rates=(10, 1_000, 20_000),
+    latency_seconds=20.0,
+    messages=(100_000, 1_000_000, 10_000_000),
+    vertices=(1, 2, 4, 8),
+    partitions=(1, 2, 4),
+    nacked=(0, 10, 20, 50),
+    parked=(0, 100_000, 1_000_000),
+    growth_messages=600_000,
+    starts=3,
+    idle_seconds=30.0,
+)
+SHORT = Programme(
+    sizes=(100,),
+    rounds=2,
+    seconds=0.5,
+    costs=(0, 50, 400),
+    rates=(1_000,),
+    latency_seconds=6.0,
+    messages=(300_000,),
+    vertices=(),
+    partitions=(),
+    nacked=(0, 10),
+    parked=(),
+    growth_messages=200_000,
+    starts=1,
+    idle_seconds=0.0,
+)
+
+
+@dataclass
+class Figures:
+    """All that was measured; what is empty was not asked for."""
+
+    cases: list[Case] = field(default_factory=list)
+    calls: list[CallCost] = field(default_factory=list)
+    latencies: list[Latency] = field(default_factory=list)
+    points: list[list[Point]] = field(default_factory=list)
+    starts: list[float] = field(default_factory=list)
+    idle: Idle | None = None
+    left_out: list[str] = field(default_factory=list)
+
+
+def measured(programme: Programme, parts: Sequence[str], seed: int, say: Say) -> Figures:
+    """Carry it out."""
+    figures = Figures()
+    with tempfile.TemporaryDirectory(prefix="ebbflow-bench-") as folder:
+        with prepared(Path(folder), _TASKS, seed) as ground:
+            if "rates" in parts:
+                _rates(figures, ground, programme, say)
+            if "calls" in parts:
+                _calls(figures, ground, programme, say)
+            if "latency" in parts:
+                _latencies(figures, ground, programme, say)
+            if "growth" in parts:
+                _growth(figures, ground, programme, say)
+        if "start" in parts:
+            _starts(figures, Path(folder), programme, say)
+    return figures
+
+
+def _contestants(left_out: list[str]) -> Iterator[Contestant]:
+    yield from (ours.Hop("unary", 500_000), ours.Hop("batch", 400_000))
+    yield ours.Hop("columnar", 1_000_000)
+    yield from (peers.Floor("unary", 1_200_000), peers.Floor("columnar", 1_500_000))
+    yield peers.Floor("passed", 2_500_000)
+    yield from (peers.nats_py(), peers.nats_py(64))
+    if find_spec("faststream"):
+        yield peers.faststream()
+    else:
+        left_out.append("FastStream is not installed; pip install 'ebbflow[bench]'")
+    yield peers.Structured()
+    yield ours.Sink(700_000)
+    yield from (ours.Mono("unary", 350_000), ours.Mono("batch", 300_000))
+    yield ours.Mono("columnar", 500_000)
+    yield from (ours.Three("unary", 300_000), ours.Three("batch", 250_000))
+    yield ours.Three("columnar", 400_000)
+
+
+def _rates(figures: Figures, ground: Ground, programme: Programme, say: Say) -> None:
+    """Round after round, everybody in each, so that a slow minute of the machine hits all."""
+    pairs = []
+    for contestant in _contestants(figures.left_out):
+        for size in programme.sizes:
+            messages = _messages(contestant, size, programme.seconds)
+            case = Case(contestant.name, contestant.job, contestant.mode, size, messages)
+            pairs.append((contestant, case))
+    ours.Hop("unary", 1).run(ground, 20_000, 100)  # starts the workers
+    for number in range(programme.rounds):
+        for contestant, case in pairs:
+            case.rounds.append(contestant.run(ground, case.messages, case.size))
+            rate = f"{case.rounds[-1].rate:,.0f}/s"
+            say(f"round {number + 1}: {case.job}, {case.size} B, {case.name}, {case.mode}: {rate}")
+    figures.cases = [case for _, case in pairs]
+
+
+def _messages(contestant: Contestant, size: int, seconds: float) -> int:
+    """As many as take about so long, in whole thousands, and not more than a buffer holds."""
+    # Larger messages are slower, though not in proportion.
+    pace = contestant.pace / (1 + size / 1_500 if contestant.pace > 20_000 else 1)
+    wanted = min(int(pace * seconds), _LARGEST // size)
+    return max(DISTINCT, wanted // DISTINCT * DISTINCT)
+
+
+def _calls(figures: Figures, ground: Ground, programme: Programme, say: Say) -> None:
+    for cost in programme.costs:
+        # Long enough for some calls of the dearest.
+        figures.calls.append(calls.by_cost(ground, cost, 4 * programme.seconds))
+        say(f"a sink with {cost} ms a call: {figures.calls[-1].rate:,.0f}/s")
+
+
+def _latencies(figures: Figures, ground: Ground, programme: Programme, say: Say) -> None:
+    for rate in programme.rates:
+        found = latency.ours(ground, rate, programme.latency_seconds)
+        # A worker that stores one message after another does not keep up with more.
+        if rate <= 1_000:
+            found += latency.plain(ground, rate, programme.latency_seconds)
+        for one in found:
+            say(f"{one.name}, {one.way}, {rate}/s: p50 {one.p50:.1f}, p99 {one.p99:.1f} ms")
+        figures.latencies += found
+
+
+def _growth(figures: Figures, ground: Ground, programme: Programme, say: Say) -> None:
+    messages = programme.growth_messages
+    plan: list[tuple[Sequence[int], Callable[[int], Point]]] = [
+        (programme.messages, lambda n: growth.by_messages(ground, n)),
+        (programme.vertices, lambda n: growth.by_vertices(ground, n, messages // max(1, n // 2))),
+        (programme.partitions, lambda n: growth.by_partitions(ground, n, messages)),
+        (programme.nacked, lambda n: growth.by_nacks(ground, n, messages)),
+        (programme.parked, lambda n: growth.by_parked(ground, n, messages)),
+    ]
+    for steps, measure in plan:
+        taken: list[list[Point]] = [[] for _ in steps]
+        for _ in range(programme.rounds):
+            for found, step in zip(taken, steps, strict=True):
+                found.append(measure(step))
+                say(f"{step:,} {found[-1].grows}: {found[-1].rate:,.0f}/s")
+        figures.points += taken
+
+
+def _starts(figures: Figures, folder: Path, programme: Programme, say: Say) -> None:
+    start.first_message(folder)  # the first of all may have to write the class-data archive
+    for _ in range(programme.starts):
+        figures.starts.append(start.first_message(folder))
+        say(f"first message in the sink after {figures.starts[-1]:.1f} s")
+    if programme.idle_seconds:
+        figures.idle = start.idle(folder, programme.idle_seconds)
+        say(f"idle: {figures.idle.total:.1%} of a core")

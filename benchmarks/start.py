@@ -1,0 +1,100 @@
+"""``ebbflow run`` as people use it: how soon the first message is there, and what idling costs.
+
+A run of its own for each figure, with its own JVM, workers and embedded server.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from benchmarks.broker import cpu_seconds, wait_until
+from ebbflow import Datum, Response
+
+_MARK = "EBBFLOW_BENCH_MARK"
+_SETTLED = 15.0
+_SPEC = """
+apiVersion: numaflow.numaproj.io/v1alpha1
+kind: Pipeline
+metadata: {name: start}
+spec:
+  vertices:
+    - {name: in, source: {generator: {messages: 1}}}
+    - {name: map, udf: {python: "benchmarks.work:each"}}
+    - {name: sink, sink: {udsink: {python: "benchmarks.start:mark"}}}
+  edges:
+    - {from: in, to: map}
+    - {from: map, to: sink}
+"""
+
+
+def mark(data: list[Datum]) -> list[Response]:
+    """The sink: leaves a file behind that says that a message has come."""
+    Path(os.environ[_MARK]).touch()
+    return [Response.ok(datum.id) for datum in data]
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Shares of one core that a pipeline without messages takes, in all and by whom."""
+
+    total: float
+    driver: float
+    jvm: float
+    workers: float
+    nats: float
+
+
+def first_message(folder: Path) -> float:
+    """Seconds from the start of the command to the first message in the sink."""
+    began = time.monotonic()
+    with _run(folder) as (_, arrived):
+        wait_until(arrived.exists, every=0.005)
+        return time.monotonic() - began
+
+
+def idle(folder: Path, seconds: float) -> Idle:
+    """What three vertices cost that have nothing to do."""
+    with _run(folder) as (process, arrived):
+        wait_until(arrived.exists)
+        time.sleep(_SETTLED)
+        before = _used(process)
+        time.sleep(seconds)
+        after = _used(process)
+    shares = {who: (after[who] - before[who]) / seconds for who in before}
+    return Idle(sum(shares.values()), **shares)
+
+
+def _used(process: psutil.Process) -> dict[str, float]:
+    """Seconds of CPU so far."""
+    used = {"driver": cpu_seconds([process]), "jvm": 0.0, "workers": 0.0, "nats": 0.0}
+    for child in process.children(recursive=True):
+        kind = {"java": "jvm", "nats-server": "nats"}.get(child.name(), "workers")
+        used[kind] += cpu_seconds([child])
+    return used
+
+
+@contextmanager
+def _run(folder: Path) -> Iterator[tuple[psutil.Process, Path]]:
+    spec, arrived = folder / "start.yaml", folder / "arrived"
+    spec.write_text(_SPEC, encoding="utf-8")
+    arrived.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "ebbflow", "run", str(spec), "--fresh"]
+    command += ["--state", str(folder / "state")]
+    with open(folder / "run.log", "wb") as log:
+        process = subprocess.Popen(
+            command, env={**os.environ, _MARK: str(arrived)}, stdout=log, stderr=log
+        )
+    try:
+        yield psutil.Process(process.pid), arrived
+    finally:
+        process.terminate()
+        process.wait(60)

@@ -1,0 +1,134 @@
+"""The figures of a benchmark as tables on a terminal."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+from rich.table import Table
+
+from benchmarks import contest, peers
+from benchmarks.calls import CallCost
+from benchmarks.contest import Case
+from benchmarks.goals import Goal, goals
+from benchmarks.growth import Point
+from benchmarks.latency import SHARES, Latency
+from benchmarks.programme import Figures
+
+
+def tables(figures: Figures) -> Iterator[Table]:
+    """Those of the parts that were measured."""
+    if figures.cases:
+        yield _rates(figures.cases)
+    if figures.calls:
+        yield _calls(figures.calls)
+    if figures.latencies:
+        yield _latencies(figures.latencies)
+    if figures.points:
+        yield _growth(figures.points)
+    if figures.starts:
+        yield _starts(figures)
+    if found := goals(figures):
+        yield _goals(found)
+
+
+def _table(title: str, texts: Sequence[str], numbers: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name in texts:
+        table.add_column(name)
+    for name in numbers:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _rates(cases: Sequence[Case]) -> Table:
+    title = "Throughput, one process for each vertex: medians, spread, ratios to the nats-py worker"
+    numbers = ("bytes", "messages/s", "from", "to", "times", "a core second", "times a core")
+    table = _table(title, ("job", "who", "mode"), numbers)
+    for case in sorted(cases, key=lambda one: (_JOBS.index(one.job), one.size)):
+        plain = _plain(cases, case)
+        low, high = case.spread
+        table.add_row(
+            case.job,
+            case.name,
+            case.mode,
+            f"{case.size:,}",
+            *(f"{rate:,.0f}" for rate in (case.rate, low, high)),
+            f"{case.rate / plain.rate:.1f}" if plain else "",
+            f"{case.per_core:,.0f}",
+            f"{case.per_core / plain.per_core:.1f}" if plain else "",
+        )
+    return table
+
+
+_JOBS = (contest.HOP, contest.SINK, contest.MONO, contest.THREE)
+
+
+def _plain(cases: Sequence[Case], case: Case) -> Case | None:
+    """The plain worker's hop with the same payload."""
+    same = (one for one in cases if one.name == peers.NATS_PY and one.size == case.size)
+    return next(same, None) if case.job == contest.HOP else None
+
+
+def _calls(calls: Sequence[CallCost]) -> Table:
+    title = "Sinks whose calls have a cost of their own, 500 messages a call at most"
+    table = _table(title, (), ("ms a call", "messages/s", "with full calls"))
+    for one in calls:
+        best = f"{one.best:,.0f}" if one.best else ""
+        table.add_row(f"{one.milliseconds}", f"{one.rate:,.0f}", best)
+    return table
+
+
+def _latencies(latencies: Sequence[Latency]) -> Table:
+    title = "Latency in milliseconds, epochs of 5 s"
+    table = _table(title, ("who", "way"), ("a second", "messages", *SHARES))
+    for one in latencies:
+        marks = (f"{getattr(one, mark):.1f}" for mark in SHARES)
+        table.add_row(one.name, one.way, f"{one.rate:,}", f"{one.messages:,}", *marks)
+    return table
+
+
+def _growth(points: Sequence[Sequence[Point]]) -> Table:
+    title = "As work grows (100 B, message by message); memory in MB"
+    memory = ("JVM", "workers at 1/5", "workers at the end")
+    table = _table(title, ("grows",), ("to", "messages/s", "from", "to ", *memory))
+    for rounds in points:
+        rates = [one.rate for one in rounds]
+        shown = statistics.median(rates), min(rates), max(rates)
+        first = rounds[0]
+        megabytes = (first.jvm, first.early, first.late) if first.jvm else ()
+        table.add_row(
+            first.grows,
+            f"{first.at:,}",
+            *(f"{rate:,.0f}" for rate in shown),
+            *(f"{one:,.0f}" for one in megabytes),
+        )
+    return table
+
+
+def _goals(found: Sequence[Goal]) -> Table:
+    table = _table("Goals, with the smallest payload", ("goal",), ("wanted", "found", ""))
+    for goal in found:
+        mark = "" if goal.reached else "missed"
+        table.add_row(goal.what, goal.wanted, f"{goal.found:,.3g}{goal.unit}", mark)
+    return table
+
+
+def markdown(table: Table) -> str:
+    """The same table for a document."""
+    heads = [str(column.header) or " " for column in table.columns]
+    rules = ["---:" if column.justify == "right" else "---" for column in table.columns]
+    rows = zip(*(column.cells for column in table.columns), strict=True)
+    lines = (heads, rules, *([str(cell) for cell in row] for row in rows))
+    told = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return f"**{table.title}**\n\n{told}\n"
+
+
+def _starts(figures: Figures) -> Table:
+    table = _table("ebbflow run, three vertices", ("what",), ("figure",))
+    table.add_row("first message in the sink", f"{statistics.median(figures.starts):.1f} s")
+    if (idle := figures.idle) is not None:
+        table.add_row("idle, of one core", f"{idle.total:.1%}")
+        for who in ("driver", "jvm", "workers", "nats"):
+            table.add_row(f"  {who}", f"{getattr(idle, who):.1%}")
+    return table

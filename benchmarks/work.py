@@ -1,0 +1,49 @@
+"""The work that every contestant does for a message: the same small change, in every form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ebbflow import Datum, Message, Response
+
+DISTINCT = 2_000
+
+
+def payloads(size: int, seed: int) -> list[bytes]:
+    """Values that do not compress, the same for the same seed: nobody wins by squeezing them."""
+    chance = Random(seed)
+    return [chance.randbytes(size) for _ in range(DISTINCT)]
+
+
+def work(payload: bytes) -> bytes:
+    """A small change to the payload."""
+    return payload + b"!"
+
+
+def each(datum: Datum) -> Message:
+    """Message by message."""
+    return Message(work(datum.value))
+
+
+def batch(data: list[Datum]) -> dict[str, Message]:
+    """A list of messages at a time."""
+    return {datum.id: Message(work(datum.value)) for datum in data}
+
+
+def columnar(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """A table of messages at a time."""
+    changed = pc.binary_join_element_wise(rows.column("value"), b"!", b"")
+    return pa.RecordBatch.from_arrays([changed], names=["value"])
+
+
+def write(data: list[Datum]) -> list[Response]:
+    """A sink that looks at every value and is content."""
+    return [Response.ok(datum.id) for datum in data if work(datum.value)]
+
+
+MAPS: dict[str, Callable[..., Any]] = {"unary": each, "batch": batch, "columnar": columnar}

@@ -1,0 +1,27 @@
+"""Contestants that are a program of their own, as people write them without Ebbflow.
+
+Each is started as ``python -m`` with the names of the streams; the login is in the environment.
+"""
+
+from __future__ import annotations
+
+import os
+
+import nats
+from nats.aio.client import Client
+
+from ebbflow.nats.address import Addresses
+
+URL, USER, PASSWORD = "BENCH_URL", "BENCH_USER", "BENCH_PASSWORD"
+
+
+def environment(server: Addresses) -> dict[str, str]:
+    """What a worker needs to connect."""
+    login = {USER: server.login.user or "", PASSWORD: server.login.password or ""}
+    return {**os.environ, **login, URL: server.urls[0]}
+
+
+async def connected() -> Client:
+    """A plain client, on the worker."""
+    login = {"user": os.environ[USER], "password": os.environ[PASSWORD]}
+    return await nats.connect(os.environ[URL], **login, pending_size=64 * 1024 * 1024)

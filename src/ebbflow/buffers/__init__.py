@@ -1,0 +1,1 @@
+"""What a pipeline keeps in NATS, and how it is read and written."""

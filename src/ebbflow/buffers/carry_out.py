@@ -1,0 +1,103 @@
+"""Carrying out a settlement: its publications on JetStream, stage after stage, all confirmed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from nats.aio.client import Client
+
+from ebbflow.buffers.names import Names
+from ebbflow.core.frames import fingerprint
+from ebbflow.core.publications import Publication, Stage
+from ebbflow.core.settlement import Settlement
+from ebbflow.errors import BufferFull
+from ebbflow.nats.publish import BUFFER, Retry, Tally, publish
+
+IN_FLIGHT = 256
+
+
+async def publish_all(
+    client: Client,
+    names: Names,
+    settlement: Settlement,
+    retry: Retry = BUFFER,
+    tally: Tally | None = None,
+) -> list[Publication]:
+    """Return when everything is confirmed, with the outputs that a full buffer did not take.
+
+    The first error that cannot be waited out is raised.
+    """
+    gate = asyncio.Semaphore(IN_FLIGHT)
+    discarded: list[Publication] = []
+
+    async def one_after_another(publications: list[Publication]) -> None:
+        for publication in publications:
+            async with gate:
+                if not await _publish(client, names, publication, retry, tally):
+                    discarded.append(publication)
+
+    for stage in settlement.stages():
+        try:
+            async with asyncio.TaskGroup() as group:
+                for publications in _lanes(stage):
+                    group.create_task(one_after_another(publications))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+    return discarded
+
+
+def _lanes(stage: list[Publication]) -> Iterable[list[Publication]]:
+    """What may be published side by side: everything, but for the partitions of ordered edges."""
+    lanes: dict[object, list[Publication]] = defaultdict(list)
+    for number, publication in enumerate(stage):
+        ordered = (publication.target, publication.partition)
+        lanes[ordered if publication.ordered else number].append(publication)
+    return lanes.values()
+
+
+async def _publish(
+    client: Client, names: Names, publication: Publication, retry: Retry, tally: Tally | None
+) -> bool:
+    """Whether it was stored; only what may be discarded can fail to be.
+
+    A full buffer is back-pressure: however hard to try is bounded, room is waited for.
+    """
+    subject, headers = address(names, publication)
+    data, msg_id = publication.payload, publication.msg_id
+    while True:
+        try:
+            await publish(client, subject, data, headers, msg_id=msg_id, retry=retry, tally=tally)
+            return True
+        except BufferFull:
+            if publication.discards:
+                return False
+        await asyncio.sleep(retry.wait)
+
+
+def address(names: Names, publication: Publication) -> tuple[str, dict[str, str]]:
+    """The subject a publication goes to, and its headers."""
+    vertex, partition = publication.target, publication.partition
+    if publication.stage is Stage.OUTPUT:
+        return names.buffer_subject(vertex, partition), publication.headers
+    if publication.stage is Stage.ANSWER:
+        return f"$KV.{publication.target}.{publication.key}", publication.headers
+    if publication.stage is Stage.DEAD_LETTER:
+        return names.dead_letter_subject(vertex), publication.headers
+    due_subject = names.due_subject(vertex, partition)
+    if publication.due is None:
+        return due_subject, publication.headers
+    schedule = {
+        "Nats-Schedule": f"@at {rfc3339(publication.due)}",
+        "Nats-Schedule-Target": due_subject,
+    }
+    # The subject must be this publication's own: a second schedule on it would replace the first.
+    token = fingerprint([publication.msg_id])
+    return names.later_subject(vertex, partition, token), publication.headers | schedule
+
+
+def rfc3339(epoch_ms: int) -> str:
+    """The time as the server's schedules want it."""
+    return datetime.fromtimestamp(epoch_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,100 @@
+"""Sources that push: whatever comes from outside is stored in the source vertex's own buffer first.
+
+A ``Feed`` lives on the driver for as long as the pipeline runs, across epochs. What it has taken in
+is durable before it says so to anybody, and from then on is read like any other buffer: replayed
+after a crash, redelivered after a nack. The buffer's limit is its back-pressure.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import pyarrow as pa
+
+from ebbflow.acks import Ack
+from ebbflow.buffers.names import Names
+from ebbflow.core import frames
+from ebbflow.nats.link import Link
+from ebbflow.nats.publish import BUFFER, publish
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Feed(Protocol):
+    """Takes messages in from outside. Used on the driver, by the run's own thread.
+
+    One that is ``on_spark`` has to be made anew when Spark's JVM has died; others go on.
+    """
+
+    on_spark: bool
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether nothing more will come, for good; a drain then need not wait for it."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why it takes in nothing at the moment, on one line; ``None`` while all is well."""
+
+    def start(self) -> None:
+        """Begin; ``SetupError`` when it cannot, as with a port that is taken."""
+
+    def stop(self) -> None:
+        """Take in nothing more; returns when everything taken in is stored or given back."""
+
+
+class FeedPlan(Protocol):
+    """The settings of a feed: a frozen dataclass that can make it."""
+
+    def feed(self, spot: Spot) -> Feed:
+        """The feed, not started yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Where a feed works: the vertex it feeds, and what there is on the driver.
+
+    ``tell`` shows a line to whoever watches the run. ``largest`` is the largest value that a
+    message may have. ``memory`` is a folder for what has to be known after a restart; it need not
+    exist. ``drain`` if the run ends when everything is processed.
+    """
+
+    pipeline: str
+    vertex: str
+    partitions: int
+    largest: int
+    link: Link
+    spark: SparkSession
+    tell: Callable[[str], None]
+    memory: Path
+    drain: bool
+
+    @property
+    def buffers(self) -> Buffers:
+        """Where to store what comes."""
+        return Buffers(self.link, Names(self.pipeline), self.vertex, self.partitions)
+
+
+class Buffers:
+    """The buffers of a source vertex, one for each of its partitions."""
+
+    def __init__(self, link: Link, names: Names, vertex: str, partitions: int) -> None:
+        self._link = link
+        self._subjects = [names.buffer_subject(vertex, number) for number in range(partitions)]
+
+    async def put(self, rows: pa.RecordBatch, msg_id: str, *, within: float = float("inf")) -> Ack:
+        """Store rows as one frame, on the link's loop; the same id again is stored once.
+
+        ``BufferFull`` at once when there is no room; ``PublishTimeout`` when there was no answer
+        ``within`` so many seconds.
+        """
+        # Copies are recognised by their stream, so the same id must go to the same one.
+        subject = self._subjects[zlib.crc32(msg_id.encode()) % len(self._subjects)]
+        retry = replace(BUFFER, ack_wait=within)
+        payload = frames.encode(rows)
+        return await publish(self._link.client, subject, payload, msg_id=msg_id, retry=retry)

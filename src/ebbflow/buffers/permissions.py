@@ -1,0 +1,143 @@
+"""What the login of a pipeline must be allowed in NATS, and no more.
+
+Every stream and subject is named in full: a wildcard stands only for what is made up while the
+pipeline runs, and never reaches into another pipeline. Pure: from names to subjects.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from ebbflow.buffers.names import Names
+
+Groups = dict[str, list[str]]
+"""Subjects under what they are for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A vertex as its streams show it.
+
+    ``has_buffer`` if it reads one; ``returns`` if its source takes back what was nacked;
+    ``remembers`` if its source writes down the ids that it was given; ``batched`` if the driver
+    plans what it reads, instead of a task that follows its streams.
+    """
+
+    vertex: str
+    partitions: int
+    has_buffer: bool
+    returns: bool = False
+    remembers: bool = False
+    batched: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """The subjects that a login may publish and subscribe to, grouped by what they are for."""
+
+    publish: Groups
+    subscribe: Groups
+
+    def config(self) -> str:
+        """As a server's configuration has it in the block of a user."""
+        lists = {"publish": self.publish, "subscribe": self.subscribe}
+        inner = (line for name, groups in lists.items() for line in _allowed(name, groups))
+        return "\n".join(["permissions: {", *inner, "}"])
+
+
+def _allowed(name: str, groups: Groups) -> Iterator[str]:
+    yield f"  {name}: {{"
+    yield "    allow: ["
+    for purpose, subjects in groups.items():
+        yield f"      # {purpose}"
+        # A JSON string is one of the server's configuration language as well.
+        yield from (f"      {json.dumps(subject)}" for subject in subjects)
+    yield "    ]"
+    yield "  }"
+
+
+def needed(names: Names, vertices: Sequence[Reading], bucket: str | None = None) -> Permissions:
+    """The permissions to run a pipeline, to start it over, and for its dead letters.
+
+    ``bucket`` is where its answers go.
+    """
+    returned = [_returned(names, vertex) for vertex in vertices if vertex.returns]
+    seen = [names.seen_subject(vertex.vertex) for vertex in vertices if vertex.remembers]
+    followed = [s for vertex in vertices if not vertex.batched for s in _streams(names, vertex)]
+    batched = [s for vertex in vertices if vertex.batched for s in _streams(names, vertex)]
+    positions = f"KV_{names.positions}"
+    beside = [*([names.ledger] if returned else []), *([names.seen] if seen else [])]
+    own = [positions, names.dead_letters, *beside, *followed, *batched]
+    publish: Groups = {
+        "see which streams there are; shows names only": ["$JS.API.STREAM.NAMES"],
+        "make its streams, look at them, delete them for --fresh": _calls(
+            own, "STREAM.CREATE.{}", "STREAM.UPDATE.{}", "STREAM.INFO.{}", "STREAM.DELETE.{}"
+        ),
+        "read its buffers and redeliveries, and forget what is done": [
+            *_calls(
+                followed, "CONSUMER.CREATE.{}.*", "CONSUMER.MSG.NEXT.{}.*", "CONSUMER.DELETE.{}.*"
+            ),
+            *_read(batched),
+            *_calls([*followed, *batched], "STREAM.PURGE.{}"),
+        ],
+        "read its positions": _read([positions]),
+        "read, replay and purge its dead letters": [
+            *_read([names.dead_letters]),
+            *_calls([names.dead_letters], "STREAM.MSG.DELETE.{}", "STREAM.PURGE.{}"),
+        ],
+        "write messages, redeliveries, dead letters and positions": [
+            subject for vertex in vertices for subject in _written(names, vertex)
+        ],
+        "have tasks stop, and tell what they do": [names.control_subject, names.event_subject()],
+        "be the one run of this pipeline": [names.run_subject, f"{names.inbox}.>"],
+    }
+    if returned:
+        publish["write down what went back to a source"] = [
+            *_read([names.ledger]),
+            *_calls([names.ledger], "STREAM.PURGE.{}"),
+            *chain.from_iterable(returned),
+        ]
+    if seen:
+        publish["write down the ids that sources were given"] = [*_read([names.seen]), *seen]
+    if bucket is not None:
+        calls = _calls([f"KV_{bucket}"], "STREAM.CREATE.{}", "STREAM.UPDATE.{}")
+        publish["write answers"] = [*calls, f"$KV.{bucket}.>"]
+    subscribe = {
+        "answers to its requests": [f"{names.inbox}.>"],
+        "the word to stop, and what tasks tell": [names.control_subject, names.event_subject()],
+        "be the one run of this pipeline": [names.run_subject],
+    }
+    return Permissions(publish, subscribe)
+
+
+def _calls(streams: Iterable[str], *calls: str) -> list[str]:
+    return [f"$JS.API.{call.format(stream)}" for stream in streams for call in calls]
+
+
+def _read(streams: Iterable[str]) -> list[str]:
+    return _calls(streams, "DIRECT.GET.{}", "STREAM.MSG.GET.{}")
+
+
+def _streams(names: Names, vertex: Reading) -> Iterator[str]:
+    for partition in range(vertex.partitions):
+        if vertex.has_buffer:
+            yield names.buffer(vertex.vertex, partition)
+        yield names.redelivery(vertex.vertex, partition)
+
+
+def _returned(names: Names, vertex: Reading) -> list[str]:
+    return [names.ledger_subject(vertex.vertex, one) for one in range(vertex.partitions)]
+
+
+def _written(names: Names, vertex: Reading) -> Iterator[str]:
+    name = vertex.vertex
+    for partition in range(vertex.partitions):
+        if vertex.has_buffer:
+            yield names.buffer_subject(name, partition)
+        yield names.due_subject(name, partition)
+        yield names.later_subject(name, partition, "*")
+        yield f"$KV.{names.positions}.{names.position_key(name, partition)}"
+    yield names.dead_letter_subject(name)

@@ -1,0 +1,101 @@
+"""Positions in JetStream's key-value store, replaced only by whoever owns them.
+
+A task claims its partition by a compare-and-set and from then on every write names the revision
+it replaces. A write that finds another revision means another task has claimed the partition:
+``Fenced``. A write that was sent again after silence may find its own first copy; the record
+names its owner, which tells the two cases apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+
+from ebbflow.buffers.names import Names
+from ebbflow.core.position import Position
+from ebbflow.errors import Fenced, PermanentPublishError
+from ebbflow.nats.client import SecuredClient
+from ebbflow.nats.link import Link
+from ebbflow.nats.publish import BUFFER, Retry, Tally, publish
+from ebbflow.nats.stored import read_last, read_one
+
+_IN_PROCESS = 10164
+_WRONG_REVISION = frozenset({10071, _IN_PROCESS})
+
+
+class PositionStore:
+    """The position of one partition, as its owner sees it."""
+
+    def __init__(
+        self,
+        client: SecuredClient,
+        names: Names,
+        vertex: str,
+        partition: int,
+        retry: Retry = BUFFER,
+        tally: Tally | None = None,
+    ) -> None:
+        self._client = client
+        self._retry = retry
+        self._tally = tally
+        self._bucket = names.positions
+        self._subject = f"$KV.{names.positions}.{names.position_key(vertex, partition)}"
+        self._owner = (vertex, partition)
+        self._revision = 0
+
+    async def claim(self, run: str = "") -> Position:
+        """Take the partition over; the task that had it can write no more.
+
+        The owner's name begins with that of the run.
+        """
+        stored = await self._load()
+        owner = f"{run}{secrets.token_hex(6)}"
+        position = (stored or Position(lineage=secrets.token_hex(6))).claimed(owner, run)
+        await self.write(position)
+        return position
+
+    async def _load(self) -> Position | None:
+        # From the leader, not by direct get: a follower may lag behind the last owner's writes.
+        found = await read_one(self._client, f"KV_{self._bucket}", last_by_subj=self._subject)
+        if found is None:
+            return None
+        self._revision = found.seq
+        return Position.from_json(found.payload)
+
+    async def write(self, position: Position) -> None:
+        """Replace the record; ``Fenced`` when somebody else has replaced it before."""
+        while not await self._written(position):
+            await asyncio.sleep(self._retry.wait)
+
+    async def _written(self, position: Position) -> bool:
+        """Whether it is decided: a write that is on its way may be our own first copy."""
+        replaced = self._revision
+        try:
+            ack = await publish(
+                self._client,
+                self._subject,
+                position.to_json(),
+                {"Nats-Expected-Last-Subject-Sequence": str(replaced)},
+                retry=self._retry,
+                tally=self._tally,
+            )
+        except PermanentPublishError as error:
+            if error.code not in _WRONG_REVISION:
+                raise
+            if await self._load() == position:
+                return True
+            if error.code == _IN_PROCESS and self._revision == replaced:
+                return False
+            raise Fenced(*self._owner) from error
+        self._revision = ack.seq
+        return True
+
+
+async def read_all(link: Link, names: Names) -> dict[tuple[str, int], Position]:
+    """Every position of the pipeline, by vertex and partition, no older than this call."""
+    prefix = f"$KV.{names.positions}."
+    positions = {}
+    for found in await read_last(link.client, f"KV_{names.positions}", prefix + ">"):
+        vertex, _, partition = found.subject.removeprefix(prefix).rpartition(".")
+        positions[vertex, int(partition)] = Position.from_json(found.payload)
+    return positions

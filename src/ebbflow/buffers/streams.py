@@ -1,0 +1,149 @@
+"""The streams and the bucket of a pipeline, made before it runs.
+
+Buffers use limits retention and refuse new messages when full, so back-pressure is felt and
+nothing is ever pushed out. A stream with schedules cannot refuse new messages, which is why
+redeliveries have streams of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from nats.aio.client import Client
+
+from ebbflow.buffers.names import Names
+from ebbflow.errors import SetupError
+from ebbflow.nats import api
+from ebbflow.nats.api import ApiError
+
+_IN_USE_DIFFERENTLY = 10058
+_NO_PEERS = 10005
+_NO_CLUSTER = 10074
+_NO_ROOM = 10047
+_PAUSE = 0.1
+_JOINING = 10.0
+_NANOS = 1_000_000_000
+DUPLICATE_WINDOW = 120
+DEFAULT_BUFFER_BYTES = 1024**3
+
+
+def _stream(name: str, subjects: list[str], replicas: int, **options: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "subjects": subjects,
+        "retention": "limits",
+        "storage": "file",
+        "num_replicas": replicas,
+        "duplicate_window": DUPLICATE_WINDOW * _NANOS,
+        "allow_direct": True,
+        **options,
+    }
+
+
+def buffer_config(
+    names: Names, vertex: str, partition: int, max_frames: int, replicas: int = 1
+) -> dict[str, Any]:
+    """The stream a partition reads: full means full."""
+    return _stream(
+        names.buffer(vertex, partition),
+        [names.buffer_subject(vertex, partition)],
+        replicas,
+        discard="new",
+        max_msgs=max_frames,
+        max_bytes=DEFAULT_BUFFER_BYTES,
+    )
+
+
+def redelivery_config(
+    names: Names, vertex: str, partition: int, replicas: int = 1
+) -> dict[str, Any]:
+    """The stream of what a partition gets again, with schedules for what is not due yet."""
+    return _stream(
+        names.redelivery(vertex, partition),
+        [names.due_subject(vertex, partition), names.later_subject(vertex, partition)],
+        replicas,
+        allow_msg_schedules=True,
+    )
+
+
+def dead_letter_config(names: Names, replicas: int = 1) -> dict[str, Any]:
+    """The stream of dead letters: nothing leaves it but by purge or replay."""
+    return _stream(names.dead_letters, [names.dead_letter_subject()], replicas)
+
+
+def ledger_config(names: Names, replicas: int = 1) -> dict[str, Any]:
+    """The stream of what is known about messages that went back to their source."""
+    return _stream(names.ledger, [names.ledger_subject()], replicas)
+
+
+def seen_config(names: Names, replicas: int = 1) -> dict[str, Any]:
+    """The stream of ids that sources were given, kept for as long as copies are known."""
+    return _stream(names.seen, [names.seen_subject()], replicas, max_age=DUPLICATE_WINDOW * _NANOS)
+
+
+def positions_config(names: Names, replicas: int = 1) -> dict[str, Any]:
+    """The key-value bucket of positions, as any NATS tool knows buckets."""
+    return _stream(
+        f"KV_{names.positions}",
+        [f"$KV.{names.positions}.>"],
+        replicas,
+        max_msgs_per_subject=1,
+        discard="new",
+        allow_rollup_hdrs=True,
+        deny_delete=True,
+    )
+
+
+async def ensure(client: Client, config: dict[str, Any]) -> None:
+    """Create the stream, or bring an existing one to this configuration."""
+    name = config["name"]
+    try:
+        await _placed(client, f"STREAM.CREATE.{name}", config)
+    except ApiError as error:
+        if error.code != _IN_USE_DIFFERENTLY:
+            raise _refused(config, error) from error
+        try:
+            await _placed(client, f"STREAM.UPDATE.{name}", config)
+        except ApiError as refused:
+            if refused.code in (_NO_CLUSTER, _NO_PEERS):
+                raise _refused(config, refused) from refused
+            raise SetupError(
+                f"Stream {name} exists with another configuration: {refused}.",
+                "Run with --fresh to start the pipeline over, or rename the pipeline.",
+            ) from refused
+
+
+async def _placed(client: Client, call: str, config: dict[str, Any]) -> None:
+    """A call that needs servers to put a stream on; those just started are known a bit later."""
+    deadline = time.monotonic() + _JOINING
+    while True:
+        try:
+            await api.call(client, call, config)
+            return
+        except ApiError as error:
+            if error.code != _NO_PEERS or time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(_PAUSE)
+
+
+def _refused(config: dict[str, Any], error: ApiError) -> SetupError:
+    name, replicas = config["name"], config.get("num_replicas", 1)
+    lower = "or set interStepBuffer.replicas to 1"
+    if error.code == _NO_CLUSTER:
+        return SetupError(
+            f"Stream {name} is to be kept by {replicas} servers, but NATS is a single one.",
+            f"Use a cluster of at least {replicas}, {lower}.",
+        )
+    if error.code == _NO_PEERS:
+        return SetupError(
+            f"The NATS cluster has no {replicas} servers that can keep stream {name}: {error}.",
+            f"Start those that are missing, see whether they have room, {lower}.",
+        )
+    if error.code == _NO_ROOM:
+        return SetupError(
+            f"NATS has no room to set aside for stream {name}: {error}.",
+            "Make room on its disk, or raise max_file_store in its configuration.",
+        )
+    return SetupError(f"NATS refused stream {name}: {error}.")

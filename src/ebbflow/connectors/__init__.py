@@ -1,0 +1,1 @@
+"""Built-in sources and sinks, one folder for each outside system."""

@@ -1,0 +1,183 @@
+"""The file sink: appends messages to files, one line each.
+
+A message is answered with OK when its line is on disk: written, flushed and synced, the file's
+entry in its folder as well. What a crash leaves of a line that was being written has no line end.
+The next call cuts it off before it writes, so a reader that goes by line ends never takes it for a
+message; that message was not answered with OK and comes again. Everything happens under a lock of
+the file's, so that several processes can write to one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ebbflow.connectors.json_record import record
+from ebbflow.connectors.outage import away
+from ebbflow.errors import SetupError
+from ebbflow.message import Datum, Response
+from ebbflow.nacks import NackOptions
+
+if TYPE_CHECKING:
+    from ebbflow.connectors.file.spec import FileSink as FileSection
+
+_VARIABLES = {
+    "pipeline": "NUMAFLOW_PIPELINE_NAME",
+    "vertex": "NUMAFLOW_VERTEX_NAME",
+    "partition": "NUMAFLOW_REPLICA",
+}
+_LOOK_BACK = 64 * 1024
+# No retry could help, so there is none.
+_NO_LINE = NackOptions(
+    max_deliveries=0, reason="its value has a line break, which only format: json can keep"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FileSettings:
+    """Where to write and how. ``path`` may have ``{pipeline}``, ``{vertex}`` and ``{partition}``.
+
+    A file that has reached ``max_bytes`` is set aside under its name with a number. ``retried`` if
+    the sink has a retry strategy.
+    """
+
+    path: str
+    format: str = "lines"
+    max_bytes: int | None = None
+    retried: bool = False
+
+    @classmethod
+    def of(cls, section: FileSection, retried: bool) -> FileSettings:
+        """From a spec; a path that is not absolute begins where the run is started."""
+        return cls(os.path.abspath(section.path), section.format, section.max_bytes, retried)
+
+
+class FileSink:
+    """Writes to the file of whichever partition its worker serves at the moment."""
+
+    def __init__(self, settings: FileSettings) -> None:
+        self._settings = settings
+
+    def open(self) -> None:
+        """See whether the file can be written to; if not, the vertex is shown as failing."""
+        try:
+            with _locked(self._path(), None):
+                pass
+        except OSError as error:
+            raise SetupError(f"{self._path()} cannot be written: {error.strerror}.") from None
+
+    def __call__(self, data: list[Datum]) -> list[Response]:
+        """Append what can be a line; all of it is on disk, or nothing is."""
+        lines = [self._line(datum) for datum in data]
+        try:
+            self._append(b"".join(line for line in lines if line is not None))
+        except OSError as error:
+            why = f"{self._path()}: {error.strerror}"
+            return [away(datum, why, retried=self._settings.retried) for datum in data]
+        pairs = zip(data, lines, strict=True)
+        return [
+            Response.ok(datum.id) if line is not None else Response.nack(datum.id, _NO_LINE)
+            for datum, line in pairs
+        ]
+
+    def _line(self, datum: Datum) -> bytes | None:
+        if self._settings.format == "json":
+            return record(datum) + b"\n"
+        return None if b"\n" in datum.value else datum.value + b"\n"
+
+    def _path(self) -> Path:
+        path = self._settings.path
+        for name, variable in _VARIABLES.items():
+            path = path.replace(f"{{{name}}}", os.environ.get(variable, ""))
+        return Path(path)
+
+    def _append(self, lines: bytes) -> None:
+        with _locked(self._path(), self._settings.max_bytes) as file:
+            end = os.fstat(file).st_size
+            try:
+                _write(file, lines)
+                os.fsync(file)
+            except BaseException:
+                os.ftruncate(file, end)
+                raise
+
+
+@contextlib.contextmanager
+def _locked(path: Path, max_bytes: int | None) -> Iterator[int]:
+    """The file, with whole lines only and nobody else's until the context ends."""
+    _make(path.parent)
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not _is_still(file, path):
+                continue
+            size = _mended(file)
+            if max_bytes is not None and size >= max_bytes:
+                _set_aside(path)
+                continue
+            if size == 0:
+                _sync(path.parent)
+            yield file
+            return
+        finally:
+            os.close(file)
+
+
+def _is_still(file: int, path: Path) -> bool:
+    """Whether the file has its name still: another process may have set it aside meanwhile."""
+    try:
+        return os.path.samestat(os.fstat(file), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _mended(file: int) -> int:
+    """The size of the file, without what is behind the last line end."""
+    size = os.fstat(file).st_size
+    end = size
+    while end > 0:
+        start = max(0, end - _LOOK_BACK)
+        # As a rule the last byte is a line end, and there is nothing to look for.
+        start = end - 1 if end == size else start
+        found = os.pread(file, end - start, start).rfind(b"\n")
+        if found >= 0:
+            end = start + found + 1
+            break
+        end = start
+    if end < size:
+        os.ftruncate(file, end)
+    return end
+
+
+def _write(file: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(file, rest) :]
+
+
+def _set_aside(path: Path) -> None:
+    names = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
+    path.rename(next(name for name in names if not name.exists()))
+
+
+def _make(folder: Path) -> None:
+    """The folder and those above it, as durable as what will be in it."""
+    if not folder.exists():
+        _make(folder.parent)
+        folder.mkdir(exist_ok=True)
+        _sync(folder.parent)
+
+
+def _sync(folder: Path) -> None:
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

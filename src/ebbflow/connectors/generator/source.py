@@ -1,0 +1,130 @@
+"""The generator source: made-up messages at a steady rate, for demos, tests and benchmarks.
+
+The payload is ``{"data": {"value": n, "padding": …}, "createdts": nanoseconds}`` with n counting
+from 0, or the blob that was given. With several partitions each makes its share of the numbers.
+The same number always has the same message id, so a replay after a crash is recognised.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import pyarrow as pa
+
+from ebbflow.core import frames
+from ebbflow.core.copies import NOTHING, Known
+from ebbflow.core.position import Mark
+
+_OVERHEAD = 8
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorPlan:
+    """The generator's settings. ``rate`` is in messages a second, ``None`` for no limit."""
+
+    rate: float | None
+    messages: int | None = None
+    size: int = 8
+    key_count: int = 0
+    value: int | None = None
+    blob: bytes | None = None
+
+
+class GeneratorInlet:
+    """One partition of a generator."""
+
+    waiting = None
+    """There is no system behind it."""
+    known: Known = NOTHING
+    passed: Mark | None = None
+
+    def __init__(
+        self, plan: GeneratorPlan, vertex: str, partition: int, partitions: int, start: Mark
+    ) -> None:
+        self.mark = start
+        self._plan = plan
+        self._vertex = vertex
+        self._partition = partition
+        self._partitions = partitions
+        self._rate = None if plan.rate is None else plan.rate / partitions
+        self._last = None if plan.messages is None else self._share(plan.messages)
+        self._began = time.monotonic()
+        self._first = start.seq
+        padding = max(0, plan.size - _OVERHEAD)
+        self._padding = f',"padding":"{"x" * padding}"' if padding else ""
+
+    def _share(self, messages: int) -> int:
+        return max(0, -(-(messages - self._partition) // self._partitions))
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether all messages asked for have been made."""
+        return self._last is not None and self.mark.seq >= self._last
+
+    def _allowed(self) -> int:
+        """How many messages may exist by now."""
+        if self._rate is None:
+            return 2**62
+        return self._first + int((time.monotonic() - self._began) * self._rate)
+
+    def ready_in(self) -> float:
+        """Seconds until the next message is to be made."""
+        if self.exhausted:
+            return 3600.0
+        if self._rate is None:
+            return 0.0
+        return max(0.0, (self.mark.seq + 1 - self._first) / self._rate - self._elapsed())
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._began
+
+    def take(self, limit: int) -> list[pa.RecordBatch]:
+        """The messages that are due, at most ``limit``."""
+        end = min(self.mark.seq + limit, self._allowed())
+        if self._last is not None:
+            end = min(end, self._last)
+        return self.take_until(Mark(end))
+
+    def take_until(self, end: Mark) -> list[pa.RecordBatch]:
+        """The messages up to ``end``."""
+        if end <= self.mark:
+            return []
+        numbers = range(
+            self.mark.seq * self._partitions + self._partition,
+            end.seq * self._partitions + self._partition,
+            self._partitions,
+        )
+        self.mark = end
+        return [self._batch(numbers)]
+
+    def _batch(self, numbers: range) -> pa.RecordBatch:
+        now = datetime.now(UTC)
+        times = pa.repeat(pa.scalar(now, frames.TIME), len(numbers))
+        columns = {
+            "id": [f"{self._vertex}-{number}" for number in numbers],
+            "value": self._values(numbers, time.time_ns()),
+            "event_time": times,
+            "first_seen": times,
+        }
+        if self._plan.key_count:
+            count = self._plan.key_count
+            columns["keys"] = [[f"key-{number % count}"] for number in numbers]
+        return frames.batch_of(columns, len(numbers))
+
+    def _values(self, numbers: range, now: int) -> list[bytes]:
+        if self._plan.blob is not None:
+            return [self._plan.blob] * len(numbers)
+        fixed, padding = self._plan.value, self._padding
+        return [
+            b'{"data":{"value":%d%b},"createdts":%d}'
+            % (number if fixed is None else fixed, padding.encode(), now)
+            for number in numbers
+        ]
+
+    def forget(self, done: Mark) -> None:
+        """Nothing is kept."""
+
+    def close(self, for_good: bool = False) -> None:
+        """Nothing to close."""

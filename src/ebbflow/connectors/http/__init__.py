@@ -1,0 +1,1 @@
+"""HTTP as a source and as a sink."""

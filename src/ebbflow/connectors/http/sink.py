@@ -1,0 +1,256 @@
+"""The HTTP sink: sends messages on, each in a request of its own or many in one.
+
+What the other side answers decides about each message: 2xx is OK; 429 and 503 that say when to come
+again are a NACK with that delay; any other answer is a FAILURE, for the ``retryStrategy``. In
+a batch each message may have a status of its own. No answer at all, and 502, 503 and 504, mean that
+the other side is away: the vertex waits for it, unless there is a strategy, for which they are a
+FAILURE as well. Connections are kept open; if the other side has closed one meanwhile, the request
+is sent once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from ebbflow import tls
+from ebbflow.connectors.http.answer import Answer, decided, decided_each, waiting
+from ebbflow.connectors.json_record import record
+from ebbflow.connectors.outage import away
+from ebbflow.core.position import LINEAGE
+from ebbflow.errors import SetupError
+from ebbflow.message import Datum, Response
+from ebbflow.secret import Secret
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from ebbflow.connectors.http import spec
+    from ebbflow.schema.tls import Tls
+
+_LONGEST_ANSWER = 64 * 1024
+_ANSWER_PER_MESSAGE = 1024
+_IDLE = 15.0
+# What a header can hold as it is; everything else is written as %XX.
+_VISIBLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+_VISIBLE_KEY = _VISIBLE.replace(",", "")
+_CONTENT = {"ndjson": "application/x-ndjson", "json": "application/json"}
+
+Record = tuple[Datum, bytes]
+"""A message, and the same as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """Whom to trust, and the client's own certificate with its key, in PEM form."""
+
+    ca: str | None = None
+    cert: str | None = None
+    key: Secret | None = None
+
+    @classmethod
+    def of(cls, section: Tls, where: str) -> ClientTls:
+        """From a spec, with all secrets read; ``SetupError`` when they do not fit together."""
+        found = section.contents(where)
+        key = Secret(found["key"]) if "key" in found else None
+        made = cls(found.get("ca"), found.get("cert"), key)
+        try:
+            made.context()
+        except ValueError as error:
+            raise SetupError(f"The tls of {where}: {error}.", "Correct its files.") from None
+        return made
+
+    def context(self) -> ssl.SSLContext:
+        """A client's TLS, with the server's name checked."""
+        context = tls.trusting(self.ca)
+        if self.cert is not None and self.key is not None:
+            tls.identify(context, self.cert, self.key.reveal())
+        return context
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """How many messages, and about how many bytes, there are at most in one request."""
+
+    format: str = "ndjson"
+    size: int = 500
+    max_bytes: int = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSinkSettings:
+    """Where to send messages and how. ``timeout`` is in seconds, for one request.
+
+    ``concurrency`` is the number of requests at a time, ``login`` a user and a password,
+    ``retried`` whether the sink has a retry strategy.
+    """
+
+    url: str
+    method: str = "POST"
+    headers: tuple[tuple[str, str], ...] = ()
+    token: Secret | None = None
+    login: tuple[Secret, Secret] | None = None
+    tls: ClientTls | None = None
+    timeout: float = 10.0
+    concurrency: int = 32
+    batch: BatchSettings | None = None
+    retried: bool = False
+
+    @classmethod
+    def of(cls, section: spec.HttpSink, retried: bool) -> HttpSinkSettings:
+        """From a spec, with all secrets read."""
+        where = f"the http sink to {section.url}"
+        token = section.auth.token if section.auth else None
+        basic = section.auth.basic if section.auth else None
+        batch = section.batch
+        return cls(
+            section.url,
+            section.method,
+            tuple(section.headers.items()),
+            token.read(f"the token for {where}") if token else None,
+            basic.read(where) if basic else None,
+            ClientTls.of(section.tls, where) if section.tls else None,
+            section.timeout / 1000,
+            section.concurrency,
+            BatchSettings(batch.format, batch.size, batch.max_bytes) if batch else None,
+            retried,
+        )
+
+
+class HttpSink:
+    """Sends messages with one client for as long as its worker serves the vertex."""
+
+    def __init__(self, settings: HttpSinkSettings) -> None:
+        self._settings = settings
+        self._gate = asyncio.Semaphore(settings.concurrency)
+
+    async def open(self) -> None:
+        """Make the client; nothing is connected yet."""
+        import aiohttp
+
+        settings = self._settings
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=settings.concurrency,
+                keepalive_timeout=_IDLE,
+                ssl=settings.tls.context() if settings.tls else True,
+            ),
+            headers=self._headers(),
+            timeout=aiohttp.ClientTimeout(total=settings.timeout),
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    def _headers(self) -> dict[str, str]:
+        headers = {name.lower(): value for name, value in self._settings.headers}
+        if self._settings.token is not None:
+            headers["authorization"] = f"Bearer {self._settings.token.reveal()}"
+        if self._settings.login is not None:
+            login = ":".join(secret.reveal() for secret in self._settings.login)
+            headers["authorization"] = f"Basic {b64encode(login.encode()).decode()}"
+        batch = self._settings.batch
+        kind = _CONTENT[batch.format] if batch else "application/octet-stream"
+        return {"content-type": kind, **headers}
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+    async def __call__(self, data: list[Datum]) -> list[Response]:
+        """Send all messages and return what the answers say about each."""
+        batch = self._settings.batch
+        if batch is None:
+            return list(await asyncio.gather(*map(self._send, data)))
+        records = [(datum, record(datum)) for datum in data]
+        sending = (self._send_batch(part, batch.format) for part in parted(records, batch))
+        return [response for part in await asyncio.gather(*sending) for response in part]
+
+    async def _send(self, datum: Datum) -> Response:
+        answer = await self._answer(datum.value, _about(datum), _LONGEST_ANSWER)
+        if isinstance(answer, str):
+            return self._away(datum, answer)
+        return decided(datum, answer, self._settings.retried)
+
+    async def _send_batch(self, part: Sequence[Record], form: str) -> list[Response]:
+        lines = [line for _, line in part]
+        body = b"\n".join(lines) + b"\n" if form == "ndjson" else b"[%b]" % b",".join(lines)
+        longest = _LONGEST_ANSWER + len(part) * _ANSWER_PER_MESSAGE
+        answer = await self._answer(body, {}, longest)
+        if isinstance(answer, str):
+            return [self._away(datum, answer) for datum, _ in part]
+        return decided_each([datum for datum, _ in part], answer, self._settings.retried)
+
+    def _away(self, datum: Datum, why: str) -> Response:
+        settings = self._settings
+        what = why if settings.retried else f"{settings.url}: {why}"
+        return away(datum, what, retried=settings.retried)
+
+    async def _answer(self, body: bytes, headers: dict[str, str], longest: int) -> Answer | str:
+        """The answer to a request, or why there is none."""
+        import aiohttp
+
+        async with self._gate:
+            try:
+                try:
+                    return await self._request(body, headers, longest)
+                except aiohttp.ClientConnectorError:
+                    raise  # there was no connection that could have been closed
+                except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionError):
+                    # An idle one may have been closed just when it was used again.
+                    return await self._request(body, headers, longest)
+            except TimeoutError:
+                return f"no answer within {self._settings.timeout:g} s"
+            except (aiohttp.ClientError, OSError) as error:
+                return f"no answer: {error or type(error).__name__}"
+
+    async def _request(self, body: bytes, headers: dict[str, str], longest: int) -> Answer:
+        settings = self._settings
+        async with self._session.request(
+            settings.method, settings.url, data=body, headers=headers, allow_redirects=False
+        ) as response:
+            wait = waiting(response.headers.get("Retry-After"), datetime.now(UTC))
+            found, whole = await _read(response, longest)
+            return Answer(response.status, wait, found, whole)
+
+
+async def _read(response: aiohttp.ClientResponse, longest: int) -> tuple[bytes, bool]:
+    """The body, and whether it is all of it; a longer one is not read on."""
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > longest:
+            return bytes(body[:longest]), False
+    return bytes(body), True
+
+
+def parted(records: Sequence[Record], batch: BatchSettings) -> Iterator[list[Record]]:
+    """The records in requests that are not larger than they may be; at least one in each."""
+    part: list[Record] = []
+    size = 0
+    for one in records:
+        if part and (len(part) == batch.size or size + len(one[1]) > batch.max_bytes):
+            yield part
+            part, size = [], 0
+        part.append(one)
+        size += len(one[1])
+    if part:
+        yield part
+
+
+def _about(datum: Datum) -> dict[str, str]:
+    """What a request says of its message: the headers that an HTTP source understands."""
+    lineage = os.environ.get(LINEAGE, "")
+    message_id = f"{lineage}/{datum.id}" if lineage else datum.id
+    headers = {"x-numaflow-id": quote(message_id, safe=_VISIBLE)}
+    if datum.keys:
+        keys = (quote(key, safe=_VISIBLE_KEY) for key in datum.keys)
+        headers["x-numaflow-keys"] = ",".join(keys)
+    if datum.event_time is not None:
+        headers["x-numaflow-event-time"] = str(int(datum.event_time.timestamp() * 1000))
+    return headers

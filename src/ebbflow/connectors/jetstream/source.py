@@ -1,0 +1,328 @@
+"""A stream of the user's own as a source, through a durable pull consumer.
+
+The consumer is the one record of what is done: messages are acknowledged, and nacked with exactly
+the delay asked for, by JetStream's own means, so that NATS' tools show what is. Each such word is
+repeated until the server has confirmed it. As long as a message is in hand the server is told so,
+well before it would give it to somebody else; what is still in hand at the end is given back.
+Several partitions are several processes on the same consumer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import nats.errors
+from nats.aio.msg import Msg
+
+from ebbflow.connectors.jetstream.acks import Acks
+from ebbflow.connectors.jetstream.durable import Durable
+from ebbflow.connectors.nats.connection import not_allowed, outside_link
+from ebbflow.connectors.nats.headers import incoming
+from ebbflow.errors import AccessError, JetStreamUnavailable, SetupError
+from ebbflow.nats import api
+from ebbflow.nats.address import Addresses
+from ebbflow.nats.pull import Delivery, pull_subject
+from ebbflow.source import NackOffset, Source, SourceMessage
+
+if TYPE_CHECKING:
+    from ebbflow.connectors.jetstream import spec
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_NANOS = 1_000_000_000
+# An election takes up to ten seconds. A run that is told to stop waits for longer than this.
+_CONFIRM = 20.0
+_GRACE = 1.0
+_PAUSE = 0.1
+_LOOK = 2.0
+# In hand at once, and in one answer: the read-ahead of a vertex is counted in messages only.
+_MOST_BYTES = 128 * 1024 * 1024
+_ANSWER_BYTES = 16 * 1024 * 1024
+_TOO_LARGE = "Message Size Exceeds MaxBytes"
+_BOUNDS = {"batch": "max_batch", "expires": "max_expires", "max_bytes": "max_bytes"}
+"""What a request asks for, and what a consumer calls the most that it may ask for."""
+
+
+@dataclass(frozen=True, slots=True)
+class JetStreamSettings:
+    """Where the stream is, and its consumer."""
+
+    server: Addresses
+    durable: Durable
+
+    @classmethod
+    def of(cls, section: spec.JetStreamSource, pipeline: str, vertex: str) -> JetStreamSettings:
+        """From a spec, with all secrets read."""
+        own = "-".join(dict.fromkeys(("ebbflow", pipeline, vertex)))
+        durable = Durable(
+            section.stream,
+            section.consumer or own,
+            section.deliver_policy,
+            section.filter_subjects,
+            None if section.ack_wait is None else section.ack_wait / 1000,
+        )
+        return cls(section.addresses(f"source {vertex}"), durable)
+
+
+@dataclass(slots=True)
+class _InHand:
+    """A message that was delivered and not answered: where its answer goes, and its last sign."""
+
+    reply: str
+    size: int
+    since: float
+
+
+class JetStreamSource(Source):
+    """Reads a stream. Offsets are the stream's sequences, in all partitions alike."""
+
+    def __init__(self, settings: JetStreamSettings) -> None:
+        self._server = settings.server
+        self._durable = settings.durable
+        self._hand: dict[bytes, _InHand] = {}
+        self._bytes = 0
+        self._arrived: deque[SourceMessage] = deque()
+        self._request = 0
+        self._missing = 0
+        self._status = ""
+        self._connected = True
+        self._is_open = False
+
+    # --- what a source is asked for ---------------------------------------------------------------
+
+    def open(self) -> None:
+        """Connect, and see to the consumer."""
+        self._link = outside_link(self._server, "jetstream source")
+        self._is_open, self._is_gone = True, False
+        try:
+            self._do(self._begin())
+        except BaseException:
+            self._shut()
+            raise
+
+    def read(self, limit: int, timeout: float) -> list[SourceMessage]:
+        """What has arrived; otherwise what the consumer has, waiting for the first."""
+        return self._run(self._read, limit, timeout)
+
+    def ack(self, offsets: Sequence[bytes]) -> None:
+        """Confirmed by the server when this returns."""
+        self._run(self._ack, offsets)
+
+    def nack(self, nacks: Sequence[NackOffset]) -> None:
+        """The server gives each again when its delay is over."""
+        self._run(self._nack, nacks)
+
+    def pending(self) -> int | None:
+        """How many messages the consumer has not delivered yet."""
+        try:
+            return int(self._run(self._info)["num_pending"])
+        except JetStreamUnavailable:
+            return None
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether all that is in the stream is acknowledged, by all partitions."""
+        if self._hand:
+            return False
+        try:
+            info = self._run(self._info)
+        except JetStreamUnavailable:
+            return False
+        return not info["num_pending"] and not info["num_ack_pending"]
+
+    def close(self) -> None:
+        """Give back what is in hand, so that it comes again at once and not after the ack wait."""
+        with contextlib.suppress(nats.errors.Error, SetupError):
+            self._run(self._end)
+        self._shut()
+
+    def _run(self, work: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **more: P.kwargs) -> T:
+        """Do something on the link's loop; begin anew first if connection or consumer are gone."""
+        if self._is_open and self._is_gone:
+            self._forget()
+        if self._is_open and (self._is_gone or self._link.client.ended is not None):
+            self._shut()
+        if not self._is_open:
+            self.open()
+        return self._do(work(*args, **more))
+
+    def _do(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        try:
+            return self._link.run(coroutine)
+        except AccessError as error:
+            raise not_allowed(error) from None
+
+    def _forget(self) -> None:
+        """What the lost consumer gave is given again by the one that is made in its place."""
+        self._hand.clear()
+        self._arrived.clear()
+        self._bytes = 0
+
+    def _shut(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._link.close()
+
+    # --- on the link's loop -----------------------------------------------------------------------
+
+    async def _begin(self) -> None:
+        client = self._link.client
+        config = await self._durable.ensure(client)
+        if (most := config.get("max_ack_pending", -1)) > 0:
+            print(
+                f"consumer {self._durable.name} has max_ack_pending {most}: messages that wait for "
+                "a delay count, and hold up the others when there are so many; -1 is better"
+            )
+        self._answer_bytes = max(_ANSWER_BYTES, 2 * client.max_payload)
+        self._bounds = {ours: config.get(theirs) for ours, theirs in _BOUNDS.items()}
+        self._inbox = client.new_inbox()
+        self._ended = asyncio.Event()
+        self._acks = await Acks.on(client)
+        await client.subscribe(
+            f"{self._inbox}.*", cb=self._received, pending_msgs_limit=-1, pending_bytes_limit=-1
+        )
+        keep = self._keep(config["ack_wait"] / _NANOS)
+        self._keeping = asyncio.get_running_loop().create_task(keep)
+
+    async def _info(self) -> dict[str, Any]:
+        try:
+            return await self._durable.info(self._link.client, _LOOK)
+        except api.ApiError as error:
+            raise self._gone(str(error)) from None
+
+    def _gone(self, why: str) -> SetupError:
+        self._is_gone = True
+        name, stream = self._durable.name, self._durable.stream
+        return SetupError(f"Consumer {name} of stream {stream} is gone: {why}.")
+
+    async def _end(self) -> None:
+        client = self._link.client
+        self._keeping.cancel()
+        await asyncio.gather(self._keeping, return_exceptions=True)
+        for one in self._hand.values() if client.is_connected else ():
+            await client.publish(one.reply, b"-NAK")
+        await client.flush(5)
+
+    async def _read(self, limit: int, timeout: float) -> list[SourceMessage]:
+        if not self._arrived:
+            if not self._is_connected() or self._bytes >= _MOST_BYTES:
+                await asyncio.sleep(min(timeout, _PAUSE))
+            else:
+                await self._ask(limit, timeout)
+        return [self._arrived.popleft() for _ in range(min(limit, len(self._arrived)))]
+
+    def _is_connected(self) -> bool:
+        now = self._link.client.is_connected
+        if now != self._connected:
+            print(f"the connection to NATS at {self._server} is {'back' if now else 'lost'}")
+            self._connected = now
+        return now
+
+    async def _ask(self, limit: int, timeout: float) -> None:
+        """One request; it ends when there is no more at hand, or nothing came in time."""
+        wanted = {
+            "batch": limit,
+            "expires": max(1, round(timeout * _NANOS)),
+            "max_bytes": self._answer_bytes,
+        }
+        request = {name: min(n, self._bounds[name] or n) for name, n in wanted.items()}
+        self._request += 1
+        self._missing, self._status = request["batch"], ""
+        self._ended.clear()
+        subject = pull_subject(self._durable.stream, self._durable.name)
+        client = self._link.client
+        async with client.unless_denied(subject):
+            await client.publish(
+                subject,
+                json.dumps(request | {"no_wait": True}).encode(),
+                reply=f"{self._inbox}.{self._request}",
+            )
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), timeout + _GRACE)
+        await self._look_at_status()
+
+    async def _look_at_status(self) -> None:
+        """What is over by itself after a while is waited for; the rest ends the source."""
+        match self._status.partition(" ")[0]:
+            case "" | "404" | "408":
+                return
+            case "409" if self._arrived:
+                return
+            case "409" | "503" if _TOO_LARGE not in self._status:
+                if await self._durable.is_gone(self._link.client):
+                    raise self._gone("it was deleted")
+                await asyncio.sleep(_PAUSE)
+            case _:
+                raise SetupError(f"NATS refused to give messages: {self._status}.")
+
+    async def _received(self, message: Msg) -> None:
+        if (delivery := Delivery.of(message)) is not None:
+            self._deliver(message, delivery)
+            self._missing -= 1
+            if self._missing == 0:
+                self._ended.set()
+        elif message.subject == f"{self._inbox}.{self._request}":
+            headers = message.headers or {}
+            self._status = f"{headers.get('Status', '')} {headers.get('Description', '')}".strip()
+            self._ended.set()
+
+    def _deliver(self, message: Msg, delivery: Delivery) -> None:
+        offset, now = b"%d" % delivery.seq, time.monotonic()
+        if known := self._hand.get(offset):
+            known.reply, known.since = message.reply, now  # given again: it was not kept in time
+            return
+        self._hand[offset] = _InHand(message.reply, len(message.data), now)
+        self._bytes += len(message.data)
+        keys, headers = incoming(message.subject, message.headers)
+        self._arrived.append(
+            SourceMessage(
+                message.data,
+                offset,
+                delivery.time,
+                keys,
+                headers,
+                partition=0,  # whichever process has it, it is the same message
+            )
+        )
+
+    async def _ack(self, offsets: Sequence[bytes]) -> None:
+        there = [offset for offset in offsets if offset in self._hand]
+        await self._acks.confirm([(self._hand[o].reply, b"+ACK") for o in there], _CONFIRM)
+        for offset in there:
+            self._let_go(offset)
+
+    async def _nack(self, nacks: Sequence[NackOffset]) -> None:
+        # Out of hand before it is told: a message may be here again before that is confirmed.
+        gone = [(self._let_go(one.offset), one.options.delay) for one in nacks]
+        await self._acks.confirm([(reply, _nak(delay)) for reply, delay in gone if reply], _CONFIRM)
+
+    def _let_go(self, offset: bytes) -> str | None:
+        one = self._hand.pop(offset, None)
+        if one is None:
+            return None
+        self._bytes -= one.size
+        return one.reply
+
+    async def _keep(self, ack_wait: float) -> None:
+        """Tell the server again and again what is still in hand, in time for a second attempt."""
+        client = self._link.client
+        while True:
+            await asyncio.sleep(ack_wait / 4)
+            now = time.monotonic()
+            with contextlib.suppress(nats.errors.Error):
+                for one in list(self._hand.values()) if client.is_connected else ():
+                    if now - one.since > ack_wait / 4:
+                        one.since = now
+                        await client.publish(one.reply, b"+WPI")
+
+
+def _nak(delay: int | None) -> bytes:
+    return b"-NAK " + json.dumps({"delay": delay * 1_000_000}).encode() if delay else b"-NAK"

@@ -1,0 +1,72 @@
+"""JetStream streams of the user's own as a source and a sink."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, StrictStr, model_validator
+from pydantic_core import PydanticCustomError
+
+from ebbflow.connectors.nats.spec import NatsAccess, Pattern, Target
+from ebbflow.schema import fields
+from ebbflow.schema.fields import shown
+
+_NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]+")
+_POLICY = re.compile(r"all|new|last|last_per_subject|by_start_sequence [1-9]\d*|by_start_time \d+")
+# Numaflow writes these two otherwise than the rest.
+_SPELLED = {"deliver_policy": "deliverPolicy", "filter_subjects": "filterSubjects"}
+
+
+def _name(value: str) -> str:
+    if _NAME.fullmatch(value) is None:
+        raise PydanticCustomError(
+            "EB104",
+            "{value} is not a name of JetStream: it has no spaces, dots, slashes, * and >",
+            {"value": shown(value)},
+        )
+    return value
+
+
+def _policy(value: str) -> str:
+    if _POLICY.fullmatch(value) is None:
+        raise PydanticCustomError(
+            "EB104",
+            "must be all, new, last, last_per_subject, 'by_start_sequence NUMBER' or "
+            "'by_start_time MILLISECONDS', not {value}",
+            {"value": shown(value)},
+        )
+    return value
+
+
+Name = Annotated[StrictStr, AfterValidator(_name)]
+"""The name of a stream or a consumer."""
+
+Policy = Annotated[StrictStr, AfterValidator(_policy)]
+"""Where in a stream a consumer begins; a time is in milliseconds since 1970."""
+
+
+class JetStreamSource(NatsAccess):
+    """A stream, read through a durable consumer that is made if it is not there.
+
+    What is left out of ``deliverPolicy``, ``filterSubjects`` and ``ackWait`` is as the consumer has
+    it. One that is made begins with the first message, takes all subjects and waits 30 seconds.
+    """
+
+    stream: Name
+    consumer: Name | None = None
+    deliver_policy: Policy | None = None
+    filter_subjects: tuple[Pattern, ...] | None = None
+    ack_wait: fields.Wait | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_numaflow_spells_it(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        return {_SPELLED.get(name, name): value for name, value in given.items()}
+
+
+class JetStreamSink(Target):
+    """Publishes each message to the stream that has the subject, and waits until it is stored."""

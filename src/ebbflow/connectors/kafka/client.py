@@ -1,0 +1,136 @@
+"""Making Kafka clients, and saying in words what keeps them from their topics.
+
+A client reconnects by itself for as long as it takes. Only at its start its brokers and topics
+have to be there: what is wrong then is most likely a mistake, and is told as a ``SetupError``.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+
+from ebbflow.connectors.kafka.access import KafkaAccess
+from ebbflow.errors import SetupError
+
+_ANSWER_WITHIN = 10.0
+_TRY_FOR = 1.0
+_TELL_EVERY = 30.0
+
+_REFUSED = {
+    KafkaError._AUTHENTICATION: ("refused the login", "Correct sasl: in the spec."),
+    KafkaError.SASL_AUTHENTICATION_FAILED: ("refused the login", "Correct sasl: in the spec."),
+    KafkaError._SSL: ("cannot be talked to by TLS", "Correct tls: in the spec."),
+}
+"""What no further attempt gets over: what it means, and what to do."""
+_MISSING = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
+_FORBIDDEN = frozenset(
+    {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED}
+)
+
+# What librdkafka would print is told by its errors as well, where a person sees them.
+_silent = logging.getLogger("ebbflow.kafka")
+_silent.addHandler(logging.NullHandler())
+_silent.propagate = False
+
+
+class Complaints:
+    """What a client has said about its connections, to explain why it does not get on.
+
+    ``tell`` hears when no broker can be reached or one refuses us, now and then.
+    """
+
+    def __init__(self, tell: Callable[[str], None] | None = None) -> None:
+        self.tell = tell
+        self.refused: KafkaError | None = None
+        self.last: KafkaError | None = None
+        self._told = -math.inf
+
+    def __call__(self, error: KafkaError) -> None:
+        """Called by the client; that all brokers are down only sums up what came before."""
+        down = error.code() == KafkaError._ALL_BROKERS_DOWN
+        if error.code() in _REFUSED:
+            self.refused = error
+        if not down or self.last is None:
+            self.last = error
+        if (down or self.refused is error) and time.monotonic() - self._told > _TELL_EVERY:
+            self._told = time.monotonic()
+            if self.tell is not None:
+                self.tell(self.text)
+
+    @property
+    def text(self) -> str:
+        """The last complaint."""
+        return "no answer" if self.last is None else said(self.last)
+
+
+def said(error: KafkaError) -> str:
+    """An error on one line, by its name and what it says."""
+    return " ".join(f"{error.name()}: {error.str()}".split())
+
+
+def made(kind: type[Any], settings: dict[str, Any], complaints: Complaints) -> Any:
+    """A producer or consumer; ``SetupError`` if it does not know a setting."""
+    try:
+        return kind(settings | {"error_cb": complaints}, logger=_silent)
+    except KafkaException as error:
+        raise SetupError(
+            f"Kafka's client does not take its settings: {error.args[0].str()}.",
+            "Correct config:, tls: or sasl: in the spec.",
+        ) from None
+
+
+def find_topics(
+    client: Any,
+    topics: Iterable[str],
+    access: KafkaAccess,
+    complaints: Complaints,
+    made_by_asking: bool = False,
+) -> None:
+    """Make sure that every topic is there; ``SetupError`` says what is wrong.
+
+    One that is made when it is asked for, as brokers may do for those who write, takes a moment.
+    """
+    final = _FORBIDDEN if made_by_asking else _FORBIDDEN | _MISSING
+    deadline = time.monotonic() + _ANSWER_WITHIN
+    for topic in topics:
+        while (error := _asked(client, topic)) is not None:
+            client.poll(0)  # what went wrong is told to ``complaints``
+            if error.code() in final or complaints.refused or time.monotonic() > deadline:
+                raise unreachable(access, topic, error, complaints)
+            time.sleep(0.1)
+
+
+def _asked(client: Any, topic: str) -> KafkaError | None:
+    """Why the topic cannot be used, or ``None`` if it can."""
+    try:
+        found = client.list_topics(topic, timeout=_TRY_FOR).topics[topic]
+    except KafkaException as error:
+        return error.args[0]  # type: ignore[no-any-return]
+    return found.error  # type: ignore[no-any-return]
+
+
+def unreachable(
+    access: KafkaAccess, topic: str, error: KafkaError, complaints: Complaints
+) -> SetupError:
+    """Why a topic cannot be used, and what to do."""
+    where = f"Kafka at {access}"
+    if complaints.refused is not None:
+        what, next_step = _REFUSED[complaints.refused.code()]
+        return SetupError(f"{where} {what}: {said(complaints.refused)}.", next_step)
+    if error.code() in _MISSING:
+        return SetupError(f"{where} has no topic {topic!r}.", "Create it, or correct topic:.")
+    if error.code() in _FORBIDDEN:
+        return SetupError(
+            f"{where} does not let this login use topic {topic!r}: {said(error)}.",
+            "Give it the rights, or use another login.",
+        )
+    why = complaints.text if error.code() < 0 else said(error)
+    return SetupError(
+        f"{where} did not answer within {_ANSWER_WITHIN:.0f} s: {why}.",
+        "See whether it is up, and whether brokers:, tls: and sasl: are right.",
+    )

@@ -1,0 +1,390 @@
+"""A member of a consumer group, with a thread of its own that follows its partitions.
+
+The thread fetches ahead, answers the group and commits; those who read and settle never wait for
+the network. A partition is committed up to its first message that is not settled. When partitions
+go to another member, what was taken of them is waited for, for a moment, so that few messages are
+given twice; then what is settled is committed, and the rest is that member's to give.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from ebbflow.connectors.kafka.access import KafkaSourceSettings
+from ebbflow.connectors.kafka.client import Complaints, find_topics, made, said
+from ebbflow.connectors.kafka.lookup import Lookup, Partition
+from ebbflow.connectors.kafka.progress import Progress
+from ebbflow.errors import SetupError
+
+_AHEAD = 2_000
+_AHEAD_BYTES = 32 * 1024 * 1024
+_AT_ONCE = 500
+_POLL = 0.1
+_COMMIT_EVERY = 0.1
+_QUIET = 1.0
+_HAND_OVER = 3.0
+_CERTAIN = 3.0
+_LOOK_EVERY = 1.0
+
+_PASSING = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TRANSPORT,
+        KafkaError._TIMED_OUT,
+        KafkaError._RESOLVE,
+        KafkaError._MAX_POLL_EXCEEDED,
+        KafkaError._WAIT_COORD,
+    }
+)
+"""Errors that the client gets over by itself."""
+
+_REPLACED = frozenset(
+    {
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.FENCED_INSTANCE_ID,
+        KafkaError.STALE_MEMBER_EPOCH,
+    }
+)
+"""Errors that say that a partition is another member's already."""
+
+_AT_THE_END = frozenset({"latest", "largest", "end"})
+
+CLASSIC: dict[str, Any] = {
+    "partition.assignment.strategy": "cooperative-sticky",
+    # A member that was killed is missed after this time, and its partitions go to others.
+    "session.timeout.ms": 10_000,
+    "heartbeat.interval.ms": 1_000,
+}
+"""Settings of the classic group protocol; of the newer one, brokers decide."""
+
+FIXED: dict[str, Any] = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+}
+"""Settings that the promises of this module rest on."""
+
+
+def consumer_settings(settings: KafkaSourceSettings) -> dict[str, Any]:
+    """All settings of the consumer, in librdkafka's words."""
+    defaults: dict[str, Any] = {"auto.offset.reset": "earliest"}
+    if dict(settings.access.config).get("group.protocol") != "consumer":
+        defaults |= CLASSIC
+    return settings.access.settings(defaults, FIXED | {"group.id": settings.group})
+
+
+class Member:
+    """The partitions that the group has given to us, for as long as it does.
+
+    Kafka's callbacks come on the thread that follows. It alone uses the client, and it alone
+    changes what we have.
+    """
+
+    def __init__(self, settings: KafkaSourceSettings) -> None:
+        self._settings = settings
+        self._consumer: Any = None
+        self._partitions: dict[Partition, Progress] = {}
+        self._ahead: list[Message] = []
+        self._failure: Exception | None = None
+        self._behind: int | None = None
+        self._assigned = self._paused = self._all_done = self._leaving = False
+        self._looked = self._committed = 0.0
+        self._change = threading.Condition()
+        self._thread = threading.Thread(target=self._follow, name="kafka-member", daemon=True)
+
+    def join(self) -> None:
+        """Join the group; ``SetupError`` if the brokers or a topic are not there."""
+        self._consumer = self._joined()
+        self._lookup = Lookup(consumer_settings(self._settings))
+        self._thread.start()
+
+    def leave(self) -> None:
+        """Commit what is settled and leave the group."""
+        with self._change:
+            self._leaving = True
+            self._change.notify_all()
+        self._thread.join()
+        self._close()
+        self._lookup.close()
+
+    # --- for those who read and settle ----------------------------------------------------------
+
+    def take(self, limit: int, timeout: float) -> list[Message]:
+        """What has come; ``SetupError`` for what the client does not get over by itself."""
+        with self._change:
+            self._change.wait_for(lambda: self._ahead or self._failure, timeout)
+            taken, self._ahead = self._ahead[:limit], self._ahead[limit:]
+            if not taken and self._failure is not None:
+                failure, self._failure = self._failure, None
+                raise failure
+            self._change.notify_all()
+            return taken
+
+    def settle(self, settled: Iterable[tuple[Partition, int]]) -> None:
+        """These are done with. Of partitions that have gone, it is others who say so."""
+        with self._change:
+            for partition, offset in settled:
+                if partition in self._partitions:
+                    self._partitions[partition].settled(offset)
+            self._change.notify_all()
+
+    @property
+    def partitions(self) -> list[Partition]:
+        """What this member has at the moment."""
+        with self._change:
+            return sorted(self._partitions)
+
+    @property
+    def done(self) -> bool:
+        """Whether the whole group has read its topics to their ends and settled everything."""
+        with self._change:
+            return self._all_done and self._own_done()
+
+    def behind(self) -> int | None:
+        """How many messages wait to be taken, in our partitions; ``None`` if that is not known."""
+        with self._change:
+            return None if self._behind is None else self._behind + len(self._ahead)
+
+    # --- following ------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        while not self._leaving:
+            try:
+                if self._consumer is None:
+                    self._consumer = self._joined()
+                self._fetch()
+                self._commit()
+                self._look()
+            except (SetupError, KafkaException) as error:
+                self._fail(error)
+
+    def _joined(self) -> Consumer:
+        settings, complaints = self._settings, Complaints()
+        callbacks = {"on_commit": self._on_commit}
+        consumer: Consumer = made(Consumer, consumer_settings(settings) | callbacks, complaints)
+        try:
+            find_topics(consumer, settings.topics, settings.access, complaints)
+        except SetupError:
+            consumer.close()
+            raise
+        complaints.tell = lambda text: print(
+            f"Kafka at {settings.access} cannot be reached: {text}; waiting for it"
+        )
+        consumer.subscribe(
+            list(settings.topics),
+            on_assign=self._on_assign,
+            on_revoke=self._on_revoke,
+            on_lost=self._on_lost,
+        )
+        return consumer
+
+    def _close(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()  # gives all partitions back, which commits them
+        self._consumer, self._assigned = None, False
+
+    def _fail(self, error: Exception) -> None:
+        with self._change:
+            self._failure = error
+            self._change.notify_all()
+            self._change.wait_for(lambda: self._leaving, _QUIET)
+
+    def _fetch(self) -> None:
+        """Get more, or only answer the group while there is no room."""
+        with self._change:
+            has_room = self._change.wait_for(self._has_room, _QUIET)
+        if not has_room:
+            self._pause()
+        elif self._paused:
+            self._resume()
+        if found := self._consumer.consume(1, _POLL):
+            # Noted before anything else is asked for: what comes next may take its partition away.
+            self._arrived(found)
+            self._arrived(self._consumer.consume(_AT_ONCE, 0))
+
+    def _has_room(self) -> bool:
+        small = len(self._ahead) < _AHEAD and sum(map(len, self._ahead)) < _AHEAD_BYTES
+        return self._leaving or small
+
+    def _pause(self) -> None:
+        self._consumer.pause(self._consumer.assignment())
+        self._paused = True
+
+    def _resume(self) -> None:
+        self._consumer.resume(self._consumer.assignment())
+        self._paused = False
+
+    def _arrived(self, found: list[Message]) -> None:
+        with self._change:
+            for one in found:
+                progress, offset = self._partitions.get(_of(one)), one.offset()
+                if progress is None or offset is None:
+                    continue
+                if one.error() is None:
+                    progress.fetched(offset)
+                    self._ahead.append(one)
+                    self._all_done = False
+                elif _is_end(one):
+                    progress.reached(offset)
+            self._change.notify_all()
+        for error in (one.error() for one in found):
+            if error is not None:
+                self._told(error)
+
+    def _told(self, error: KafkaError) -> None:
+        if error.code() == KafkaError._PARTITION_EOF:
+            return
+        if error.fatal():
+            self._close()
+        if error.fatal() or error.code() not in _PASSING:
+            raise SetupError(
+                f"Kafka at {self._settings.access} does not go on: {said(error)}.",
+                "See whether topic:, consumerGroup: and config: are right.",
+            )
+
+    # --- committing -----------------------------------------------------------------------------
+
+    def _commit(self) -> None:
+        if time.monotonic() - self._committed < _COMMIT_EVERY:
+            return
+        self._committed = time.monotonic()
+        if moved := self._moved(list(self._partitions)):
+            try:
+                self._consumer.commit(offsets=moved, asynchronous=True)
+            except KafkaException as error:
+                self._on_commit(error.args[0], moved)
+
+    def _moved(self, partitions: list[Partition]) -> list[TopicPartition]:
+        """What there is to commit, each only once."""
+        moved = []
+        with self._change:
+            for one in partitions:
+                progress = self._partitions[one]
+                offset = progress.committable
+                if offset is not None and offset != progress.told:
+                    progress.told = offset
+                    moved.append(TopicPartition(*one, offset))
+        return moved
+
+    def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        """What was not committed is committed the next time."""
+        with self._change:
+            for one in partitions:
+                progress = self._partitions.get((one.topic, one.partition))
+                if progress is not None and (error or one.error):
+                    progress.told = None
+
+    # --- the group ------------------------------------------------------------------------------
+
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        with self._change:
+            self._partitions |= {(one.topic, one.partition): Progress() for one in partitions}
+            self._assigned, self._all_done = True, False
+        self._paused = True  # what was paused when it went is still so when it comes back
+        own = dict(self._settings.access.config)
+        if partitions and own.get("auto.offset.reset") in _AT_THE_END:
+            self._pin(consumer, partitions)
+
+    def _pin(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        """Commit the end as the start of partitions that are read for the first time.
+
+        Otherwise what comes before the first commit would be skipped if this member died.
+        """
+        with contextlib.suppress(KafkaException):
+            committed = self._lookup.committed(self._ours(partitions))
+            ends = self._lookup.ends(one for one, offset in committed.items() if offset is None)
+            if ends:
+                offsets = [TopicPartition(*one, end) for one, end in ends.items()]
+                _commit_for_certain(consumer, offsets)
+
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        gone = self._ours(partitions)
+        self._await_settling(gone)
+        for one in gone:
+            self._partitions[one].told = None
+        if moved := self._moved(gone):
+            _commit_for_certain(consumer, moved)
+        self._forget(gone)
+
+    def _on_lost(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        self._forget(self._ours(partitions))
+
+    def _ours(self, partitions: list[TopicPartition]) -> list[Partition]:
+        named = [(one.topic, one.partition) for one in partitions]
+        return [one for one in named if one in self._partitions]
+
+    def _await_settling(self, gone: list[Partition]) -> None:
+        """Take nothing more of these, and wait a moment for what was taken."""
+        with self._change:
+            untaken = Counter(_of(record) for record in self._ahead)
+            self._ahead = [record for record in self._ahead if _of(record) not in gone]
+
+            def settled() -> bool:
+                left = {one: self._partitions[one].unsettled - untaken[one] for one in gone}
+                return self._leaving or not any(left.values())
+
+            self._change.wait_for(settled, _HAND_OVER)
+
+    def _forget(self, gone: list[Partition]) -> None:
+        with self._change:
+            for one in gone:
+                del self._partitions[one]
+            self._ahead = [record for record in self._ahead if _of(record) in self._partitions]
+            self._all_done = False
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def _own_done(self) -> bool:
+        every = self._partitions.values()
+        return self._assigned and all(one.ended and not one.unsettled for one in every)
+
+    def _look(self) -> None:
+        """See how far we are, and whether the group is done.
+
+        It may not be though we are: partitions may be on their way to a member who has read
+        nothing of them yet.
+        """
+        if time.monotonic() - self._looked < _LOOK_EVERY:
+            return
+        self._looked = time.monotonic()
+        with contextlib.suppress(KafkaException):
+            self._behind = self._lag()
+            if not self._all_done and self._own_done():
+                self._all_done = self._lookup.nothing_left(self._settings.topics)
+
+    def _lag(self) -> int | None:
+        with self._change:
+            nexts = {one: progress.next for one, progress in self._partitions.items()}
+        ends = self._lookup.ends(nexts)
+        behind = [ends[one] - at for one, at in nexts.items() if at is not None]
+        return sum(behind) if self._assigned and len(behind) == len(nexts) else None
+
+
+def _of(record: Message) -> Partition:
+    return record.topic() or "", record.partition() or 0
+
+
+def _is_end(event: Message) -> bool:
+    error = event.error()
+    return error is not None and error.code() == KafkaError._PARTITION_EOF
+
+
+def _commit_for_certain(consumer: Consumer, offsets: list[TopicPartition]) -> None:
+    """Commit before going on. What cannot be committed will be given again."""
+    deadline = time.monotonic() + _CERTAIN
+    while True:
+        try:
+            consumer.commit(offsets=offsets, asynchronous=False)
+            return
+        except KafkaException as error:
+            if error.args[0].code() in _REPLACED or time.monotonic() > deadline:
+                return
+            time.sleep(_POLL)

@@ -1,0 +1,188 @@
+"""Kafka in a spec: the source and the sink, with Numaflow's names.
+
+``config`` are settings of librdkafka, as a mapping or as Numaflow's text of ``key: value`` lines.
+Those that the promises of the connectors rest on are not to be set.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictStr, model_validator
+from pydantic_core import PydanticCustomError
+
+from ebbflow.connectors.kafka.access import KafkaAccess, KafkaLogin, KafkaTls
+from ebbflow.schema.fields import Section, shown
+from ebbflow.schema.secret import SecretRef
+from ebbflow.schema.tls import Tls
+from ebbflow.secret import Secret
+
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+OWN = {
+    "bootstrap.servers": "brokers:",
+    "metadata.broker.list": "brokers:",
+    "group.id": "consumerGroup:",
+    "sasl.mechanism": "sasl:",
+    "sasl.mechanisms": "sasl:",
+    "sasl.username": "sasl:",
+    "sasl.password": "sasl:",
+    "ssl.key.pem": "tls:",
+    "ssl.key.password": "tls:",
+    "enable.auto.commit": None,
+    "enable.auto.offset.store": None,
+    "enable.partition.eof": None,
+    "enable.idempotence": None,
+    "transactional.id": None,
+}
+"""Settings that ``config`` cannot have, and the field that says the same, if there is one."""
+
+
+def _config(given: Any) -> Any:
+    """The settings as texts, from a mapping or from Numaflow's lines."""
+    if isinstance(given, str):
+        try:
+            given = yaml.safe_load(given) or {}
+        except yaml.YAMLError:
+            given = None
+    if not isinstance(given, Mapping) or not all(map(_is_setting, given.items())):
+        raise PydanticCustomError("EB103", "must be settings of librdkafka, as key: value lines")
+    return {str(key): _text(value) for key, value in given.items()}
+
+
+def _is_setting(item: tuple[Any, Any]) -> bool:
+    return isinstance(item[0], str) and isinstance(item[1], str | int | float)
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _not_ours(config: dict[str, str]) -> dict[str, str]:
+    for name in config:
+        if name in OWN:
+            instead = f"write {OWN[name]}" if OWN[name] else "what is promised rests on it"
+            raise PydanticCustomError(
+                "EB104",
+                "{name} is not to be set here: {instead}",
+                {"name": name, "instead": instead},
+            )
+    return config
+
+
+def _some(given: tuple[str, ...]) -> tuple[str, ...]:
+    if not given:
+        raise PydanticCustomError("EB104", "must have at least one")
+    return given
+
+
+def _topics(given: Any) -> Any:
+    if isinstance(given, str):
+        return [name.strip() for name in given.split(",")]
+    return given
+
+
+def _topic(name: str) -> str:
+    if _TOPIC.fullmatch(name) is None:
+        raise PydanticCustomError(
+            "EB104",
+            "{name} is not a topic: use at most 249 letters, digits, '.', '_' and '-'",
+            {"name": shown(name)},
+        )
+    return name
+
+
+Config = Annotated[dict[str, str], BeforeValidator(_config), AfterValidator(_not_ours)]
+"""Settings of librdkafka."""
+
+Brokers = Annotated[tuple[StrictStr, ...], AfterValidator(_some)]
+"""Brokers to begin with, as ``host:port``."""
+
+Topic = Annotated[StrictStr, AfterValidator(_topic)]
+"""The name of a topic."""
+
+Topics = Annotated[tuple[Topic, ...], BeforeValidator(_topics), AfterValidator(_some)]
+"""Topics as a list, or with commas in between."""
+
+
+class SaslUser(Section):
+    """A user and password. ``handshake`` has no effect, as in Numaflow."""
+
+    user_secret: SecretRef
+    password_secret: SecretRef
+    handshake: Any = None
+
+
+class Sasl(Section):
+    """A login; the section of its mechanism has the user."""
+
+    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
+    plain: SaslUser | None = None
+    scramsha256: SaslUser | None = None
+    scramsha512: SaslUser | None = None
+
+    @model_validator(mode="after")
+    def _has_its_section(self) -> Sasl:
+        sections = {"plain": self.plain, "scramsha256": self.scramsha256}
+        sections |= {"scramsha512": self.scramsha512}
+        if [name for name, one in sections.items() if one is not None] != [self._section]:
+            raise PydanticCustomError(
+                "EB104",
+                "mechanism {mechanism} needs {section}: with userSecret and passwordSecret, "
+                "and no other section",
+                {"mechanism": self.mechanism, "section": self._section},
+            )
+        return self
+
+    @property
+    def _section(self) -> str:
+        return self.mechanism.replace("-", "").lower()
+
+    def read(self) -> KafkaLogin:
+        """With the user and the password themselves."""
+        user: SaslUser = getattr(self, self._section)
+        return KafkaLogin(
+            self.mechanism,
+            user.user_secret.read("the user for Kafka"),
+            user.password_secret.read("the password for Kafka"),
+        )
+
+
+class Kafka(Section):
+    """How to get at Kafka."""
+
+    brokers: Brokers
+    config: Config = Field(default={})
+    tls: Tls | None = None
+    sasl: Sasl | None = None
+
+    def access(self) -> KafkaAccess:
+        """With all secrets, as they are now."""
+        return KafkaAccess(
+            self.brokers,
+            tuple(self.config.items()),
+            _read(self.tls) if self.tls else None,
+            self.sasl.read() if self.sasl else None,
+        )
+
+
+def _read(tls: Tls) -> KafkaTls:
+    return KafkaTls(**{name: Secret(text) for name, text in tls.contents("Kafka").items()})
+
+
+class KafkaSource(Kafka):
+    """Records of topics, read as a member of a consumer group."""
+
+    topic: Topics
+    consumer_group: StrictStr | None = None
+    kafka_version: Any = None
+
+
+class KafkaSink(Kafka):
+    """Records for a topic."""
+
+    topic: Topic
+    set_key: StrictBool = False

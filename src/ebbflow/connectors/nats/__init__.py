@@ -1,0 +1,1 @@
+"""Subjects of NATS, without JetStream, as a source and as a sink."""

@@ -1,0 +1,237 @@
+"""A subject of NATS as a source, without JetStream: what is published there is taken in.
+
+Nobody keeps these messages but whoever listens. From the moment one is stored in the vertex's
+buffer nothing is lost; before that it is in the memory of the driver only. That memory is bounded:
+while the buffer takes nothing and the bound is reached, what comes is dropped, counted and told.
+Nothing is answered to a message that asks for an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections import deque
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import nats.errors
+import pyarrow as pa
+from nats.aio.msg import Msg
+
+from ebbflow.buffers.feed import Spot
+from ebbflow.connectors.nats.connection import leave, outside_client
+from ebbflow.connectors.nats.headers import incoming
+from ebbflow.core import frames
+from ebbflow.errors import BufferFull, EbbflowError, SetupError
+from ebbflow.nats.address import Addresses
+
+if TYPE_CHECKING:
+    from ebbflow.connectors.nats.spec import NatsSource
+
+MOST_WAITING = 64 * 1024 * 1024
+"""The bytes that may wait in memory for room in the buffer."""
+
+# What one message takes beside its value and headers.
+_OVERHEAD = 512
+_ROWS, _BYTES = 1_000, 256 * 1024
+_STORE_WITHIN = 5.0
+_ROOM_WAIT = 0.05
+_STOP_WITHIN = 20.0
+_TELL_EVERY = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class NatsSettings:
+    """What to subscribe to, and where; members of a ``queue`` share the messages."""
+
+    server: Addresses
+    subject: str
+    queue: str | None = None
+
+    @classmethod
+    def of(cls, section: NatsSource, vertex: str) -> NatsSettings:
+        """From a spec, with all secrets read."""
+        return cls(section.addresses(f"source {vertex}"), section.subject, section.queue)
+
+    def feed(self, spot: Spot) -> NatsFeed:
+        """The feed, not started yet."""
+        return NatsFeed(self, spot)
+
+
+@dataclass(frozen=True, slots=True)
+class _Came:
+    """A message in memory."""
+
+    id: str
+    at: datetime
+    message: Msg
+    size: int
+
+
+class NatsFeed:
+    """Listens for as long as the pipeline runs, on the loop of the pipeline's own link."""
+
+    on_spark = False
+
+    exhausted = False
+
+    def __init__(self, settings: NatsSettings, spot: Spot) -> None:
+        self._settings = settings
+        self._spot = spot
+        self._run = secrets.token_hex(6)
+        self._number = 0
+        self._waiting: deque[_Came] = deque()
+        self._bytes = 0
+        self._dropped = self._too_large = 0
+        self._told_at = -_TELL_EVERY
+        self._connections = 0
+        self._trouble: str | None = None
+
+    @property
+    def failure(self) -> str | None:
+        """That nothing can come, or that it is dropped."""
+        if (why := self._client.ended) is not None:
+            return f"NATS at {self._settings.server} ended the connection: {why}; start again"
+        if not self._client.is_connected:
+            return f"there is no connection to NATS at {self._settings.server}"
+        if self._trouble is None:
+            return None
+        return f"{self._trouble}; {self._dropped:,} messages were dropped"
+
+    def start(self) -> None:
+        """Subscribe; ``SetupError`` when there is no connection or it is not allowed."""
+        self._spot.link.run(self._begin())
+
+    def stop(self) -> None:
+        """Take in nothing more, and store what has come."""
+        self._spot.link.run(self._end())
+
+    async def _begin(self) -> None:
+        settings = self._settings
+        self._came, self._stopping = asyncio.Event(), False
+        self._client = await outside_client(settings.server, f"source {self._spot.vertex}")
+        try:
+            # This module keeps count of what waits and drops what is too much.
+            self._subscription = await self._client.subscribe(
+                settings.subject,
+                queue=settings.queue or "",
+                cb=self._received,
+                pending_msgs_limit=-1,
+                pending_bytes_limit=-1,
+            )
+            await self._client.flush()
+            if self._client.denied is not None:
+                raise SetupError(
+                    f"NATS at {settings.server} does not let this login subscribe to "
+                    f"{settings.subject}.",
+                    "Allow it there, or correct the subject.",
+                )
+        except BaseException:
+            await leave(self._client)
+            raise
+        self._storing = asyncio.get_running_loop().create_task(self._store())
+
+    async def _end(self) -> None:
+        with contextlib.suppress(nats.errors.Error, OSError):
+            await self._subscription.drain()  # type: ignore[no-untyped-call]
+        self._stopping = True
+        self._came.set()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._storing, _STOP_WITHIN)
+        if left := len(self._waiting):
+            self._spot.tell(
+                f"{self._spot.vertex}: {left:,} messages could not be stored, and are lost"
+            )
+        await leave(self._client)
+
+    # --- taking in ------------------------------------------------------------------------------
+
+    async def _received(self, message: Msg) -> None:
+        if (connections := self._client.stats["reconnects"]) != self._connections:
+            self._connections = connections
+            self._tell("the connection was lost for a while, and what was published meanwhile")
+        size = _size(message)
+        if size > self._spot.largest:
+            self._too_large += 1
+            self._tell(f"{self._too_large:,} messages were too large to store and are dropped")
+            return
+        if self._bytes + size > MOST_WAITING:
+            self._dropped += 1
+            self._tell(f"messages cannot be stored at the moment; {self._dropped:,} were dropped")
+            return
+        self._number += 1
+        name = f"{self._spot.vertex}-{self._run}-{self._number}"
+        self._waiting.append(_Came(name, datetime.now(UTC), message, size))
+        self._bytes += size
+        self._came.set()
+
+    def _tell(self, text: str) -> None:
+        """At once the first time, then now and then."""
+        now = time.monotonic()
+        if now - self._told_at >= _TELL_EVERY:
+            self._told_at = now
+            self._spot.tell(f"{self._spot.vertex}: {text}")
+
+    # --- storing --------------------------------------------------------------------------------
+
+    async def _store(self) -> None:
+        """Store what waits, frame after frame, until told to stop and all is stored."""
+        while not (self._stopping and not self._waiting):
+            if not self._waiting:
+                self._came.clear()
+                await self._came.wait()
+            elif chunk := self._chunk():
+                await self._put(chunk)
+                for one in chunk:
+                    self._waiting.popleft()
+                    self._bytes -= one.size
+
+    def _chunk(self) -> list[_Came]:
+        """What goes into the next frame: whatever has come, up to the size of a frame."""
+        chunk: list[_Came] = []
+        size = 0
+        for one in self._waiting:
+            if len(chunk) == _ROWS or (chunk and size + one.size > _BYTES):
+                break
+            chunk.append(one)
+            size += one.size
+        return chunk
+
+    async def _put(self, chunk: list[_Came]) -> None:
+        rows, buffers = _rows(chunk), self._spot.buffers
+        while True:
+            try:
+                await buffers.put(rows, chunk[0].id, within=_STORE_WITHIN)
+            except BufferFull:
+                # Only what is lost by it is trouble; otherwise it is back-pressure.
+                self._trouble = "the buffer is full" if self._dropped else None
+            except EbbflowError as error:
+                self._trouble = str(error)
+            else:
+                self._trouble = None
+                return
+            # The same again, which is stored once.
+            await asyncio.sleep(_ROOM_WAIT)
+
+
+def _size(message: Msg) -> int:
+    headers = (message.headers or {}).items()
+    texts = sum(len(name) + len(value.encode()) for name, value in headers)
+    return len(message.data) + len(message.subject) + texts + _OVERHEAD
+
+
+def _rows(chunk: list[_Came]) -> pa.RecordBatch:
+    parts = [incoming(one.message.subject, one.message.headers) for one in chunk]
+    times = [one.at for one in chunk]
+    columns = {
+        "id": [one.id for one in chunk],
+        "value": [one.message.data for one in chunk],
+        "keys": [keys or None for keys, _ in parts],
+        "headers": [list(headers.items()) for _, headers in parts],
+        "event_time": times,
+        "first_seen": times,
+    }
+    return frames.batch_of(columns, len(chunk))

@@ -1,0 +1,169 @@
+"""NATS without JetStream as a source and a sink, and how any NATS connector gets in."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import AfterValidator, StrictStr, model_validator
+from pydantic_core import PydanticCustomError
+
+from ebbflow.errors import SetupError
+from ebbflow.schema import fields
+from ebbflow.schema.fields import Section, shown
+from ebbflow.schema.secret import SecretRef
+from ebbflow.schema.tls import Tls
+
+if TYPE_CHECKING:
+    from ebbflow.nats.address import Addresses
+
+_ANY_NAME = re.compile(r"(?:(?<=\.)|^)\*(?=\.|$)|(?:(?<=\.)|^)>$")
+_HEADER = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_KINDS = ("basic", "token", "nkey", "creds")
+
+
+def _url(value: str) -> str:
+    # Not at the top: reading a spec that has no NATS connector needs no client.
+    from ebbflow.nats.address import Addresses
+
+    try:
+        addresses = Addresses.of(value)
+    except ValueError as error:
+        raise PydanticCustomError("EB104", "{why}", {"why": str(error)}) from None
+    if addresses.login.kind is not None:
+        raise PydanticCustomError("EB109", "a login does not belong in the URL; name it in auth")
+    return value
+
+
+def _subject(value: str) -> str:
+    return _checked(value, value, "subject to publish to")
+
+
+def _pattern(value: str) -> str:
+    return _checked(value, _ANY_NAME.sub("any", value), "subject")
+
+
+def _checked(value: str, names: str, what: str) -> str:
+    from ebbflow.nats.outgoing import check_subject
+
+    try:
+        check_subject(names)
+    except ValueError:
+        raise PydanticCustomError(
+            "EB104", "{value} is not a {what}", {"value": shown(value), "what": what}
+        ) from None
+    return value
+
+
+def _header(value: str) -> str:
+    if _HEADER.fullmatch(value) is None:
+        raise PydanticCustomError("EB104", "{value} is not a header", {"value": shown(value)})
+    return value
+
+
+Url = Annotated[StrictStr, AfterValidator(_url)]
+"""A NATS URL, or several with commas in between."""
+
+Subject = Annotated[StrictStr, AfterValidator(_subject)]
+"""A subject that messages can be published to."""
+
+Pattern = Annotated[StrictStr, AfterValidator(_pattern)]
+"""A subject to subscribe to, perhaps with ``*`` and ``>``."""
+
+HeaderName = Annotated[StrictStr, AfterValidator(_header)]
+"""The name of a header."""
+
+
+class Basic(Section):
+    """A user and a password."""
+
+    user: SecretRef
+    password: SecretRef
+
+
+class Auth(Section):
+    """How to log in, in one of the ways; ``creds`` is the text of a .creds file."""
+
+    basic: Basic | None = None
+    token: SecretRef | None = None
+    nkey: SecretRef | None = None
+    creds: SecretRef | None = None
+
+    @model_validator(mode="after")
+    def _says_one(self) -> Auth:
+        if sum(getattr(self, kind) is not None for kind in _KINDS) != 1:
+            raise PydanticCustomError("EB104", f"write exactly one of {', '.join(_KINDS)}")
+        return self
+
+    def contents(self, where: str) -> dict[str, str]:
+        """The login as ``Login`` takes it, read now."""
+        if self.basic is not None:
+            named = {"user": self.basic.user, "password": self.basic.password}
+        else:
+            named = {kind: getattr(self, kind) for kind in _KINDS[1:]}
+        return {
+            name: given.read(f"the {name} for {where}").reveal()
+            for name, given in named.items()
+            if given is not None
+        }
+
+
+class NatsAccess(Section):
+    """A NATS server of the user's and how to get in; never the pipeline's own unless it says so."""
+
+    url: Url
+    auth: Auth | None = None
+    tls: Tls | None = None
+
+    def addresses(self, where: str) -> Addresses:
+        """Where to connect and how, with all secrets read; ``where`` says whose they are."""
+        from ebbflow.nats.address import Addresses
+        from ebbflow.nats.login import Login, LoginError
+
+        secrets: dict[str, Any] = self.auth.contents(where) if self.auth else {}
+        url = self.url
+        if self.tls is not None:
+            secrets |= self.tls.contents(where)
+            url = ",".join(_with_tls(one) for one in url.split(","))
+        try:
+            return Addresses.of(url, Login(**secrets))
+        except LoginError as error:
+            raise SetupError(
+                f"The login for {where} cannot work: {error}.", "Correct it."
+            ) from None
+
+
+def _with_tls(url: str) -> str:
+    """The URL as one that does not do without TLS."""
+    return f"tls://{url.strip().removeprefix('nats://').removeprefix('tls://')}"
+
+
+class NatsSource(NatsAccess):
+    """What is published on a subject; of those with the same ``queue`` each message goes to one.
+
+    Nothing is asked for again: what is published while nobody listens never comes.
+    """
+
+    subject: Pattern
+    queue: Pattern | None = None
+
+
+class Target(NatsAccess):
+    """Where a sink publishes to: to the subject that the header ``subjectHeader`` of a message
+    says, if it has that header, and otherwise to ``subject``. ``ackWait`` is how long to wait at
+    most until the server has it.
+    """
+
+    subject: Subject | None = None
+    subject_header: HeaderName | None = None
+    ack_wait: fields.Wait = 5_000
+
+    @model_validator(mode="after")
+    def _says_where(self) -> Target:
+        if self.subject is None and self.subject_header is None:
+            raise PydanticCustomError("EB102", "write subject, subjectHeader or both")
+        return self
+
+
+class NatsSink(Target):
+    """Publishes each message to whoever listens; whether anybody does is not known."""

@@ -1,0 +1,1 @@
+"""Any format of Spark as a source and as a sink."""

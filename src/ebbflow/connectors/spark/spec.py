@@ -1,0 +1,96 @@
+"""Any format of Spark's as a source and a sink."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, PlainValidator, StrictBool, StrictStr, model_validator
+from pydantic_core import PydanticCustomError
+
+from ebbflow.schema import fields
+from ebbflow.schema.fields import Section, shown
+from ebbflow.schema.secret import SecretRef
+
+_SECRET_NAME = re.compile(
+    r"(password|passwd|secret|token|credentials?|(access|api|secret)[._]?key)$"
+)
+_SECRET_VALUE = re.compile(r"(password|passwd|secret|token)\s*=", re.IGNORECASE)
+
+
+def _option(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise PydanticCustomError(
+        "EB103", "must be text, a number or true or false, not {value}", {"value": shown(value)}
+    )
+
+
+def _without_secrets(options: dict[str, str]) -> dict[str, str]:
+    for name, value in options.items():
+        if _SECRET_NAME.search(name.lower()) or _SECRET_VALUE.search(value):
+            raise PydanticCustomError(
+                "EB109",
+                "{name} is a secret; name its place in secretOptions: {ref}",
+                {"name": shown(name), "ref": f"{{{name}: {{env: NAME}}}}"},
+            )
+    return options
+
+
+Option = Annotated[str, PlainValidator(_option, json_schema_input_type=str)]
+"""The value of an option of Spark's; numbers and truth values are written out."""
+
+Options = Annotated[dict[StrictStr, Option], AfterValidator(_without_secrets)]
+"""Options of a format, none of them a secret."""
+
+
+class SparkFormat(Section):
+    """A format of Spark's with its options, as after ``spark.read.format(...)``."""
+
+    format: fields.Text
+    options: Options = Field(default={})
+    secret_options: dict[StrictStr, SecretRef] = Field(default={})
+    schema_: fields.Text | None = Field(default=None, alias="schema")
+
+
+class Trigger(Section):
+    """When a query looks for new rows; in one of both ways."""
+
+    processing_time: fields.Wait | None = None
+    available_now: StrictBool = False
+
+    @model_validator(mode="after")
+    def _says_one(self) -> Trigger:
+        if (self.processing_time is not None) == self.available_now:
+            raise PydanticCustomError(
+                "EB104", "write exactly one of processingTime and availableNow"
+            )
+        return self
+
+
+class SparkSource(SparkFormat):
+    """Rows of any format; each is a message. ``stream: false`` reads them once, as they are now."""
+
+    stream: StrictBool | None = None
+    trigger: Trigger | None = None
+    value: fields.Text | None = None
+    keys: fields.Text | None = None
+    event_time: fields.Text | None = None
+    id: fields.Text | None = None
+    headers: dict[StrictStr, fields.Text] = Field(default={})
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> SparkSource:
+        if self.stream is False and self.trigger is not None:
+            raise PydanticCustomError("EB104", "a trigger is for streams; leave it or stream out")
+        return self
+
+
+class SparkSink(SparkFormat):
+    """Messages as rows of any format, appended in batches."""
+
+    mode: Literal["append"] = "append"
+    columns: dict[StrictStr, fields.Text] = Field(default={})
+    partition_by: tuple[fields.Text, ...] = ()

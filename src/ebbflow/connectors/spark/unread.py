@@ -1,0 +1,216 @@
+"""Rows that Spark cannot read as their schema says: found, kept as they came, and explained.
+
+If nobody says otherwise, Spark makes nulls of whatever it cannot read in JSON, CSV and XML, and
+goes on. It keeps the text of such a record only in a column that one has to ask for, which is done
+here; and it never says why, so what was to be read is compared with what is there.
+
+A ``mode`` or a column of the user's own is the user's decision about such rows, and stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from ebbflow.errors import SetupError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+    from ebbflow.connectors.spark.format import Format
+
+COLUMN = "_ebbflow_unread"
+_MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
+_MODE, _CORRUPT, _ONE_VARIANT = "mode", "columnnameofcorruptrecord", "singlevariantcolumn"
+# Spark has decoded what it keeps; what it is decoded from is another matter.
+_OF_FILES = ("encoding", "charset")
+# Of a record that several rows share, as a whole file of XML: each of them would have all of it.
+_SHARED_LENGTH = 4096
+_SHOWN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """How rows that cannot be read are found in one table; all columns are for its rows.
+
+    ``fields`` are what a row is to have, without what is added here.
+    """
+
+    kind: str
+    fields: StructType
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def schema(self) -> str:
+        """What to have Spark read."""
+        return StructType([*self.fields, StructField(COLUMN, StringType())]).toDDL()
+
+    @property
+    def _text(self) -> Column:
+        return F.col(COLUMN)
+
+    @property
+    def _is_shared(self) -> Column:
+        """Whether the text is of several rows."""
+        if self.kind == "json":
+            return F.regexp_like(F.substring(self._text, 1, 64), F.lit(r"^\s*\["))
+        return F.lit(self.kind == "xml")
+
+    @property
+    def is_broken(self) -> Column:
+        """Whether the row could not be read.
+
+        Of a JSON array Spark tells only that something in it is broken. A row of it that misses
+        nothing has been read.
+        """
+        broken = self._text.isNotNull()
+        if self.kind != "json":
+            return broken
+        whole = [_is_whole(_named(one.name), one.dataType) for one in self.fields]
+        return broken & ~(self._is_shared & _all(whole))
+
+    @property
+    def value(self) -> Column:
+        """What the file has in place of the row."""
+        cut = F.substring(self._text, 1, _SHARED_LENGTH)
+        return F.when(self._is_shared, cut).otherwise(self._text).cast("binary")
+
+    @property
+    def why(self) -> Column:
+        """What is wrong with it, as far as that shows, and how long it was.
+
+        Every column is looked at: one that is not, Spark does not read, and finds nothing wrong.
+        """
+        own = F.concat_ws("; ", *self._faults())
+        error = F.when(self._is_shared, self._missing()).otherwise(own)
+        size = F.octet_length(self._text).cast("bigint")
+        return F.struct(error.alias("error"), size.alias("size"))
+
+    def _missing(self) -> Column:
+        names = [F.when(_named(one.name).isNull(), F.lit(one.name)) for one in self.fields]
+        return F.concat(
+            F.lit("Spark could not read all of it; null is: "), F.concat_ws(", ", *names)
+        )
+
+    def _faults(self) -> Iterator[Column]:
+        """A text for each field that has something in it and was not read."""
+        if self.kind == "xml":
+            return
+        as_texts = _texts(self.fields, nested=self.kind == "json")
+        if self.kind == "csv":
+            found = F.from_csv(self._text, as_texts.toDDL(), dict(self.options))
+        else:
+            found = F.from_json(self._text, as_texts, dict(self.options))
+        faults = [
+            fault
+            for one in self.fields
+            for fault in _compared(one, _named(one.name), found.getField(one.name), one.name)
+        ]
+        yield from faults
+        if self.kind == "csv":
+            none = F.concat_ws("", *faults) == ""
+            yield F.when(none, f"it does not have the {len(self.fields)} columns of the schema")
+
+
+def looked_for(format: Format, kind: str | None, schema: str | None, usual: str) -> bool:
+    """Whether rows that cannot be read are ours to find; ``SetupError`` if that is unclear.
+
+    ``usual`` is the name of the column for them that Spark knows without being told.
+    """
+    given = {name.lower(): value for name, value in format.options}
+    if kind is None or _ONE_VARIANT in given:
+        return False
+    mode, column = given.get(_MODE), given.get(_CORRUPT)
+    if mode is not None and mode.upper() not in _MODES:
+        raise SetupError(
+            f"the mode {mode!r} is none of {', '.join(_MODES)}.",
+            "Correct it, or leave it out: rows that cannot be read are then dead letters.",
+        )
+    names = [] if schema is None else fields_of(schema).names
+    if column is not None and schema is not None and column not in names:
+        raise SetupError(
+            f"columnNameOfCorruptRecord is {column!r}, which the schema does not have.",
+            f"Add `{column}` STRING to the schema, or leave the option out: rows that cannot be "
+            "read are then dead letters.",
+        )
+    return mode is None and column is None and usual not in names
+
+
+def fields_of(schema: str) -> StructType:
+    """The fields of a schema as it is written."""
+    found = StructType.fromDDL(schema)
+    if not isinstance(found, StructType):
+        raise SetupError(f"the schema {schema!r} names no columns.", "Write name TYPE, …")
+    return found
+
+
+def unread_of(kind: str, fields: StructType, usual: str, options: Mapping[str, str]) -> Unread:
+    """For rows with these fields; what Spark has added to them for such rows is left out."""
+    own = [one for one in fields if one.name != usual]
+    if not own:
+        raise SetupError(
+            "no row that is there can be read, so that nothing tells which columns there are.",
+            "Write a schema.",
+        )
+    chosen = {name: value for name, value in options.items() if name.lower() not in _OF_FILES}
+    return Unread(kind, StructType(own), chosen)
+
+
+def asked_for() -> dict[str, str]:
+    """The options by which Spark keeps what it cannot read."""
+    return {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": COLUMN}
+
+
+def _named(name: str) -> Column:
+    quoted = name.replace("`", "``")
+    return F.col(f"`{quoted}`")
+
+
+def _all(conditions: Sequence[Column]) -> Column:
+    found = F.lit(True)
+    for condition in conditions:
+        found = found & condition
+    return found
+
+
+def _is_whole(value: Column, kind: DataType) -> Column:
+    """Whether nothing in the value is null, at any depth."""
+    inside = F.lit(True)
+    if isinstance(kind, StructType):
+        inside = _all([_is_whole(value.getField(one.name), one.dataType) for one in kind])
+    elif isinstance(kind, ArrayType):
+        inside = F.forall(value, lambda one: _is_whole(one, kind.elementType))
+    elif isinstance(kind, MapType):
+        inside = F.forall(F.map_values(value), lambda one: _is_whole(one, kind.valueType))
+    return value.isNotNull() & inside
+
+
+def _texts(fields: StructType, nested: bool) -> StructType:
+    """The same fields, each of them as text."""
+
+    def as_text(kind: DataType) -> DataType:
+        return _texts(kind, nested) if nested and isinstance(kind, StructType) else StringType()
+
+    return StructType([StructField(one.name, as_text(one.dataType)) for one in fields])
+
+
+def _compared(one: StructField, read: Column, text: Column, path: str) -> Iterator[Column]:
+    if isinstance(one.dataType, StructType):
+        for inner in one.dataType:
+            name = inner.name
+            yield from _compared(inner, read.getField(name), text.getField(name), f"{path}.{name}")
+        return
+    kind = one.dataType.simpleString().upper()
+    told = F.concat(F.lit(f"{path} cannot be read as {kind}: "), F.substring(text, 1, _SHOWN))
+    yield F.when(read.isNull() & text.isNotNull(), told)

@@ -1,0 +1,366 @@
+"""User code: what its functions look like, and how the worker calls them.
+
+A map or transformer takes a ``Datum`` and returns or yields messages. A sink takes a list of data
+and returns responses. Each may be a plain function, an ``async`` one, or a class: a class is made
+once per worker, ``open()`` is called before its first message, the instance is called like the
+function, and ``close()`` is called when the worker gives up the vertex.
+
+Whatever user code raises is the affair of the messages it was working on, or of a system that is
+away (see ``core.blame``); it never stops a vertex. After an outage a class is made and opened anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
+
+from ebbflow.core.blame import CALLS_IN_A_ROW, ENOUGH, Blame
+from ebbflow.core.columns import COLUMNS, columns_returned
+from ebbflow.core.contract import answered, results_by_id
+from ebbflow.core.running_call import RUNNING, beating, in_time
+from ebbflow.core.trial import Trial
+from ebbflow.core.verdict import NOT_MESSAGES, Verdict
+from ebbflow.message import Datum, Message, Response
+from ebbflow.nacks import Nack
+
+MapResult = Message | Iterable[Message] | None
+MapFunction = Callable[[Datum], MapResult | Awaitable[MapResult] | AsyncIterator[Message]]
+"""Runs on a worker, once per delivery. No messages returned means that the input is dropped."""
+
+SinkFunction = Callable[[list[Datum]], Iterable[Response] | Awaitable[Iterable[Response]]]
+"""Runs on a worker, with at most ``limits.readBatchSize`` data, one response for each."""
+
+# SystemExit too: a handler that calls sys.exit() has failed on its message, nothing more. So has
+# one that waits for a task of its own that was cancelled; nobody else cancels anything here.
+USER_ERRORS = (Exception, SystemExit, asyncio.CancelledError)
+
+# What most maps return; anything else may have to be waited for.
+_AT_HAND = frozenset({Message, list, type(None)})
+
+# In place of a result: the message was not given to user code, whose system is away.
+_UNTRIED = object()
+
+
+@runtime_checkable
+class Openable(Protocol):
+    """User code that prepares something per worker. While this raises, the vertex waits."""
+
+    def open(self) -> Any:
+        """Called once on the worker before the first message."""
+
+
+@runtime_checkable
+class Closable(Protocol):
+    """User code that has something to give back."""
+
+    def close(self) -> Any:
+        """Called on the worker when it gives up the vertex. Not called when it is killed."""
+
+
+class Handler:
+    """A user function made ready on a worker: instantiated, opened, and callable.
+
+    ``blame`` is what its calls have shown about the system behind it.
+    """
+
+    def __init__(self, target: Any, blame: Blame | None = None) -> None:
+        self.blame = blame or Blame()
+        self._target = target
+        self._make()
+
+    def _make(self) -> None:
+        made: Any = self._target() if is_class(self._target) else self._target
+        self.made = made
+        self.call: Callable[..., Any] = made
+        entry = made if inspect.isroutine(made) else type(made).__call__
+        self.is_async = inspect.iscoroutinefunction(entry) or inspect.isasyncgenfunction(entry)
+        self._runner: asyncio.Runner | None = None
+        if isinstance(self.call, Openable):
+            self.finished(self.call.open())
+
+    def renew(self) -> None:
+        """Close user code and open it anew, as after an outage; raises what opening it raises."""
+        with contextlib.suppress(*USER_ERRORS):
+            self.close()
+        self._make()
+
+    def finished(self, result: Any) -> Any:
+        """What a call returned, waited for if it is of ``async`` code behind a plain function."""
+        if inspect.isasyncgen(result):
+            return self.wait_for(_gathered(result))
+        return self.wait_for(result) if inspect.isawaitable(result) else result
+
+    def wait_for(self, awaitable: Awaitable[Any]) -> Any:
+        """Run something of the user's ``async`` code to its end."""
+
+        async def run() -> Any:
+            if not RUNNING.active:
+                return await awaitable
+            with beating():
+                return await in_time(awaitable, RUNNING.limit)
+
+        self._runner = self._runner or asyncio.Runner()
+        return self._runner.run(run())
+
+    def yielded(self, result: Any) -> Iterator[Any]:
+        """What a call yields, one by one as it comes."""
+        if inspect.isasyncgen(result):
+            while True:
+                try:
+                    yield self.wait_for(anext(result))
+                except StopAsyncIteration:
+                    return
+        else:
+            result = self.finished(result)
+            yield from () if result is None else _listed(result)
+
+    def close(self) -> None:
+        """Give back what the user's code holds; the handler is not called again."""
+        if isinstance(self.call, Closable):
+            self.finished(self.call.close())
+        if self._runner is not None:
+            self._runner.close()
+
+
+def is_class(target: Any) -> bool:
+    """Whether calling the target makes what is to be used: a class, or one with its arguments."""
+    return inspect.isclass(target.func if isinstance(target, partial) else target)
+
+
+def _listed(result: Any) -> Iterable[Any]:
+    one = isinstance(result, (Message, *NOT_MESSAGES)) or not isinstance(result, Iterable)
+    return (result,) if one else result
+
+
+async def _gathered(results: AsyncIterator[Any]) -> list[Any]:
+    return [result async for result in results]
+
+
+def run_map(handler: Handler, verdict: Verdict, concurrency: int) -> None:
+    """Give every row to the map, one by one or, if it is ``async``, ``concurrency`` at a time."""
+    trial = Trial(verdict, handler.blame)
+    if handler.is_async and not verdict.ordered:
+        handler.wait_for(_map_all(handler.call, verdict, concurrency, trial))
+        return
+    call, returned = handler.call, verdict.returned
+    with RUNNING as running:
+        for index, datum in enumerate(verdict.rows.data()):
+            running.row = index
+            try:
+                result = call(datum)
+                returned(index, result if type(result) in _AT_HAND else handler.finished(result))
+            except USER_ERRORS as error:
+                trial.failed(index, index + 1, error)
+                if trial.stops and not verdict.ordered:
+                    trial.leave(index + 1)
+                    return
+            if verdict.ordered and verdict.holds_up(index, index + 1):
+                verdict.unreached = index + 1
+                return
+    trial.finish()
+
+
+async def _map_all(
+    call: Callable[..., Any], verdict: Verdict, concurrency: int, trial: Trial
+) -> None:
+    gate = asyncio.Semaphore(concurrency)
+    away = 0
+
+    async def one(datum: Datum) -> Any:
+        nonlocal away
+        async with gate:
+            if away >= CALLS_IN_A_ROW:
+                return _UNTRIED
+            try:
+                result = call(datum)
+                result = _gathered(result) if inspect.isasyncgen(result) else result
+                result = await in_time(result, RUNNING.limit)
+                away = 0
+                return result
+            except USER_ERRORS as error:
+                away = away + 1 if trial.means_away(error) else 0
+                return error
+
+    with RUNNING, beating():
+        results = await asyncio.gather(*(one(datum) for datum in verdict.rows.data()))
+    untried = [index for index, result in enumerate(results) if result is _UNTRIED]
+    trial.postpone(untried)
+    trial.failed_beside(list(_recorded(verdict, 0, results)), len(results))
+
+
+def _recorded(
+    verdict: Verdict, start: int, results: Iterable[Any]
+) -> Iterator[tuple[int, BaseException]]:
+    """Record what user code made of rows; gives those that it failed on, with the error."""
+    for index, result in enumerate(results, start):
+        if result is _UNTRIED:
+            continue
+        if isinstance(result, USER_ERRORS):
+            yield index, result
+            continue
+        try:
+            verdict.returned(index, result)
+        except USER_ERRORS as error:
+            yield index, error
+
+
+def run_sink(handler: Handler, verdict: Verdict, batch_size: int) -> None:
+    """Give the rows to the sink in batches and record its responses.
+
+    The list is the user's own, to sort or to empty; here and in batch maps.
+    """
+    data = verdict.rows.data()
+
+    def give(start: int, end: int) -> list[tuple[int, BaseException]]:
+        batch = data[start:end]
+        answers = handler.finished(handler.call(list(batch)))
+        return answered(verdict, start, batch, answers)
+
+    _in_batches(handler, verdict, batch_size, give)
+
+
+def run_batch_map(handler: Handler, verdict: Verdict, batch_size: int) -> None:
+    """Give the rows to the map in batches; it returns what it made of each, by id."""
+    data = verdict.rows.data()
+
+    def give(start: int, end: int) -> list[tuple[int, BaseException]]:
+        batch = data[start:end]
+        result = handler.finished(handler.call(list(batch)))
+        return list(_recorded(verdict, start, results_by_id(verdict.vertex, batch, result)))
+
+    _in_batches(handler, verdict, batch_size, give)
+
+
+def run_columnar(handler: Handler, verdict: Verdict, batch_size: int, pandas: bool) -> None:
+    """Give the rows to the map as record batches, or as data frames."""
+    rows = verdict.rows.batch.select(COLUMNS)
+
+    def give(start: int, end: int) -> list[tuple[int, BaseException]]:
+        part = rows.slice(start, end - start)
+        result = handler.finished(handler.call(part.to_pandas() if pandas else part))
+        columns_returned(verdict, start, end - start, result)
+        return []
+
+    _in_batches(handler, verdict, batch_size, give)
+
+
+def run_stream(handler: Handler, verdict: Verdict) -> None:
+    """Give the rows to the map one by one and forward what it yields while it goes on.
+
+    Outputs that have been forwarded stay forwarded when the input is nacked afterwards.
+    """
+    trial = Trial(verdict, handler.blame)
+    for index, datum in enumerate(verdict.rows.data()):
+        try:
+            for number, message in enumerate(_one_by_one(handler, datum)):
+                verdict.yielded(index, number, message)
+            verdict.ended(index)
+        except USER_ERRORS as error:
+            verdict.taken_back(index)
+            trial.failed(index, index + 1, error)
+        if _stopped(verdict, trial, index, index + 1):
+            return
+    trial.finish()
+
+
+Give = Callable[[int, int], list[tuple[int, BaseException]]]
+"""Has user code decide about a batch; returns the rows that failed by themselves, with why."""
+
+
+def _one_by_one(handler: Handler, datum: Datum) -> Iterator[Any]:
+    """What a stream map yields; the time until the next one is that of a call."""
+    end = object()
+    with RUNNING:
+        results = iter(handler.yielded(handler.call(datum)))
+        message = next(results, end)
+    while message is not end:
+        yield message
+        with RUNNING:
+            message = next(results, end)
+
+
+def _in_batches(handler: Handler, verdict: Verdict, size: int, give: Give) -> None:
+    """Have user code decide about batch after batch; whatever it raises is its batch's."""
+
+    def call(start: int, end: int) -> list[tuple[int, BaseException]]:
+        with RUNNING:
+            return give(start, end)
+
+    trial = Trial(verdict, handler.blame)
+    keys = verdict.rows.column("keys") if verdict.ordered else None
+    for start, end in batches(verdict.rows.column("failures"), size, keys):
+        _try_batch(trial, start, end, call)
+        if _stopped(verdict, trial, start, end):
+            return
+    trial.finish()
+
+
+def _try_batch(trial: Trial, start: int, end: int, give: Give) -> None:
+    try:
+        trial.failed_beside(give(start, end), end)
+    except USER_ERRORS as error:
+        if end - start < ENOUGH or isinstance(error, Nack) or trial.means_away(error):
+            trial.failed(start, end, error)
+        else:
+            _try_alone(trial, start, end, give, error)
+
+
+def _try_alone(trial: Trial, start: int, end: int, give: Give, error: BaseException) -> None:
+    """Find out whether a batch failed because of one message, or would with any.
+
+    The first that passes shows that it is the messages'; the rest goes alone later on.
+    """
+    for index in range(start, start + ENOUGH):
+        try:
+            failures = give(index, index + 1)
+        except USER_ERRORS as raised:
+            trial.failed(index, index + 1, raised)
+        else:
+            trial.failed_beside(failures, index + 1)
+            break
+    if trial.stops:
+        trial.leave(index + 1, end)
+    elif index + 1 < end:
+        trial.failed(index + 1, end, error)
+
+
+def _stopped(verdict: Verdict, trial: Trial, start: int, end: int) -> bool:
+    """Whether the rows from ``end`` on are left: they are held up, or would fail as well."""
+    if verdict.holds_up(start, end):
+        verdict.unreached = end
+        return True
+    if trial.stops:
+        trial.leave(end)
+        return True
+    return False
+
+
+def batches(
+    failures: Sequence[int], size: int, keys: Sequence[Sequence[str]] | None = None
+) -> Iterable[tuple[int, int]]:
+    """Where to cut: at most ``size`` rows a call, and rows that failed before go alone.
+
+    Alone, so that a bad message that failed its batch once cannot take its neighbours along to
+    the dead letters: they pass on their second delivery. Where order counts, ``keys`` are given
+    and no two rows with the same keys are in one call: the second must not be done before the
+    first.
+    """
+    start = 0
+    if keys is None and not any(failures):
+        yield from ((at, min(at + size, len(failures))) for at in range(0, len(failures), size))
+        return
+    while start < len(failures):
+        end = start + 1
+        seen = {tuple(keys[start])} if keys else None
+        while not failures[start] and end < len(failures) and end - start < size:
+            if failures[end] or (keys and seen is not None and tuple(keys[end]) in seen):
+                break
+            if keys and seen is not None:
+                seen.add(tuple(keys[end]))
+            end += 1
+        yield start, end
+        start = end

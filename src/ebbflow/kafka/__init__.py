@@ -1,1 +1,0 @@
-"""What the Kafka source and sink have in common. Needs the extra ``ebbflow[kafka]``."""

@@ -1,0 +1,1 @@
+"""NATS and JetStream: logins, connections, publishing, pulling, the embedded server."""

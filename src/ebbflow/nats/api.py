@@ -1,0 +1,140 @@
+"""JetStream's management interface: one call of it, and what is asked of streams with it.
+
+On a cluster only the leader of a stream counts. While there is none, others may answer with what
+they have, and calls are tried again until there is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import nats.errors
+from nats.aio.client import Client
+
+from ebbflow.errors import JetStreamUnavailable
+
+NOT_FOUND = 10059
+_NO_LEADER = 10008
+# Leaderless, not the leader, or all that hold it are away: over by itself after a while.
+_TEMPORARY = frozenset({_NO_LEADER, 10009, 10118, 10119})
+PATIENCE = 30.0
+# For an answer. Short at first, because one that got lost in an election never comes.
+_FIRST_WAIT, _LONGER = 1.0, 0.25
+_PAUSE = 0.1
+# No other leader is elected before its followers have missed one for four seconds.
+_LEASE = 3 * 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """How much a stream holds and how far it has got."""
+
+    messages: int
+    last_seq: int
+
+
+class ApiError(Exception):
+    """JetStream's management interface said no."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(code, text)
+        self.code = code
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.code})"
+
+
+async def call(
+    client: Client, name: str, body: dict[str, Any] | None = None, patience: float = PATIENCE
+) -> dict[str, Any]:
+    """One call of JetStream's management interface, tried again while nobody leads or answers.
+
+    A call whose answer got lost is carried out again. ``JetStreamUnavailable`` when patience is
+    at its end.
+    """
+    payload = json.dumps(body).encode() if body else b""
+    deadline = time.monotonic() + patience
+    wait = min(_FIRST_WAIT, patience)
+    while True:
+        try:
+            answer = await client.request(f"$JS.API.{name}", payload, wait)
+            result: dict[str, Any] = json.loads(answer.data)
+            if (refusal := _refusal(result)) is None:
+                return result
+            if refusal.code not in _TEMPORARY:
+                raise refusal
+            problem = refusal.text
+        except nats.errors.NoRespondersError:
+            problem = "nobody listens"
+        except (nats.errors.TimeoutError, nats.errors.OutboundBufferLimitError):
+            problem = "no answer"
+        await asyncio.sleep(_PAUSE)
+        wait = min(wait + _LONGER, deadline - time.monotonic())
+        if wait <= 0:
+            raise JetStreamUnavailable(name, patience, problem)
+
+
+def _refusal(result: dict[str, Any]) -> ApiError | None:
+    if error := result.get("error"):
+        return ApiError(error.get("err_code", 0), error.get("description", "refused"))
+    if "cluster" in result and not _leads(result["cluster"]):
+        return ApiError(_NO_LEADER, "it has no leader")
+    return None
+
+
+def _leads(cluster: dict[str, Any]) -> bool:
+    """Whether who answered leads and is in touch with a majority, so that nobody else can lead."""
+    others = cluster.get("replicas") or ()
+    if not cluster.get("leader") or cluster["leader"] in (other["name"] for other in others):
+        return False
+    in_touch = [other for other in others if 0 < other.get("active", 0) < _LEASE]
+    return len(in_touch) >= (len(others) + 1) // 2
+
+
+async def info(client: Client, stream: str, **details: Any) -> dict[str, Any]:
+    """The state of the stream as its leader knows it, with the details that are asked for."""
+    found = await call(client, f"STREAM.INFO.{stream}", details)
+    state: dict[str, Any] = found["state"]
+    return state
+
+
+async def state(client: Client, stream: str) -> StreamState | None:
+    """How much the stream holds; ``None`` when there is no such stream."""
+    try:
+        found = await info(client, stream)
+    except ApiError as error:
+        if error.code == NOT_FOUND:
+            return None
+        raise
+    return StreamState(found["messages"], found["last_seq"])
+
+
+async def purge(client: Client, stream: str, subject: str, up_to: int) -> None:
+    """Forget the messages on the subject up to and including the sequence."""
+    await call(client, f"STREAM.PURGE.{stream}", {"filter": subject, "seq": up_to + 1})
+
+
+async def names_of(client: Client, prefix: str) -> list[str]:
+    """The streams whose names begin with the prefix."""
+    found: list[str] = []
+    while True:
+        page = await call(client, "STREAM.NAMES", {"offset": len(found)})
+        found += page["streams"] or []
+        if len(found) >= page["total"]:
+            return [name for name in found if name.startswith(prefix)]
+
+
+async def delete(client: Client, streams: Iterable[str]) -> None:
+    """Delete the streams and all they hold."""
+    for stream in streams:
+        try:
+            await call(client, f"STREAM.DELETE.{stream}")
+        except ApiError as error:
+            if error.code != NOT_FOUND:  # a call whose answer got lost has deleted it
+                raise

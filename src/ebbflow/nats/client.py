@@ -1,0 +1,244 @@
+"""The client of nats-py, made to keep to TLS and to hear when it is denied something.
+
+A server says "permissions violation" apart from any request, and nats-py leaves those who wait for
+an answer waiting. Here a denied subject ends every wait for it at once, by name. All that Ebbflow
+subscribes to is needed, most of all the inbox for answers: once a subscription is denied, every
+request ends with that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import nats.errors
+from nats.aio.client import Client
+
+from ebbflow.errors import AccessError
+
+if TYPE_CHECKING:
+    from ebbflow.nats.address import Addresses
+
+OnDenial = Callable[[AccessError], None]
+
+NO_TLS = "the server does not use TLS"
+NO_CERTIFICATE = "the server wants a certificate"
+_DENIAL = re.compile(r'Permissions Violation for (Publish|Subscription) to "((?:\\.|[^"\\])+)"')
+_REFUSED = 5.0
+_VERBS = {"Publish": "publish", "Subscription": "subscribe"}
+
+
+class SecuredClient(Client):
+    """A connection as ``Addresses`` makes it. ``denied`` is a subscription that it may not have."""
+
+    def __init__(self, addresses: Addresses) -> None:
+        self._answers = _Answers()
+        super().__init__()
+        self.denied: str | None = None
+        self._refused_since: float | None = None
+        self._addresses = addresses
+        self._listeners: dict[str, set[OnDenial]] = {}
+
+    # --- connecting -----------------------------------------------------------------------------
+
+    @cached_property
+    def ssl_context(self) -> ssl.SSLContext:
+        """TLS as the login wants it; made when a server is the first to use it."""
+        logging.getLogger("asyncio").addFilter(_is_no_noise)
+        return self._addresses.login.tls()
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether the connection is encrypted."""
+        return bool(self._server_info.get("tls_required"))
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if initial_connection:
+            # Another server may allow what the last one did not; subscriptions are made anew.
+            self.denied = None
+            self._agree_on_tls(info)
+        await super()._process_info(info, initial_connection)
+
+    def _agree_on_tls(self, info: dict[str, Any]) -> None:
+        """Nothing has been sent yet: without TLS the login does not leave this machine."""
+        wanted = self._addresses.wants_tls
+        if wanted and info.get("tls_available"):
+            info["tls_required"] = True  # where a server leaves the choice, nats-py does without
+        if wanted and not info.get("tls_required"):
+            raise nats.errors.Error(NO_TLS)
+        if info.get("tls_verify") and self._addresses.login.cert is None:
+            raise nats.errors.Error(NO_CERTIFICATE)
+
+    async def _process_connect_init(self) -> None:
+        try:
+            await super()._process_connect_init()
+        except nats.errors.Error as error:
+            if refuses_login(error):
+                self._refused_since = self._refused_since or time.monotonic()
+            raise
+        self._refused_since = None
+
+    @property
+    def ended(self) -> str | None:
+        """Why there will be no connection any more, if that is so.
+
+        A server that lets nobody in may be one of several, so it takes a while to be sure.
+        """
+        since = self._refused_since
+        if self.is_closed or (since is not None and time.monotonic() - since > _REFUSED):
+            return str(self.last_error or "no reason was given").removeprefix("nats: ").strip("'")
+        return None
+
+    async def flush(self, timeout: int = 10) -> None:
+        """Wait until the server has seen everything that was sent so far."""
+        # nats-py's ping overtakes what still waits in the client to be sent.
+        await self._flush_pending(force_flush=True)
+        await super().flush(timeout)
+
+    def abandon(self) -> None:
+        """Let go of a connection that was not completed."""
+        if self._transport is not None:
+            self._transport.close()  # type: ignore[no-untyped-call]
+
+    async def close(self) -> None:
+        """End the connection for good."""
+        try:
+            await super().close()
+        except asyncio.CancelledError:
+            # nats-py cancels its own reconnecting, and with it what both of them wait for.
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+
+    # --- denials --------------------------------------------------------------------------------
+
+    @property
+    def _resp_map(self) -> _Answers:
+        return self._answers
+
+    @_resp_map.setter
+    def _resp_map(self, _: object) -> None:
+        self._answers = _Answers()
+
+    def publish(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        reply: str = "",
+        headers: dict[str, Any] | None = None,
+    ) -> Coroutine[Any, Any, None]:
+        """Send a message; a request ends with ``AccessError`` when its subject is denied."""
+        if reply:
+            self._answers.belong_to(reply.rpartition(".")[2], subject, self._no_answers)
+        return super().publish(subject, payload, reply, headers)
+
+    @property
+    def _no_answers(self) -> AccessError | None:
+        """Why no answer can arrive, if that is known."""
+        return self._denial("subscribe", self.denied) if self.denied is not None else None
+
+    def when_denied(self, subject: str, listener: OnDenial) -> Callable[..., None]:
+        """Have the listener told of a denial, until what is returned is called.
+
+        ``AccessError`` when it is known already that no answer can arrive.
+        """
+        if (denial := self._no_answers) is not None:
+            raise denial
+        listeners = self._listeners.setdefault(subject, set())
+        listeners.add(listener)
+
+        def stop(*_: object) -> None:
+            listeners.discard(listener)
+            if not listeners and self._listeners.get(subject) is listeners:
+                del self._listeners[subject]
+
+        return stop
+
+    @asynccontextmanager
+    async def unless_denied(self, subject: str) -> AsyncIterator[None]:
+        """Waits inside end with ``AccessError`` when the subject is denied."""
+        told: list[AccessError] = []
+        now = asyncio.get_running_loop().time
+
+        def end(error: AccessError) -> None:
+            if not told:
+                scope.reschedule(now())
+            told.append(error)
+
+        try:
+            async with asyncio.timeout(None) as scope:
+                stop = self.when_denied(subject, end)
+                try:
+                    yield
+                finally:
+                    stop()
+        except TimeoutError:
+            if not told:
+                raise
+            raise told[0] from None
+
+    async def _process_err(self, err_msg: str) -> None:
+        # nats-py has put it in lower case; two subjects may differ in that only.
+        line, _, _ = bytes(self._ps.buf).partition(b"\r\n")
+        found = _DENIAL.search(line.decode("utf-8", "replace"))
+        if found is not None:
+            self._hear(_VERBS[found[1]], re.sub(r"\\(.)", r"\1", found[2]))
+        await super()._process_err(err_msg)
+
+    def _hear(self, verb: str, subject: str) -> None:
+        heard = list(self._listeners.get(subject, ()))
+        if verb == "subscribe":
+            self.denied = subject
+            heard = [one for listeners in self._listeners.values() for one in listeners]
+        for listener in heard:
+            listener(self._denial(verb, subject))
+        for answer in self._answers.about(subject if verb == "publish" else None):
+            answer.set_exception(self._denial(verb, subject))
+
+    def _denial(self, verb: str, subject: str) -> AccessError:
+        return AccessError(str(self._addresses), verb, subject)
+
+
+def _is_no_noise(record: logging.LogRecord) -> bool:
+    """The way nats-py starts TLS makes asyncio complain each time that a server goes away."""
+    return "eof_received" not in str(record.msg)
+
+
+def refuses_login(error: Exception) -> bool:
+    """Whether a server said that it does not let this login in."""
+    return re.search("authorization|authentication", str(error), re.IGNORECASE) is not None
+
+
+class _Answers(dict[str, "asyncio.Future[Any]"]):
+    """The answers that are waited for, as nats-py keeps them, and which subject each is about."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._subjects: dict[str, str] = {}
+
+    def belong_to(self, token: str, subject: str, denial: AccessError | None) -> None:
+        """Remember what an answer is about; raise when it is known that it cannot come."""
+        answer = self.get(token)
+        if answer is None:
+            return  # some other inbox
+        if denial is not None:
+            answer.cancel()
+            raise denial
+        self._subjects[token] = subject
+
+    def pop(self, token: str, *default: Any) -> Any:
+        """As of any dictionary; nats-py calls it when an answer is there or no longer wanted."""
+        self._subjects.pop(token, None)
+        return super().pop(token, *default)
+
+    def about(self, subject: str | None) -> list[asyncio.Future[Any]]:
+        """The answers about a subject, or all of them."""
+        tokens = [one for one, what in self._subjects.items() if subject in (None, what)]
+        return [self[token] for token in tokens if token in self and not self[token].done()]

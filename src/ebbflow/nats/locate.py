@@ -1,0 +1,160 @@
+"""Which NATS server to use, and how to get at it: the user's own, or the embedded one.
+
+A server that was started here is stopped when its context ends, whatever happened inside. The
+environment's login is for the user's own server; the embedded one has a login of its own making.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from ebbflow.errors import SetupError
+from ebbflow.nats.address import INBOX, Addresses
+from ebbflow.nats.disk import Tell, watched
+from ebbflow.nats.embedded import EmbeddedServer, StateFolder
+from ebbflow.nats.link import Link, check_version
+from ebbflow.nats.login import Login
+
+NATS_URL = "EBBFLOW_NATS_URL"
+_START_WAIT = 10.0
+
+
+def own_server(nats: str | None, login: Login | None = None) -> Addresses | None:
+    """The user's own server with its login, the environment's if none is given; ``None`` for none.
+
+    ``SetupError`` when the URL or the environment does not make sense.
+    """
+    url = nats or os.environ.get(NATS_URL)
+    if not url:
+        return None
+    try:
+        alone = Addresses.of(url)
+    except ValueError as error:
+        raise SetupError(f"{error}.", "Correct --nats or EBBFLOW_NATS_URL.") from None
+    beside = Login.from_environment() if login is None else login
+    if alone.login.kind is not None and beside.kind is not None:
+        raise SetupError(
+            f"There are two logins for NATS: one in its URL, and beside it {beside.kind}.",
+            "Take it out of --nats or EBBFLOW_NATS_URL, or leave the other one out.",
+        )
+    return Addresses.of(url, beside)
+
+
+def _nobody(_text: str) -> None:
+    """Where nobody watches."""
+
+
+@contextmanager
+def _writing_to(folder: StateFolder) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SetupError(
+            f"Cannot write to the state folder {folder.path}: {error.strerror}.",
+            "Make room there, or choose another one with --state DIR.",
+        ) from error
+
+
+@contextmanager
+def embedded(
+    state: Path, *, port: int = 0, sync_always: bool = False, tell: Tell = _nobody
+) -> Iterator[Addresses]:
+    """The embedded server in a state folder, for as long as the context lasts.
+
+    ``tell`` hears of a disk that is full, and when there is room again.
+    """
+    folder = StateFolder(state)
+    with _writing_to(folder):
+        folder.acquire()
+    try:
+        server = EmbeddedServer(folder, port=port, sync_always=sync_always)
+        try:
+            with _writing_to(folder):
+                address = server.start()
+            with watched(folder.nats, server, tell):
+                yield address
+        finally:
+            server.stop()
+    finally:
+        folder.release()
+
+
+@contextmanager
+def linked(server: Addresses) -> Iterator[Link]:
+    """A link to a server that is new enough."""
+    link = Link(server)
+    try:
+        check_version(link)
+        yield link
+    finally:
+        link.close()
+
+
+@contextmanager
+def connected(
+    state: Path,
+    nats: str | None,
+    *,
+    login: Login | None = None,
+    inbox: str = INBOX,
+    port: int = 0,
+    sync_always: bool = False,
+    tell: Tell = _nobody,
+) -> Iterator[Link]:
+    """A link to the user's server, or to an embedded one that is started for it.
+
+    ``tell`` hears about the disk of the embedded one.
+    """
+    own = own_server(nats, login)
+    if own is not None:
+        with linked(replace(own, inbox=inbox)) as link:
+            yield link
+        return
+    if login is not None:
+        raise SetupError("There is a login for NATS, but no server to log in to.", "Name its URL.")
+    with (
+        embedded(state, port=port, sync_always=sync_always, tell=tell) as server,
+        linked(replace(server, inbox=inbox)) as link,
+    ):
+        yield link
+
+
+@contextmanager
+def reached(state: Path, nats: str | None, *, inbox: str = INBOX) -> Iterator[Link]:
+    """A link to where a pipeline's streams are, whether it runs at the moment or not.
+
+    The user's own server if there is one, else the embedded one of whoever owns the state folder,
+    else an embedded one that is started for as long as the context lasts.
+    """
+    known = own_server(nats) or _running_server(state)
+    if known is not None:
+        with linked(replace(known, inbox=inbox)) as link:
+            yield link
+    else:
+        with connected(state, None, inbox=inbox) as link:
+            yield link
+
+
+def _running_server(state: Path) -> Addresses | None:
+    if not state.is_dir():
+        raise SetupError(
+            f"There is no state folder {state.resolve()}: no pipeline has run here.",
+            "Change to the folder it was run in, or name its state with --state DIR.",
+        )
+    deadline = time.monotonic() + _START_WAIT
+    while True:
+        try:
+            return StateFolder(state).running_server()
+        except (OSError, ValueError) as error:
+            # The folder is owned, but its server is just being started or stopped.
+            if time.monotonic() > deadline:
+                raise SetupError(
+                    f"The server of the state folder {state.resolve()} does not get ready.",
+                    "Look at the run that owns the folder, then try again.",
+                ) from error
+            time.sleep(0.2)

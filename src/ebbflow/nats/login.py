@@ -1,0 +1,208 @@
+"""How to log in to NATS, and how to know that it is the right server: ``Login``.
+
+It holds the contents of files, not their paths: it is made on the driver and travels with the
+tasks to workers on other machines, where those files are not. What it holds is shown in no text.
+What cannot work is refused when it is made, so that nobody waits for a server to say so.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ebbflow import tls
+from ebbflow.errors import SetupError
+from ebbflow.nats import nkeys
+
+VARIABLES = {
+    "EBBFLOW_NATS_USER": "user",
+    "EBBFLOW_NATS_PASSWORD": "password",
+    "EBBFLOW_NATS_PASSWORD_FILE": "password",
+    "EBBFLOW_NATS_TOKEN": "token",
+    "EBBFLOW_NATS_TOKEN_FILE": "token",
+    "EBBFLOW_NATS_NKEY_FILE": "nkey",
+    "EBBFLOW_NATS_CREDS_FILE": "creds",
+    "EBBFLOW_NATS_CA_FILE": "ca",
+    "EBBFLOW_NATS_CERT_FILE": "cert",
+    "EBBFLOW_NATS_KEY_FILE": "key",
+    "EBBFLOW_NATS_TLS_HOSTNAME": "tls_hostname",
+}
+"""The variables of the environment that make up a login, and what each of them is."""
+
+SECRET_FILES = [
+    variable
+    for variable, name in VARIABLES.items()
+    if variable.endswith("_FILE") and name not in ("ca", "cert")
+]
+"""The variables that name files which nobody else should read."""
+
+_KINDS = {"user": "a user and password", "token": "a token", "nkey": "an nkey", "creds": "creds"}
+
+
+class LoginError(ValueError):
+    """A login that cannot work. ``about`` are the names of what is wrong, to be put in its text."""
+
+    def __init__(self, text: str, *about: str) -> None:
+        super().__init__(text, *about)
+        self.text = text
+        self.about = about
+
+    def __str__(self) -> str:
+        return self.text.format(*self.about)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Login:
+    """Who is connecting, and by which certificates.
+
+    One of: ``user`` with ``password``, ``token``, ``nkey`` (the seed), ``creds`` (the text of a
+    .creds file). ``ca`` are the certificates to trust instead of the system's, ``cert`` and ``key``
+    the client's own certificate with its key, all in PEM form. ``tls_hostname`` is the name that
+    the server's certificate must have, if not the URL's. Each of these four asks for TLS.
+    """
+
+    user: str | None = None
+    password: str | None = None
+    token: str | None = None
+    nkey: str | None = None
+    creds: str | None = None
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    tls_hostname: str | None = None
+
+    def __post_init__(self) -> None:
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name, value in given.items():
+            if value is not None and not isinstance(value, str):
+                raise LoginError("{} must be text", name)
+        self._check_pairs()
+        if self.nkey is not None:
+            object.__setattr__(self, "nkey", _checked(nkeys.user_seed, self.nkey, "nkey"))
+        if self.creds is not None:
+            object.__setattr__(self, "creds", _checked(nkeys.credentials, self.creds, "creds"))
+        self._check_certificates()
+
+    def _check_pairs(self) -> None:
+        kinds = [name for name in _KINDS if getattr(self, name) is not None]
+        if len(kinds) > 1:
+            raise LoginError("{} and {} are two logins; give one of them", *kinds[:2])
+        for one, other in (("user", "password"), ("cert", "key")):
+            missing = [name for name in (one, other) if getattr(self, name) is None]
+            if len(missing) == 1:
+                there = other if missing == [one] else one
+                raise LoginError("{} is given without {}; give both of them", there, *missing)
+
+    def _check_certificates(self) -> None:
+        if self.ca is not None:
+            _checked(tls.trusting, self.ca, "ca")
+        if self.cert is not None and self.key is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            try:
+                tls.identify(context, self.cert, self.key)
+            except ValueError as error:
+                raise LoginError(f"{{}} and {{}}: {error}", "cert", "key") from None
+
+    def __repr__(self) -> str:
+        return f"Login({', '.join(self.given)})"
+
+    @property
+    def given(self) -> list[str]:
+        """The names of what it holds; a password goes with its user."""
+        held = [f.name for f in fields(self) if getattr(self, f.name) is not None]
+        return [name for name in held if name != "password"]
+
+    @property
+    def kind(self) -> str | None:
+        """What it logs in with, in words; ``None`` if it says nobody."""
+        return next((_KINDS[name] for name in _KINDS if getattr(self, name) is not None), None)
+
+    @property
+    def wants_tls(self) -> bool:
+        """Whether a connection without TLS would not do."""
+        return any(name in self.given for name in ("ca", "cert", "tls_hostname"))
+
+    def tls(self) -> ssl.SSLContext:
+        """A new context: TLS 1.2 or newer, the server's name checked."""
+        context = tls.trusting(self.ca)
+        if self.cert is not None and self.key is not None:
+            tls.identify(context, self.cert, self.key)
+        return context
+
+    @classmethod
+    def from_files(
+        cls,
+        *,
+        user: str | None = None,
+        tls_hostname: str | None = None,
+        **files: str | os.PathLike[str] | None,
+    ) -> Login:
+        """From the paths of files, which are read now and not again: of ``password``, ``token``,
+        ``nkey``, ``creds``, ``ca``, ``cert`` or ``key``.
+        """
+        unknown = files.keys() - {f.name for f in fields(cls)}
+        if unknown:
+            raise TypeError(f"unknown file {min(unknown)!r}")
+        contents = {name: _read(name, path) for name, path in files.items() if path is not None}
+        return cls(user=user, tls_hostname=tls_hostname, **contents)
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Login:
+        """The login in ``EBBFLOW_NATS_USER``, ``…_PASSWORD``, ``…_CREDS_FILE`` and so on.
+
+        ``SetupError`` names the variable that is wrong.
+        """
+        given = {
+            variable: value for variable in VARIABLES if (value := environment.get(variable, ""))
+        }
+        try:
+            return cls(**_contents(given))
+        except LoginError as error:
+            names = {VARIABLES[variable]: variable for variable in given}
+            about = [names.get(name, _variable(name)) for name in error.about]
+            what = error.text.format(*about)
+            raise SetupError(f"{what}.", "Set or unset the variables and try again.") from None
+
+
+def _variable(field: str) -> str:
+    """The variable of what is missing: the one that one would set."""
+    return next(variable for variable, name in VARIABLES.items() if name == field)
+
+
+def _contents(given: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, str] = {}
+    for variable, value in given.items():
+        name = VARIABLES[variable]
+        if name in found:
+            twice = [one for one in given if VARIABLES[one] == name]
+            raise LoginError(f"{' and '.join(twice)} say the same twice; set one of them")
+        found[name] = _read(name, value) if variable.endswith("_FILE") else value
+    return found
+
+
+def _read(name: str, path: str | os.PathLike[str]) -> str:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "it is not text"
+        # The path stays out of it: it may be the secret itself, in the wrong place.
+        raise LoginError(f"{{}} names a file that cannot be read: {why}", name) from None
+    text = text.rstrip("\r\n") if name in ("password", "token") else text
+    if not text.strip():
+        raise LoginError("{} names a file that is empty", name)
+    return text
+
+
+def _checked(check: Callable[[str], Any], value: str, name: str) -> Any:
+    try:
+        return check(value)
+    except ValueError as error:
+        raise LoginError(f"{{}} {error}", name) from None
+
+
+NOBODY = Login()
+"""No login at all; TLS if the server wants it, trusting what the system trusts."""

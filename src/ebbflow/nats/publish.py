@@ -1,0 +1,298 @@
+"""Publishing to JetStream until it is confirmed: the one retry loop that everything uses.
+
+ADR-22 retries when nobody answers a subject ("no responders"). That alone does not survive a
+killed leader, where the request in flight meets silence, so each attempt also has a timeout of its
+own inside the total deadline. Every attempt carries the same message id: a copy that did arrive is
+answered with ``duplicate`` and counts once. A full stream is not a failure but back-pressure.
+
+Nothing is sent while there is no connection, so that copies do not pile up in the client; the wait
+for it is part of the deadline and no attempt. No wait goes beyond the deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar
+
+import nats.errors
+from nats.aio.client import Client
+
+from ebbflow.acks import Ack
+from ebbflow.errors import (
+    AccessError,
+    BufferFull,
+    MessageTooLarge,
+    NoStreamResponse,
+    PermanentPublishError,
+    PublishError,
+    PublishTimeout,
+)
+
+E = TypeVar("E", bound=PublishError)
+
+MSG_ID = "Nats-Msg-Id"
+_FULL = 10077
+# A copy sent before is being stored, which takes until a majority of a cluster's servers has it.
+_IN_PROCESS = 10158
+# Leaderless, out of resources, or asked to slow down: over by itself after a while.
+_TEMPORARY = frozenset({10008, 10023, 10163, 10167})
+_CONNECTION_POLL = 0.05
+_UNANSWERED = "got no answer"
+_CLOSED = (nats.errors.ConnectionClosedError, nats.errors.ConnectionDrainingError)
+# The client's buffer counts as silence too: the message has not left.
+_SILENCE = (TimeoutError, nats.errors.TimeoutError, nats.errors.OutboundBufferLimitError)
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How long and how often to try. ``attempts`` of -1 goes on until the deadline.
+
+    ``until_room`` waits for a full stream as well, within the same deadline; finding it full uses
+    up no attempts.
+    """
+
+    wait: float = 0.25
+    attempts: int = 2
+    ack_wait: float = 5.0
+    attempt_timeout: float = 1.0
+    until_room: bool = False
+
+
+BUFFER = Retry(wait=0.05, attempts=-1, ack_wait=float("inf"))
+"""For vertices, unless the spec says otherwise: never gives up; a stop cancels the wait."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What publishing has met with so far; counted while it goes on, for whoever watches.
+
+    ``attempts`` is how often a message was sent, ``no_responders`` how often nobody listened,
+    ``unanswered`` how often there was silence, ``full`` how often the stream was at its limit.
+    ``refused`` is how often the server could not take it for the moment, ``confirmed`` how often
+    it did; ``refusal`` is what it said last when it could not.
+    """
+
+    attempts: int = 0
+    no_responders: int = 0
+    unanswered: int = 0
+    full: int = 0
+    refused: int = 0
+    confirmed: int = 0
+    refusal: str = ""
+
+    @property
+    def failures(self) -> int:
+        """Attempts that came to nothing, but for those at a full stream, which is no failure."""
+        return self.no_responders + self.unanswered + self.refused
+
+    def __add__(self, other: Tally) -> Tally:
+        total = Tally(refusal=other.refusal or self.refusal)
+        for one in fields(self):
+            if one.name != "refusal":
+                setattr(total, one.name, getattr(self, one.name) + getattr(other, one.name))
+        return total
+
+    def take(self, other: Tally) -> None:
+        """Count what somebody else has met with as well."""
+        for name, value in asdict(self + other).items():
+            setattr(self, name, value)
+
+
+class Sending:
+    """One message on its way: what is sent, what has been tried so far and when to give up."""
+
+    def __init__(
+        self,
+        client: Client,
+        subject: str,
+        payload: bytes,
+        headers: Mapping[str, str],
+        retry: Retry,
+        clock: Callable[[], float] = time.monotonic,
+        tally: Tally | None = None,
+    ) -> None:
+        check_size(client, payload, headers)
+        self._client = client
+        self._subject = subject
+        self._payload = payload
+        self._headers = dict(headers) or None
+        self._retry = retry
+        self._clock = clock
+        self._tally = tally or Tally()
+        self._start = clock()
+        self._sent = 0
+        self._uncounted = 0
+        self._seen: Counter[str] = Counter()
+
+    async def confirmed(self) -> Ack:
+        """Send it, as often as it takes and may take, and return the confirmation."""
+        while True:
+            await self._connection()
+            self._sent += 1
+            self._tally.attempts += 1
+            try:
+                answer = await self._client.request(
+                    self._subject, self._payload, self._timeout, headers=self._headers
+                )
+            except nats.errors.NoRespondersError:
+                self._seen["found no stream"] += 1
+                self._tally.no_responders += 1
+                await self._pause(NoStreamResponse)
+            except _SILENCE:
+                self._seen[_UNANSWERED] += 1
+                self._tally.unanswered += 1
+            except AccessError as error:
+                raise self._no_access(error) from None
+            except _CLOSED as error:
+                raise self.refusal(PublishError, "the connection is closed") from error
+            else:
+                ack = await self._accepted(_parsed(answer.data))
+                if ack is not None:
+                    return ack
+
+    def refusal(self, kind: type[E], text: str = "") -> E:
+        """The error that ends the attempts; it says so if an earlier one may have succeeded."""
+        silent = self._seen[_UNANSWERED]
+        doubt = f"{silent} {_UNANSWERED}, so it may be stored all the same" if silent else ""
+        return self._error(kind, "; ".join(filter(None, (text, doubt))))
+
+    def _no_access(self, error: AccessError) -> PermanentPublishError:
+        if error.subject == self._subject:
+            return self.refusal(PermanentPublishError, "the login may not publish to it")
+        # It was sent all the same, and may have been stored.
+        self._seen[_UNANSWERED] += 1
+        where = f"the login may not subscribe to {error.subject}, where the answer would come"
+        return self.refusal(PermanentPublishError, where)
+
+    def _error(self, kind: type[E], detail: str) -> E:
+        return kind(self._subject, self._sent, self._elapsed, detail)
+
+    @property
+    def _elapsed(self) -> float:
+        return self._clock() - self._start
+
+    @property
+    def _remaining(self) -> float:
+        return self._retry.ack_wait - self._elapsed
+
+    @property
+    def _last(self) -> bool:
+        """Whether the attempts are used up with the one that was begun last."""
+        return 0 <= self._retry.attempts < self._sent - self._uncounted
+
+    @property
+    def _timeout(self) -> float:
+        """How long to wait for an answer; no other attempt follows the last one, so it has all."""
+        return self._remaining if self._last else min(self._retry.attempt_timeout, self._remaining)
+
+    def _timed_out(self) -> PublishError:
+        seen = ", ".join(f"{times} {what}" for what, times in self._seen.items())
+        return self._error(PublishTimeout, seen or "there was no connection")
+
+    async def _connection(self) -> None:
+        """Return when it can be sent, at once as a rule."""
+        while True:
+            if self._remaining <= 0:
+                raise self._timed_out()
+            if self._client.is_connected or self._client.is_closed:
+                return  # a closed client says so itself
+            await asyncio.sleep(min(_CONNECTION_POLL, self._remaining))
+
+    async def _pause(self, kind: type[PublishError], text: str = "") -> None:
+        """Wait before the next attempt, or raise when there is none."""
+        if self._last:
+            raise self.refusal(kind, text)
+        if self._remaining <= self._retry.wait:
+            await asyncio.sleep(max(0.0, self._remaining))
+            raise self._timed_out()
+        await asyncio.sleep(self._retry.wait)
+
+    async def _accepted(self, answer: dict[str, Any]) -> Ack | None:
+        """The confirmation; none when the message is to be sent again."""
+        if error := answer.get("error"):
+            await self._denied(error.get("err_code", 0), error.get("description", ""))
+            return None
+        if "stream" not in answer or "seq" not in answer:
+            raise self.refusal(PermanentPublishError, "what answered is not a stream")
+        self._tally.confirmed += 1
+        return Ack(answer["stream"], answer["seq"], bool(answer.get("duplicate")), self._sent)
+
+    async def _denied(self, code: int, text: str) -> None:
+        """Return when it is worth another attempt."""
+        if code == _FULL:
+            self._seen["found it full"] += 1
+            self._tally.full += 1
+            if not self._retry.until_room:
+                raise self.refusal(BufferFull, text)
+            self._uncounted += 1
+            await self._pause(BufferFull, text)
+        elif code == _IN_PROCESS:
+            self._seen["found a copy in process"] += 1
+            self._uncounted += 1
+            await self._pause(PublishTimeout, text)
+        elif code in _TEMPORARY:
+            self._seen[f"heard: {text}"] += 1
+            self._tally.refused += 1
+            self._tally.refusal = text
+            await self._pause(NoStreamResponse, text)
+        else:
+            error = self.refusal(PermanentPublishError, text)
+            raise PermanentPublishError(
+                error.subject, error.attempts, error.seconds, error.detail, code
+            )
+
+
+async def publish(
+    client: Client,
+    subject: str,
+    payload: bytes,
+    headers: Mapping[str, str] | None = None,
+    *,
+    msg_id: str | None = None,
+    retry: Retry | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    tally: Tally | None = None,
+) -> Ack:
+    """Publish one message and return when the server has confirmed it.
+
+    Raises one of the ``PublishError`` family when it is not confirmed, ``MessageTooLarge`` when it
+    cannot be sent at all. A call that is cancelled stops waiting at once; the message may or may
+    not have arrived.
+    """
+    sent = dict(headers or {})
+    if msg_id is not None:
+        sent[MSG_ID] = msg_id
+    sending = Sending(client, subject, payload, sent, retry or Retry(), clock, tally)
+    return await sending.confirmed()
+
+
+def check_size(client: Client, payload: bytes, headers: Mapping[str, str]) -> None:
+    """Refuse a message over the limit: with one the server ends the connection, for all its users.
+
+    ``MessageTooLarge`` says by how much.
+    """
+    size = len(payload) + _header_size(headers)
+    if size > client.max_payload:
+        raise MessageTooLarge(size, client.max_payload)
+
+
+def _header_size(headers: Mapping[str, str]) -> int:
+    """The bytes that headers take; the server counts them as part of the message."""
+    if not headers:
+        return 0
+    lines = sum(len(name.encode()) + len(value.encode()) + 4 for name, value in headers.items())
+    return len("NATS/1.0\r\n\r\n") + lines
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    """The server's answer; nothing when it is none, because anybody may listen on a subject."""
+    try:
+        answer = json.loads(data)
+    except ValueError:
+        return {}
+    return answer if isinstance(answer, dict) else {}

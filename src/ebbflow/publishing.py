@@ -1,0 +1,256 @@
+"""Publishing to JetStream from any program: ``Publisher``, and ``AsyncPublisher`` for asyncio.
+
+    with Publisher("nats://localhost:4222") as publisher:
+        ack = publisher.publish("orders.new", b"...")
+
+What is returned is stored. Every message has an id that is the same on every attempt, so that one
+which was sent again is stored once. Calls end by their deadline, or at once when they are cancelled
+or their publisher is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+from collections.abc import AsyncIterable, Coroutine, Iterable, Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+from nats.aio.client import Client
+
+from ebbflow.acks import Ack
+from ebbflow.errors import PublishError
+from ebbflow.nats.address import INBOX, Addresses
+from ebbflow.nats.bulk import WINDOW, Feed, check_window, publish_all
+from ebbflow.nats.login import Login
+from ebbflow.nats.outgoing import Outgoing, check_subject
+from ebbflow.nats.publish import Sending
+from ebbflow.nats.publish_options import OptionNames, PublishOptions
+
+__all__ = ["Ack", "AsyncPublisher", "Login", "Outgoing", "PublishOptions", "Publisher"]
+
+T = TypeVar("T")
+Message = Outgoing | tuple[str, bytes]
+
+
+class AsyncPublisher:
+    """Publishes on the event loop it was entered on. The options are the defaults of its calls.
+
+    ``url`` is one NATS URL, several with commas in between, or a list of them. ``login`` is how to
+    get in, if that is not in the URL. ``inbox_prefix`` is the first name of the subjects on which
+    answers come; a login that may subscribe to no other keeps to it.
+    """
+
+    def __init__(
+        self,
+        url: str | Iterable[str],
+        *,
+        login: Login | None = None,
+        inbox_prefix: str = INBOX,
+        **options: Unpack[OptionNames],
+    ) -> None:
+        check_subject(inbox_prefix, "inbox_prefix")
+        self.addresses = replace(Addresses.of(url, login), inbox=inbox_prefix)
+        self.options = PublishOptions(**options)
+        self._client: Client | None = None
+        self._waiting: set[asyncio.Task[Any]] = set()
+
+    async def __aenter__(self) -> Self:
+        self._client = await self.addresses.connect("ebbflow publisher")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        client, self._client = self._client, None
+        for task in self._waiting:
+            task.cancel()
+        if client is not None:
+            await client.close()
+
+    async def publish(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        msg_id: str | None = None,
+        **options: Unpack[OptionNames],
+    ) -> Ack:
+        """Publish one message and return when it is stored; otherwise a ``PublishError`` is raised.
+
+        ``options`` are those of ``PublishOptions``.
+        """
+        message = Outgoing(subject, data, headers, msg_id)
+        return await self._start(message, self.options.changed(options))
+
+    async def publish_many(
+        self,
+        messages: AsyncIterable[Message] | Iterable[Message],
+        *,
+        window: int = WINDOW,
+        **options: Unpack[OptionNames],
+    ) -> list[Ack]:
+        """Publish messages with at most ``window`` on their way; return their acks in their order.
+
+        They are stored in their order too, but for those that have to be sent again. After the
+        first ``PublishError`` no more are sent; it is raised when it is known of all that were sent
+        whether they are stored, which its ``acks`` tell. ``options`` hold for each message.
+        """
+        check_window(window)
+        chosen = self.options.changed(options)
+        return await publish_all(lambda m: self._start(Outgoing.of(m), chosen), messages, window)
+
+    def _start(self, message: Outgoing, options: PublishOptions) -> Coroutine[Any, Any, Ack]:
+        if self._client is None:
+            raise RuntimeError(f"the publisher is not open; use it inside: {self._entering}")
+        headers = message.headers or {}
+        return self._confirmed(
+            Sending(self._client, message.subject, message.data, headers, options.retry())
+        )
+
+    async def _confirmed(self, sending: Sending) -> Ack:
+        task = asyncio.current_task()
+        assert task is not None
+        self._waiting.add(task)
+        try:
+            return await sending.confirmed()
+        except asyncio.CancelledError:
+            # Closing cancels what waits. Whoever was cancelled besides has to hear of that.
+            if self._client is not None or task.uncancel() > 0:
+                raise
+            raise sending.refusal(PublishError, "the publisher was closed") from None
+        finally:
+            self._waiting.discard(task)
+
+    _entering = "async with AsyncPublisher(...) as publisher"
+
+
+class Publisher:
+    """Publishes from ordinary blocking code, from any number of threads.
+
+    Its connection lives on a thread of its own. It does not survive a fork: open one in each
+    process. Arguments are those of ``AsyncPublisher``.
+    """
+
+    def __init__(
+        self,
+        url: str | Iterable[str],
+        *,
+        login: Login | None = None,
+        inbox_prefix: str = INBOX,
+        **options: Unpack[OptionNames],
+    ) -> None:
+        self._inner = AsyncPublisher(url, login=login, inbox_prefix=inbox_prefix, **options)
+        self._inner._entering = "with Publisher(...) as publisher"
+        self._thread: _LoopThread | None = None
+
+    @property
+    def options(self) -> PublishOptions:
+        """The defaults of its calls."""
+        return self._inner.options
+
+    def __enter__(self) -> Self:
+        self._thread = _LoopThread()
+        try:
+            self._wait(self._thread.submit(self._inner.__aenter__()))
+        except BaseException:
+            self._thread.stop()
+            self._thread = None
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        thread = self._open()
+        self._thread = None
+        try:
+            self._wait(thread.submit(self._inner.__aexit__()))
+        finally:
+            thread.stop()
+
+    def publish(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        msg_id: str | None = None,
+        **options: Unpack[OptionNames],
+    ) -> Ack:
+        """Publish one message and return when it is stored; otherwise a ``PublishError`` is raised.
+
+        ``options`` are those of ``PublishOptions``.
+        """
+        thread = self._open()
+        call = self._inner.publish(subject, data, headers=headers, msg_id=msg_id, **options)
+        return self._wait(thread.submit(call))
+
+    def publish_many(
+        self,
+        messages: Iterable[Message],
+        *,
+        window: int = WINDOW,
+        **options: Unpack[OptionNames],
+    ) -> list[Ack]:
+        """As ``AsyncPublisher.publish_many``; the messages are taken on the calling thread."""
+        check_window(window)
+        thread = self._open()
+        feed: Feed[Message] = Feed(thread.loop, window)
+        future = thread.submit(self._inner.publish_many(feed, window=window, **options))
+        future.add_done_callback(feed.stop)
+        try:
+            feed.fill(messages)
+        except BaseException:
+            future.cancel()
+            raise
+        return self._wait(future)
+
+    def _open(self) -> _LoopThread:
+        if self._thread is None:
+            raise RuntimeError(f"the publisher is not open; use it inside: {self._inner._entering}")
+        if self._thread.process != os.getpid():
+            raise RuntimeError("the publisher was opened in another process; open one in this one")
+        return self._thread
+
+    @staticmethod
+    def _wait(future: concurrent.futures.Future[T]) -> T:
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # Ctrl-C ends the call and not only the waiting for it
+            raise
+
+
+class _LoopThread:
+    """An event loop on a thread of its own."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self._running: concurrent.futures.Future[asyncio.AbstractEventLoop] = (
+            concurrent.futures.Future()
+        )
+        self._end = asyncio.Event()
+        self._thread = threading.Thread(
+            target=asyncio.run, args=(self._serve(),), name="ebbflow publisher", daemon=True
+        )
+        self._thread.start()
+        self.loop = self._running.result()
+
+    async def _serve(self) -> None:
+        self._running.set_result(asyncio.get_running_loop())
+        await self._end.wait()
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Start a coroutine on the loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def stop(self) -> None:
+        """End everything that runs on the loop, and the thread."""
+        self.loop.call_soon_threadsafe(self._end.set)
+        self._thread.join()

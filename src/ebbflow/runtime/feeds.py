@@ -1,0 +1,102 @@
+"""The feeds of a pipeline, on the driver: started with its run, stopped before its vertices are."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ebbflow.buffers.feed import Feed, FeedPlan, Spot
+from ebbflow.connectors.generator.source import GeneratorPlan
+from ebbflow.nats.link import Link
+from ebbflow.runtime.plan import VertexPlan
+from ebbflow.runtime.source_process.client import SourcePlan
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class EngineDied(Exception):
+    """Spark, which runs the vertices and some of the feeds, has ended; a run starts it anew."""
+
+
+class Feeds:
+    """All feeds, by the vertex they feed. ``tell`` shows a line to whoever watches the run.
+
+    ``memory`` is the folder for what they have to know after a restart, ``drain`` if the run ends
+    when everything is processed.
+    """
+
+    def __init__(self, tell: Callable[[str], None], memory: Path, drain: bool) -> None:
+        self._tell = tell
+        self._memory = memory
+        self._drain = drain
+        self._feeds: dict[str, Feed] = {}
+
+    @contextmanager
+    def running(
+        self, link: Link, spark: SparkSession, plans: Sequence[VertexPlan]
+    ) -> Iterator[None]:
+        """Let messages in for as long as the context lasts; a paused pipeline takes in none.
+
+        When Spark dies, only what needs it is stopped: clients of the others notice nothing.
+        """
+        try:
+            for plan in plans:
+                settings = _feed_plan(plan)
+                if settings and not plan.paused and plan.vertex not in self._feeds:
+                    self._start(plan.vertex, settings, self._spot(plan, link, spark))
+            yield
+        except EngineDied:
+            self.stop(only_on_spark=True)
+            raise
+        except BaseException:
+            self.stop()
+            raise
+        self.stop()
+
+    def _start(self, vertex: str, settings: FeedPlan, spot: Spot) -> None:
+        feed = settings.feed(spot)
+        feed.start()
+        self._feeds[vertex] = feed
+
+    def stop(self, only_on_spark: bool = False) -> None:
+        """Take in nothing more, by any of them or by those that need Spark."""
+        for vertex, feed in reversed([*self._feeds.items()]):
+            if feed.on_spark or not only_on_spark:
+                del self._feeds[vertex]
+                feed.stop()
+
+    def _spot(self, plan: VertexPlan, link: Link, spark: SparkSession) -> Spot:
+        return Spot(
+            plan.pipeline,
+            plan.vertex,
+            plan.partitions,
+            plan.largest,
+            link,
+            spark,
+            self._tell,
+            self._memory / plan.vertex,
+            self._drain,
+        )
+
+    def forget(self) -> None:
+        """Start over: no feed knows of an earlier run."""
+        shutil.rmtree(self._memory, ignore_errors=True)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether nothing more will come in by any of them."""
+        return all(feed.exhausted for feed in self._feeds.values())
+
+    def failure(self, vertex: str) -> str | None:
+        """Why the vertex's feed takes in nothing, if it has one and that is so."""
+        feed = self._feeds.get(vertex)
+        return feed.failure if feed else None
+
+
+def _feed_plan(plan: VertexPlan) -> FeedPlan | None:
+    source = plan.source
+    return None if isinstance(source, GeneratorPlan | SourcePlan) else source

@@ -1,0 +1,107 @@
+"""User code on a worker: resolved, opened once, kept while the worker serves the run.
+
+Spark reuses its Python workers, so the object that user code opened in one epoch is there in the
+next, also when the worker has served other vertices meanwhile. It is closed and opened anew after
+an outage. It is closed when the run stops, when the worker is given another run, and when Spark
+shuts the worker down in good order; not when the worker is killed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ebbflow.core.blame import Blame
+from ebbflow.core.breaker import Breaker, BreakerLimit
+from ebbflow.core.calling import USER_ERRORS, Handler
+from ebbflow.core.outage import Patience
+from ebbflow.core.system_errors import SystemErrors
+from ebbflow.core.targets import resolve
+from ebbflow.durations import Backoff
+from ebbflow.runtime.plan import Code
+
+Vertex = tuple[str, str, str]
+"""A vertex in one run: the names of its pipeline and its own, and the run.
+
+The next run may come with other code under the same names.
+"""
+
+_open: dict[tuple[Vertex, str], Handler] = {}
+_patience: dict[tuple[Vertex, str], Patience] = {}
+_breakers: dict[Vertex, Breaker] = {}
+
+
+def handler_for(
+    vertex: Vertex, role: str, code: Code, search: str | None, systems: SystemErrors
+) -> Handler:
+    """The vertex's handler of that role in this process, opened on first use."""
+    key = (vertex, role)
+    if key not in _open:
+        signal.signal(signal.SIGHUP, _leave)  # how Spark tells idle workers that it ends
+        _open[key] = Handler(resolved(code, search), Blame(systems))
+    return _open[key]
+
+
+def handlers_of(vertex: Vertex) -> list[Handler]:
+    """What the vertex has open in this process."""
+    return [handler for key, handler in _open.items() if key[0] == vertex]
+
+
+def patience_of(vertex: Vertex, role: str, backoff: Backoff) -> Patience:
+    """How a part of the vertex waits for systems that are away; it goes on across epochs."""
+    return _patience.setdefault((vertex, role), Patience(backoff))
+
+
+def breaker_of(vertex: Vertex, limit: BreakerLimit) -> Breaker:
+    """The vertex's count of dead letters; it goes on across epochs."""
+    return _breakers.setdefault(vertex, Breaker(limit))
+
+
+def resolved(code: Code, search: str | None) -> Any:
+    """The function or class itself."""
+    return resolve(code, Path(search) if search else None) if isinstance(code, str) else code
+
+
+def close_handlers(vertex: Vertex) -> None:
+    """Close what the vertex has open in this process."""
+    _close(lambda other: other == vertex)
+
+
+def close_run(run: str) -> None:
+    """Close what the vertices of a run have open in this process."""
+    _close(lambda vertex: vertex[2] == run)
+
+
+def close_other_runs(run: str) -> None:
+    """Close what all other runs have left open: the worker now serves this one."""
+    _close(lambda vertex: vertex[2] != run)
+
+
+def _close(chosen: Callable[[Vertex], bool]) -> None:
+    """Errors change nothing any more."""
+    for key in [key for key in _open if chosen(key[0])]:
+        with contextlib.suppress(*USER_ERRORS):
+            _open.pop(key).close()
+    for part in [part for part in _patience if chosen(part[0])]:
+        del _patience[part]
+    for vertex in [vertex for vertex in _breakers if chosen(vertex)]:
+        del _breakers[vertex]
+
+
+def forget_handlers() -> None:
+    """Leave what is open to the process this one was forked from; nothing is closed."""
+    _open.clear()
+
+
+def _leave(*_: object) -> None:
+    sys.exit(0)
+
+
+@atexit.register
+def _close_all() -> None:
+    _close(lambda _: True)

@@ -1,0 +1,215 @@
+"""What a vertex does with a chunk: its role in the plan, made ready on a worker."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import assert_never
+
+from ebbflow.connectors.blackhole import sink as blackhole
+from ebbflow.connectors.log import sink as log
+from ebbflow.core.arrival import setting_aside
+from ebbflow.core.blame import Outage
+from ebbflow.core.calling import (
+    Handler,
+    run_batch_map,
+    run_columnar,
+    run_map,
+    run_sink,
+    run_stream,
+)
+from ebbflow.core.monovertex import Mono, Step, run_mono
+from ebbflow.core.position import LINEAGE
+from ebbflow.core.retry import Call, call_with_retries
+from ebbflow.core.running_call import RUNNING
+from ebbflow.core.sinks import Sinks, Store, run_sinks
+from ebbflow.core.verdict import Verdict
+from ebbflow.runtime.child import Child, Emit
+from ebbflow.runtime.handlers import close_handlers, forget_handlers, handler_for, handlers_of
+from ebbflow.runtime.plan import (
+    BlackholeSink,
+    Code,
+    DataFrameMap,
+    Forward,
+    LogSink,
+    MonoPlan,
+    SinkPlan,
+    SinksPlan,
+    SparkSink,
+    SqlMap,
+    UserMap,
+    UserSink,
+    VertexPlan,
+)
+from ebbflow.runtime.poison import Careful
+
+
+def set_environment(plan: VertexPlan, partition: int) -> None:
+    """What Numaflow tells user code in its environment, told here as well."""
+    os.environ |= {
+        "NUMAFLOW_NAMESPACE": plan.namespace,
+        "NUMAFLOW_POD": f"{plan.pipeline}-{plan.vertex}-{partition}",
+        "NUMAFLOW_REPLICA": str(partition),
+        "NUMAFLOW_PIPELINE_NAME": plan.pipeline,
+        "NUMAFLOW_VERTEX_NAME": plan.vertex,
+        LINEAGE: plan.lineage,
+    }
+
+
+class UserCode:
+    """The user code of a vertex on a worker: opened when it is needed, and called with chunks.
+
+    ``careful`` when the vertex's last worker died: then children call it first.
+    """
+
+    def __init__(self, plan: VertexPlan, emit: Emit, careful: bool) -> None:
+        self._plan = plan
+        self._emit = emit
+        self._careful = careful and not isinstance(plan.role, Forward)
+        self._operator: Call | None = None
+        self._in_children: Careful | None = None
+
+    def open(self) -> None:
+        """Have it ready; raises what user code raises when it opens.
+
+        What met with an outage is closed and opened anew.
+        """
+        for handler in handlers_of(self._plan.whose):
+            if handler.blame.outage is not None:
+                handler.renew()
+        if self._in_children is not None and self._in_children.outage is not None:
+            self._in_children.close()  # the next child opens it anew
+        if self._operator is None:
+            self._operator = self._made()
+
+    def close(self) -> None:
+        """End the child, if there is one. What is open in this process stays open."""
+        if self._in_children is not None:
+            self._in_children.close()
+
+    def _made(self) -> Call:
+        plan = self._plan
+        operator = Operators(plan, self._emit).operator()
+        if self._careful:
+            operator = self._in_children = Careful(operator, self._child, self._emit)
+        fed = plan.is_source and plan.has_buffer
+        return setting_aside(operator) if fed else operator
+
+    def _child(self) -> Child:
+        plan = self._plan
+        fresh, close = partial(_fresh_operator, plan), partial(close_handlers, plan.whose)
+        return Child(fresh, close, partial(_outage_of, plan), plan.call_timeout)
+
+    def __call__(self, verdict: Verdict) -> None:
+        """Have it decide about a chunk."""
+        assert self._operator is not None
+        self._operator(verdict)
+
+    @property
+    def outage(self) -> Outage | None:
+        """What is away, as far as the last call has shown."""
+        in_children = self._in_children.outage if self._in_children is not None else None
+        return in_children or _outage_of(self._plan)
+
+
+def _outage_of(plan: VertexPlan) -> Outage | None:
+    found = (handler.blame.outage for handler in handlers_of(plan.whose))
+    return next((outage for outage in found if outage is not None), None)
+
+
+def _fresh_operator(plan: VertexPlan, emit: Emit) -> Call:
+    """For a child process, which must not use what its parent has open."""
+    forget_handlers()
+    return Operators(plan, emit).operator()
+
+
+class Operators:
+    """Makes the operator of one vertex."""
+
+    def __init__(self, plan: VertexPlan, emit: Emit) -> None:
+        self._plan = plan
+        self._emit = emit
+
+    def operator(self) -> Call:
+        """The operator of the vertex's role."""
+        match self._plan.role:
+            case UserMap() as role:
+                name = "transformer" if self._plan.is_source else "map"
+                return partial(
+                    call_with_retries,
+                    call=self._map(role, name),
+                    strategy=role.strategy,
+                    pause=time.sleep,
+                    what=name,
+                )
+            case SinksPlan() as role:
+                return partial(run_sinks, sinks=self.sinks(role), pause=time.sleep)
+            case MonoPlan() as role:
+                return partial(run_mono, mono=self._mono(role), pause=time.sleep)
+            case Forward():
+                return Verdict.forward_inputs
+            case SqlMap() | DataFrameMap():
+                raise AssertionError("the driver plans these; see batch")
+            case never:
+                assert_never(never)
+
+    def _handler(self, role: str, code: Code) -> Handler:
+        plan = self._plan
+        return handler_for(plan.whose, role, code, plan.search, plan.systems)
+
+    def _map(self, role: UserMap, name: str) -> Call:
+        handler, size = self._handler(name, role.code), self._plan.batch_size
+        match role.mode:
+            case "unary":
+                return partial(run_map, handler, concurrency=self._plan.concurrency)
+            case "stream":
+                return partial(run_stream, handler)
+            case "batch":
+                return partial(run_batch_map, handler, batch_size=size)
+            case "columnar" | "pandas":
+                pandas, rows = role.mode == "pandas", self._plan.table_size
+                return partial(run_columnar, handler, batch_size=rows, pandas=pandas)
+            case never:
+                assert_never(never)
+
+    def sinks(self, role: SinksPlan) -> Sinks:
+        """A sink and those beside it."""
+        return Sinks(
+            primary=self._sink(role.primary, "sink"),
+            fallback=self._sink(role.fallback, "fallback") if role.fallback else None,
+            on_success=self._sink(role.on_success, "on_success") if role.on_success else None,
+            strategy=role.strategy,
+            serves=role.serves,
+            store=self._store(role.store) if role.store else None,
+        )
+
+    def _sink(self, role: SinkPlan, name: str) -> Call:
+        match role:
+            case UserSink(code):
+                handler = self._handler(name, code)
+                return partial(run_sink, handler, batch_size=self._plan.batch_size)
+            case LogSink():
+                return partial(log.write, emit=self._emit, role=name)
+            case BlackholeSink() | SparkSink():  # what Spark has written is just as done
+                return blackhole.write
+            case never:
+                assert_never(never)
+
+    def _store(self, code: Code) -> Store:
+        handler = self._handler("store", code)
+
+        def put(request: str, payloads: Sequence[bytes]) -> None:
+            with RUNNING:
+                handler.finished(handler.made.put(request, payloads))
+
+        return Store(put, handler.blame)
+
+    def _mono(self, role: MonoPlan) -> Mono:
+        steps = (("transformer", role.transformer), ("map", role.map))
+        return Mono(
+            [Step(name, self._map(one, name), one.strategy) for name, one in steps if one],
+            self.sinks(role.sinks),
+            role.bypass,
+        )

@@ -1,0 +1,192 @@
+"""What a vertex task needs to know, made on the driver (by ``planning``) and shipped to workers.
+
+Plain data, without pydantic: workers start faster and nothing of the spec's checking is repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ebbflow.buffers.feed import FeedPlan
+from ebbflow.connectors.generator.source import GeneratorPlan
+from ebbflow.connectors.spark.sink import WriteSettings
+from ebbflow.core.breaker import DEFAULT_LIMIT, BreakerLimit
+from ebbflow.core.monovertex import Bypass
+from ebbflow.core.outage import DEFAULT_ON_UNAVAILABLE
+from ebbflow.core.retry import RetryStrategy
+from ebbflow.core.routing import Edge
+from ebbflow.core.system_errors import LISTED, SystemErrors
+from ebbflow.durations import Backoff
+from ebbflow.nats.address import Addresses
+from ebbflow.nats.publish import BUFFER, Retry
+from ebbflow.runtime.source_process.client import SourcePlan
+
+Code = str | Callable[..., Any]
+Mode = Literal["unary", "batch", "stream", "columnar", "pandas"]
+
+TABLE_ROWS = 2_000
+"""The most rows that a columnar map is given at a time, unless something else is said.
+
+More than others get: a call costs the same for any number of rows.
+"""
+
+# Room in a JetStream message for the facts of a dead letter beside the value.
+_RESERVED = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class UserMap:
+    """A map or transformer of the user's."""
+
+    code: Code
+    mode: Mode = "unary"
+    strategy: RetryStrategy | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UserSink:
+    """A sink of the user's."""
+
+    code: Code
+
+
+@dataclass(frozen=True, slots=True)
+class LogSink:
+    """Print every message."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlackholeSink:
+    """Forget every message."""
+
+
+@dataclass(frozen=True, slots=True)
+class SparkSink:
+    """Write batches of messages with Spark."""
+
+    settings: WriteSettings
+
+
+SinkPlan = UserSink | LogSink | BlackholeSink | SparkSink
+
+
+@dataclass(frozen=True, slots=True)
+class SinksPlan:
+    """A sink and those beside it. ``store`` is the user's own, ``serves`` if there is any."""
+
+    primary: SinkPlan
+    fallback: SinkPlan | None = None
+    on_success: SinkPlan | None = None
+    strategy: RetryStrategy | None = None
+    serves: bool = False
+    store: Code | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MonoPlan:
+    """Transformer, map and sinks in one."""
+
+    transformer: UserMap | None
+    map: UserMap | None
+    sinks: SinksPlan
+    bypass: Bypass
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A source without a transformer: messages go on as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class SqlMap:
+    """A query over batches of messages."""
+
+    query: str
+
+
+@dataclass(frozen=True, slots=True)
+class DataFrameMap:
+    """A function of the user's from a DataFrame of messages to another, called on the driver."""
+
+    code: Code
+
+
+Role = UserMap | SinksPlan | MonoPlan | Forward | SqlMap | DataFrameMap
+
+
+@dataclass(frozen=True, slots=True)
+class VertexPlan:
+    """One vertex, ready to run. ``max_payload`` is the server's limit for one message.
+
+    ``batch_size`` is the most messages of one call, ``table_size`` the most rows of a columnar one,
+    ``call_timeout`` the seconds that a call may take, if that is limited.
+    ``feeders`` are the tasks that write to this vertex, ``bucket`` is where answers go if they are
+    stored in NATS, and ``paused`` keeps a source from making anything. ``source`` is what a source
+    vertex gets its messages from. ``systems`` tells errors of systems that are away, for which
+    ``on_unavailable`` is how long to wait, and ``breaker`` is when there are too many dead letters.
+    ``run`` is different for each run, ``lineage``
+    for each time that the pipeline is started over.
+    """
+
+    pipeline: str
+    vertex: str
+    partitions: int
+    role: Role
+    edges: tuple[Edge, ...]
+    on_error: Backoff
+    batch_size: int
+    concurrency: int
+    buffer_frames: int
+    server: Addresses
+    max_payload: int
+    table_size: int = TABLE_ROWS
+    call_timeout: float | None = None
+    search: str | None = None
+    source: GeneratorPlan | SourcePlan | FeedPlan | None = None
+    is_source: bool = False
+    namespace: str = "default"
+    feeders: tuple[str, ...] = ()
+    ordered: bool = False
+    paused: bool = False
+    bucket: str | None = None
+    bucket_ttl: int = 0
+    publish: Retry = BUFFER
+    systems: SystemErrors = LISTED
+    on_unavailable: Backoff = DEFAULT_ON_UNAVAILABLE
+    breaker: BreakerLimit = DEFAULT_LIMIT
+    run: str = ""
+    lineage: str = ""
+
+    @property
+    def whose(self) -> tuple[str, str, str]:
+        """Whom open user code on a worker belongs to."""
+        return self.pipeline, self.vertex, self.run
+
+    @property
+    def call_rows(self) -> int:
+        """The most messages that user code is given at a time, in one call or side by side."""
+        role = self.role
+        maps = (role.transformer, role.map) if isinstance(role, MonoPlan) else (role,)
+        modes = {one.mode for one in maps if isinstance(one, UserMap)}
+        if modes & {"columnar", "pandas"}:
+            return self.table_size
+        return self.concurrency if role in maps and modes == {"unary"} else self.batch_size
+
+    @property
+    def has_buffer(self) -> bool:
+        """Whether its messages are stored before it reads them."""
+        return not isinstance(self.source, GeneratorPlan | SourcePlan)
+
+    @property
+    def batched(self) -> bool:
+        """Whether the driver plans its batches, in place of resident tasks."""
+        role = self.role
+        sink = role.primary if isinstance(role, SinksPlan) else None
+        return isinstance(role, SqlMap | DataFrameMap) or isinstance(sink, SparkSink)
+
+    @property
+    def largest(self) -> int:
+        """The largest value that a message may have."""
+        return self.max_payload - _RESERVED

@@ -1,0 +1,124 @@
+"""The streams of a pipeline: made before it runs, counted to see whether it has drained."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from ebbflow.buffers import streams
+from ebbflow.buffers.answers import bucket_config
+from ebbflow.buffers.names import Names
+from ebbflow.buffers.positions import read_all
+from ebbflow.connectors.http.source import HttpSettings
+from ebbflow.core.position import Position
+from ebbflow.errors import AccessError, SetupError
+from ebbflow.nats import api
+from ebbflow.nats.api import StreamState
+from ebbflow.nats.link import Link
+from ebbflow.runtime.plan import VertexPlan
+from ebbflow.runtime.source_process.client import SourcePlan
+
+Snapshot = dict[str, StreamState | None]
+
+
+def message_streams(plans: Sequence[VertexPlan]) -> list[str]:
+    """The streams that hold messages on their way, from the sources downstream."""
+    found = []
+    for plan in plans:
+        names = Names(plan.pipeline)
+        for partition in range(plan.partitions):
+            if plan.has_buffer:
+                found.append(names.buffer(plan.vertex, partition))
+            found.append(names.redelivery(plan.vertex, partition))
+    return found
+
+
+async def provision(link: Link, plans: Sequence[VertexPlan], replicas: int = 1) -> None:
+    """Make sure that every stream exists as the plans want it."""
+    names = Names(plans[0].pipeline)
+    await _refuse_leftovers(link, plans, names)
+    configs = [
+        streams.positions_config(names, replicas),
+        streams.dead_letter_config(names, replicas),
+    ]
+    if any(isinstance(plan.source, SourcePlan) for plan in plans):
+        configs.append(streams.ledger_config(names, replicas))
+    if any(isinstance(plan.source, HttpSettings) for plan in plans):
+        configs.append(streams.seen_config(names, replicas))
+    for plan in plans:
+        for partition in range(plan.partitions):
+            vertex, frames = plan.vertex, plan.buffer_frames
+            configs.append(streams.redelivery_config(names, vertex, partition, replicas))
+            if plan.has_buffer:
+                configs.append(streams.buffer_config(names, vertex, partition, frames, replicas))
+        if plan.bucket is not None:
+            configs.append(bucket_config(plan.bucket, plan.bucket_ttl, replicas))
+    for config in configs:
+        await streams.ensure(link.client, config)
+
+
+async def lineage(link: Link, pipeline: str) -> str:
+    """A short text that is the same for all runs of a pipeline until it is started over."""
+    bucket = f"KV_{Names(pipeline).positions}"
+    made = (await api.call(link.client, f"STREAM.INFO.{bucket}"))["created"]
+    return hashlib.blake2b(made.encode(), digest_size=6).hexdigest()
+
+
+async def _refuse_leftovers(link: Link, plans: Sequence[VertexPlan], names: Names) -> None:
+    """Messages that an earlier form of the pipeline left would never be read: say so."""
+    known = {*message_streams(plans), names.dead_letters, names.ledger, names.seen}
+    for stream in await api.names_of(link.client, f"ebb_{names.pipeline}_"):
+        state = await _leftover(link, stream) if stream not in known else None
+        if state is not None and state.messages:
+            raise SetupError(
+                f"Stream {stream} still holds messages of a vertex or partition that the "
+                "pipeline no longer has.",
+                "Run the earlier form with --drain first, or start over with --fresh.",
+            )
+
+
+async def _leftover(link: Link, stream: str) -> StreamState | None:
+    try:
+        return await api.state(link.client, stream)
+    except AccessError as error:
+        raise SetupError(
+            f"Stream {stream} is of a vertex or partition that the pipeline no longer has, and "
+            "this login may not look into it.",
+            "Give it the permissions of the earlier form, too, or delete the stream.",
+        ) from error
+
+
+async def remove(link: Link, pipeline: str) -> None:
+    """Delete everything the pipeline has stored, dead letters too."""
+    client = link.client
+    found = await api.names_of(client, f"ebb_{pipeline}_")
+    found += await api.names_of(client, f"KV_{Names(pipeline).positions}")
+    await api.delete(client, found)
+
+
+async def snapshot(link: Link, plans: Sequence[VertexPlan]) -> Snapshot:
+    """The state of every message stream, read from the sources downstream."""
+    return {name: await api.state(link.client, name) for name in message_streams(plans)}
+
+
+async def drained(link: Link, plans: Sequence[VertexPlan]) -> bool:
+    """Whether sources are exhausted, feeds aside, and no message is stored anywhere on its way.
+
+    Two equal looks are needed: between two reads a message could move from a stream not yet
+    looked at to one already seen empty, but not without raising a sequence.
+    """
+    positions = await read_all(link, Names(plans[0].pipeline))
+    for plan in plans:
+        if plan.is_source and not plan.has_buffer and not plan.paused:
+            ends = [positions.get((plan.vertex, p)) for p in range(plan.partitions)]
+            if not all(end is not None and _exhausted(end, plan.run) for end in ends):
+                return False
+    first = await snapshot(link, plans)
+    if any(state is None or state.messages for state in first.values()):
+        return False
+    return first == await snapshot(link, plans)
+
+
+def _exhausted(position: Position, run: str) -> bool:
+    """What an earlier run has left says nothing: more may have come to the source since."""
+    return position.exhausted and position.owner.startswith(run)

@@ -1,0 +1,1 @@
+"""A source in a process of its own, which outlives the epochs of its task."""

@@ -1,0 +1,1 @@
+"""The kinds of value that a spec is made of: fields, literals, secrets, TLS."""

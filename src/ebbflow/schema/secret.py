@@ -1,0 +1,75 @@
+"""Secrets in a spec: where they are, never what they are.
+
+A spec names a variable of the environment or a file. Both are read on the driver when a pipeline
+is started, and what was read is carried as a ``Secret``, which shows in no text.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import StrictStr, model_validator
+from pydantic_core import PydanticCustomError
+
+from ebbflow.errors import SetupError
+from ebbflow.schema.fields import Section
+from ebbflow.secret import Secret
+
+
+class SecretRef(Section):
+    """Where a secret is: in a variable of the environment or in a file; exactly one of both.
+
+    A path that is not absolute begins where the run is started.
+    """
+
+    env: StrictStr | None = None
+    file: StrictStr | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_here(cls, given: Any) -> Any:
+        """Kubernetes' form names a secret of the cluster, which is not at hand here."""
+        if isinstance(given, str):
+            raise PydanticCustomError(
+                "EB109", "the secret itself does not belong here; write env: NAME or file: PATH"
+            )
+        if isinstance(given, Mapping) and given.keys() & {"name", "key", "optional"}:
+            raise PydanticCustomError(
+                "EB109", "secrets of Kubernetes cannot be read; write env: NAME or file: PATH"
+            )
+        return given
+
+    @model_validator(mode="after")
+    def _says_one(self) -> SecretRef:
+        if (self.env is None) == (self.file is None):
+            raise PydanticCustomError("EB109", "write exactly one of env: NAME and file: PATH")
+        return self
+
+    def read(self, what: str) -> Secret:
+        """The secret, as it is now; ``what`` is what it is for, as in "the password of kafka".
+
+        ``SetupError`` names the variable or the file if there is nothing in it.
+        """
+        return Secret(_in_file(self.file, what) if self.file is not None else self._in_env(what))
+
+    def _in_env(self, what: str) -> str:
+        assert self.env is not None
+        value = os.environ.get(self.env, "")
+        if not value:
+            raise SetupError(f"The variable {self.env} is not set.", f"It is to hold {what}.")
+        return value
+
+
+def _in_file(path: str, what: str) -> str:
+    """The text of a file, without the line end that editors put behind it."""
+    try:
+        text = Path(path).read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "it is not text"
+        raise SetupError(f"{path} cannot be read: {why}.", f"It is to hold {what}.") from None
+    if not text:
+        raise SetupError(f"{path} is empty.", f"It is to hold {what}.")
+    return text

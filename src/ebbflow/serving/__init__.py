@@ -1,1 +1,0 @@
-"""Serving: where answers to requests are stored and found again."""

@@ -1,0 +1,1 @@
+"""Batch vertices: SQL, DataFrame functions and Spark sinks, batch by batch."""

@@ -1,0 +1,198 @@
+"""SQL and DataFrame vertices: what a query makes of the messages of a batch.
+
+The query is planned by Spark and runs on its workers. Its result is kept by Spark until the batch
+is settled, so what was looked at is what is published. A query that cannot work at all is refused
+before the pipeline runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType
+
+from ebbflow.connectors.spark.errors import trouble
+from ebbflow.core.isolation import Trouble
+from ebbflow.core.query_rows import null_value
+from ebbflow.errors import ContractViolation, MessageTooLarge, SetupError
+from ebbflow.runtime.handlers import resolved
+from ebbflow.runtime.plan import DataFrameMap, SqlMap, VertexPlan
+from ebbflow.spark.batch.reading import COLUMNS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, SparkSession
+
+VIEW = "messages"
+_NACKS = {
+    "nack": "boolean",
+    "nack_delay": "bigint",
+    "nack_max_deliveries": "bigint",
+    "nack_reason": "string",
+}
+_FIX = (
+    "Give a column 'value' of type STRING or BINARY, for example to_json(struct(*)), and if you "
+    "like 'id', 'keys', 'tags', 'event_time' and 'headers'."
+)
+
+
+def messages(rows: DataFrame) -> DataFrame:
+    """The messages as queries see them."""
+    return rows.selectExpr(
+        "id",
+        "coalesce(keys, CAST(array() AS ARRAY<STRING>)) AS keys",
+        "value",
+        "event_time",
+        "coalesce(headers, CAST(map() AS MAP<STRING, STRING>)) AS headers",
+        "coalesce(metadata, CAST(map() AS MAP<STRING, MAP<STRING, BINARY>>)) AS metadata",
+        "deliveries",
+        "nack_reason",
+    )
+
+
+def no_messages(spark: SparkSession) -> DataFrame:
+    """No messages at all, to see whether a query could work."""
+    nothing = (f"CAST(NULL AS {kind}) AS {name}" for name, kind in COLUMNS.items())
+    return spark.range(0).selectExpr(*nothing)
+
+
+class Query:
+    """The query of one vertex, and what it made of the batch at hand."""
+
+    def __init__(self, spark: SparkSession, plan: VertexPlan) -> None:
+        self._spark = spark
+        self._vertex = plan.vertex
+        self._largest = plan.largest
+        self._sql = plan.role.query if isinstance(plan.role, SqlMap) else None
+        self._code = plan.role.code if isinstance(plan.role, DataFrameMap) else None
+        self._search = plan.search
+        self._function: Callable[[DataFrame], Any] | None = None
+        self._kept: list[DataFrame] = []
+        self._filled: list[DataFrame] = []
+        self.traced = False
+
+    def check(self) -> None:
+        """``SetupError`` if the query cannot work, whatever the messages are."""
+        try:
+            self._applied(no_messages(self._spark))
+        except ContractViolation as error:
+            raise SetupError(str(error)) from None
+        except Exception as error:
+            raise self._refused(error) from None
+
+    def _refused(self, error: Exception) -> SetupError:
+        found = trouble(error)
+        if self._sql is not None:
+            return SetupError(
+                f"The SQL of {self._vertex} cannot work: {found.sentence}", "Correct it."
+            )
+        return SetupError(
+            f"The DataFrame function of {self._vertex} raised {found.kind}: {found.sentence}",
+            "It was called with a DataFrame of no messages, which it has to put up with.",
+        )
+
+    def attempt(self, rows: DataFrame) -> None:
+        """Run the query over some rows; raises what it raises. The result is kept."""
+        kept = self._applied(rows).persist()
+        try:
+            count, nulls, longest = kept.selectExpr(
+                "count(*)", "count_if(value IS NULL)", "max(octet_length(value))"
+            ).first()  # type: ignore[misc]
+            self._check_aggregates(nulls, longest or 0)
+        except BaseException:
+            kept.unpersist()
+            raise
+        self._kept.append(kept)
+        self._filled += [kept] if count else []
+
+    def _check_aggregates(self, nulls: int, longest: int) -> None:
+        """A row that names its input is held against that input alone; others against all."""
+        if not self.traced and nulls:
+            raise null_value(self._vertex)
+        if not self.traced and longest > self._largest:
+            raise MessageTooLarge(longest, self._largest)
+
+    @staticmethod
+    def told(error: Exception) -> Trouble:
+        """What an attempt failed of."""
+        return trouble(error)
+
+    @staticmethod
+    def suspects(rows: DataFrame) -> list[int]:
+        """Places of rows that an attempt may have failed of; a query says nothing about that."""
+        return []
+
+    @property
+    def result(self) -> DataFrame | None:
+        """All that the attempts have made; ``None`` for no rows."""
+        return reduce(DataFrame.unionByName, self._filled) if self._filled else None
+
+    def forget(self) -> None:
+        """The batch is settled, or given up."""
+        for kept in self._kept:
+            kept.unpersist()
+        self._kept, self._filled = [], []
+
+    def _applied(self, rows: DataFrame) -> DataFrame:
+        given = messages(rows)
+        if self._sql is not None:
+            given.createOrReplaceTempView(VIEW)
+            made = self._spark.sql(self._sql)
+        else:
+            made = self._called(given)
+        self.traced = "id" in made.columns
+        return normalised(self._vertex, made)
+
+    def _called(self, given: DataFrame) -> DataFrame:
+        if self._function is None:
+            assert self._code is not None
+            self._function = resolved(self._code, self._search)
+        made = self._function(given)
+        if not isinstance(made, DataFrame):
+            what = f"returned {type(made).__name__}, not a DataFrame"
+            raise ContractViolation(self._vertex, what, fix=_FIX)
+        return made
+
+
+def normalised(vertex: str, made: DataFrame) -> DataFrame:
+    """The columns of a result that mean something, each with the one type it has here."""
+    types = {field.name: field.dataType for field in made.schema}
+    if "value" not in types or not isinstance(types["value"], StringType | BinaryType):
+        what = f"gave {made.schema.simpleString()}"
+        raise ContractViolation(vertex, what, fix=_FIX)
+    if "nack" in types and "id" not in types:
+        what = "gave a column 'nack' without 'id'"
+        raise ContractViolation(vertex, what, fix="Give the id of the message to nack as well.")
+    made = made.select(*(f"`{name}`" for name in types))
+    columns = [F.col("value").cast("binary").alias("value")]
+    for name, column in _optional(types).items():
+        columns.append(column.alias(name))
+    return made.select(*columns)
+
+
+def _optional(types: dict[str, DataType]) -> dict[str, Column]:
+    found: dict[str, Column] = {}
+    if "id" in types:
+        found["id"] = F.col("id").cast("string")
+    for name in ("keys", "tags"):
+        if name in types:
+            found[name] = _texts(name, types[name])
+    if "event_time" in types:
+        found["event_time"] = F.col("event_time").cast("timestamp")
+    if isinstance(types.get("headers"), MapType):
+        headers = F.col("headers").cast("map<string, string>")
+        found["headers"] = F.map_filter(headers, lambda _, value: value.isNotNull())
+    if "nack" in types:
+        found |= {name: F.col(name).cast(kind) for name, kind in _NACKS.items() if name in types}
+    return found
+
+
+def _texts(name: str, kind: DataType) -> Column:
+    """A list of texts without nulls; one text is a list of one."""
+    column = F.col(name)
+    if not isinstance(kind, ArrayType):
+        column = F.when(column.isNotNull(), F.array(column))
+    return F.array_compact(column.cast("array<string>"))

@@ -1,0 +1,150 @@
+"""Settling a batch: one task on a worker publishes what was decided, all of it confirmed.
+
+The driver has decided about every message: a query gave rows for it, Spark wrote it, or it failed.
+Here the same rules make the same publications of that as of any chunk: redeliveries, dead letters
+and outputs, in this order, with ids that a replay has again. The driver records the batch as done
+after that. Fallback sinks are called here as well, for they are user code.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+
+import pyarrow as pa
+
+from ebbflow.buffers.carry_out import publish_all
+from ebbflow.buffers.names import Names
+from ebbflow.buffers.replayed import without_stored
+from ebbflow.core import frames
+from ebbflow.core.frames import Rows
+from ebbflow.core.isolation import Trouble
+from ebbflow.core.position import Mark
+from ebbflow.core.publications import Chunk, Place
+from ebbflow.core.query_rows import batch_returned
+from ebbflow.core.retry import conclude
+from ebbflow.core.settlement import Settlement, settle
+from ebbflow.core.sinks import fall_back
+from ebbflow.core.verdict import Verdict
+from ebbflow.errors import SparkError
+from ebbflow.nats.link import Link, worker_link
+from ebbflow.nats.publish import Tally
+from ebbflow.outcome import Counts
+from ebbflow.runtime.events import Events
+from ebbflow.runtime.handlers import close_handlers
+from ebbflow.runtime.operators import Operators, set_environment
+from ebbflow.runtime.plan import SinksPlan, VertexPlan
+from ebbflow.spark.batch.reading import Reading, read_frames
+
+SCHEMA = "settled string"
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A batch whose messages are decided about. ``key`` is a name that only this batch has.
+
+    ``blamed`` are those that failed, by their number. The result of a query comes beside this, if
+    it has any rows; ``traced`` if they name the messages they come from. ``repeated`` is how far
+    redeliveries are read, if the batch was begun before.
+    """
+
+    key: str
+    readings: tuple[Reading, ...]
+    watermark: datetime | None
+    blamed: Mapping[int, Trouble] = field(default_factory=dict)
+    traced: bool = False
+    has_result: bool = False
+    repeated: Mark | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What came of it."""
+
+    counts: Counts
+    reasons: dict[str, int]
+    tally: Tally
+
+    @classmethod
+    def from_json(cls, text: str) -> Settled:
+        """From what the worker told."""
+        told = json.loads(text)
+        return cls(Counts(**told["counts"]), told["reasons"], Tally(**told["tally"]))
+
+    def to_json(self) -> str:
+        """As it is told to the driver."""
+        return json.dumps(asdict(self))
+
+
+def settle_on_worker(
+    batches: Iterator[pa.RecordBatch], plan: VertexPlan, partition: int, decided: Decided
+) -> Iterator[pa.RecordBatch]:
+    """Called by Spark once, with the rows of the result or with anything if there are none."""
+    given = list(batches)
+    result = pa.Table.from_batches(given) if decided.has_result else None
+    settled = _Settling(plan, partition, decided).run(result)
+    yield pa.RecordBatch.from_pydict({"settled": [settled.to_json()]})
+
+
+class _Settling:
+    def __init__(self, plan: VertexPlan, partition: int, decided: Decided) -> None:
+        self._plan = plan
+        self._partition = partition
+        self._decided = decided
+        self._names = Names(plan.pipeline)
+        self._link = worker_link(plan.server)
+        self._tally = Tally()
+
+    def run(self, result: pa.Table | None) -> Settled:
+        plan, decided = self._plan, self._decided
+        rows = Rows(_rows(self._link, decided.readings), decided.watermark)
+        verdict = Verdict(plan.vertex, rows, plan.on_error, plan.largest)
+        if isinstance(plan.role, SinksPlan):
+            self._sink(verdict, plan.role)
+        else:
+            batch_returned(verdict, result, decided.key, decided.traced)
+            for index, why in decided.blamed.items():
+                verdict.raised(index, SparkError(why.kind, why.text))
+        place = Place(plan.vertex, self._partition, plan.edges, plan.max_payload, plan.bucket)
+        chunk = Chunk(decided.key, rows)
+        settlement = settle(chunk, verdict, place, datetime.now(UTC), decided.watermark)
+        return Settled(self._publish(settlement), settlement.reasons, self._tally)
+
+    def _sink(self, verdict: Verdict, role: SinksPlan) -> None:
+        """What was not written fails as after a FAILURE, or, without a strategy, as if raised."""
+        verdict.has_fallback = role.fallback is not None
+        for index, why in self._decided.blamed.items():
+            error = SparkError(why.kind, why.text)
+            if role.strategy is not None:
+                verdict.fail(index, str(error))
+            else:
+                verdict.raised(index, error)
+        conclude(verdict, role.strategy, "sink")
+        if verdict.fallback:
+            self._fall_back(verdict, role)
+
+    def _fall_back(self, verdict: Verdict, role: SinksPlan) -> None:
+        plan = self._plan
+        set_environment(plan, self._partition)
+        events = Events(self._link, self._names, plan.vertex, self._partition, Tally())
+        try:
+            with events.printing():
+                fall_back(verdict, Operators(plan, events.log).sinks(role), time.sleep)
+        finally:
+            # Whichever worker settles the next batch, nothing is left open in this one.
+            close_handlers(plan.whose)
+
+    def _publish(self, settlement: Settlement) -> Counts:
+        client, names, repeated = self._link.client, self._names, self._decided.repeated
+        settlement = self._link.run(without_stored(client, names, settlement, repeated))
+        discarded = self._link.run(
+            publish_all(client, names, settlement, self._plan.publish, self._tally)
+        )
+        return settlement.counts_without(discarded)
+
+
+def _rows(link: Link, readings: tuple[Reading, ...]) -> pa.RecordBatch:
+    return frames.concat([f.rows for reading in readings for f in read_frames(link, reading)])

@@ -1,0 +1,334 @@
+"""Batch vertices: SQL, DataFrame functions and Spark sinks, planned by the driver batch by batch.
+
+They are the counterpart of resident tasks, for work that only Spark's planner can do. A partition
+is claimed here, on the driver; its frames are read, worked on and settled by Spark's workers. What
+a batch comes to is decided before anything of it is published; then its intent is recorded, then
+everything is published in the order that loses nothing, then the batch is done.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pyspark import InheritableThread
+
+from ebbflow.buffers.names import Names
+from ebbflow.buffers.positions import PositionStore
+from ebbflow.connectors.spark.errors import hush
+from ebbflow.connectors.spark.session import cloned, leaving_active
+from ebbflow.core.blame import Outage
+from ebbflow.core.isolation import Found, Trouble, isolate
+from ebbflow.core.position import Position, Span, chunk_key
+from ebbflow.core.watermark import Watermark
+from ebbflow.errors import SparkError, Unavailable
+from ebbflow.nats.link import Link
+from ebbflow.nats.publish import Tally
+from ebbflow.outcome import Counts
+from ebbflow.runtime.events import Events
+from ebbflow.runtime.handlers import patience_of
+from ebbflow.runtime.plan import BlackholeSink, SinksPlan, SqlMap, VertexPlan
+from ebbflow.spark.batch.pending import Pending
+from ebbflow.spark.batch.query import Query
+from ebbflow.spark.batch.settling import SCHEMA, Decided, Settled, settle_on_worker
+from ebbflow.spark.batch.window import Window, readings
+from ebbflow.spark.batch.write import Write
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# How long a job may go on after a stop before it is cancelled; its batch is then replayed.
+_GRACE = 15.0
+# How long to look for the rows that make a batch fail before what is known is settled.
+_SEARCH = 5.0
+_FIRST_WAIT, _LONGEST_WAIT = 0.05, 0.25
+# Batches are small for Spark: adapting to them, and many tasks, cost twice the time of the work.
+_SETTINGS = {
+    "spark.sql.adaptive.enabled": ("true", "false"),
+    "spark.sql.shuffle.partitions": ("200", "4"),
+}
+
+
+def check_batches(spark: SparkSession, plans: Sequence[VertexPlan]) -> None:
+    """``SetupError`` if the SQL, function or columns of a vertex cannot work."""
+    hush()
+    with leaving_active(spark):
+        for plan in plans:
+            if plan.batched:
+                _work(cloned(spark, _SETTINGS), plan).check()
+
+
+def _work(spark: SparkSession, plan: VertexPlan) -> Query | Write:
+    return Write(spark, plan) if isinstance(plan.role, SinksPlan) else Query(spark, plan)
+
+
+def run_batches(
+    spark: SparkSession, plan: VertexPlan, epoch: int, seconds: float, stopping: threading.Event
+) -> None:
+    """Work through the batches of a vertex for an epoch. Called from its own driver thread."""
+    hush()
+    deadline = time.monotonic() + seconds
+    failures: list[BaseException] = []
+
+    def over() -> bool:
+        return stopping.is_set() or bool(failures) or time.monotonic() >= deadline
+
+    def work(partition: int) -> None:
+        context = spark.sparkContext
+        title = f"{plan.vertex}, epoch {epoch}" + f".{partition}" * (plan.partitions > 1)
+        context.setJobGroup(_group(plan), title, interruptOnCancel=True)
+        try:
+            with closing(Link(plan.server)) as link:
+                session = cloned(spark, _SETTINGS)
+                BatchPartition(session, plan, partition, link, over, stopping).run()
+        except BaseException as error:
+            failures.append(error)
+
+    with leaving_active(spark), _cancelling(spark, plan, stopping):
+        others = [_thread(partial(work, n)) for n in range(1, plan.partitions)]
+        work(0)
+        for thread in others:
+            thread.join()
+    if failures:
+        raise failures[0]
+
+
+def _group(plan: VertexPlan) -> str:
+    return f"ebbflow/{plan.pipeline}/{plan.vertex}"
+
+
+@contextmanager
+def _cancelling(spark: SparkSession, plan: VertexPlan, stopping: threading.Event) -> Iterator[None]:
+    """Cancel what still runs a while after a stop, so that a stop does not wait for it."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not stopping.wait(0.5):
+            if ended.is_set():
+                return
+        if not ended.wait(_GRACE):
+            spark.sparkContext.cancelJobGroup(_group(plan))
+
+    _thread(watch)
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _thread(target: Callable[[], None]) -> InheritableThread:
+    thread = InheritableThread(target=target)
+    thread.daemon = True
+    thread.start()
+    return thread
+
+
+class BatchPartition:
+    """One partition of a batch vertex, for one epoch. Used by one thread, on the driver.
+
+    ``over`` says that no further batch is to begin, ``stopping`` that the run ends.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        plan: VertexPlan,
+        partition: int,
+        link: Link,
+        over: Callable[[], bool],
+        stopping: threading.Event,
+    ) -> None:
+        self._spark = spark
+        self._plan = plan
+        self._partition = partition
+        self._link = link
+        self._over = over
+        self._stopping = stopping
+        names = Names(plan.pipeline)
+        self._tally = Tally()
+        self._store = PositionStore(
+            link.client, names, plan.vertex, partition, plan.publish, self._tally
+        )
+        self._pending = Pending(link, names, plan.vertex, partition)
+        self._events = Events(link, names, plan.vertex, partition, self._tally)
+        self._work = _work(spark, plan)
+        self._patience = patience_of(plan.whose, "batch", plan.on_unavailable)
+
+    def run(self) -> None:
+        """Work until the epoch is over; what is in hand then is settled first."""
+        self._position: Position = self._link.run(self._store.claim())
+        self._watermark = Watermark(self._plan.feeders, self._position.watermark)
+        try:
+            wait = _FIRST_WAIT
+            while not self._over():
+                worked = self._work_on()
+                self._events.waits(self._patience.waiting, None)
+                self._events.tell_now_and_then()
+                wait = _FIRST_WAIT if worked else min(2 * wait, _LONGEST_WAIT)
+                if not worked:
+                    self._stopping.wait(self._patience.ready_in() or wait)
+        finally:
+            self._work.forget()
+            self._events.flush()
+
+    # --- taking ---------------------------------------------------------------------------------
+
+    def _work_on(self) -> bool:
+        """Work on what there is; ``False`` if that is nothing, or if nothing works at all."""
+        if self._patience.ready_in() > 0:
+            return False
+        try:
+            worked = self._replay() if self._position.replays else self._next_window()
+        except Unavailable as error:
+            self._patience.meet(Outage.of(error))
+            return False
+        self._patience.end()
+        return worked
+
+    def _replay(self) -> bool:
+        """Settle the batch that an earlier task began, exactly as it was cut."""
+        with self._window(self._position.intent, 0) as window:
+            self._batch(window, 0, len(window), whole=True)
+        return True
+
+    def _next_window(self) -> bool:
+        """Work on what has come; ``False`` if that is nothing."""
+        found = self._pending.look(self._position.done)
+        if found is None:
+            return False
+        with self._window(found.end, found.size) as window:
+            done = 0
+            while done < len(window) and not self._over():
+                done = self._batch(window, done, min(done + self._plan.batch_size, len(window)))
+            if not len(window):  # all that came is scheduled for later, or was read before
+                self._record(self._position.settled(window.span(0), Counts()))
+        return True
+
+    @contextmanager
+    def _window(self, end: Span, size: int) -> Iterator[Window]:
+        window = Window(self._spark, _shipped(self._plan), self._partition, self._position.done)
+        try:
+            window.open(end, size)
+            yield window
+        finally:
+            window.close()
+
+    # --- deciding -------------------------------------------------------------------------------
+
+    def _batch(self, window: Window, low: int, high: int, whole: bool = False) -> int:
+        """Decide about rows and settle them; returns up to which row that came."""
+        try:
+            found = self._decided(window, low, high, whole)
+            if found.end > low or whole:
+                self._watermark.hear(window.origins(low, found.end))
+                self._settle(window, low, found)
+            return found.end
+        finally:
+            self._work.forget()
+
+    def _decided(self, window: Window, low: int, high: int, whole: bool) -> Found:
+        began = time.monotonic()
+
+        def enough() -> bool:
+            late = not whole and time.monotonic() - began > _SEARCH
+            return late or self._stopping.is_set()
+
+        found = isolate(low, high, partial(self._attempt, window), enough)
+        if found.general is not None and found.end == low:
+            self._give_up(found, high)
+        if whole and found.end < high:
+            raise _stopped()
+        return found
+
+    def _give_up(self, found: Found, high: int) -> None:
+        """Nothing works: it is the strategy's turn if there is one, else the vertex waits."""
+        why = found.general
+        assert why is not None
+        role = self._plan.role
+        if not isinstance(role, SinksPlan) or role.strategy is None:
+            raise Unavailable(f"{why.kind}: {why.text}")
+        found.blamed |= dict.fromkeys(range(found.end, high), why)
+        found.end = high
+
+    def _attempt(self, window: Window, low: int, high: int) -> Trouble | None:
+        if self._stopping.is_set():
+            raise _stopped()
+        rows = window.rows(low, high)
+        try:
+            self._work.attempt(rows)
+            return None
+        except Exception as error:
+            if self._stopping.is_set():  # it may have been cancelled
+                raise _stopped() from error
+            found = self._work.told(error)
+            if found.suspects or high - low < 2:
+                return found
+            named = (window.index(place) - low for place in self._work.suspects(rows))
+            return replace(found, suspects=tuple(named))
+
+    # --- settling -------------------------------------------------------------------------------
+
+    def _settle(self, window: Window, low: int, found: Found) -> None:
+        plan, start, end = self._plan, self._position.done, window.span(found.end)
+        count = found.end - low
+        if isinstance(plan.role, SinksPlan) and not found.blamed:
+            counts = Counts(read=count, written=count, done=count)  # nothing is to be published
+        else:
+            self._intend(end)
+            key = chunk_key(self._position.lineage, plan.vertex, self._partition, start, end)
+            counts = self._publish(
+                Decided(
+                    key,
+                    tuple(readings(plan, self._partition, start, end, window.copies)),
+                    self._watermark.current,
+                    {index - low: why for index, why in found.blamed.items()},
+                    self._work.traced,
+                    self._work.result is not None,
+                    self._position.repeated,
+                )
+            )
+        self._record(self._position.settled(end, counts, self._watermark.current))
+
+    def _intend(self, end: Span) -> None:
+        if self._position.intent != end or not self._position.replays:
+            self._position = self._position.intending(end)
+            self._link.run(self._store.write(self._position))
+
+    def _publish(self, decided: Decided) -> Counts:
+        """Have a worker publish what the batch comes to, all of it confirmed."""
+        result = self._work.result
+        alone = self._spark.range(0, 1, 1, 1)
+        rows: DataFrame = alone if result is None else result.repartition(1)
+        settling = partial(
+            settle_on_worker,
+            plan=_shipped(self._plan),
+            partition=self._partition,
+            decided=decided,
+        )
+        (row,) = rows.mapInArrow(settling, SCHEMA).collect()
+        settled = Settled.from_json(row[0])
+        self._tally.take(settled.tally)
+        self._events.nacked(settled.reasons)
+        return settled.counts
+
+    def _record(self, position: Position) -> None:
+        self._link.run(self._store.write(position))
+        self._position = position
+        self._pending.forget(position.done)
+
+
+def _stopped() -> SparkError:
+    return SparkError("Stopped", "the batch is worked on by the next run")
+
+
+def _shipped(plan: VertexPlan) -> VertexPlan:
+    """The plan without what only the driver needs: the user's function, logins of databases."""
+    role = plan.role
+    if isinstance(role, SinksPlan):
+        return replace(plan, role=replace(role, primary=BlackholeSink()))
+    return replace(plan, role=SqlMap(""))

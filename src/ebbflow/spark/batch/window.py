@@ -1,0 +1,204 @@
+"""A window: the frames that a batch vertex works on next, read by workers into one DataFrame.
+
+It is read once and kept by Spark while batches are taken from it. Rows are counted from 0, what
+comes back before what is new; any number of rows from the start on ends at an exact position.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+from ebbflow.buffers.names import Names
+from ebbflow.buffers.reader import Origin
+from ebbflow.core.copies import Stamp, is_copy, with_frame
+from ebbflow.core.position import Mark, Span
+from ebbflow.runtime.plan import VertexPlan
+from ebbflow.spark.batch.reading import (
+    FRESH,
+    REDELIVERED,
+    SCHEMA,
+    Reading,
+    place_of,
+    place_parts,
+    read_on_worker,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+_SPLIT_BYTES = 2 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """A frame of the window: its place in its stream, and which of its rows belong here."""
+
+    kind: int
+    seq: int
+    first: int
+    rows: int
+    origin: Origin
+    stamp: Stamp | None
+
+
+class Window:
+    """The rows of one partition between two spans. ``len`` is their number.
+
+    ``copies`` are the frames, by sequence, that were read before; their rows are not among them.
+    """
+
+    def __init__(self, spark: SparkSession, plan: VertexPlan, partition: int, start: Span) -> None:
+        self._spark = spark
+        self._plan = plan
+        self._partition = partition
+        self.start = self.end = start
+        self._base: DataFrame | None = None
+        self._frames: list[_Frame] = []
+        self._ends: list[int] = []
+        self.copies: frozenset[int] = frozenset()
+
+    def open(self, end: Span, size: int) -> None:
+        """Read up to ``end``; ``size`` is how many bytes that is about."""
+        self.end = end
+        parts = _split(readings(self._plan, self._partition, self.start, end), size, self._tasks)
+        read = partial(read_on_worker, plan=self._plan, readings=parts)
+        numbers = self._spark.range(0, len(parts), 1, len(parts))
+        self._base = numbers.mapInArrow(read, SCHEMA).persist()
+        facts = ("__place", "__rows", "__from", "__watermark", "__msg_id")
+        found = self._base.where("__rows IS NOT NULL").select(*facts).collect()
+        self._leave_out_copies([_frame(row) for row in sorted(found, key=lambda row: row[0])])
+        self._ends = list(accumulate(frame.rows for frame in self._frames))
+
+    def _leave_out_copies(self, found: list[_Frame]) -> None:
+        known, copies = self.start.known, set()
+        for frame in found:
+            if frame.stamp is None:
+                continue
+            if not frame.first and is_copy(known, frame.stamp):
+                copies.add(frame.seq)
+            else:
+                known = with_frame(known, frame.stamp)
+        self.end = replace(self.end, known=known)
+        self.copies = frozenset(copies)
+        self._frames = [f for f in found if f.kind != FRESH or f.seq not in copies]
+
+    @property
+    def _tasks(self) -> int:
+        return max(1, self._spark.sparkContext.defaultParallelism)
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def rows(self, low: int, high: int) -> DataFrame:
+        """The messages from ``low`` up to ``high``, with their places."""
+        assert self._base is not None
+        if low >= high:
+            return self._base.where("false")
+        first, last = self._place(low), self._place(high - 1)
+        rows = self._base.where(f"__place BETWEEN {first} AND {last}")
+        for seq in self.copies:
+            first, behind = place_of(FRESH, seq, 0), place_of(FRESH, seq + 1, 0)
+            rows = rows.where(f"NOT (__place >= {first} AND __place < {behind})")
+        return rows
+
+    def _place(self, index: int) -> int:
+        number = bisect_right(self._ends, index)
+        frame = self._frames[number]
+        row = index - (self._ends[number] - frame.rows)
+        return place_of(frame.kind, frame.seq, frame.first + row)
+
+    def index(self, place: int) -> int:
+        """Which row is at a place of the window."""
+        kind, seq, row = place_parts(place)
+        keys = [(frame.kind, frame.seq) for frame in self._frames]
+        number = bisect_left(keys, (kind, seq))
+        frame = self._frames[number]
+        return self._ends[number] - frame.rows + row - frame.first
+
+    def span(self, count: int) -> Span:
+        """How far the partition is when the first ``count`` rows are done."""
+        if count >= len(self):
+            return self.end
+        marks = {REDELIVERED: self.start.redelivery, FRESH: self.start.inlet}
+        known = self.start.known
+        for frame in self._frames:
+            if count >= frame.rows:
+                marks[frame.kind] = Mark(frame.seq)
+                known = with_frame(known, frame.stamp) if frame.stamp else known
+                count -= frame.rows
+            else:
+                used = frame.first + count if count else marks[frame.kind].row
+                marks[frame.kind] = Mark(marks[frame.kind].seq, used)
+                break
+        return Span(marks[FRESH], marks[REDELIVERED], known)
+
+    def origins(self, low: int, high: int) -> list[Origin]:
+        """Where the frames came from that hold new rows from ``low`` up to ``high``."""
+        found = []
+        for frame, end in zip(self._frames, self._ends, strict=True):
+            if frame.kind == FRESH and end > low and end - frame.rows < high:
+                found.append(frame.origin)
+        return found
+
+    def close(self) -> None:
+        """Let Spark forget the rows."""
+        if self._base is not None:
+            self._base.unpersist()
+
+
+def _frame(row: Row) -> _Frame:
+    kind, seq, last = place_parts(row[0])
+    watermark = datetime.fromisoformat(row[3]) if row[3] else None
+    stamp = Stamp.of(row[2], row[4]) if kind == FRESH else None
+    return _Frame(kind, seq, last + 1 - row[1], row[1], (row[2], watermark), stamp)
+
+
+def readings(
+    plan: VertexPlan,
+    partition: int,
+    start: Span,
+    end: Span,
+    copies: frozenset[int] = frozenset(),
+) -> list[Reading]:
+    """What to read for the rows between two spans, in their order."""
+    names, vertex = Names(plan.pipeline), plan.vertex
+    redelivered = Reading(
+        REDELIVERED,
+        names.redelivery(vertex, partition),
+        names.due_subject(vertex, partition),
+        start.redelivery,
+        end.redelivery,
+    )
+    fresh = Reading(
+        FRESH,
+        names.buffer(vertex, partition),
+        names.buffer_subject(vertex, partition),
+        start.inlet,
+        end.inlet,
+        copies,
+    )
+    return [reading for reading in (redelivered, fresh) if reading.after != reading.until]
+
+
+def _split(whole: Sequence[Reading], size: int, tasks: int) -> list[Reading]:
+    """The same in parts that several workers can read at once."""
+    parts: list[Reading] = []
+    for reading in whole:
+        frames = reading.until.seq - reading.after.seq
+        count = min(frames, tasks, -(-size // _SPLIT_BYTES)) if reading.kind == FRESH else 1
+        if count < 2:
+            parts.append(reading)
+            continue
+        cuts = [reading.after.seq + frames * number // count for number in range(1, count)]
+        marks = [reading.after, *map(Mark, cuts), reading.until]
+        parts += [
+            Reading(reading.kind, reading.stream, reading.subject, after, until)
+            for after, until in pairwise(marks)
+        ]
+    return parts

@@ -1,0 +1,113 @@
+"""Spark sinks: the messages of a batch written by a format of Spark's.
+
+A write has one task, in the order of the messages. So one that fails leaves nothing behind where
+the format writes all of a task or nothing: databases do with a transaction, Spark does with files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+
+from ebbflow.connectors.spark.errors import trouble
+from ebbflow.core.isolation import Trouble
+from ebbflow.errors import SetupError
+from ebbflow.runtime.plan import SinksPlan, SparkSink, VertexPlan
+from ebbflow.spark.batch.query import messages, no_messages
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_PLACE, _CORRUPT = "__place", "__corrupt"
+
+
+class Write:
+    """What the sink of one vertex writes. It makes nothing that is to be published."""
+
+    traced = False
+    result = None
+
+    def __init__(self, spark: SparkSession, plan: VertexPlan) -> None:
+        assert isinstance(plan.role, SinksPlan)
+        assert isinstance(plan.role.primary, SparkSink)
+        self._spark = spark
+        self._vertex = plan.vertex
+        self._most = plan.batch_size
+        self._settings = plan.role.primary.settings
+
+    def check(self) -> None:
+        """``SetupError`` if a column or the format cannot work, whatever the messages are."""
+        self._settings.format.check(self._spark, self._vertex)
+        try:
+            parsed = self._parsed(messages(no_messages(self._spark)))
+        except Exception as error:
+            raise SetupError(
+                f"The schema of {self._vertex} cannot be used: {trouble(error).sentence}",
+                "Correct it.",
+            ) from None
+        for name, expression in self._settings.columns:
+            try:
+                parsed.select(F.expr(expression).alias(name))
+            except Exception as error:
+                raise SetupError(
+                    f"Column {name} of {self._vertex} cannot be {expression!r}: "
+                    f"{trouble(error).sentence}",
+                    "Correct it.",
+                ) from None
+
+    def attempt(self, rows: DataFrame) -> None:
+        """Write some rows; raises what Spark raises."""
+        settings = self._settings
+        ordered = rows.coalesce(1).sortWithinPartitions(_PLACE)
+        given = self._parsed(messages(ordered))
+        writer = given.select(*self._columns()).write.format(settings.format.name)
+        if settings.partition_by:
+            writer = writer.partitionBy(*settings.partition_by)
+        writer.mode(settings.mode).options(**self._options()).save()
+
+    def _options(self) -> dict[str, str]:
+        given = self._settings.format.revealed()
+        if self._settings.format.name.lower() == "jdbc":
+            # All rows of a piece in one batch of the driver's: the row it names is the one.
+            given = {"batchsize": str(self._most), **given}
+        return given
+
+    def told(self, error: Exception) -> Trouble:
+        """What an attempt failed of."""
+        found = trouble(error)
+        return replace(found, text=self._settings.format.without_secrets(found.text))
+
+    def suspects(self, rows: DataFrame) -> list[int]:
+        """The places of rows whose values are not what the schema says."""
+        if self._settings.schema is None:
+            return []
+        options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+        schema = f"{self._settings.schema}, {_CORRUPT} STRING"
+        try:
+            parsed = F.from_json(F.col("value").cast("string"), schema, options)
+            wrong = rows.where(parsed[_CORRUPT].isNotNull()).select(_PLACE)
+            return [row[0] for row in wrong.collect()]
+        except PySparkException:  # a schema that has no fields, say
+            return []
+
+    def _parsed(self, given: DataFrame) -> DataFrame:
+        """The messages, with their values as ``data`` if there is a schema for them."""
+        if self._settings.schema is None:
+            return given
+        text = F.col("value").cast("string")
+        # Anything that is no JSON has to fail: the other modes make NULL of it.
+        data = F.from_json(text, self._settings.schema, {"mode": "FAILFAST"})
+        return given.withColumn("data", data)
+
+    def _columns(self) -> list[Column]:
+        if self._settings.columns:
+            return [F.expr(text).alias(name) for name, text in self._settings.columns]
+        if self._settings.schema is not None:
+            return [F.col("data.*")]
+        return [F.col("value").cast("string").alias("value")]
+
+    def forget(self) -> None:
+        """Nothing is kept."""

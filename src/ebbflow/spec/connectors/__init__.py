@@ -1,1 +1,0 @@
-"""The sections of connectors: one module for each outside system."""

@@ -1,0 +1,172 @@
+"""Parts of a spec as plain data, from the arguments that the Python builders take.
+
+Nothing is checked here: a wrong argument becomes a wrong field, which lint then reports with the
+rest. Only what was given is written, so that defaults stay those of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from typing import Any, Literal, TypedDict
+
+from ebbflow.core.system_errors import named
+from ebbflow.durations import Backoff
+from ebbflow.schema.literals import Code, Mode, OnFailure, Operator
+
+Policy = Backoff | Mapping[str, Any]
+"""A back-off, or its fields: ``{"interval": "2s", "steps": 3}``, in camel case or snake case."""
+
+SinkChoice = Code | Literal["log", "blackhole"] | Mapping[str, Any]
+"""A sink: user code, the name of a built-in sink, or such a name with its fields.
+
+A text with a colon is code.
+"""
+
+Store = Code | Mapping[str, Any]
+"""A store for answers: a class of the user's, or ``{"nats": {"bucket": "answers"}}``."""
+
+Part = dict[str, Any]
+
+
+class SourceKinds(TypedDict, total=False):
+    """Where messages can come from, beside user code; each with YAML's fields, in either case."""
+
+    generator: Mapping[str, Any]
+    http: Mapping[str, Any]
+    jetstream: Mapping[str, Any]
+    nats: Mapping[str, Any]
+    kafka: Mapping[str, Any]
+    spark: Mapping[str, Any]
+
+
+class SinkKinds(TypedDict, total=False):
+    """Where messages can go to, beside user code; each with YAML's fields, in either case."""
+
+    http: Mapping[str, Any]
+    file: Mapping[str, Any]
+    jetstream: Mapping[str, Any]
+    nats: Mapping[str, Any]
+    kafka: Mapping[str, Any]
+    spark: Mapping[str, Any]
+
+
+def fields_of(given: Any) -> Any:
+    """A copy of the fields; what is no mapping stays as it is, for lint to report."""
+    return dict(given) if isinstance(given, Mapping) else given
+
+
+def kinds_of(options: Mapping[str, Any], names: Iterable[str]) -> Part:
+    """Those of the options that choose a kind of source or sink."""
+    return {name: fields_of(options[name]) for name in names if name in options}
+
+
+def source(
+    code: Code | None,
+    kinds: Mapping[str, Any],
+    transformer: Code | None,
+    retry: Policy | None,
+    on_failure: OnFailure | None,
+) -> Part:
+    """A source; the retries are its transformer's."""
+    part = kinds_of(kinds, SourceKinds.__annotations__)
+    if code is not None:
+        part["udsource"] = {"python": code}
+    retried = _retried(retry, on_failure)
+    if transformer is not None or retried:
+        part["transformer"] = {"python": transformer, **retried}
+    return part
+
+
+def udf(
+    code: Code | None,
+    mode: Mode,
+    retry: Policy | None,
+    on_failure: OnFailure | None,
+    sql: str | None = None,
+    dataframe: Code | None = None,
+) -> Part:
+    """A map."""
+    given = {"python": code, "sql": sql, "dataframe": dataframe}
+    part = {name: value for name, value in given.items() if value is not None}
+    return {**part, "mode": mode, **_retried(retry, on_failure)}
+
+
+def sink(
+    code: Code | None,
+    kinds: Mapping[str, Any],
+    *,
+    log: bool,
+    blackhole: bool,
+    fallback: SinkChoice | None,
+    on_success: SinkChoice | None,
+    retry: Policy | None,
+    on_failure: OnFailure | None,
+) -> Part:
+    """A sink with those behind it."""
+    part = _retried(retry, on_failure) | kinds_of(kinds, SinkKinds.__annotations__)
+    if code is not None:
+        part["udsink"] = {"python": code}
+    if log:
+        part["log"] = {}
+    if blackhole:
+        part["blackhole"] = {}
+    if fallback is not None:
+        part["fallback"] = _chosen(fallback)
+    if on_success is not None:
+        part["onSuccess"] = _chosen(on_success)
+    return part
+
+
+def conditions(tags: str | Iterable[str], operator: Operator) -> Part:
+    """What a message must be like to go one way."""
+    return {"tags": {"operator": operator, "values": listed(tags)}}
+
+
+def store(given: Store) -> Part:
+    """A store for answers."""
+    return dict(given) if isinstance(given, Mapping) else {"python": given}
+
+
+def backoff(policy: Policy) -> Any:
+    """The fields of a back-off."""
+    if not isinstance(policy, Backoff):
+        return fields_of(policy)
+    return {
+        "interval": timedelta(milliseconds=policy.interval),
+        "steps": policy.steps,
+        "factor": policy.factor,
+        "cap": timedelta(milliseconds=policy.cap),
+        "jitter": policy.jitter,
+    }
+
+
+def on_unavailable(given: Mapping[str, Any]) -> Part:
+    """What to do about systems that are away; errors may be given as classes."""
+    waits = {name: value for name, value in given.items() if name != "errors"}
+    waits = dict(waits.pop("backoff", waits))
+    return {"errors": sorted(named(given.get("errors", ()))), "backoff": waits}
+
+
+def listed(names: str | Iterable[str]) -> list[str]:
+    """The names as a list; a lone text is one name, where as an iterable it would be letters."""
+    return [names] if isinstance(names, str) else list(names)
+
+
+def _retried(retry: Policy | None, on_failure: OnFailure | None) -> Part:
+    """The retry strategy, if there is one; what happens in the end may be among its fields."""
+    if retry is None and on_failure is None:
+        return {}
+    waits = {} if retry is None else backoff(retry)
+    known = ("on_failure", "onFailure") if isinstance(waits, dict) else ()
+    ends = {name: waits.pop(name) for name in known if name in waits}
+    ends = ends if on_failure is None else {"onFailure": on_failure}
+    return {"retryStrategy": {"backoff": waits, **ends}}
+
+
+def _chosen(choice: SinkChoice) -> Part:
+    if isinstance(choice, Mapping):
+        return dict(choice)
+    if isinstance(choice, str) and ":" not in choice:
+        return {choice: {}}
+    return {"udsink": {"python": choice}}

@@ -1,0 +1,1 @@
+"""What lint checks beyond single fields, one module for each subject."""

@@ -1,0 +1,79 @@
+"""Rules about vertices that work on whole batches: SQL, DataFrame functions, Spark sinks.
+
+A batch has no order, is not decided about message by message, and is planned by the driver: what
+needs one of these cannot be combined with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ebbflow.spec.findings import FieldPath, Finding
+from ebbflow.spec.model import MonoVertexSpec, PipelineSpec, Vertex
+from ebbflow.spec.sections import Sink, Udf
+
+_NAMES = {"sql": "SQL", "dataframe": "a DataFrame function"}
+
+
+def check_batches(spec: PipelineSpec) -> Iterator[Finding]:
+    """Everything that a pipeline's batch vertices cannot have."""
+    for index, vertex in enumerate(spec.vertices):
+        path: FieldPath = ("spec", "vertices", index)
+        if vertex.udf is not None and vertex.udf.query is not None:
+            yield from _query(vertex.udf, (*path, "udf"))
+        if vertex.sink is not None:
+            yield from _sinks(vertex.sink, (*path, "sink"))
+        yield from _ordered(spec, vertex, path)
+
+
+def check_no_batches(spec: MonoVertexSpec) -> Iterator[Finding]:
+    """A MonoVertex does everything in one task, which has no planner."""
+    body = spec.spec
+    if body.udf is not None and (query := body.udf.query) is not None:
+        message = f"a MonoVertex cannot have {_NAMES[query]}; write a Pipeline"
+        yield Finding("EB210", message, ("spec", "udf", query), at_key=True)
+    if body.sink is not None:
+        if body.sink.spark is not None:
+            message = "a MonoVertex cannot have a Spark sink; write a Pipeline"
+            yield Finding("EB210", message, ("spec", "sink", "spark"), at_key=True)
+        yield from _beside(body.sink, ("spec", "sink"))
+
+
+def _query(udf: Udf, path: FieldPath) -> Iterator[Finding]:
+    assert udf.query is not None
+    what = _NAMES[udf.query]
+    if udf.retry_strategy is not None:
+        message = f"{what} reports no failures to retry; what it cannot work on is for onError"
+        yield Finding("EB210", message, (*path, "retryStrategy"), at_key=True)
+    if udf.mode != "unary":
+        message = f"'mode' is for Python code; {what} always gets batches"
+        yield Finding("EB210", message, (*path, "mode"))
+
+
+def _sinks(sink: Sink, path: FieldPath) -> Iterator[Finding]:
+    if sink.spark is not None and sink.on_success is not None:
+        message = "a Spark sink passes nothing on to an on-success sink"
+        yield Finding("EB210", message, (*path, "onSuccess"), at_key=True)
+    yield from _beside(sink, path)
+
+
+def _beside(sink: Sink, path: FieldPath) -> Iterator[Finding]:
+    for name, target in (("fallback", sink.fallback), ("onSuccess", sink.on_success)):
+        if target is not None and target.spark is not None:
+            message = f"'{name}' is called for single messages, which Spark cannot write"
+            yield Finding("EB210", message, (*path, name, "spark"), at_key=True)
+
+
+def _ordered(spec: PipelineSpec, vertex: Vertex, path: FieldPath) -> Iterator[Finding]:
+    query = vertex.udf.query if vertex.udf is not None else None
+    if not spec.is_ordered(vertex):
+        return
+    if query is not None:
+        what, where = _NAMES[query], ("udf", query)
+    elif vertex.sink is not None and vertex.sink.spark is not None:
+        what, where = "a Spark sink", ("sink", "spark")
+    else:
+        return
+    own: FieldPath = (*path, "ordered") if vertex.ordered is not None else (*path, *where)
+    message = f"{what} cannot be ordered; give {vertex.name!r} ordered: {{enabled: false}}"
+    yield Finding("EB210", message, own, at_key=True)

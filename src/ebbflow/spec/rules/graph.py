@@ -1,0 +1,124 @@
+"""Rules about edges and the graph they make.
+
+Maps may send messages back, to themselves or to an earlier map, as long as a source leads there.
+
+An edge whose end is misspelt counts as leading where it was probably meant to, so that one
+mistake is reported once and not as a broken graph as well.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from ebbflow.spec.findings import FieldPath, Finding
+from ebbflow.spec.model import PipelineSpec, VertexKind
+from ebbflow.spec.rules.steps import check_tags
+from ebbflow.spec.sections import Edge
+from ebbflow.suggest import did_you_mean, nearest
+
+Link = tuple[str, str]
+
+# Kind → whether edges may lead into it and out of it; where they may, they must.
+_EDGES = {
+    VertexKind.SOURCE: (False, True),
+    VertexKind.MAP: (True, True),
+    VertexKind.SINK: (True, False),
+}
+
+
+def check_graph(spec: PipelineSpec) -> Iterator[Finding]:
+    """Everything that can be wrong with the edges."""
+    if not spec.vertices:
+        return
+    if not spec.edges:
+        yield Finding("EB202", "the pipeline has no edges: connect its vertices", ("spec",))
+        return
+    for index, edge in enumerate(spec.edges):
+        yield from _edge(spec, index, edge)
+    links = _links(spec)
+    yield from _shape(spec)
+    yield from _unreachable(spec, links)
+    yield from _apart(spec, links)
+
+
+def _edge(spec: PipelineSpec, index: int, edge: Edge) -> Iterator[Finding]:
+    path: FieldPath = ("spec", "edges", index)
+    # Without the empty names that stand in for missing ones.
+    names = list(dict.fromkeys(vertex.name for vertex in spec.vertices if vertex.name))
+    for end, name in (("from", edge.from_), ("to", edge.to)):
+        if name not in names:
+            message = f"there is no vertex {name!r}; {did_you_mean(name, names, 'there are')}"
+            yield Finding("EB301", message, (*path, end))
+    if any((edge.from_, edge.to) == (other.from_, other.to) for other in spec.edges[:index]):
+        yield Finding("EB302", f"the edge {edge.from_} → {edge.to} is already there", path)
+    tags = edge.conditions.tags if edge.conditions is not None else None
+    if tags is not None:
+        yield from check_tags(tags, (*path, "conditions"))
+
+
+def _links(spec: PipelineSpec) -> set[Link]:
+    """Each pair of connected vertices."""
+    names = [vertex.name for vertex in spec.vertices]
+    meant = ((_meant(edge.from_, names), _meant(edge.to, names)) for edge in spec.edges)
+    return {(from_, to) for from_, to in meant if from_ is not None and to is not None}
+
+
+def _meant(name: str, names: list[str]) -> str | None:
+    return name if name in names else nearest(name, names)
+
+
+def _shape(spec: PipelineSpec) -> Iterator[Finding]:
+    names = [vertex.name for vertex in spec.vertices]
+    leaving = {_meant(edge.from_, names) for edge in spec.edges}
+    entered = {_meant(edge.to, names) for edge in spec.edges}
+    for index, vertex in enumerate(spec.vertices):
+        path: FieldPath = ("spec", "vertices", index, "name")
+        if vertex.name not in leaving | entered:
+            yield Finding("EB305", f"vertex {vertex.name!r} is in no edge", path)
+        if vertex.name not in leaving | entered or len(vertex.roles) != 1:
+            continue
+        may_enter, may_leave = _EDGES[vertex.kind]
+        ends = (("into", entered, may_enter), ("out of", leaving, may_leave))
+        for direction, having, allowed in ends:
+            if (vertex.name in having) != allowed:
+                verb = "needs an edge" if allowed else "cannot have edges"
+                message = f"{vertex.kind} {vertex.name!r} {verb} {direction} it"
+                yield Finding("EB304", message, path)
+
+
+def _unreachable(spec: PipelineSpec, links: set[Link]) -> Iterator[Finding]:
+    # What lacks an incoming edge has been reported; what follows from it is not its fault.
+    entered = {to for _, to in links}
+    starts = {v.name for v in spec.vertices if v.kind is VertexKind.SOURCE or v.name not in entered}
+    reached = _reached(starts, links)
+    for index, vertex in enumerate(spec.vertices):
+        if vertex.name not in reached:
+            message = f"no source leads to {vertex.kind} {vertex.name!r}"
+            yield Finding("EB306", message, ("spec", "vertices", index, "name"))
+
+
+def _apart(spec: PipelineSpec, links: set[Link]) -> Iterator[Finding]:
+    if len(links) < len({(edge.from_, edge.to) for edge in spec.edges}):
+        return  # an edge that leads nowhere may be what should connect them
+    both_ways = [*links, *((to, from_) for from_, to in links)]
+    connected = {name for link in links for name in link}
+    first = next((v.name for v in spec.vertices if v.name in connected), None)
+    seen = _reached({first} if first else set(), both_ways)
+    for index, vertex in enumerate(spec.vertices):
+        if vertex.name in connected - seen and vertex.kind is VertexKind.SOURCE:
+            seen |= _reached({vertex.name}, both_ways)
+            message = f"source {vertex.name!r} is not connected with {first!r}: make it a pipeline"
+            yield Finding("EB306", f"{message} of its own", ("spec", "vertices", index, "name"))
+
+
+def _reached(starts: set[str], links: Iterable[Link]) -> set[str]:
+    following: dict[str, list[str]] = defaultdict(list)
+    for from_, to in links:
+        following[from_].append(to)
+    reached, waiting = set(starts), list(starts)
+    while waiting:
+        fresh = [name for name in following[waiting.pop()] if name not in reached]
+        reached.update(fresh)
+        waiting.extend(fresh)
+    return reached

@@ -1,0 +1,181 @@
+"""Rules about what a step is made of: source, udf, sink, their user code and their retries.
+
+The same for a vertex of a pipeline and for a MonoVertex, which has all of them at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from ebbflow.core import targets
+from ebbflow.errors import TargetError
+from ebbflow.spec.findings import FieldPath, Finding
+from ebbflow.spec.model import MonoVertexBody, Vertex
+from ebbflow.spec.sections import (
+    OneOf,
+    RetryStrategy,
+    ServingStore,
+    Sink,
+    SinkTarget,
+    Source,
+    TagCondition,
+    Transformer,
+    Udf,
+    UserCode,
+    WaitsSpec,
+)
+
+_DNS_1035 = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+def check_step(
+    step: Vertex | MonoVertexBody, path: FieldPath, search: Path | None
+) -> Iterator[Finding]:
+    """Everything that can be wrong with the parts that are there."""
+    if step.source is not None:
+        yield from _source(step.source, (*path, "source"), search)
+    if step.udf is not None:
+        yield from _udf(step.udf, (*path, "udf"), search)
+        yield from _retry_without_fallback(step.udf, (*path, "udf"), "a map")
+    if step.sink is not None:
+        yield from _sink(step.sink, (*path, "sink"), search)
+    yield from _backoff(step.on_error.backoff, (*path, "onError", "backoff"))
+    yield from _backoff(step.on_unavailable.backoff, (*path, "onUnavailable", "backoff"))
+
+
+def check_name(name: str, path: FieldPath) -> Iterator[Finding]:
+    """A pipeline or vertex must have a name that fits into names of other things."""
+    if _DNS_1035.fullmatch(name) is None:
+        message = (
+            f"{name!r} is not a valid name: use at most 63 lower-case letters, digits and '-', "
+            "starting with a letter and not ending with '-'"
+        )
+        yield Finding("EB107", message, path)
+
+
+def check_tags(tags: TagCondition, path: FieldPath) -> Iterator[Finding]:
+    """A condition about tags must name some."""
+    if not tags.values:
+        message = f"the condition needs values: the tags to look for with {tags.operator!r}"
+        yield Finding("EB303", message, (*path, "tags"))
+
+
+def check_store(store: ServingStore | None, search: Path | None) -> Iterator[Finding]:
+    """Everything that can be wrong with the store for answers."""
+    path: FieldPath = ("spec", "servingStore")
+    if store is None:
+        return
+    yield from _one_kind(store, path)
+    if isinstance(store.python, str):
+        yield from _target(store.python, (*path, "python"), search, methods=("put", "get"))
+
+
+def joined(names: tuple[str, ...]) -> str:
+    """The names as a sentence lists them."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _source(source: Source, path: FieldPath, search: Path | None) -> Iterator[Finding]:
+    yield from _one_kind(source, path)
+    if source.udsource is not None:
+        yield from _code(source.udsource, (*path, "udsource"), search, methods=("read", "ack"))
+    if source.transformer is not None:
+        inside: FieldPath = (*path, "transformer")
+        yield from _code(source.transformer, inside, search)
+        yield from _retry_without_fallback(source.transformer, inside, "a transformer")
+
+
+def _udf(udf: Udf, path: FieldPath, search: Path | None) -> Iterator[Finding]:
+    names = ("python", "container", "sql", "dataframe")
+    given = tuple(name for name in names if getattr(udf, name) is not None)
+    if udf.query is None:
+        yield from _code(udf, path, search)
+    elif len(given) > 1:
+        yield Finding("EB207", f"'udf' can be only one of {joined(given)}", path)
+    elif isinstance(udf.dataframe, str):
+        yield from _target(udf.dataframe, (*path, "dataframe"), search)
+
+
+def _sink(sink: Sink, path: FieldPath, search: Path | None) -> Iterator[Finding]:
+    yield from _sink_target(sink, path, search)
+    if sink.fallback is not None:
+        yield from _sink_target(sink.fallback, (*path, "fallback"), search)
+    if sink.on_success is not None:
+        yield from _sink_target(sink.on_success, (*path, "onSuccess"), search)
+    yield from _retry(sink.retry_strategy, path)
+    if sink.fallback is None or not sink.fallback.kinds:
+        yield from _no_fallback(sink.retry_strategy, path, "there is no fallback sink")
+
+
+def _sink_target(target: SinkTarget, path: FieldPath, search: Path | None) -> Iterator[Finding]:
+    yield from _one_kind(target, path)
+    if target.udsink is not None:
+        yield from _code(target.udsink, (*path, "udsink"), search)
+
+
+def _one_kind(section: OneOf, path: FieldPath) -> Iterator[Finding]:
+    if not section.kinds:
+        yield Finding("EB207", f"'{path[-1]}' needs one of {', '.join(section.KINDS)}", path)
+    if len(section.kinds) > 1:
+        message = f"'{path[-1]}' can be only one of {joined(section.kinds)}"
+        yield Finding("EB207", message, path)
+
+
+def _code(
+    code: UserCode, path: FieldPath, search: Path | None, methods: tuple[str, ...] = ()
+) -> Iterator[Finding]:
+    if code.python is None and code.container is None:
+        message = f"'{path[-1]}' has no code: name a Python function with python: module:attribute"
+        yield Finding("EB208", message, path)
+    elif code.python is None:
+        message = "containers are not run yet; name a Python function with python: module:attribute"
+        yield Finding("EB902", message, (*path, "container"), at_key=True)
+    elif isinstance(code.python, str):
+        yield from _target(code.python, (*path, "python"), search, methods)
+
+
+def _target(
+    target: str, path: FieldPath, search: Path | None, methods: tuple[str, ...] = ()
+) -> Iterator[Finding]:
+    if not targets.well_formed(target):
+        yield Finding("EB401", f"{target!r} is not of the form module:attribute", path)
+        return
+    try:
+        found = targets.resolve(target, search)
+    except TargetError as error:
+        yield Finding("EB402", str(error), path)
+        return
+    for method in methods:
+        if not hasattr(found, method):
+            reason = f"it has no method {method!r}"
+            yield Finding("EB402", str(TargetError(target, reason)), path)
+
+
+def _retry_without_fallback(
+    code: Udf | Transformer, path: FieldPath, who: str
+) -> Iterator[Finding]:
+    yield from _retry(code.retry_strategy, path)
+    # Not even in a MonoVertex: its fallback sink is for what its sink could not write.
+    why = f"{who} has no fallback sink: use retry or drop"
+    yield from _no_fallback(code.retry_strategy, path, why)
+
+
+def _retry(strategy: RetryStrategy | None, path: FieldPath) -> Iterator[Finding]:
+    if strategy is not None:
+        yield from _backoff(strategy.backoff, (*path, "retryStrategy", "backoff"))
+
+
+def _no_fallback(strategy: RetryStrategy | None, path: FieldPath, why: str) -> Iterator[Finding]:
+    if strategy is not None and strategy.on_failure == "fallback":
+        message = f"onFailure is fallback, but {why}"
+        yield Finding("EB502", message, (*path, "retryStrategy", "onFailure"))
+
+
+def _backoff(backoff: WaitsSpec, path: FieldPath) -> Iterator[Finding]:
+    # A cap alone is compared with the shortest wait there is.
+    interval = 1 if backoff.interval is None else backoff.interval
+    if backoff.cap is not None and backoff.cap < interval:
+        message = f"'cap' ({backoff.cap} ms) is below 'interval' ({interval} ms)"
+        yield Finding("EB501", message, (*path, "cap"))

@@ -1,0 +1,61 @@
+"""What the model knows and the runtime does not do yet.
+
+Lint refuses these, so that nothing in a spec is silently without effect. When the runtime learns
+one, its line here goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ebbflow.spec.findings import FieldPath, Finding
+from ebbflow.spec.model import Spec
+
+ANY = object()
+"""Whatever the value is, as long as there is one."""
+
+_SOURCES = ("pulsar", "sqs", "serving")
+_SINKS = ("pulsar", "sqs", "serve")
+_SINK_PLACES = ("sink", "sink.fallback", "sink.onSuccess")
+
+_STEP: dict[str, tuple[str, object]] = {
+    "limits.rateLimit": ("rateLimit", ANY),
+    **{f"source.{name}": (f"the {name} source", ANY) for name in _SOURCES},
+    "udf.groupBy": ("groupBy", ANY),
+    **{f"{place}.{name}": (f"the {name} sink", ANY) for place in _SINK_PLACES for name in _SINKS},
+}
+"""What a vertex of a pipeline and a MonoVertex have in common."""
+
+NOT_YET: dict[str, tuple[str, object]] = {
+    **{f"spec.{field}": feature for field, feature in _STEP.items()},
+    **{f"spec.vertices[].{field}": feature for field, feature in _STEP.items()},
+    "spec.sideInputs": ("sideInputs", ANY),
+    "spec.vertices[].sideInputs": ("sideInputs", ANY),
+    "spec.streaming": ("streaming: true", True),
+}
+"""Field → what to call it, and the value that needs the missing feature."""
+
+KINDS_NOT_YET = ("ServingPipeline", "InterStepBufferService")
+"""Numaflow's other kinds of resource."""
+
+
+def check_support(spec: Spec) -> Iterator[Finding]:
+    """One finding for each use of a feature that is not there yet."""
+    data = spec.model_dump(by_alias=True, exclude_none=True)
+    for pattern, (feature, needing) in NOT_YET.items():
+        for path, value in _matches(data, pattern.replace("[]", ".[]").split("."), ()):
+            if needing is ANY or value == needing:
+                yield Finding("EB901", f"{feature} is not supported yet", path, at_key=True)
+
+
+def _matches(data: Any, pattern: list[str], path: FieldPath) -> Iterator[tuple[FieldPath, Any]]:
+    if not pattern:
+        yield path, data
+        return
+    part, rest = pattern[0], pattern[1:]
+    if part == "[]":
+        for index, item in enumerate(data):
+            yield from _matches(item, rest, (*path, index))
+    elif isinstance(data, dict) and part in data:
+        yield from _matches(data[part], rest, (*path, part))

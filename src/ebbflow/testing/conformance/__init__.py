@@ -1,0 +1,1 @@
+"""The conformance suite: one list of rules that every source and every sink has to pass."""

@@ -1,0 +1,99 @@
+"""Rules that a connector has to keep, and what is told about one that does not.
+
+A rule is a function of a trial with a sentence as its docstring. It looks at what the trial has
+seen and raises ``RuleBroken``, or ``unittest.SkipTest`` where it does not apply, which pytest shows
+as skipped. As a parameter of a test it is known by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from enum import IntEnum
+from typing import Any, Generic, Protocol, TypeVar
+from unittest import SkipTest
+
+from ebbflow.testing.conformance.under_test import UnderTest
+
+_SHOWN = 8
+
+
+class RuleBroken(AssertionError):
+    """A connector has broken a rule of the suite; the text says which, and what was seen."""
+
+
+class Trial(Protocol):
+    """A connector that is being tried out, stage by stage."""
+
+    @property
+    def under_test(self) -> UnderTest:
+        """What is tried out."""
+
+    def reach(self, stage: Any) -> None:
+        """Do everything up to this stage, unless it has been done."""
+
+    def troubles(self) -> str:
+        """What else went wrong, for the text of a broken rule."""
+
+
+AnyTrial = TypeVar("AnyTrial", bound=Trial)
+
+
+class Rule(Generic[AnyTrial]):
+    """One rule. ``stage`` is how far a trial has to go before it can be looked at."""
+
+    def __init__(self, check: Callable[[AnyTrial], None], stage: IntEnum) -> None:
+        self.__name__ = check.__name__
+        self.__doc__ = check.__doc__
+        self._check = check
+        self._stage = stage
+
+    def __call__(self, trial: AnyTrial) -> None:
+        """Check it; ``RuleBroken`` if it is."""
+        connector = type(trial.under_test).__name__
+        if (why := trial.under_test.waived.get(self.__name__)) is not None:
+            raise SkipTest(f"{connector}: {why}")
+        trial.reach(self._stage)
+        try:
+            self._check(trial)
+        except RuleBroken as broken:
+            sentence = " ".join((self.__doc__ or "").split())
+            text = f"{connector} breaks {self.__name__}: {sentence}\n{broken}{trial.troubles()}"
+            raise RuleBroken(text) from None
+
+    def __repr__(self) -> str:
+        return self.__name__
+
+
+def rule(
+    stage: IntEnum, listed: list[Rule[AnyTrial]]
+) -> Callable[[Callable[[AnyTrial], None]], Rule[AnyTrial]]:
+    """Make a function a rule and put it on the list."""
+
+    def made(check: Callable[[AnyTrial], None]) -> Rule[AnyTrial]:
+        listed.append(Rule(check, stage))
+        return listed[-1]
+
+    return made
+
+
+def check_all(rules: Iterable[Rule[AnyTrial]], trial: AnyTrial) -> None:
+    """Check every rule; ``RuleBroken`` that tells of all that are."""
+    broken: list[str] = []
+    for one in rules:
+        try:
+            one(trial)
+        except SkipTest:
+            continue
+        except RuleBroken as error:
+            broken.append(str(error))
+    if broken:
+        raise RuleBroken("\n\n".join(broken))
+
+
+def expect_none(wrong: Collection[object], of: Sequence[object] | int, what: str) -> None:
+    """Raise if there are any, with how many of how many, and the first few."""
+    if wrong:
+        total = of if isinstance(of, int) else len(of)
+        some = ", ".join(str(one) for one in list(wrong)[:_SHOWN])
+        more = ", …" if len(wrong) > _SHOWN else ""
+        raise RuleBroken(f"{len(wrong)} of {total} {what}: {some}{more}")

@@ -1,0 +1,128 @@
+"""The suite's own user code, on Spark's workers: what is to become of each message.
+
+A message's value begins with a word that says what is done with it. Each call and each arrival
+is written down, so that a rule can look at all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from ebbflow.message import Datum, Message, Response
+from ebbflow.nacks import NackOptions
+from ebbflow.testing.journal import Journal
+
+DELAY = 0.4
+"""Seconds that a delayed nack of the suite asks for."""
+HELD = 2.5
+"""Seconds that a message waits which is nacked before a restart."""
+DELIVERIES = 2
+"""The ``max_deliveries`` of a message that is never accepted."""
+
+_SLOW = 0.01
+_LONGEST_BLOCK = 30.0
+_BRIEF = 64
+# Larger than any message can be; a dead letter keeps only the beginning of such a value.
+_LARGEST = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of the transformer with a message."""
+
+    name: str
+    at: float
+    deliveries: int
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One message at the end of the pipeline."""
+
+    name: str
+    keys: list[str]
+    headers: dict[str, str]
+
+
+def text_of(value: bytes) -> str:
+    """What a message is known by: its value, or a hash where that is long or no text."""
+    if len(value) <= _BRIEF and value.isascii() and value.decode().isprintable():
+        return value.decode()
+    if len(value) > _LARGEST:
+        return f"{len(value)} bytes"
+    return f"{len(value)} bytes, {hashlib.blake2b(value, digest_size=8).hexdigest()}"
+
+
+class Deciding:
+    """The transformer: does what the first word of a message's value says.
+
+    ``gate`` is a file: as long as it is there, a ``flood`` message blocks. ``killed`` is made by
+    the first ``kill`` message, which takes its worker with it.
+    """
+
+    def __init__(self, calls: Journal, gate: Path, killed: Path) -> None:
+        self._calls = calls
+        self._gate = gate
+        self._killed = killed
+
+    def __call__(self, datum: Datum) -> Message:
+        """Write the call down and decide."""
+        name = text_of(datum.value)
+        self._calls.write((name, time.time(), datum.deliveries, datum.nack_reason))
+        options = self._decided(name.partition(" ")[0], datum.deliveries)
+        return Message(datum.value) if options is None else Message.to_nack(options)
+
+    def _decided(self, fate: str, deliveries: int) -> NackOptions | None:
+        match fate:
+            case "once" if deliveries == 1:
+                return NackOptions(reason="once")
+            case "later" if deliveries < 3:
+                return NackOptions(round(DELAY * 1000), reason=f"later {deliveries}")
+            case "held" if deliveries == 1:
+                return NackOptions(round(HELD * 1000), reason="held")
+            case "limited":
+                return NackOptions(max_deliveries=DELIVERIES, reason="limited")
+            case "never":
+                return NackOptions(max_deliveries=0, reason="never")
+            case "flood":
+                self._block()
+            case "slow":
+                time.sleep(_SLOW)
+            case "kill":
+                self._kill()
+        return None
+
+    def _block(self) -> None:
+        deadline = time.monotonic() + _LONGEST_BLOCK
+        while self._gate.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    def _kill(self) -> None:
+        if not self._killed.exists():
+            self._killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def slowly(datum: Datum) -> Message:
+    """A transformer that takes its time with slow messages, so that a stop comes in between."""
+    if datum.value.startswith(b"slow "):
+        time.sleep(_SLOW / 4)
+    return Message(datum.value)
+
+
+class Arriving:
+    """The sink at the end: writes down what arrives."""
+
+    def __init__(self, arrivals: Journal) -> None:
+        self._arrivals = arrivals
+
+    def __call__(self, data: list[Datum]) -> list[Response]:
+        """Accept all."""
+        self._arrivals.write(*((text_of(one.value), one.keys, one.headers) for one in data))
+        return [Response.ok(datum.id) for datum in data]

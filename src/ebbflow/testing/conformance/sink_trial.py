@@ -1,0 +1,191 @@
+"""A sink tried out: two runs of a pipeline that writes to it, and all that has landed.
+
+In the first run all is well, then the target refuses some messages, then it is down for a while.
+The run is stopped while messages are on their way, and the second goes on from there. Stages are
+gone through in order, each once, when a rule asks for them. Nothing here judges.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, Self
+
+from ebbflow.outcome import Counts
+from ebbflow.pipeline import Pipeline
+from ebbflow.testing.conformance import samples
+from ebbflow.testing.conformance.samples import name_of
+from ebbflow.testing.conformance.script import slowly, text_of
+from ebbflow.testing.conformance.trial import STARTED_WITHIN, TrialRuns
+from ebbflow.testing.conformance.under_test import Sample, SinkUnderTest
+from ebbflow.testing.live import until, until_none
+from ebbflow.testing.memory import MemorySource
+
+_DOWN_FOR = 4.0
+# What fails is tried again for about ten seconds, so that a target can be down for a while.
+_AGAIN = {"interval": "200ms", "factor": 1, "steps": 50}
+
+
+class Stage(IntEnum):
+    """How far a trial has come."""
+
+    FLOW = 1
+    ODD = 2
+    REFUSED = 3
+    DOWN = 4
+    RESTARTED = 5
+    ENDED = 6
+
+
+class SinkTrial(TrialRuns[SinkUnderTest]):
+    """A sink, tried out as far as its rules have asked for. Ends with its context.
+
+    ``patience`` is how many seconds a stage waits for messages while none lands.
+    """
+
+    def __init__(self, under_test: SinkUnderTest, state: Path, patience: float = 30.0) -> None:
+        super().__init__(under_test, state, patience)
+        self.landed_though_refused: list[str] = []
+        self.held_up: list[str] = []
+        self._put = 0
+        self._counted = Counts()
+
+    def __enter__(self) -> Self:
+        self._source = self.enter(MemorySource())
+        return super().__enter__()
+
+    def stages(self) -> Sequence[Callable[[], None]]:
+        """What is done in each stage."""
+        return self._flow, self._odd, self._refused, self._down, self._restarted, self._ended
+
+    def heard(self, line: str) -> None:
+        """The run has printed a line."""
+        self.under_test.heard(line)
+
+    def release(self) -> None:
+        """Have the target take everything, so that the pipeline can stop."""
+        self.under_test.refuse(())
+        self.under_test.come_up()
+
+    def pipeline(self) -> Pipeline:
+        """From the suite's source to the sink."""
+        sink = self.under_test.sink()
+        code = None if isinstance(sink, Mapping) else sink
+        kinds: dict[str, Any] = dict(sink) if isinstance(sink, Mapping) else {}
+        return (
+            Pipeline(self.name)
+            .source("in", self._source.code, transformer=slowly)
+            .sink("out", code, retry=_AGAIN, on_failure="drop", on_error=_AGAIN, **kinds)
+        )
+
+    # --- what has landed ------------------------------------------------------------------------
+
+    def landed(self) -> dict[str, list[Sample]] | None:
+        """What has landed, by the names of the messages; ``None`` if nobody can know."""
+        if (samples := self.under_test.landed()) is None:
+            return None
+        found: dict[str, list[Sample]] = {}
+        for sample in samples:
+            found.setdefault(text_of(sample.value), []).append(sample)
+        return found
+
+    def times_landed(self, group: Iterable[Sample]) -> dict[str, int]:
+        """How often each message of a group has landed; as counted where that cannot be seen."""
+        found = self.landed()
+        if found is None:
+            missing = self._put - self.counts.done
+            return {name_of(one): int(number >= missing) for number, one in enumerate(group)}
+        counts = Counter({name: len(landed) for name, landed in found.items()})
+        return {name_of(sample): counts[name_of(sample)] for sample in group}
+
+    @property
+    def counts(self) -> Counts:
+        """What the sink's vertex has counted in all runs."""
+        view = self.view("out")
+        return self._counted + view.counts if view else self._counted
+
+    # --- the stages -----------------------------------------------------------------------------
+
+    def _flow(self) -> None:
+        """Some messages are there before the pipeline is, the others come while it runs."""
+        self._give(samples.LANDING[:100])
+        self.start(self.pipeline())
+        self._give(samples.LANDING[100:])
+        self._wait_for(samples.LANDING, STARTED_WITHIN)
+
+    def _odd(self) -> None:
+        """Odd values, keys and headers."""
+        if self.waives("odd_input_lands_unchanged_or_is_refused"):
+            return
+        odd = samples.odd(self.under_test)
+        self._give(odd)
+        names = {name_of(one) for one in odd}
+        until(lambda: not self._unaccounted(names), self.patience, every=0.2)
+
+    def _unaccounted(self, names: set[str]) -> set[str]:
+        found = self.landed()
+        missing = names - (names if found is None else found.keys())
+        return missing - self.letters().keys() if missing else missing
+
+    def _refused(self) -> None:
+        """The target refuses some, and accepts them later."""
+        if not self.under_test.can_refuse:
+            return
+        self.under_test.refuse([sample.value for sample in samples.REFUSED])
+        self._give([*samples.REFUSED, *samples.ACCEPTED])
+        self._wait_for(samples.ACCEPTED)
+        self.held_up = self._not_landed(samples.ACCEPTED)
+        refused = {name_of(sample) for sample in samples.REFUSED}
+        self.landed_though_refused = sorted(refused - {*self._not_landed(samples.REFUSED)})
+        self.under_test.refuse(())
+        until(lambda: not self._unaccounted(refused), self.patience, every=0.2)
+
+    def _down(self) -> None:
+        """The target is down for a while."""
+        if not self.under_test.can_go_down:
+            return
+        self.under_test.go_down()
+        taken, before = self._taken, self.counts
+        self._give(samples.DOWN)
+        until(lambda: self._taken >= taken + len(samples.DOWN), self.patience)
+        until(lambda: self.counts != before, _DOWN_FOR)
+        self.under_test.come_up()
+        self._wait_for(samples.DOWN)
+
+    def _restarted(self) -> None:
+        """A stop while messages are on their way; then on from there."""
+        self._give(samples.STOPPED)
+        until(lambda: any(self.times_landed(samples.STOPPED).values()), self.patience, every=0.01)
+        self.stop()
+        self.start(self.pipeline())
+        self._wait_for(samples.STOPPED, STARTED_WITHIN)
+
+    def _ended(self) -> None:
+        """The last stop."""
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop the pipeline, and keep what it has counted."""
+        super().stop()
+        if self.summary is not None:
+            self._counted = self.summary.totals["out"]
+
+    @property
+    def _taken(self) -> int:
+        """How many messages are on their way to the sink, or were, in this run."""
+        view = self.view("in")
+        return view.counts.done if view else 0
+
+    # --- giving and waiting ---------------------------------------------------------------------
+
+    def _give(self, group: Sequence[Sample]) -> None:
+        self._put += len(group)
+        self._source.put(*group)
+
+    def _not_landed(self, group: Iterable[Sample]) -> list[str]:
+        return [name for name, times in self.times_landed(group).items() if not times]
+
+    def _wait_for(self, group: Sequence[Sample], first: float = 0.0) -> None:
+        until_none(lambda: len(self._not_landed(group)), self.patience, first)

@@ -1,0 +1,219 @@
+"""A source tried out: two runs of a pipeline that reads from it, and all that was seen in them.
+
+The first run has parallel producers, nacks, odd input and a blocked pipeline, and is stopped while
+messages wait and others are in hand. The second goes on from there; its worker is killed, and the
+process of the source. Stages are gone through in order, each once, when a rule asks for them.
+Nothing here judges; a stage that waited in vain leaves less to be seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
+from functools import partial
+from pathlib import Path
+
+from ebbflow.pipeline import Pipeline
+from ebbflow.testing.conformance import samples
+from ebbflow.testing.conformance.observations import Seen
+from ebbflow.testing.conformance.samples import name_of
+from ebbflow.testing.conformance.script import Arriving, Deciding
+from ebbflow.testing.conformance.trial import STARTED_WITHIN, TrialRuns
+from ebbflow.testing.conformance.under_test import Full, Refused, Sample, SourceUnderTest
+from ebbflow.testing.leftovers import processes_of
+from ebbflow.testing.live import until, until_none
+
+PRODUCERS = 4
+_AT_ONCE = 20
+_FLOOD_AT_ONCE = 500
+_STEADY = 0.8
+_FULL_WAIT = 0.02
+# Small, so that a source that stores what it takes in is soon full when the pipeline is blocked.
+_LIMITS = {"buffer_max_length": 100}
+_ON_ERROR = {"interval": "200ms", "steps": 20, "cap": "1s"}
+
+
+class Stage(IntEnum):
+    """How far a trial has come."""
+
+    FLOW = 1
+    ODD = 2
+    BLOCKED = 3
+    RESTARTED = 4
+    CRASHED = 5
+    ENDED = 6
+
+
+class SourceTrial(TrialRuns[SourceUnderTest]):
+    """A source, tried out as far as its rules have asked for. Ends with its context.
+
+    ``patience`` is how many seconds a stage waits for messages while none comes.
+    """
+
+    def __init__(self, under_test: SourceUnderTest, state: Path, patience: float = 30.0) -> None:
+        super().__init__(under_test, state, patience)
+        self.seen = Seen(self.state / "calls", self.state / "arrivals")
+        self.refused: dict[str, str] = {}
+        self.held_back: int | None = None
+        self.was_full = False
+        self.unsettled: int | None = None
+        self._gate = self.state / "gate"
+
+    def stages(self) -> Sequence[Callable[[], None]]:
+        """What is done in each stage."""
+        return (
+            self._flow,
+            self._odd,
+            self._blocked,
+            self._restarted,
+            self._crashed,
+            self._ended,
+        )
+
+    def release(self) -> None:
+        """Open the gate, so that a pipeline that is still blocked can stop."""
+        self._gate.unlink(missing_ok=True)
+
+    def pipeline(self) -> Pipeline:
+        """From the source, through the suite's transformer, to the suite's sink."""
+        source = self.under_test.source()
+        code = None if isinstance(source, Mapping) else source
+        kinds = dict(source) if isinstance(source, Mapping) else {}
+        deciding = partial(Deciding, self.seen.calls_journal, self._gate, self.state / "killed")
+        pipeline = Pipeline(self.name).source(
+            "in", code, transformer=deciding, limits=_LIMITS, on_error=_ON_ERROR, **kinds
+        )
+        return pipeline.sink("out", partial(Arriving, self.seen.arrivals_journal))
+
+    # --- the stages -----------------------------------------------------------------------------
+
+    def _flow(self) -> None:
+        """Parallel producers, nacks, delays and limits; some is there before the pipeline is."""
+        early = len(samples.FLOW) // 4 if self.under_test.keeps_waiting else 0
+        self._put(samples.FLOW[:early])
+        self.start(self.pipeline())
+        self._put_in_parallel(samples.FLOW[early:], _AT_ONCE)
+        self._wait_for(samples.FLOW, STARTED_WITHIN)
+
+    def _odd(self) -> None:
+        """Odd values, keys and headers, one at a time."""
+        if self.waives("odd_input_arrives_unchanged_or_is_refused"):
+            return
+        odd = samples.odd(self.under_test)
+        for sample in odd:
+            try:
+                self._put([sample])
+            except Refused as refusal:
+                self.refused[name_of(sample)] = str(refusal)
+        names = {name_of(one) for one in odd} - self.refused.keys()
+        until(lambda: not self._unaccounted(names), self.patience, every=0.2)
+
+    def _unaccounted(self, names: set[str]) -> set[str]:
+        missing = {name for name in names if not self.seen.arrivals(name)}
+        return missing - self.letters().keys() if missing else missing
+
+    def _blocked(self) -> None:
+        """A pipeline that does not go on, and more messages than it should read meanwhile."""
+        if self.waives("a_blocked_pipeline_stops_reading", "a_blocked_pipeline_loses_nothing"):
+            return
+        flood = samples.flood(self.under_test)
+        self._gate.touch()
+        producers = threading.Thread(
+            target=self._put_in_parallel, args=(flood, _FLOOD_AT_ONCE), name="producers"
+        )
+        producers.start()
+        self._wait_until_steady(producers)
+        self.held_back = self.under_test.waiting()
+        self._gate.unlink()
+        producers.join()
+        self._wait_for(flood)
+
+    def _wait_until_steady(self, producers: threading.Thread) -> None:
+        """Until nothing is read any more, and all is put or there is no room for it."""
+        self.was_full = False
+        until(lambda: self.was_full or not producers.is_alive(), self.patience)
+        seen, since = self.under_test.waiting(), time.monotonic()
+        deadline = since + self.patience
+        while time.monotonic() < min(since + _STEADY, deadline):
+            time.sleep(0.05)
+            if (now := self.under_test.waiting()) != seen:
+                seen, since = now, time.monotonic()
+
+    def _restarted(self) -> None:
+        """A stop while some wait for their delay and others are in hand; then on from there."""
+        self._put(samples.HELD)
+        until(lambda: not self.seen.uncalled(samples.HELD), self.patience)
+        self._have_some_in_hand(samples.SLOW)
+        self.stop()
+        if self.under_test.keeps_waiting:
+            self._put(samples.MEANWHILE)
+        self.start(self.pipeline())
+        if not self.under_test.keeps_waiting:
+            self._put(samples.MEANWHILE)
+        self._wait_for([*samples.HELD, *samples.SLOW, *samples.MEANWHILE], STARTED_WITHIN)
+
+    def _have_some_in_hand(self, group: Sequence[Sample]) -> None:
+        """Some are being worked on and the others have been read ahead, or soon will be."""
+        self._put(group[:_AT_ONCE])
+        until(lambda: self.seen.uncalled(group) < len(group), self.patience)
+        self._put(group[_AT_ONCE:])
+        until(lambda: self.seen.uncalled(group) < len(group) - _AT_ONCE, self.patience)
+
+    def _crashed(self) -> None:
+        """A message kills the worker it is in; then the process of the source is killed."""
+        if self.waives("a_crash_loses_nothing", "max_deliveries_survives_a_crash"):
+            return
+        self._put_in_parallel(samples.CRASH, _AT_ONCE)
+        self._wait_for(samples.CRASH, STARTED_WITHIN)
+        self._have_some_in_hand(samples.SLOW_CRASH)
+        for pid in processes_of(self.name):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._wait_for(samples.SLOW_CRASH, STARTED_WITHIN)
+
+    def _ended(self) -> None:
+        """The last stop, when everything has been settled."""
+        until(lambda: not self.under_test.unsettled(), self.patience)
+        self.unsettled = self.under_test.unsettled()
+        self.stop()
+
+    # --- putting and waiting --------------------------------------------------------------------
+
+    def _put_in_parallel(self, group: Sequence[Sample], at_once: int) -> None:
+        threads = [
+            threading.Thread(target=self._produce, args=(group[number::PRODUCERS], at_once))
+            for number in range(PRODUCERS)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _produce(self, group: Sequence[Sample], at_once: int) -> None:
+        try:
+            self._put(group, at_once)
+        except Exception as error:
+            self.note(f"put() raised {type(error).__name__}: {error}")
+
+    def _put(self, group: Sequence[Sample], at_once: int = _AT_ONCE) -> None:
+        """Put all, some at a time; what does not get in is tried again, but not for ever."""
+        start, deadline = 0, time.monotonic() + 2 * self.patience
+        while start < len(group):
+            some = group[start : start + at_once]
+            try:
+                self.under_test.put(some)
+                start += len(some)
+            except Full as full:
+                self.was_full = True
+                start += full.taken
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_FULL_WAIT)
+
+    def _wait_for(self, group: Sequence[Sample], first: float = 0.0) -> None:
+        until_none(lambda: self.seen.left(group), self.patience, first)

@@ -1,0 +1,143 @@
+"""What a connector's author writes to have it checked: how to reach the system on its other side.
+
+``SourceUnderTest`` puts messages into the outside system; ``SinkUnderTest`` looks at what has
+landed there. Everything else, the pipelines and their user code, is the suite's. Attributes say
+what the outside system cannot do, so that no rule asks for it; a rule that makes no sense for a
+system is waived by name, with a reason that the report shows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from ebbflow.schema.literals import Code
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One message of the suite: what is put into a source, or has landed in a sink's target."""
+
+    value: bytes
+    keys: tuple[str, ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Full(Exception):
+    """The system takes no more at the moment; the suite tries again soon.
+
+    ``taken`` is how many of the samples of the call, from the first on, it has taken.
+    """
+
+    def __init__(self, taken: int = 0) -> None:
+        super().__init__(taken)
+        self.taken = taken
+
+
+class Refused(Exception):
+    """The system says that it cannot take a sample, and why. The sample is then not expected."""
+
+
+class UnderTest:
+    """What sources and sinks have in common; attributes may be set on the class or an instance."""
+
+    keeps_keys: bool = False
+    """Whether the keys of a message come out as they went in."""
+
+    keeps_headers: bool = False
+    """Whether the headers of a message come out as they went in."""
+
+    empty_values: bool = True
+    """Whether a message may have an empty value."""
+
+    largest: int = 1_000_000
+    """The largest value, in bytes, that is to arrive; at most about eight million."""
+
+    waived: Mapping[str, str] = MappingProxyType({})
+    """Rules that make no sense for this system: the rule's name → why, for the report."""
+
+    def left_behind(self) -> Sequence[str]:
+        """What the connector has left in the outside system after a stop, each on one line.
+
+        Connections that are still open, subscriptions, locks. The suite looks for processes,
+        threads and listening sockets itself.
+        """
+        return ()
+
+
+class SourceUnderTest(UnderTest, ABC):
+    """A source and the outside system it reads from, in the hands of the suite."""
+
+    keeps_waiting: bool = True
+    """Whether what is put while no pipeline runs is there when one starts."""
+
+    flood: int = 25_000
+    """How many small messages are put into a pipeline that is blocked."""
+
+    lateness: float = 3.0
+    """Seconds by which a redelivery may come later than its delay says, on a busy machine."""
+
+    @abstractmethod
+    def source(self) -> Code | Mapping[str, Any]:
+        """What to give to ``Pipeline(...).source("in", ...)``: code, or a kind with its fields.
+
+        A mapping is a kind: ``{"http": {"port": 8443}}``.
+        """
+
+    @abstractmethod
+    def put(self, samples: Sequence[Sample]) -> None:
+        """Give these to the outside system; returns when it has them for good.
+
+        Several threads call it at once. Raises ``Full`` when it takes no more at the moment, and
+        ``Refused`` when it cannot take a sample at all; odd samples come one at a time.
+        """
+
+    def waiting(self) -> int | None:
+        """How many messages are in the outside system and not given to the pipeline yet.
+
+        ``None`` where that cannot be known.
+        """
+        return None
+
+    def unsettled(self) -> int | None:
+        """How many messages the outside system would give again: 0 when all is done.
+
+        ``None`` where that cannot be known.
+        """
+        return None
+
+
+class SinkUnderTest(UnderTest, ABC):
+    """A sink and the target it writes to, in the hands of the suite."""
+
+    can_refuse: bool = False
+    """Whether ``refuse`` does something."""
+
+    can_go_down: bool = False
+    """Whether ``go_down`` and ``come_up`` do something."""
+
+    writes_twice: bool = False
+    """Whether a message may land twice when its sink was told to stop or its target failed."""
+
+    @abstractmethod
+    def sink(self) -> Code | Mapping[str, Any]:
+        """What to give to ``Pipeline(...).sink("out", ...)``: code, or a kind with its fields."""
+
+    @abstractmethod
+    def landed(self) -> Sequence[Sample] | None:
+        """All that has landed so far, while the pipeline goes on; ``None`` if nobody can know."""
+
+    def heard(self, line: str) -> None:
+        """The run has printed a line; for sinks that print."""
+
+    def refuse(self, values: Collection[bytes]) -> None:
+        """Have the target refuse messages with these values from now on, and only these."""
+
+    def go_down(self) -> None:
+        """Have the target fail whatever is written to it, until it comes up again."""
+
+    def come_up(self) -> None:
+        """Have the target work again."""

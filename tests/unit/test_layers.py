@@ -1,0 +1,87 @@
+"""The layers of the house: who may import whom, and that nobody goes round in a circle.
+
+Every import counts, also one inside a function and one for types only.
+"""
+
+import ast
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import ebbflow
+
+ROOT = Path(ebbflow.__file__).parent
+
+DOMAIN = {
+    "acks", "durations", "errors", "message", "nacks", "outcome", "problem", "secret", "source",
+    "suggest", "tls", "version",
+}  # fmt: skip
+"""Modules of the root that everybody may import. What else is there is for users: the facade."""
+
+LAYERS = (
+    "domain", "core", "schema", "nats", "buffers", "connectors", "spec", "runtime", "spark",
+    "facade", "datasource", "testing", "cli",
+)  # fmt: skip
+"""From left to right: a layer imports what is left of it, and itself."""
+
+EXCEPTIONS = {
+    ("ebbflow.__main__", "ebbflow.cli.main"),  # is the command
+}
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package by its dotted name."""
+    named = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT.parent).with_suffix("").parts
+        named[".".join(parts).removesuffix(".__init__")] = path
+    return named
+
+
+MODULES = modules()
+
+
+def layer_of(module: str) -> str:
+    """The layer that a module belongs to."""
+    name = module.split(".")[1] if "." in module else "facade"
+    if name in LAYERS:
+        return name
+    return "domain" if name in DOMAIN else "facade"
+
+
+def imports_of(module: str) -> set[str]:
+    """The modules of ours that a module imports, wherever the import stands."""
+    targets: set[str] = set()
+    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "ebbflow":
+            whole = {f"{node.module}.{alias.name}" for alias in node.names}
+            targets |= {name if name in MODULES else str(node.module) for name in whole}
+        elif isinstance(node, ast.Import):
+            targets |= {alias.name for alias in node.names if alias.name in MODULES}
+    return targets - {module}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_imports_only_what_is_left_of_it(module: str) -> None:
+    place = LAYERS.index(layer_of(module))
+    too_far = {
+        target
+        for target in imports_of(module)
+        if LAYERS.index(layer_of(target)) > place and (module, target) not in EXCEPTIONS
+    }
+    assert too_far == set()
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    TopologicalSorter({name: imports_of(name) for name in MODULES}).prepare()
+
+
+def test_only_the_spark_packages_import_pyspark() -> None:
+    allowed = ("ebbflow.spark", "ebbflow.connectors.spark", "ebbflow.datasource", "ebbflow.testing")
+    importing = [
+        name
+        for name, path in MODULES.items()
+        if "import pyspark" in (text := path.read_text(encoding="utf-8")) or "from pyspark" in text
+    ]
+    assert [name for name in importing if not name.startswith(allowed)] == []
