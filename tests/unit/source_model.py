@@ -1,22 +1,23 @@
-"""A model of a source that takes nacked messages back, beside the model of a vertex task.
+"""A model of a source that is told what became of each message, beside the crash model.
 
-What is decided is decided by the real core: ``settle(returning=...)`` and ``handed_back``. The
-outside system, the source's process and the ledger on the server are modelled here. Anything may
-crash between any two steps: the task, or the task and the source's process.
+The loop is the shipped one, with its journal and its clock in memory. The outside system, the
+source's process and the ledger on the server are modelled here. Anything may crash between any two
+steps: the task, or the task and the source's process.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import pyarrow as pa
 
 from ebbflow import Datum, Nack, NackOptions
 from ebbflow.core import frames
-from ebbflow.core.frames import Rows
-from ebbflow.core.position import Mark
-from ebbflow.runtime.source_process.inlet import handed_back
-from tests.unit.crash_model import Chances, Crash, Reader, Rules, Server, Settled, Task, UserCode
+from ebbflow.core.inlet import HandedBack, Inlet
+from ebbflow.core.position import Mark, Span
+from tests.unit.crash_model import Chances, Crash, Rules, UserCode
+from tests.unit.crash_run import ModelTask
+from tests.unit.memory_server import Server
 
 LIMIT = 2
 _FACTS = ("deliveries", "failures", "retries", "first_seen", "nack_reason")
@@ -36,11 +37,11 @@ class Outside:
         return cls({b"%d" % number: 0 for number in range(count)})
 
     def read(self, limit: int, now: int) -> list[bytes]:
-        found = [offset for offset, due in self.ready.items() if due <= now][:limit]
-        for offset in found:
+        offsets = [offset for offset, due in self.ready.items() if due <= now][:limit]
+        for offset in offsets:
             del self.ready[offset]
-        self.given |= set(found)
-        return found
+        self.given |= set(offsets)
+        return offsets
 
     def ack(self, offsets: Sequence[bytes]) -> None:
         self.given -= set(offsets)
@@ -60,10 +61,9 @@ class Outside:
 
 @dataclass
 class SourceServer(Server):
-    """The server with a ledger, and the outside system."""
+    """The server, and the outside system."""
 
     outside: Outside = field(default_factory=lambda: Outside.of(0))
-    ledger: dict[str, dict] = field(default_factory=dict)
     on_ack: Callable[[list[str]], None] = lambda ids: None
 
 
@@ -71,90 +71,88 @@ def message_id(offset: bytes) -> str:
     return f"m{offset.decode()}"
 
 
-class SourceReader(Reader):
-    """Rows of the outside system, with the histories that the ledger has of them."""
+class SourceInlet(Inlet):
+    """Rows of the outside system, with the histories that the ledger has of them.
 
-    def __init__(self, server: SourceServer, start: Mark) -> None:
-        super().__init__([], start)
+    The source's process is told by a thread of its own, so later than the task says it.
+    """
+
+    def __init__(
+        self, server: SourceServer, start: Mark, takes_back: bool, chances: Chances
+    ) -> None:
+        self.mark = start
+        self.takes_back = takes_back
         self._server = server
-        self.offsets: list[bytes] = []
+        self._chances = chances
+        self._offsets: list[bytes] = []
+        self._settled: deque[HandedBack] = deque()
+
+    @property
+    def rows_left(self) -> bool:
+        return bool(self._server.outside.ready or self._server.outside.given or self._settled)
 
     def take(self, limit: int) -> list[pa.RecordBatch]:
+        self.tell()
         offsets = self._server.outside.read(limit, self._server.now)
-        self.offsets = offsets
+        self._offsets += offsets
         self.mark = Mark(self.mark.seq + len(offsets))
-        return [self._batch([message_id(one) for one in offsets])] if offsets else []
+        return [self._batch([message_id(offset) for offset in offsets])] if offsets else []
 
     def _batch(self, ids: list[str]) -> pa.RecordBatch:
         bare = frames.batch_of({"id": ids, "value": [b""] * len(ids)}, len(ids))
         columns = {name: bare.column(name).to_pylist() for name in _FACTS}
-        for index, one in enumerate(ids):
-            for name, value in self._server.ledger.get(one, {}).items():
+        for index, row_id in enumerate(ids):
+            for name, value in self._server.ledger.get(row_id, {}).items():
                 columns[name][index] = value
         return frames.with_columns(bare, **columns)
 
     def take_until(self, end: Mark) -> list[pa.RecordBatch]:
         """Nothing: what was in hand is given again."""
-        self.mark, self.offsets = max(self.mark, end), []
+        self.mark = max(self.mark, end)
         return []
 
+    def pick_up(self) -> list[bytes]:
+        offsets, self._offsets = self._offsets, []
+        return offsets
 
-class PulledTask(Task):
+    def hand_back(self, ends: HandedBack) -> None:
+        self._server.on_ack(ends.ids)
+        self._settled.append(ends)
+
+    def tell(self) -> None:
+        """The thread beside the task, if it gets its turn: acks and nacks, in any order."""
+        if self._settled and self._chances.random.random() < 0.5:
+            self._tell(self._settled.popleft())
+
+    def _tell(self, ends: HandedBack) -> None:
+        outside, now = self._server.outside, self._server.now
+        outside.ack(ends.acks)
+        outside.nack(ends.nacks, now)
+
+    def close(self, for_good: bool = False) -> None:
+        while self._settled and not self._chances.crashed:
+            self._tell(self._settled.popleft())
+
+
+class PulledTask(ModelTask):
     """The task of a source vertex: it tells the source what a chunk has come to, once it is done.
 
-    ``redelivers`` is whether the source takes nacked messages back.
+    ``takes_back`` is whether the source takes nacked messages back.
     """
 
-    redelivers = True
+    takes_back = True
+    server: SourceServer
 
-    def _opened(self, start: Mark) -> SourceReader:
-        self._backs: dict[int, tuple[list[bytes], Settled]] = {}
-        self._rounds = 0
-        return SourceReader(self._server, start)
-
-    def _more(self) -> bool:
-        self._rounds += 1
-        assert self._rounds < 2_000, "it goes on for ever"
-        outside, server = self._server.outside, self._server
-        if outside.ready or self._redeliveries.mark != Mark(len(server.due)):
-            self._server.pass_time(0 if self._chances.random.random() < 0.5 else 3_000)
-            return True
-        self._record()
-        self._server.pass_time(60_000)
-        return bool(outside.ready) or self._redeliveries.mark != Mark(len(server.due))
-
-    def _returning(self, rows: Rows) -> Sequence[int]:
-        first = len(rows) - len(self._inlet.offsets)
-        return range(first, len(rows)) if self.redelivers else ()
-
-    def _remember(self, settled: Settled) -> None:
-        self._backs[id(settled)] = self._inlet.offsets, settled
-        self._inlet.offsets = []
-        if settled.settlement.histories is not None:
-            self._chances.step()
-            for row in settled.settlement.histories.to_pylist():
-                self._server.ledger[row["id"]] = {name: row[name] for name in _FACTS}
-
-    def _told(self, done: Settled) -> None:
-        offsets, settled = self._backs.pop(id(done))
-        back = handed_back(offsets, settled.rows, settled.settlement.returned)
-        self._server.on_ack(back.ids)
-        outside, ledger, now = self._server.outside, self._server.ledger, self._server.now
-        steps = [
-            lambda: outside.ack(back.acks),
-            lambda: outside.nack(back.nacks, now),
-            *(partial(ledger.pop, one, None) for one in back.ids),
-        ]
-        # The source's process is told by another thread than the ledger.
-        for step in self._chances.random.sample(steps, len(steps)):
-            self._chances.step()
-            step()
+    def open_inlet(self, done: Span) -> SourceInlet:
+        inlet = SourceInlet(self.server, done.inlet, self.takes_back, self.chances)
+        self.journal.beside = inlet.tell
+        return inlet
 
 
 class KeepingTask(PulledTask):
     """The task of a source that cannot give a message again: Ebbflow keeps what is nacked."""
 
-    redelivers = False
+    takes_back = False
 
 
 class Limited(UserCode):

@@ -1,6 +1,7 @@
 """Ordered vertices: nothing overtakes a row that has to come back, and nothing is left out."""
 
 import threading
+from datetime import UTC, datetime
 from functools import partial
 from itertools import count
 from typing import Any
@@ -220,6 +221,7 @@ def test_rows_that_part_of_a_chunk_did_not_reach_are_not_reached_by_the_whole():
     assert whole.unreached is None, "the part stopped behind its last row"
 
 
+NOW = datetime.fromtimestamp(1_000, UTC)
 HELD = Held(due=1, deliveries=3, failures=2, retries=1, reason="busy")
 
 
@@ -251,7 +253,7 @@ def test_what_is_settled_ends_before_the_held_row_and_the_rest_is_given_back(mor
     verdict = ordered(some(*"abcd", deliveries=2))
     reader = reader_behind(verdict.rows.batch, some(*more).batch if more else None)
     run_map(Handler(target), verdict, 1)
-    part, held = settled_part(verdict, reader, verdict.rows.batch)
+    part, held = settled_part(verdict, reader, verdict.rows.batch, NOW)
     assert part.rows.column("id") == ["a", "b"]
     assert (held.deliveries, held.failures, held.retries, held.reason) == (3, 0, 0, "busy")
     assert reader.mark == Mark(7, 2)
@@ -262,7 +264,7 @@ def test_a_row_that_was_only_not_reached_is_given_back_but_not_held():
     verdict = ordered(some(*"abc"))
     verdict.unreached = 1
     reader = reader_behind(verdict.rows.batch)
-    part, held = settled_part(verdict, reader, verdict.rows.batch)
+    part, held = settled_part(verdict, reader, verdict.rows.batch, NOW)
     assert (part.rows.column("id"), held) == (["a"], None)
     assert rest_of(reader) == ["b", "c"]
 
@@ -272,7 +274,7 @@ def test_when_nothing_is_held_everything_is_settled():
     verdict.outcomes = {2: DeadLetter("no")}
     verdict.unreached = 3
     reader = reader_behind(verdict.rows.batch)
-    assert settled_part(verdict, reader, verdict.rows.batch) == (verdict, None)
+    assert settled_part(verdict, reader, verdict.rows.batch, NOW) == (verdict, None)
     assert (reader.mark, rest_of(reader)) == (Mark(8), [])
 
 
@@ -324,7 +326,7 @@ def test_messages_of_the_same_keys_are_finished_in_their_order(keys, script, siz
         call = partial(run_sink, Handler(sink), batch_size=size)
         call_with_retries(verdict, call, strategy, lambda _seconds: None, "sink")
         reader = reader_behind(verdict.rows.batch)
-        part, held = settled_part(verdict, reader, verdict.rows.batch)
+        part, held = settled_part(verdict, reader, verdict.rows.batch, NOW)
         assert not any(isinstance(o, Redeliver | Retry) for o in part.outcomes.values())
         ended += part.rows.column("id")
         batch = batch.slice(len(part.rows))

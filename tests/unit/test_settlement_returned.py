@@ -4,11 +4,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbflow import NackOptions
+from ebbflow.core.inlet import HandedBack, asked_for, handed_back
 from ebbflow.core.publications import Chunk, Place, Stage
 from ebbflow.core.settlement import Settlement, settle
 from ebbflow.core.verdict import Verdict
 from ebbflow.outcome import Redeliver, Retry
-from ebbflow.runtime.source_process.inlet import HandedBack, asked_for, handed_back
 from tests.unit.sample_rows import NOW, some
 from tests.unit.test_settlement import decided, edges, expected_end, inputs, of, rows_of
 

@@ -19,18 +19,10 @@ from ebbflow.core.position import Mark, Position
 from ebbflow.core.publications import Stage
 from ebbflow.core.settlement import Settlement
 from ebbflow.errors import Fenced
-from tests.unit.crash_model import (
-    DECISIONS,
-    Chances,
-    Crash,
-    Rules,
-    Server,
-    Task,
-    UserCode,
-    inlet_of,
-    run_to_the_end,
-)
+from tests.unit.crash_model import DECISIONS, Chances, Crash, Rules, UserCode
+from tests.unit.crash_run import ModelTask, inlet_of, run_to_the_end
 from tests.unit.following import Follower, Forgetful, Hasty
+from tests.unit.memory_server import Server
 
 crashes = st.lists(
     st.builds(
@@ -166,7 +158,7 @@ def forgotten_after_each_crash(rules: Rules, reader: type[Follower] = Follower) 
         server = Server(inlet_of(7), reader=reader)
         crash = Chances(OneChunk(), crash_after)
         with suppress(Crash):
-            Task(server, Settled(()), rules, crash).run()
+            ModelTask(server, Settled(()), rules, crash).run()
         server.forget_ids()
         for follower in server.followers.values():
             follower.finish()
@@ -186,7 +178,7 @@ def lost_by_reader(reader: type[Follower]) -> set[tuple]:
             server = Server(inlet_of(3), reader=reader)
             code = UserCode([*first, *second])
             with suppress(Crash):
-                Task(server, code, Rules(), Chances(OneChunk(), crash_after)).run()
+                ModelTask(server, code, Rules(), Chances(OneChunk(), crash_after)).run()
             for follower in server.followers.values():
                 follower.finish()
             if run_to_the_end(server, code):
@@ -223,8 +215,8 @@ def test_a_replay_that_does_not_look_writes_letters_and_redeliveries_twice():
 
 def test_a_task_that_was_replaced_cannot_write_any_more():
     server = Server(inlet_of(3))
-    old = Task(server, UserCode(()), Rules(), Chances())
-    new = Task(server, UserCode(()), Rules(), Chances())
+    old = ModelTask(server, UserCode(()), Rules(), Chances())
+    new = ModelTask(server, UserCode(()), Rules(), Chances())
     with pytest.raises(Fenced):
         old.run()
     assert server.outputs == []

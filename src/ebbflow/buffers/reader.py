@@ -26,6 +26,7 @@ from nats.aio.subscription import Subscription
 
 from ebbflow.core import frames
 from ebbflow.core.copies import NOTHING, Known, Stamp, is_copy, with_frame
+from ebbflow.core.inlet import Inlet, Origin
 from ebbflow.core.position import Mark
 from ebbflow.core.publications import FROM, WATERMARK
 from ebbflow.errors import AccessError, EbbflowError, JetStreamUnavailable
@@ -33,9 +34,6 @@ from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import MSG_ID
 from ebbflow.nats.pull import Delivery, LightConsumer
-
-Origin = tuple[str | None, datetime | None]
-"""The task that wrote a frame, and its watermark then."""
 
 # How many frames are asked for ahead: more of small ones, as a slow trickle has left them, so that
 # there are enough rows for a full call of user code.
@@ -49,15 +47,13 @@ _IDLE_CONSUMER = 15
 _PAUSE = 0.1
 
 
-class FrameReader:
+class FrameReader(Inlet):
     """Follows one subject. ``take`` is called by one thread; everything else is on the link's.
 
     With ``known``, what was read of each writer's last chunk before ``start``, frames that were
     read before are passed over. ``passed`` is the mark behind which there was nothing else so far.
+    The link waits for NATS, not the reader, so ``waiting`` is always ``None``.
     """
-
-    waiting = None
-    """NATS is waited for by the link, not here."""
 
     def __init__(
         self,
@@ -70,7 +66,6 @@ class FrameReader:
     ) -> None:
         self.mark = start
         self.known = NOTHING if known is None else known
-        self.passed: Mark | None = None
         self._drops_copies = known is not None
         self.stream = stream
         self.subject = subject
@@ -220,20 +215,18 @@ class FrameReader:
                 missed = 0
                 self._restart()
 
-    @property
-    def exhausted(self) -> bool:
-        """Never: whatever feeds the stream may go on."""
-        return False
-
-    def ready_in(self) -> float:
-        """An arrival wakes the task."""
-        return 3600.0
-
-    def take(self, limit: int, most_frames: int = _MOST_FRAMES) -> list[pa.RecordBatch]:
-        """Up to ``limit`` rows that are here already; moves ``mark`` behind them.
+    def take(self, limit: int) -> list[pa.RecordBatch]:
+        """Returns up to ``limit`` rows that are here already; moves ``mark`` behind them.
 
         ``origins`` then says where the frames came from.
         """
+        return self._take(limit, _MOST_FRAMES)
+
+    def take_frame(self, limit: int) -> list[pa.RecordBatch]:
+        """Returns up to ``limit`` rows of one frame, which ``give_back`` can undo in part."""
+        return self._take(limit, 1)
+
+    def _take(self, limit: int, most_frames: int) -> list[pa.RecordBatch]:
         taken: list[pa.RecordBatch] = []
         self.origins = []
         while limit > 0 and len(taken) < most_frames and self._load_head():

@@ -1,47 +1,128 @@
-"""What a vertex task reads from: a buffer's frames or a source, behind one small interface."""
+"""The stream of rows that a vertex task reads: a buffer, a generator or a source.
+
+Every inlet is complete: the task asks all of them the same questions and never what kind they are.
+A kind that has nothing to say inherits an answer that says nothing. What an inlet promises is that
+its rows can be had again after a crash: by ``take_until``, exactly as they were cut, or from the
+source, which has not been told of them before they were recorded as done.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 
 import pyarrow as pa
 
-from ebbflow.core.copies import Known
+from ebbflow.core.copies import NOTHING, Known
+from ebbflow.core.frames import Rows
 from ebbflow.core.outage import Waiting
 from ebbflow.core.position import Mark
+from ebbflow.nacks import NackOptions
+from ebbflow.outcome import Redeliver, Retry
+
+Origin = tuple[str | None, datetime | None]
+"""The task that wrote a frame, and its watermark then."""
+
+NEVER = 3600.0
+"""Seconds until it is worth asking an inlet again that wakes its task by itself."""
 
 
-class Inlet(Protocol):
+@dataclass(frozen=True, slots=True)
+class HandedBack:
+    """The ends of a chunk's rows, as the source they came from is told them.
+
+    ``ids`` are the messages that are acknowledged.
+    """
+
+    acks: list[bytes]
+    nacks: list[tuple[bytes, NackOptions]]
+    ids: list[str]
+
+
+class Inlet(ABC):
     """A replayable stream of rows. Used on a worker, by the task's own thread only."""
 
     mark: Mark
     """Behind the last row that was taken."""
 
-    known: Known
+    known: Known = NOTHING
     """What was read of each writer's last chunk; nothing, unless the stream may hold copies."""
 
-    passed: Mark | None
+    passed: Mark | None = None
     """The mark behind which there were only copies so far, if there were any."""
+
+    origins: Sequence[Origin] = ()
+    """The writers of the frames that were taken last; nobody, unless tasks write the stream."""
+
+    takes_back: bool = False
+    """Whether the source takes nacked rows back and gives them again by itself."""
 
     @property
     def waiting(self) -> Waiting | None:
-        """What its system is waited for, if that is away."""
+        """The system that is away, if the inlet waits for one."""
+        return None
 
     @property
     def exhausted(self) -> bool:
         """Whether nothing more will ever come."""
+        return False
 
     def ready_in(self) -> float:
-        """Seconds until it is worth asking again; arrivals may wake the task before."""
+        """Returns the seconds until it is worth asking again; arrivals wake the task before."""
+        return NEVER
 
+    @abstractmethod
     def take(self, limit: int) -> list[pa.RecordBatch]:
-        """Up to ``limit`` rows that are there already."""
+        """Returns up to ``limit`` rows that are there already, and moves ``mark`` behind them."""
 
+    def take_frame(self, limit: int) -> list[pa.RecordBatch]:
+        """Returns up to ``limit`` rows of one frame; ``give_back`` can undo it in part."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be read in order")
+
+    def give_back(self, piece: pa.RecordBatch, used: int) -> None:
+        """Puts all but the first ``used`` rows of the frame that was taken last back in place."""
+        # No default: an inlet that did nothing here would lose the rows behind the held one.
+        raise NotImplementedError(f"{type(self).__name__} cannot be read in order")
+
+    @abstractmethod
     def take_until(self, end: Mark) -> list[pa.RecordBatch]:
-        """Exactly the rows up to ``end``, with the ids they had before."""
+        """Returns exactly the rows up to ``end``, with the ids they had before.
 
-    def forget(self, done: Mark) -> None:
-        """Everything up to ``done`` is settled and need not be kept."""
+        A source returns none: it gives the rows again by itself, as it was not told of them.
+        """
 
-    def close(self, for_good: bool = False) -> None:
-        """The task ends; ``for_good`` when no other follows it."""
+    def pick_up(self) -> list[bytes]:
+        """Returns the offsets of the rows taken since the last call, if a source wants them."""
+        return []
+
+    def hand_back(self, ends: HandedBack) -> None:  # noqa: B027 - nothing to do
+        """Has the source told, soon, what became of rows that are recorded; from any thread."""
+
+    def forget(self, done: Mark) -> None:  # noqa: B027 - nothing to do
+        """Has everything up to ``done`` deleted, which is recorded as settled."""
+
+    def close(self, for_good: bool = False) -> None:  # noqa: B027 - nothing to do
+        """Ends the reading; ``for_good`` when no other task follows."""
+
+
+def handed_back(
+    offsets: Sequence[bytes], rows: Rows, returned: Mapping[int, Redeliver | Retry]
+) -> HandedBack:
+    """Returns what to tell about the last rows of a chunk, which are those that have offsets."""
+    first = len(rows) - len(offsets)
+    ended = [index for index in range(len(offsets)) if index + first not in returned]
+    ids = rows.column("id")
+    return HandedBack(
+        [offsets[index] for index in ended],
+        [(offsets[index - first], asked_for(how)) for index, how in returned.items()],
+        [ids[index + first] for index in ended],
+    )
+
+
+def asked_for(how: Redeliver | Retry) -> NackOptions:
+    """Returns what user code asked for with its nack, or what back-off makes of a failure."""
+    if isinstance(how, Retry):
+        return NackOptions(how.delay, reason=how.error)
+    return how.options or NackOptions(how.delay, reason=how.reason)

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import nats.errors
@@ -29,15 +29,6 @@ _EVERY = 0.5
 _LARGEST = 1_000_000
 # How long to wait for a connection that takes nothing.
 _PATIENCE = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What a task tells the driver when its epoch is over."""
-
-    ended: str
-    chunks: int
-    rows: int
 
 
 class Events:

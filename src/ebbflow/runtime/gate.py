@@ -7,26 +7,46 @@ that passes opens it for good.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from ebbflow.core.blame import Outage
+from ebbflow.core.breaker import Breaker
 from ebbflow.core.calling import USER_ERRORS
-from ebbflow.core.outage import Waiting
+from ebbflow.core.outage import Patience, Waiting
 from ebbflow.core.verdict import Verdict
-from ebbflow.runtime.handlers import breaker_of, patience_of
-from ebbflow.runtime.operators import UserCode
-from ebbflow.runtime.plan import VertexPlan
 
 _LOOK_AGAIN = 1.0
 
 
-class Gate:
-    """The way to the user code of one vertex on one worker; what it has seen outlasts epochs."""
+class VertexCode(Protocol):
+    """The user code of a vertex, as the gate opens and calls it."""
 
-    def __init__(self, plan: VertexPlan, code: UserCode, halted: str | None) -> None:
+    def open(self) -> None:
+        """Has it ready, anew after an outage; raises what user code raises when it opens."""
+
+    def __call__(self, verdict: Verdict) -> None:
+        """Has it decide about a chunk."""
+
+    @property
+    def outage(self) -> Outage | None:
+        """The system that is away, as far as the last call has shown."""
+
+
+class Gate:
+    """The way to the user code of one vertex on one worker.
+
+    ``patience`` and ``breaker`` outlast epochs, and with them what the gate has seen.
+    """
+
+    def __init__(self, code: VertexCode, patience: Patience, breaker: Breaker) -> None:
         self._code = code
-        self._patience = patience_of(plan.whose, "code", plan.on_unavailable)
-        self._breaker = breaker_of(plan.whose, plan.breaker)
-        self._breaker.tripped = halted
+        self._patience = patience
+        self._breaker = breaker
         self.opened = False
+
+    def restore(self, halted: str | None) -> None:
+        """Takes over from the position whether the breaker has stopped the vertex, and why."""
+        self._breaker.tripped = halted
 
     @property
     def probing(self) -> bool:
@@ -35,7 +55,7 @@ class Gate:
 
     @property
     def waiting(self) -> Waiting | None:
-        """What is waited for, if anything is."""
+        """The system that is waited for, if one is away."""
         return self._patience.waiting
 
     @property
@@ -44,11 +64,11 @@ class Gate:
         return self._breaker.tripped
 
     def ready_in(self) -> float:
-        """Seconds until it is worth trying; nothing when messages may be taken now."""
+        """Returns the seconds until it is worth trying; 0 when messages may be taken now."""
         return _LOOK_AGAIN if self.halted is not None else self._patience.ready_in()
 
     def open(self) -> bool:
-        """Have user code ready; ``False`` when nothing may be given to it now."""
+        """Has user code ready; ``False`` when nothing may be given to it now."""
         if self.ready_in() > 0:
             return False
         if self.opened and not self.probing:
@@ -62,7 +82,7 @@ class Gate:
         return True
 
     def decide(self, verdict: Verdict) -> None:
-        """Have user code decide about a chunk, and see what that tells."""
+        """Has user code decide about a chunk, and learns from it what is away."""
         verdict.usual = not self.probing
         self._code(verdict)
         if (outage := self._code.outage) is not None:
@@ -73,5 +93,5 @@ class Gate:
         self._breaker.check(verdict)
 
     def resume(self) -> None:
-        """People have looked at the dead letters and want the vertex to go on."""
+        """Lets the vertex go on: people have looked at the dead letters."""
         self._breaker.reset()

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from ebbflow.core import frames
-from ebbflow.core.copies import NOTHING, Known
+from ebbflow.core.inlet import NEVER, Inlet
 from ebbflow.core.position import Mark
 
 _OVERHEAD = 8
@@ -32,13 +32,8 @@ class GeneratorPlan:
     blob: bytes | None = None
 
 
-class GeneratorInlet:
-    """One partition of a generator."""
-
-    waiting = None
-    """There is no system behind it."""
-    known: Known = NOTHING
-    passed: Mark | None = None
+class GeneratorInlet(Inlet):
+    """One partition of a generator. It keeps nothing: a number is all it takes to make a row."""
 
     def __init__(
         self, plan: GeneratorPlan, vertex: str, partition: int, partitions: int, start: Mark
@@ -72,7 +67,7 @@ class GeneratorInlet:
     def ready_in(self) -> float:
         """Seconds until the next message is to be made."""
         if self.exhausted:
-            return 3600.0
+            return NEVER
         if self._rate is None:
             return 0.0
         return max(0.0, (self.mark.seq + 1 - self._first) / self._rate - self._elapsed())
@@ -122,9 +117,3 @@ class GeneratorInlet:
             % (number if fixed is None else fixed, padding.encode(), now)
             for number in numbers
         ]
-
-    def forget(self, done: Mark) -> None:
-        """Nothing is kept."""
-
-    def close(self, for_good: bool = False) -> None:
-        """Nothing to close."""

@@ -12,20 +12,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
 
 from ebbflow.buffers.ledger import Ledger
 from ebbflow.core import frames
-from ebbflow.core.copies import NOTHING, Known
-from ebbflow.core.frames import Rows
+from ebbflow.core.inlet import HandedBack, Inlet
 from ebbflow.core.outage import Patience, Waiting
 from ebbflow.core.position import Mark
-from ebbflow.nacks import NackOptions
-from ebbflow.outcome import Redeliver, Retry
 from ebbflow.runtime.source_process.client import Companion, SourceAway, SourcePlan
 from ebbflow.runtime.source_process.protocol import Given, Hello
 
@@ -46,23 +42,8 @@ class Telling(Protocol):
         """So many messages wait to be read, as far as it knows."""
 
 
-@dataclass(frozen=True, slots=True)
-class HandedBack:
-    """What is to be told to the source about rows of a settled chunk.
-
-    ``ids`` are the messages that are acknowledged.
-    """
-
-    acks: list[bytes]
-    nacks: list[tuple[bytes, NackOptions]]
-    ids: list[str]
-
-
-class PulledInlet:
+class PulledInlet(Inlet):
     """One partition of a source. ``take`` is called by the task's thread."""
-
-    known: Known = NOTHING
-    passed: Mark | None = None
 
     def __init__(
         self,
@@ -82,7 +63,6 @@ class PulledInlet:
         self._wake = wake
         self._events = events
         self._patience = patience
-        self.redelivers = False
         self._exhausted = self._greeted = False
         self._queue: deque[tuple[pa.RecordBatch, list[bytes]]] = deque()
         self._taken: list[bytes] = []
@@ -107,10 +87,6 @@ class PulledInlet:
     def waiting(self) -> Waiting | None:
         """What the source waits for, if its system is away."""
         return self._patience.waiting
-
-    def ready_in(self) -> float:
-        """An arrival wakes the task."""
-        return 3600.0
 
     def take(self, limit: int) -> list[pa.RecordBatch]:
         """Up to ``limit`` rows that have come; ``SourceError`` when the source has failed."""
@@ -140,14 +116,11 @@ class PulledInlet:
         taken, self._taken = self._taken, []
         return taken
 
-    def hand_back(self, settled: HandedBack) -> None:
-        """Have the source told, soon; from any thread."""
+    def hand_back(self, ends: HandedBack) -> None:
+        """Has the source told, soon; from any thread."""
         with self._change:
-            self._settled.append(settled)
+            self._settled.append(ends)
             self._change.notify()
-
-    def forget(self, done: Mark) -> None:
-        """Nothing: the source is told of each message."""
 
     def close(self, for_good: bool = False) -> None:
         """Tell the source what is settled; its process stays for the next task unless for good."""
@@ -188,19 +161,16 @@ class PulledInlet:
 
     def _greet(self) -> None:
         hello: Hello = self._source.ask("hello")
-        self.redelivers, self._exhausted = hello.redelivers, hello.exhausted
+        self.takes_back, self._exhausted = hello.redelivers, hello.exhausted
         self._greeted = True
 
     def _tell_settled(self) -> None:
-        told = False
         while self._settled:
-            one = self._settled[0]
-            self._source.ask("settle", one.acks, one.nacks)
+            ends = self._settled[0]
+            self._source.ask("settle", ends.acks, ends.nacks)
             self._settled.popleft()  # only now: after an outage it is told again
             with self._change:
-                self._unsettled -= len(one.acks) + len(one.nacks)
-            told = True
-        if told:
+                self._unsettled -= len(ends.acks) + len(ends.nacks)
             self._wake.set()  # it may be exhausted now
 
     def _read(self) -> None:
@@ -246,7 +216,7 @@ class PulledInlet:
         self, batch: pa.RecordBatch, deliveries: Sequence[int | None]
     ) -> pa.RecordBatch:
         """The rows with what they have been through; most are here for the first time."""
-        if self.redelivers:
+        if self.takes_back:
             self._ledger.catch_up()
         histories = [self._ledger.history(one) for one in batch.column("id").to_pylist()]
         if not any(histories) and not any(deliveries):
@@ -266,24 +236,3 @@ class PulledInlet:
         with self._change:
             if not self._settled and not self._closing:
                 self._change.wait(seconds)
-
-
-def handed_back(
-    offsets: Sequence[bytes], rows: Rows, returned: Mapping[int, Redeliver | Retry]
-) -> HandedBack:
-    """What to tell about the last rows of a chunk, which are those that have offsets."""
-    first = len(rows) - len(offsets)
-    ended = [index for index in range(len(offsets)) if index + first not in returned]
-    ids = rows.column("id")
-    return HandedBack(
-        [offsets[index] for index in ended],
-        [(offsets[index - first], asked_for(how)) for index, how in returned.items()],
-        [ids[index + first] for index in ended],
-    )
-
-
-def asked_for(how: Redeliver | Retry) -> NackOptions:
-    """What user code asked for with its nack, or what back-off makes of a failure."""
-    if isinstance(how, Retry):
-        return NackOptions(how.delay, reason=how.error)
-    return how.options or NackOptions(how.delay, reason=how.reason)

@@ -15,8 +15,8 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from ebbflow.buffers.names import Names
-from ebbflow.buffers.reader import Origin
 from ebbflow.core.copies import Stamp, is_copy, with_frame
+from ebbflow.core.inlet import Origin
 from ebbflow.core.position import Mark, Span
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.spark.batch.reading import (

@@ -1,0 +1,132 @@
+"""Decisions about chunks: user code decides, and its verdict becomes a settlement.
+
+The only place of the chunk loop that makes a ``Verdict`` or looks into one. A stream map's outputs
+are passed on from here while it still yields, a part of the chunk at a time.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from random import Random
+from typing import Protocol
+
+from ebbflow.core.frames import Rows
+from ebbflow.core.outputs import Outputs, event_times
+from ebbflow.core.publications import Chunk, Place
+from ebbflow.core.settlement import Settlement, settle
+from ebbflow.core.verdict import Verdict
+from ebbflow.durations import Backoff
+from ebbflow.outcome import Counts
+from ebbflow.runtime.gate import Gate
+from ebbflow.runtime.journal import Clock
+
+_EMIT_EVERY = 0.1
+
+PublishPart = Callable[[Verdict], int]
+"""Publishes what a stream map has yielded so far; returns how many rows were written."""
+
+Times = Callable[[Verdict], Iterable[datetime]]
+"""Returns the event times with which a chunk raises the watermark of its vertex."""
+
+
+class ChunkSize(Protocol):
+    """How many rows a chunk may have, adapted to how long user code takes for them."""
+
+    @property
+    def limit(self) -> int:
+        """The most rows of the next chunk."""
+
+    def measured(self, verdict: Verdict) -> AbstractContextManager[None]:
+        """Times user code on a chunk."""
+
+
+def no_times(verdict: Verdict) -> Iterable[datetime]:
+    """A vertex that reads a buffer: its watermark is that of those who write to it."""
+    return ()
+
+
+def output_times(verdict: Verdict) -> Iterable[datetime]:
+    """A source: its outputs, and what was nacked or dropped with an event time."""
+    return [*event_times(verdict.outputs, verdict.rows), *verdict.event_times]
+
+
+def told_times(verdict: Verdict) -> Iterable[datetime]:
+    """A MonoVertex, which has told the times itself: its outputs have gone into the sinks."""
+    return verdict.event_times
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRules:
+    """The rules of a vertex that its chunks are decided and settled by.
+
+    ``emits`` is whether outputs may go on before their chunk is settled.
+    """
+
+    place: Place
+    on_error: Backoff
+    largest: int
+    emits: bool = False
+    times: Times = no_times
+
+
+class ChunkDecider:
+    """Has user code decide about the chunks of one task. Used by the task's thread."""
+
+    def __init__(self, rules: DecisionRules, gate: Gate, size: ChunkSize, clock: Clock) -> None:
+        self._rules = rules
+        self._gate = gate
+        self._size = size
+        self._clock = clock
+        self._chance = Random()  # noqa: S311 - spreads retries, protects nothing
+        self._emitted_at = clock.monotonic()
+
+    def decide(self, rows: Rows, in_order: bool, publish: PublishPart) -> Verdict:
+        """Returns what user code decides about the rows; ``publish`` is called meanwhile."""
+        rules = self._rules
+        verdict = Verdict(rules.place.vertex, rows, rules.on_error, rules.largest, self._chance)
+        verdict.ordered = in_order
+        if rules.emits:
+            verdict.emit = partial(self._emit, publish)
+        with self._size.measured(verdict):
+            self._gate.decide(verdict)
+        return verdict
+
+    def _emit(self, publish: PublishPart, verdict: Verdict) -> None:
+        """Passes on what a stream map has yielded, unless that was just done."""
+        now = self._clock.monotonic()
+        if now - self._emitted_at < _EMIT_EVERY:
+            return
+        self._emitted_at = now
+        part = verdict.part(verdict.rows)
+        part.outputs, verdict.outputs = verdict.outputs, Outputs()
+        assert part.outputs is not None
+        # An input of which a part is on its way has not ended empty, whatever else it yields.
+        verdict.emitted.update(part.outputs.parents)
+        verdict.emitted_rows += publish(part)
+
+    def times(self, verdict: Verdict) -> Iterable[datetime]:
+        """Returns the event times that raise the vertex's own watermark."""
+        return self._rules.times(verdict)
+
+    def settle(
+        self,
+        verdict: Verdict,
+        key: str,
+        watermark: datetime | None,
+        returned_from: int | None = None,
+        more: Counts | None = None,
+    ) -> Settlement:
+        """Returns what the chunk of that key comes to, with ``more`` among its counts.
+
+        Rows from ``returned_from`` on go back to their source when they are to come again.
+        """
+        returning = range(0) if returned_from is None else range(returned_from, sys.maxsize)
+        chunk, now = Chunk(key, verdict.rows), self._clock.now()
+        settlement = settle(chunk, verdict, self._rules.place, now, watermark, returning)
+        counts = settlement.counts + Counts(written=verdict.emitted_rows) + (more or Counts())
+        return replace(settlement, counts=counts)

@@ -1,0 +1,124 @@
+"""The seams of the chunk loop: where it records and publishes, what time it is, who is told.
+
+``ChunkLoop`` carries the guarantees and knows none of the systems behind it. On a worker these
+protocols are NATS and the system's clock (``nats_task``); in the tests of crashes they are a server
+in memory, where anything may stop between any two steps, and a clock that is set forward.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Coroutine, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol, TypeVar
+
+import pyarrow as pa
+
+from ebbflow.core.outage import Waiting
+from ebbflow.core.position import Mark, Position
+from ebbflow.core.publications import Publication
+from ebbflow.core.settlement import Settlement
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a task tells the driver when its epoch is over."""
+
+    ended: str
+    chunks: int
+    rows: int
+
+
+class InFlight(Protocol[T_co]):
+    """A step of the journal that goes on while the task works, as a future."""
+
+    def result(self, timeout: float | None = None) -> T_co:
+        """Returns what it came to; ``TimeoutError`` when that takes longer than ``timeout``."""
+
+    def done(self) -> bool:
+        """Whether it is over, well or not."""
+
+    def cancel(self) -> bool:
+        """Gives it up where it is: what has been published stays published."""
+
+
+class TaskJournal(Protocol):
+    """The record of one partition, and everything that its task publishes.
+
+    Each coroutine returns when the server has confirmed, however long that takes. The loop decides
+    in which order they run; an implementation must not do any of them before it is awaited.
+    """
+
+    async def claim(self) -> Position:
+        """Takes the partition over: from now on the task that had it can write no more."""
+
+    async def write(self, position: Position) -> None:
+        """Replaces the record; ``Fenced`` when another task has claimed the partition."""
+
+    async def write_histories(self, rows: pa.RecordBatch) -> None:
+        """Stores rows as they are to be when their source gives them again."""
+
+    async def end_histories(self, ids: Sequence[str]) -> None:
+        """Deletes what was stored about messages that have ended for good."""
+
+    async def without_stored(self, settlement: Settlement, repeated: Mark | None) -> Settlement:
+        """Returns the settlement without what an earlier attempt has stored.
+
+        ``repeated`` is how far the redeliveries are read; ``None`` if there was no earlier attempt.
+        """
+
+    async def publish(self, settlement: Settlement) -> Collection[Publication]:
+        """Stores the publications, stage after stage; returns those that a full buffer discards."""
+
+    def submit(self, step: Coroutine[Any, Any, T]) -> InFlight[T]:
+        """Starts a coroutine of this journal, beside the task's own thread."""
+
+
+class Clock(Protocol):
+    """The time, and the way to let it pass."""
+
+    def monotonic(self) -> float:
+        """Returns seconds that only ever grow."""
+
+    def now(self) -> datetime:
+        """Returns the time of day, with a time zone."""
+
+    def wait(self, wake: threading.Event, seconds: float) -> None:
+        """Waits until ``wake`` is set, at most so long."""
+
+
+class SystemClock:
+    """The clock of the machine."""
+
+    def monotonic(self) -> float:
+        """Returns seconds that only ever grow."""
+        return time.monotonic()
+
+    def now(self) -> datetime:
+        """Returns the time of day in UTC."""
+        return datetime.now(UTC)
+
+    def wait(self, wake: threading.Event, seconds: float) -> None:
+        """Waits until ``wake`` is set, at most so long."""
+        wake.wait(seconds)
+
+
+class TaskEvents(Protocol):
+    """People who watch the task. Nothing depends on them."""
+
+    def nacked(self, reasons: dict[str, int]) -> None:
+        """Counts why messages come back."""
+
+    def waits(self, waiting: Waiting | None, halted: str | None) -> None:
+        """Says that a system is away, or that the breaker has stopped the vertex."""
+
+    def tell_now_and_then(self) -> None:
+        """Tells what has been counted, unless that was just done."""
+
+    def flush(self) -> None:
+        """Tells what has been counted."""

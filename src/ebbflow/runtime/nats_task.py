@@ -1,0 +1,148 @@
+"""A vertex task on a worker: the chunk loop, given NATS, the system's clock and user code."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Coroutine, Sequence
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from nats.aio.msg import Msg
+
+from ebbflow.buffers.carry_out import publish_all
+from ebbflow.buffers.ledger import Ledger
+from ebbflow.buffers.names import Names
+from ebbflow.buffers.positions import PositionStore
+from ebbflow.buffers.replayed import without_stored
+from ebbflow.core.position import Mark, Position, Span
+from ebbflow.core.publications import Place, Publication
+from ebbflow.core.settlement import Settlement
+from ebbflow.nats.link import Link, worker_link
+from ebbflow.nats.publish import Tally
+from ebbflow.runtime import control
+from ebbflow.runtime.chunk_size import pace_for
+from ebbflow.runtime.deciding import DecisionRules, Times, no_times, output_times, told_times
+from ebbflow.runtime.events import Events
+from ebbflow.runtime.gate import Gate, VertexCode
+from ebbflow.runtime.handlers import breaker_of, patience_of
+from ebbflow.runtime.inlets import open_inlet, open_ledger, open_redeliveries
+from ebbflow.runtime.intake import Intake, OrderedIntake
+from ebbflow.runtime.journal import InFlight, Report, SystemClock
+from ebbflow.runtime.plan import MonoPlan, VertexPlan
+from ebbflow.runtime.task import ChunkLoop, Parts
+from ebbflow.runtime.turn import Turn
+
+T = TypeVar("T")
+
+
+class NatsJournal:
+    """The journal of one partition in JetStream. Its coroutines run on the link's loop."""
+
+    def __init__(self, plan: VertexPlan, partition: int, link: Link, tally: Tally) -> None:
+        self._link = link
+        self._plan = plan
+        self._names = Names(plan.pipeline)
+        self._tally = tally
+        self._store = PositionStore(
+            link.client, self._names, plan.vertex, partition, plan.publish, tally
+        )
+        self.ledger: Ledger | None = None
+
+    async def claim(self) -> Position:
+        """Takes the partition over: from now on the task that had it can write no more."""
+        return await self._store.claim(self._plan.run)
+
+    async def write(self, position: Position) -> None:
+        """Replaces the record; ``Fenced`` when another task has claimed the partition."""
+        await self._store.write(position)
+
+    async def write_histories(self, rows: pa.RecordBatch) -> None:
+        """Stores rows as they are to be when their source gives them again."""
+        assert self.ledger is not None
+        await self.ledger.write(rows, self._tally)
+
+    async def end_histories(self, ids: Sequence[str]) -> None:
+        """Deletes what was stored about messages that have ended for good."""
+        assert self.ledger is not None
+        await self.ledger.end(ids, self._tally)
+
+    async def without_stored(self, settlement: Settlement, repeated: Mark | None) -> Settlement:
+        """Returns the settlement without what an earlier attempt has stored."""
+        return await without_stored(self._link.client, self._names, settlement, repeated)
+
+    async def publish(self, settlement: Settlement) -> Collection[Publication]:
+        """Stores the publications, stage after stage; returns those that a full buffer discards."""
+        client, retry = self._link.client, self._plan.publish
+        return await publish_all(client, self._names, settlement, retry, self._tally)
+
+    def submit(self, step: Coroutine[Any, Any, T]) -> InFlight[T]:
+        """Starts a coroutine on the link's loop."""
+        return self._link.submit(step)
+
+
+class VertexTask:
+    """One partition of a vertex for one epoch. Made and run on a worker, by one thread."""
+
+    def __init__(self, plan: VertexPlan, partition: int, seconds: float) -> None:
+        self._plan = plan
+        self._partition = partition
+        self._link = worker_link(plan.server)
+        self._names = Names(plan.pipeline)
+        self._clock = SystemClock()
+        self._turn = Turn(seconds, self._clock)
+        tally = Tally()
+        self._journal = NatsJournal(plan, partition, self._link, tally)
+        self.events = Events(self._link, self._names, plan.vertex, partition, tally)
+
+    def run(self, code: VertexCode) -> Report:
+        """Works until the epoch ends or the driver says stop, and settles what is in hand."""
+        # Subscribed before the claim, so that a stop that comes meanwhile is not missed.
+        subject = self._names.control_subject
+        words = self._link.run(self._link.client.subscribe(subject, cb=self._on_control))
+        try:
+            return ChunkLoop(self._parts(code), self._turn).run()
+        finally:
+            self._link.run(words.unsubscribe())
+
+    async def _on_control(self, message: Msg) -> None:
+        word, seconds = message.data, control.turn_of(message.data)
+        if word == control.STOP:
+            self._turn.stop()
+        elif control.resumes(word, self._plan.vertex):
+            self._turn.resume()
+        elif seconds is not None:
+            self._turn.shorten(seconds)
+
+    def _parts(self, code: VertexCode) -> Parts:
+        plan = self._plan
+        patience = patience_of(plan.whose, "code", plan.on_unavailable)
+        return Parts(
+            journal=self._journal,
+            open_intake=self._open_intake,
+            gate=Gate(code, patience, breaker_of(plan.whose, plan.breaker)),
+            size=pace_for((plan.whose, self._partition), plan.call_rows),
+            rules=_rules(plan, self._partition),
+            events=self.events,
+            clock=self._clock,
+            feeders=plan.feeders,
+        )
+
+    def _open_intake(self, done: Span) -> Intake:
+        plan, partition, link, wake = self._plan, self._partition, self._link, self._turn.wake
+        redeliveries = open_redeliveries(plan, partition, link, done.redelivery, wake)
+        ledger = self._journal.ledger = open_ledger(plan, partition, link)
+        inlet = open_inlet(plan, partition, link, done, wake, ledger, self.events)
+        kind = OrderedIntake if plan.ordered else Intake
+        return kind(inlet, redeliveries, plan.paused)
+
+
+def _rules(plan: VertexPlan, partition: int) -> DecisionRules:
+    place = Place(plan.vertex, partition, plan.edges, plan.max_payload, plan.bucket)
+    # An ordered vertex must not pass on what a held row may still have to come before.
+    emits = bool(plan.edges) and not plan.ordered
+    return DecisionRules(place, plan.on_error, plan.largest, emits, _times(plan))
+
+
+def _times(plan: VertexPlan) -> Times:
+    if not plan.is_source:
+        return no_times
+    return told_times if isinstance(plan.role, MonoPlan) else output_times

@@ -1,0 +1,241 @@
+"""How a task settles chunks: in the one order that loses nothing and doubles nothing.
+
+    intent → source told of the chunk before → histories → redeliveries, dead letters, answers,
+    outputs → done
+
+Whatever stops in between, the next task finds the intent, cuts the same chunk again and settles it
+again: what is stored already is known by its id. The next chunk's intent is also the record that
+this one is done, so there is one write for both, and user code works on the next chunk while this
+one is being published.
+
+The order is the guarantee. The comments in this module say which wrong edit loses a message and
+which doubles one; the tests of crashes run this module and fail when the order is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from ebbflow.core.inlet import HandedBack
+from ebbflow.core.position import Held, Position, Span
+from ebbflow.core.settlement import Settlement
+from ebbflow.outcome import Counts
+from ebbflow.runtime.intake import Intake
+from ebbflow.runtime.journal import Clock, InFlight, TaskJournal
+from ebbflow.runtime.turn import Turn
+
+_PURGE_EVERY = 0.25
+_SOON = 0.01
+_LOOK_EVERY = 0.25
+
+
+class Unsettled(BaseException):
+    """A stopping task let go of a chunk that could not be published; it will be replayed.
+
+    No ``Exception``: it ends a stream map in the middle, and is not what user code raised.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkEnd:
+    """The end of a chunk that is being published, or is, but is not recorded as done yet."""
+
+    end: Span
+    counts: Counts
+    watermark: datetime | None
+    held: Held | None = None
+    back: HandedBack | None = None
+
+
+class Settling:
+    """The position of one task, and the chunk that it has in flight. Used by the task's thread.
+
+    ``meanwhile`` is called now and then while the task waits for the server.
+    """
+
+    def __init__(
+        self,
+        journal: TaskJournal,
+        intake: Intake,
+        position: Position,
+        turn: Turn,
+        clock: Clock,
+        meanwhile: Callable[[], None],
+    ) -> None:
+        self._journal = journal
+        self._intake = intake
+        self._turn = turn
+        self._clock = clock
+        self._meanwhile = meanwhile
+        self.position = position
+        self._in_flight: InFlight[Counts] | None = None
+        self._unrecorded: ChunkEnd | None = None
+        self._purged = self._begun = clock.monotonic()
+
+    # --- where the task is ----------------------------------------------------------------------
+
+    @property
+    def start(self) -> Span:
+        """Where the next chunk begins."""
+        return self._unrecorded.end if self._unrecorded else self.position.done
+
+    @property
+    def held(self) -> Held | None:
+        """The row that an ordered vertex holds, as of the last chunk."""
+        return self._unrecorded.held if self._unrecorded else self.position.held
+
+    def held_for(self) -> float:
+        """Returns the seconds until the held row may be tried again; 0 if there is none."""
+        if (held := self.held) is None:
+            return 0.0
+        return held.due / 1000 - self._clock.now().timestamp()
+
+    def record_soon(self) -> float:
+        """Returns the seconds that a chunk may still wait to be recorded with the next one."""
+        if self._unrecorded is None:
+            return 0.0
+        return self._begun + _SOON - self._clock.monotonic()
+
+    # --- a chunk --------------------------------------------------------------------------------
+
+    def skip_replay(self, end: Span) -> None:
+        """Gives up the chunk that was begun: all its rows come again, from their source."""
+        self.position = self.position.settled(end, Counts())
+
+    def begin(self, settlement: Settlement, chunk: ChunkEnd) -> None:
+        """Starts to settle a chunk, when the one before it is confirmed; they are recorded at once.
+
+        Returns while it is being published.
+        """
+        self._start(settlement, chunk.end)
+        self._begun = self._clock.monotonic()
+        self._unrecorded = chunk
+
+    def emit(self, part: Settlement, end: Span) -> int:
+        """Publishes a part of the chunk at hand, up to ``end``; returns the rows written.
+
+        The chunk stays begun and not done: after a crash it is replayed as a whole, and what the
+        same rows yield again is known as a copy.
+        """
+        self._start(part, end)
+        # Wait here. ``begin`` counts what is in flight as the chunk before, which this is not.
+        return self._wait().written
+
+    def _start(self, settlement: Settlement, end: Span) -> None:
+        # Confirm first. The write below says that the chunk before is done; one of whose
+        # publications is not confirmed would never be replayed, and its messages would be lost.
+        self.confirm()
+        before, self._unrecorded = self._unrecorded, None
+        self.position = _with_end(self.position, before).intending(end)
+        self._in_flight = self._journal.submit(self._carry_out(self.position, settlement, before))
+
+    async def _carry_out(
+        self, position: Position, settlement: Settlement, before: ChunkEnd | None
+    ) -> Counts:
+        """The order of every chunk. Nothing here may change places."""
+        # The intent before the first publication. The other way round a crash leaves publications
+        # that nobody knows of: the next task cuts other chunks, whose ids differ, and what is
+        # stored already is stored twice. A task that has been replaced also learns it here, by
+        # ``Fenced``, before it has published anything.
+        await self._journal.write(position)
+        # The source only after the record: acknowledged before, and then a crash, and nobody has
+        # the message any more. Before the new chunk's publications, which may wait long for room.
+        await self._tell_source(before)
+        # Histories before the chunk is done: a source that gives a nacked message again whose
+        # history is not stored makes it a first delivery, and ``max_deliveries`` never comes.
+        if settlement.histories is not None:
+            await self._journal.write_histories(settlement.histories)
+        # The server knows copies for two minutes only. A replay that does not look before it
+        # publishes stores dead letters and redeliveries a second time.
+        missing = await self._journal.without_stored(settlement, position.repeated)
+        # Redeliveries, dead letters, answers, outputs: the order of ``Stage``. What is to come back
+        # is stored before what is passed on.
+        discarded = await self._journal.publish(missing)
+        return missing.counts_without(discarded)
+
+    async def _tell_source(self, recorded: ChunkEnd | None) -> None:
+        """Acknowledges and nacks the rows of a chunk that is recorded as done."""
+        if recorded is not None and recorded.back is not None:
+            self._intake.inlet.hand_back(recorded.back)
+            # After the record, too: until then a crash makes the source give the messages again,
+            # and they are to be counted on from where they were.
+            await self._journal.end_histories(recorded.back.ids)
+
+    # --- its end --------------------------------------------------------------------------------
+
+    def confirm(self) -> None:
+        """Waits until the chunk in flight is confirmed, if there is one."""
+        if self._in_flight is None:
+            return
+        counts = self._wait()
+        assert self._unrecorded is not None
+        self._unrecorded = replace(self._unrecorded, counts=counts)
+        self._forget(self.position)
+
+    def _wait(self) -> Counts:
+        """Confirms what is in flight and counts it; a stop that takes too long lets go of it."""
+        assert self._in_flight is not None
+        while True:
+            try:
+                counts = self._in_flight.result(_LOOK_EVERY)
+            except TimeoutError:
+                if self._in_flight.done():
+                    raise
+                self._meanwhile()
+                if self._turn.grace_is_over:
+                    # Neither confirmed nor recorded: the intent stays, and the chunk is replayed.
+                    self._in_flight.cancel()
+                    raise Unsettled from None
+            else:
+                # Only now: what failed stays in flight, so that nothing is recorded over it even if
+                # user code, in whose call a part was published, has swallowed the error.
+                self._in_flight = None
+                return counts
+
+    def record(self, exhausted: bool, halted: str | None) -> None:
+        """Writes down that everything in hand is done, and the state of the inlet and the gate."""
+        self.confirm()
+        position = _with_end(self.position, self._unrecorded)
+        position = replace(position, exhausted=exhausted, halted=halted)
+        position = self._without_copies(position)
+        if position != self.position:
+            self._journal.submit(self._write_down(position, self._unrecorded)).result()
+            self.position, self._unrecorded = position, None
+        self._forget(position, at_once=True)
+
+    def is_recorded(self, exhausted: bool, halted: str | None) -> bool:
+        """Whether ``record`` would have nothing to write."""
+        position = replace(self.position, exhausted=exhausted, halted=halted)
+        only_copies = self._intake.inlet.passed == position.done.inlet
+        return self._unrecorded is None and not only_copies and position == self.position
+
+    async def _write_down(self, position: Position, before: ChunkEnd | None) -> None:
+        # In this order, as in ``_carry_out``: told before the record, a crash loses the message.
+        await self._journal.write(position)
+        await self._tell_source(before)
+
+    def _without_copies(self, position: Position) -> Position:
+        """Moves the position behind the copies at its end, if there is nothing else there."""
+        if self._intake.inlet.passed != position.done.inlet:
+            return position
+        # The redeliveries stay where they are: of those nothing has been passed over, and rows
+        # that were taken and not settled would be lost.
+        end = replace(self._intake.end, redelivery=position.done.redelivery)
+        return position.settled(end, Counts(), held=position.held)
+
+    def _forget(self, position: Position, at_once: bool = False) -> None:
+        """Has the streams deleted up to what is recorded as done."""
+        # Never further: the streams hold the only copy of a chunk that is begun and not done.
+        now = self._clock.monotonic()
+        if at_once or now - self._purged > _PURGE_EVERY:
+            self._purged = now
+            self._intake.forget(position.done)
+
+
+def _with_end(position: Position, chunk: ChunkEnd | None) -> Position:
+    """The position after a chunk that is confirmed."""
+    if chunk is None:
+        return position
+    return position.settled(chunk.end, chunk.counts, chunk.watermark, chunk.held)
