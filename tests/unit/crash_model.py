@@ -315,6 +315,11 @@ class MemoryJournal:
             raise
         return self._flight
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is in flight."""
+        return not self._flight.done()
+
     def end(self) -> None:
         """The task is gone, and what it had in flight stops where it is."""
         self._flight.cancel()

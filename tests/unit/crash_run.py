@@ -16,6 +16,7 @@ from ebbflow.core.outage import Patience, Waiting
 from ebbflow.core.position import Span
 from ebbflow.core.publications import Place
 from ebbflow.core.retry import Call, call_with_retries
+from ebbflow.core.routing import Edge
 from ebbflow.core.settlement import Settlement
 from ebbflow.core.verdict import EMPTY, Verdict
 from ebbflow.outcome import Dropped, FellBack, Served
@@ -106,19 +107,21 @@ class ModelTask:
     intake: type[Intake] = Intake
     place: Place = PLACE
     emits = False
+    seconds = FOR_EVER
+    breaker = NO_BREAKER
 
     def __init__(self, server: Server, code: UserCode, rules: Rules, chances: Chances) -> None:
         self.server = server
         self.chances = chances
         self._undone: list[tuple[Span, set[str]]] = []
         self._waits = 0
-        clock = ModelClock(server, self._idle)
-        self.turn = Turn(FOR_EVER, clock)
+        clock = ModelClock(server, self.idle)
+        self.turn = Turn(self.seconds, clock)
         self.journal = MemoryJournal(server, rules, chances, clock)
         self.journal.stop = self.turn.stop
         self.journal.on_recorded = self._recorded
         self._decides = CalledCode(code, self.call())
-        gate = Gate(self, Patience(clock=clock.monotonic), Breaker(NO_BREAKER))
+        gate = Gate(self, Patience(clock=clock.monotonic), Breaker(self.breaker))
         rules_of_vertex = DecisionRules(self.place, POLICY, 10**6, self.emits)
         parts = Parts(
             journal=self.journal,
@@ -161,11 +164,11 @@ class ModelTask:
             server.inlet, done.inlet, self.chances.random, lambda: server.position.done.inlet
         )
 
-    def _idle(self) -> None:
+    def idle(self) -> None:
         """The task has waited. When there is nothing more to come, the driver says stop."""
         self._waits += 1
         assert self._waits < _MOST_WAITS, "it goes on for ever"
-        if self.read.end == self.server.position.done and not self.more_comes():
+        if not self.journal.is_busy and not self.more_comes():
             self.turn.stop()
 
     def more_comes(self) -> bool:
@@ -201,7 +204,7 @@ class OrderedTask(ModelTask):
     """A task of an ordered vertex; its outputs go to one buffer."""
 
     intake = OrderedIntake
-    place = Place("v", 0, PLACE.edges[:1], 1_000_000, "answers")
+    place = Place("v", 0, [Edge("x")], 1_000_000, "answers")
 
 
 class StreamTask(ModelTask):

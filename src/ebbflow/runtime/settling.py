@@ -140,8 +140,9 @@ class Settling:
         # stored already is stored twice. A task that has been replaced also learns it here, by
         # ``Fenced``, before it has published anything.
         await self._journal.write(position)
-        # The source only after the record: acknowledged before, and then a crash, and nobody has
-        # the message any more. Before the new chunk's publications, which may wait long for room.
+        # The source only after the record. Told before the chunk is confirmed, it loses messages in
+        # a crash: nobody has them any more. Told before the record, it does not give them again,
+        # and they are never counted. Not later either: publications may wait long for room.
         await self._tell_source(before)
         # Histories before the chunk is done: a source that gives a nacked message again whose
         # history is not stored makes it a first delivery, and ``max_deliveries`` never comes.
@@ -212,7 +213,7 @@ class Settling:
         return self._unrecorded is None and not only_copies and position == self.position
 
     async def _write_down(self, position: Position, before: ChunkEnd | None) -> None:
-        # In this order, as in ``_carry_out``: told before the record, a crash loses the message.
+        # In this order, as in ``_carry_out``: what is told before the record is never counted.
         await self._journal.write(position)
         await self._tell_source(before)
 
