@@ -1,8 +1,8 @@
-"""How many rows a chunk may have: as many as user code gets through in about a quarter second.
+"""The size of a chunk: as many rows as user code gets through in about a quarter second.
 
 Large chunks are cheap, small ones settle soon. A slow handler gets small chunks, so that its
 results move on, its epoch can end and a stop need not wait; a fast one gets large ones. Large
-messages get small chunks too: what does not fit into the caches of a processor is slower to handle.
+messages get small chunks too: data that does not fit into a processor's caches is slow to handle.
 
 A call may have a cost of its own beside that of its messages: a bulk insert, a request. Fewer
 messages a call would only make it worse. So the two costs are told apart, by how long chunks of
@@ -44,17 +44,17 @@ _PROBE_AFTER = 20
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What user code takes, in seconds: for a call by itself, and for each row in it."""
+    """The seconds that user code takes: for a call by itself, and for each row in it."""
 
     call: float
     row: float
 
     def of(self, calls: int, rows: int) -> float:
-        """What so many calls with so many rows in all take."""
+        """Returns the seconds that so many calls with so many rows in all take."""
         return self.call * calls + self.row * rows
 
     def fitting(self, full: int) -> int:
-        """The rows that a chunk should have if ``full`` are the most of a call."""
+        """Returns how many rows a chunk should have if ``full`` are the most of a call."""
         whole = self.of(1, full)
         if whole <= max(self.longest, 2 * TARGET):  # not cut for so little
             return full * max(1, int(TARGET / max(whole, 1e-9)))
@@ -62,7 +62,7 @@ class Cost:
 
     @property
     def longest(self) -> float:
-        """The time that a call may take."""
+        """The seconds that a call may take."""
         return max(TARGET, min(SHARE * self.call, PATIENCE + 2 * self.call))
 
 
@@ -90,7 +90,7 @@ class Pace:
 
     @contextmanager
     def measured(self, verdict: Verdict) -> Iterator[None]:
-        """Time user code on a chunk, unless the verdict says that its time is not the usual."""
+        """Times user code on a chunk, unless the verdict says that its time is not the usual."""
         start = time.perf_counter()
         yield
         if verdict.usual:
@@ -99,7 +99,7 @@ class Pace:
             self.took(len(rows), seconds, rows.batch.nbytes, alone)
 
     def took(self, rows: int, seconds: float, size: int = 0, alone: int = 0) -> None:
-        """Adapt to a chunk of so many rows and bytes; ``alone`` of them had calls of their own."""
+        """Adapts to a chunk of so many rows and bytes; ``alone`` of them had calls of their own."""
         if not rows:
             return
         was_full = rows >= self.limit // 2
@@ -111,7 +111,7 @@ class Pace:
         self.limit = max(1, min(wanted, self.limit * _GROWTH, room, self._most))
 
     def _remember(self, seen: _Seen) -> None:
-        """Take note; what was seen before a change does not count any more."""
+        """Remembers a chunk; what was seen before a change does not count any more."""
         last = self._seen[-1] if self._seen else seen
         alike = last.rows_a_call / _APART < seen.rows_a_call < last.rows_a_call * _APART
         self._alike = self._alike + 1 if alike else 0
@@ -129,7 +129,7 @@ class Pace:
         return max(sizes) >= min(sizes) * _APART
 
     def _probing(self, wanted: int) -> int:
-        """Another size now and then, or it would stay unknown what others take."""
+        """Returns another size now and then, or it would stay unknown what others take."""
         last = self._seen[-1]
         slow, half, double = last.seconds > TARGET, max(1, last.rows // 2), 2 * last.rows
         if len(self._seen) == 1:  # the first of its times
@@ -144,7 +144,7 @@ class Pace:
         return half if shrink else min(double, self._full)
 
     def _cost(self) -> Cost:
-        """The costs that go best with what was seen; shared out as before if that is open."""
+        """Returns the costs that fit best with what was seen; shared out as before if unclear."""
         if self._told_apart:
             cost = self._fitted()
             last = self._seen[-1]
@@ -157,7 +157,7 @@ class Pace:
         return Cost(a_row * rows_a_call * self._fixed_share, a_row * (1 - self._fixed_share))
 
     def _fitted(self) -> Cost:
-        """Least squares of the relative errors, neither cost below nothing."""
+        """Returns the least squares of the relative errors, neither cost below nothing."""
         calls2 = both = rows2 = calls_time = rows_time = 0.0
         for age, seen in enumerate(reversed(self._seen)):
             weight = _FADING**age / seen.seconds**2
@@ -178,5 +178,5 @@ _kept: dict[Any, Pace] = {}
 
 
 def pace_for(whose: Any, full: int) -> Pace:
-    """The pace of one partition of a vertex in this process."""
+    """Returns the pace of one partition of a vertex in this process."""
     return _kept.setdefault(whose, Pace(full))

@@ -1,8 +1,9 @@
-"""What a task tells people while it runs: what user code prints, why messages were nacked, what
+"""The events of a running task, for people: what user code prints, why messages were nacked, what
 publishing has met with, how many messages wait at the source, and when a call takes long.
 
-Sent over plain NATS to whoever watches, normally the driver. Nothing depends on it arriving, so no
-text and no state of the connection makes telling fail; what could not be sent is counted and told.
+A task sends them over plain NATS to whoever watches, normally the driver. Nothing depends on their
+arriving, so no text and no state of the connection makes sending fail; what could not be sent is
+counted, and the number is sent later.
 """
 
 from __future__ import annotations
@@ -44,50 +45,50 @@ class Events:
         self._pending: int | None = None
         self._waiting: Waiting | None = None
         self._halted: str | None = None
-        self._told: dict[str, Any] = {}
+        self._last_state: dict[str, Any] = {}
         self._task = secrets.token_hex(6)
         self._sent = 0.0
         self._unsent = 0
 
     def log(self, text: str) -> None:
-        """Lines to print; on their way to the server when this returns, if it can be reached."""
+        """Sends lines to print; they are on their way when this returns, if the server is there."""
         if self._unsent and self._send("log", f"… ({self._unsent:,} texts not shown)".encode()):
             self._unsent = 0
         for part in _parts(text, min(_LARGEST, self._link.client.max_payload)):
             self._unsent += not self._send("log", part)
 
     def printing(self) -> AbstractContextManager[None]:
-        """Have what user code prints appear where the pipeline was started."""
+        """Makes what user code prints appear where the pipeline was started."""
         return redirected(self.log)
 
     def nacked(self, reasons: dict[str, int]) -> None:
-        """Count reasons; they are told now and then, not for each message."""
+        """Counts reasons; they are told now and then, not for each message."""
         self._reasons.update(reasons)
 
     def pending(self, messages: int | None) -> None:
-        """So many messages wait at the source; from any thread."""
+        """Says how many messages wait at the source; from any thread."""
         self._pending = messages
 
     def waits(self, waiting: Waiting | None, halted: str | None) -> None:
-        """The vertex waits for a system, or has been stopped by its breaker."""
+        """Says that the vertex waits for a system, or that its breaker has stopped it."""
         self._waiting, self._halted = waiting, halted
 
     def in_call(self, seconds: float | None) -> None:
-        """User code has been in one call for so long; None when it is back. From any thread."""
+        """Says how long user code has been in one call; None when it is back. From any thread."""
         whose = {"vertex": self._vertex, "partition": self._partition}
         self._send("call", json.dumps(whose | {"seconds": seconds}).encode())
 
     def tell_now_and_then(self) -> None:
-        """Tell what there is to tell, unless that was just done."""
+        """Tells what has been counted, unless that was just done."""
         if time.monotonic() - self._sent > _EVERY:
             self.flush()
 
     def flush(self) -> None:
-        """Tell what has been counted."""
+        """Tells what has been counted."""
         if self._reasons:
             reasons = dict(self._reasons.most_common(20))
-            told = json.dumps({"vertex": self._vertex, "reasons": reasons}).encode()
-            if self._send("nack", told):
+            event = json.dumps({"vertex": self._vertex, "reasons": reasons}).encode()
+            if self._send("nack", event):
                 self._reasons.clear()
         # Of the whole task so far: an event that got lost is made up for by the next one.
         state = {
@@ -96,14 +97,14 @@ class Events:
             "waiting": asdict(self._waiting) if self._waiting else None,
             "halted": self._halted,
         }
-        if state != self._told:
+        if state != self._last_state:
             whose = {"vertex": self._vertex, "partition": self._partition, "task": self._task}
             if self._send("state", json.dumps(whose | state).encode()):
-                self._told = state
+                self._last_state = state
         self._sent = time.monotonic()
 
     def _send(self, kind: str, payload: bytes) -> bool:
-        """Whether it is on its way."""
+        """Sends an event; ``False`` when the connection did not take it."""
         publishing = self._link.client.publish(self._names.event_subject(kind), payload)
         try:
             self._link.run(publishing, _PATIENCE)
@@ -113,12 +114,12 @@ class Events:
 
 
 def _parts(text: str, largest: int) -> Iterator[bytes]:
-    """The text in pieces that can be sent, cut between lines where there are any."""
-    told = text.encode("utf-8", "backslashreplace")
-    while len(told) > largest:
-        end = told.rfind(b"\n", 0, largest)
+    """Yields the text in pieces that can be sent, cut between lines where there are any."""
+    rest = text.encode("utf-8", "backslashreplace")
+    while len(rest) > largest:
+        end = rest.rfind(b"\n", 0, largest)
         if end < 0:  # not within a character
-            end = max(at for at in range(largest - 3, largest + 1) if told[at] & 0xC0 != 0x80)
-        yield told[:end]
-        told = told[end:].removeprefix(b"\n")
-    yield told
+            end = max(at for at in range(largest - 3, largest + 1) if rest[at] & 0xC0 != 0x80)
+        yield rest[:end]
+        rest = rest[end:].removeprefix(b"\n")
+    yield rest

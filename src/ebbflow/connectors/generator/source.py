@@ -59,13 +59,13 @@ class GeneratorInlet(Inlet):
         return self._last is not None and self.mark.seq >= self._last
 
     def _allowed(self) -> int:
-        """How many messages may exist by now."""
+        """Returns how many messages may exist by now."""
         if self._rate is None:
             return 2**62
         return self._first + int((time.monotonic() - self._began) * self._rate)
 
     def ready_in(self) -> float:
-        """Seconds until the next message is to be made."""
+        """Returns the seconds until the next message is to be made."""
         if self.exhausted:
             return NEVER
         if self._rate is None:
@@ -76,14 +76,14 @@ class GeneratorInlet(Inlet):
         return time.monotonic() - self._began
 
     def take(self, limit: int) -> list[pa.RecordBatch]:
-        """The messages that are due, at most ``limit``."""
+        """Returns the messages that are due, at most ``limit``."""
         end = min(self.mark.seq + limit, self._allowed())
         if self._last is not None:
             end = min(end, self._last)
         return self.take_until(Mark(end))
 
     def take_until(self, end: Mark) -> list[pa.RecordBatch]:
-        """The messages up to ``end``."""
+        """Returns the messages up to ``end``."""
         if end <= self.mark:
             return []
         numbers = range(

@@ -1,6 +1,6 @@
 """An inlet for sources that are read from and told what became of each message.
 
-The source itself lives in a process of its own (``process``). A thread of the task's reads ahead
+The source itself lives in a process of its own (``server``). A thread of the task's reads ahead
 from it, within a window of messages that are not settled yet, and tells it what is settled; the
 task takes what has come. A source's messages cannot be read again by position: after a crash those
 that were not acknowledged are given again by the source, which is why nothing is acknowledged
@@ -33,13 +33,13 @@ _PENDING_EVERY = 2.0
 
 
 class Telling(Protocol):
-    """Whoever tells people about the source."""
+    """People who watch the source. Nothing depends on them."""
 
     def log(self, text: str) -> None:
-        """It has printed something."""
+        """Prints what the source has printed."""
 
     def pending(self, messages: int | None) -> None:
-        """So many messages wait to be read, as far as it knows."""
+        """Says how many messages wait to be read, as far as the source knows."""
 
 
 class PulledInlet(Inlet):
@@ -85,11 +85,11 @@ class PulledInlet(Inlet):
 
     @property
     def waiting(self) -> Waiting | None:
-        """What the source waits for, if its system is away."""
+        """The system behind the source, if that is away."""
         return self._patience.waiting
 
     def take(self, limit: int) -> list[pa.RecordBatch]:
-        """Up to ``limit`` rows that have come; ``SourceError`` when the source has failed."""
+        """Returns up to ``limit`` rows that have come; ``SourceError`` if the source has failed."""
         taken: list[pa.RecordBatch] = []
         with self._change:
             if self._failure is not None:
@@ -107,14 +107,14 @@ class PulledInlet(Inlet):
         return taken
 
     def take_until(self, end: Mark) -> list[pa.RecordBatch]:
-        """Nothing: what was in hand is given again by the source."""
+        """Returns nothing: the source gives again what was in hand."""
         self.mark = max(self.mark, end)
         return []
 
     def pick_up(self) -> list[bytes]:
-        """The offsets of the rows that were taken since this was last called, in their order."""
-        taken, self._taken = self._taken, []
-        return taken
+        """Returns the offsets of the rows that were taken since the last call, in their order."""
+        offsets, self._taken = self._taken, []
+        return offsets
 
     def hand_back(self, ends: HandedBack) -> None:
         """Has the source told, soon; from any thread."""
@@ -123,7 +123,7 @@ class PulledInlet(Inlet):
             self._change.notify()
 
     def close(self, for_good: bool = False) -> None:
-        """Tell the source what is settled; its process stays for the next task unless for good."""
+        """Tells the source what is settled; its process stays for the next task unless for good."""
         with self._change:
             self._closing = True
             self._change.notify()
@@ -144,7 +144,7 @@ class PulledInlet(Inlet):
         self._wake.set()
 
     def _ask_source(self) -> None:
-        """One turn: what is settled, then what is new. An outage is waited for."""
+        """Has one turn: says what is settled, then asks for what is new. It waits out an outage."""
         try:
             if not self._greeted:
                 self._greet()
@@ -200,7 +200,7 @@ class PulledInlet(Inlet):
             self._events.pending(self._source.ask("pending"))
 
     def _waiting_bytes(self) -> int:
-        """The size of what has been read and not taken yet."""
+        """Returns the size of what has been read and not taken yet."""
         with self._change:
             return sum(batch.nbytes for batch, _ in self._queue)
 
@@ -215,10 +215,10 @@ class PulledInlet(Inlet):
     def _with_history(
         self, batch: pa.RecordBatch, deliveries: Sequence[int | None]
     ) -> pa.RecordBatch:
-        """The rows with what they have been through; most are here for the first time."""
+        """Returns the rows with what they have been through; most are here for the first time."""
         if self.takes_back:
             self._ledger.catch_up()
-        histories = [self._ledger.history(one) for one in batch.column("id").to_pylist()]
+        histories = [self._ledger.history(row_id) for row_id in batch.column("id").to_pylist()]
         if not any(histories) and not any(deliveries):
             return batch
         rows: dict[str, list[Any]] = {
