@@ -24,7 +24,7 @@ from ebbflow.runtime.deciding import DecisionRules
 from ebbflow.runtime.gate import Gate
 from ebbflow.runtime.intake import Intake, OrderedIntake
 from ebbflow.runtime.journal import Report
-from ebbflow.runtime.task import ChunkLoop, Parts
+from ebbflow.runtime.task import ChunkLoop, TaskParts
 from ebbflow.runtime.turn import Turn
 from tests.unit.crash_model import (
     NO_BREAKER,
@@ -123,7 +123,7 @@ class ModelTask:
         self._decides = CalledCode(code, self.call())
         gate = Gate(self, Patience(clock=clock.monotonic), Breaker(self.breaker))
         rules_of_vertex = DecisionRules(self.place, POLICY, 10**6, self.emits)
-        parts = Parts(
+        parts = TaskParts(
             journal=self.journal,
             open_intake=self._open,
             gate=gate,

@@ -27,7 +27,13 @@ def loaded_by(*modules: str) -> set[str]:
     return {name.partition(".")[0] for name in json.loads(done.stdout)}
 
 
-@pytest.mark.parametrize("modules", [["ebbflow.message"], PURE], ids=["message", "all of core"])
+LOOP = ["ebbflow.runtime.task"]
+"""The chunk loop, with all that it is made of: what carries the guarantees can be run in memory."""
+
+
+@pytest.mark.parametrize(
+    "modules", [["ebbflow.message"], PURE, LOOP], ids=["message", "all of core", "the chunk loop"]
+)
 def test_the_pure_parts_import_neither_spark_nor_nats(modules):
     assert not loaded_by(*modules) & {"pyspark", "nats"}
 

@@ -28,7 +28,7 @@ from ebbflow.runtime.inlets import open_inlet, open_ledger, open_redeliveries
 from ebbflow.runtime.intake import Intake, OrderedIntake
 from ebbflow.runtime.journal import InFlight, Report, SystemClock
 from ebbflow.runtime.plan import MonoPlan, VertexPlan
-from ebbflow.runtime.task import ChunkLoop, Parts
+from ebbflow.runtime.task import ChunkLoop, TaskParts
 from ebbflow.runtime.turn import Turn
 
 T = TypeVar("T")
@@ -112,10 +112,10 @@ class VertexTask:
         elif seconds is not None:
             self._turn.shorten(seconds)
 
-    def _parts(self, code: VertexCode) -> Parts:
+    def _parts(self, code: VertexCode) -> TaskParts:
         plan = self._plan
         patience = patience_of(plan.whose, "code", plan.on_unavailable)
-        return Parts(
+        return TaskParts(
             journal=self._journal,
             open_intake=self._open_intake,
             gate=Gate(code, patience, breaker_of(plan.whose, plan.breaker)),

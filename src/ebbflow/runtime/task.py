@@ -34,7 +34,7 @@ _LOOK_EVERY = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class TaskParts:
     """The parts that a task is made of. ``open_intake`` opens both streams at a span.
 
     ``feeders`` are the tasks that write to the inlet.
@@ -53,7 +53,7 @@ class Parts:
 class ChunkLoop:
     """One task: one partition of a vertex, for one epoch. Made and run by one thread."""
 
-    def __init__(self, parts: Parts, turn: Turn) -> None:
+    def __init__(self, parts: TaskParts, turn: Turn) -> None:
         self._turn = turn
         self._gate, self._size = parts.gate, parts.size
         self._events, self._clock = parts.events, parts.clock
