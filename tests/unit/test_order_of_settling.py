@@ -46,19 +46,19 @@ def most_outputs() -> int:
 
 def lost() -> set[str]:
     """The messages of a buffer that are lost in any of the runs."""
-    found: set[str] = set()
+    missing: set[str] = set()
     for crash in crashes():
-        found |= run_to_the_end(Server(inlet_of(ROWS)), UserCode(()), [crash])
-    return found
+        missing |= run_to_the_end(Server(inlet_of(ROWS)), UserCode(()), [crash])
+    return missing
 
 
 def lost_of_source() -> set[str]:
     """The messages of a source that are lost in any of the runs."""
-    found: set[str] = set()
+    missing: set[str] = set()
     for crash in crashes():
         server = SourceServer([], outside=Outside.of(ROWS))
-        found |= run_source(server, UserCode(()), [crash])
-    return found
+        missing |= run_source(server, UserCode(()), [crash])
+    return missing
 
 
 def fewest_counted() -> int:

@@ -31,7 +31,7 @@ Cut = tuple[Verdict, Held | None, Counts]
 class RowOrder(Protocol):
     """What the order among the rows of a chunk means."""
 
-    counts: bool
+    is_strict: bool
 
     def restore(self, batch: pa.RecordBatch, held: Held | None) -> pa.RecordBatch:
         """Returns the rows as user code is to see them, when ``held`` is what the vertex holds."""
@@ -50,7 +50,7 @@ class RowOrder(Protocol):
 class AnyOrder:
     """Rows that may overtake each other: all are settled, each comes back by itself."""
 
-    counts = False
+    is_strict = False
 
     def restore(self, batch: pa.RecordBatch, held: Held | None) -> pa.RecordBatch:
         """Returns the rows as they are."""
@@ -71,7 +71,7 @@ class AnyOrder:
 class StrictOrder:
     """Rows of one partition of an ordered vertex: they are settled up to the first that is held."""
 
-    counts = True
+    is_strict = True
 
     def restore(self, batch: pa.RecordBatch, held: Held | None) -> pa.RecordBatch:
         """Returns the rows, the first of them as it comes back."""

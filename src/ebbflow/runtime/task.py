@@ -21,8 +21,10 @@ from ebbflow.core.frames import Rows
 from ebbflow.core.inlet import handed_back
 from ebbflow.core.position import Span, chunk_key
 from ebbflow.core.publications import Place
+from ebbflow.core.settlement import Settlement
 from ebbflow.core.verdict import Verdict
 from ebbflow.core.watermark import Watermark
+from ebbflow.outcome import Counts
 from ebbflow.runtime.deciding import ChunkDecider, ChunkSize, DecisionRules
 from ebbflow.runtime.gate import Gate
 from ebbflow.runtime.intake import Intake, Taken
@@ -134,27 +136,35 @@ class ChunkLoop:
     # --- deciding and settling ------------------------------------------------------------------
 
     def _process(self, taken: Taken) -> None:
+        """Has user code decide about a chunk, and starts to settle it."""
         start, waiting = self._settling.start, self._settling.held
         batch = taken.order.restore(frames.concat(taken.batches), waiting)
         self._watermark.hear(self._inlet.origins)
         offsets = self._inlet.pick_up()
         verdict = self._decide(Rows(batch, self._watermark.current), taken, start)
         now = self._clock.now()
+        # From here on ``verdict`` and ``intake.end`` are of the rows that can be settled.
         verdict, held, more = taken.order.cut(verdict, self._inlet, batch, waiting, now)
         self._count(verdict)
-        # Rows of the inlet come behind redeliveries, and only they can go back to the source.
-        first = batch.num_rows - len(offsets) if self._inlet.takes_back else None
-        watermark = self._watermark.current
-        settlement = self._decider.settle(verdict, self._key(start), watermark, first, more)
+        settlement = self._settle(verdict, start, batch.num_rows - len(offsets), more)
+        back = handed_back(offsets, verdict.rows, settlement.returned) if offsets else None
+        end, watermark = self._intake.end, self._watermark.current
+        self._settling.begin(settlement, ChunkEnd(end, settlement.counts, watermark, held, back))
+
+    def _decide(self, rows: Rows, taken: Taken, start: Span) -> Verdict:
+        return self._decider.decide(rows, taken.order.is_strict, partial(self._publish_part, start))
+
+    def _settle(self, verdict: Verdict, start: Span, first: int, more: Counts) -> Settlement:
+        """Returns what the chunk comes to; rows from ``first`` on are those of the inlet."""
+        # Redeliveries come before them in a chunk: the source has been told of those long ago, and
+        # could not give them again.
+        returned_from = first if self._inlet.takes_back else None
+        key, watermark = self._key(start), self._watermark.current
+        settlement = self._decider.settle(verdict, key, watermark, returned_from, more)
         if not self._gate.probing:  # what is waited for is told by itself
             self._events.nacked(settlement.reasons)
         self._tell()
-        back = handed_back(offsets, verdict.rows, settlement.returned) if offsets else None
-        chunk = ChunkEnd(self._intake.end, settlement.counts, watermark, held, back)
-        self._settling.begin(settlement, chunk)
-
-    def _decide(self, rows: Rows, taken: Taken, start: Span) -> Verdict:
-        return self._decider.decide(rows, taken.order.counts, partial(self._publish_part, start))
+        return settlement
 
     def _publish_part(self, start: Span, part: Verdict) -> int:
         """Forwards what a stream map has yielded so far, before its chunk is settled."""
