@@ -11,6 +11,7 @@ from ebbflow.buffers import streams
 from ebbflow.buffers.carry_out import publish_all
 from ebbflow.buffers.replayed import without_stored
 from ebbflow.core import frames
+from ebbflow.core.checks import Rules
 from ebbflow.core.frames import Rows
 from ebbflow.core.position import Mark
 from ebbflow.core.publications import Chunk, Place, Stage
@@ -34,13 +35,11 @@ def settlement(delay: int):
     count = 5
     ids = [f"m{number}" for number in range(count)]
     rows = Rows(frames.batch_of({"id": ids, "value": [b"x"] * count}, count))
-    verdict = Verdict("v", rows, Backoff(interval=1_000, steps=2), 10**6)
-    verdict.outcomes |= {
-        0: DeadLetter("no"),
-        1: DeadLetter("no"),
-        2: Redeliver(0, "now", 0),
-        3: Redeliver(delay, "later", 0),
-    }
+    verdict = Verdict(rows, Rules("v", Backoff(interval=1_000, steps=2), 10**6))
+    verdict.decisions.dead_letter(0, DeadLetter("no"))
+    verdict.decisions.dead_letter(1, DeadLetter("no"))
+    verdict.decisions.redeliver(2, Redeliver(0, "now", 0))
+    verdict.decisions.redeliver(3, Redeliver(delay, "later", 0))
     place = Place("v", 0, [], 10**6)
     return settle(Chunk("life:v:0:0-5:0-0", rows), verdict, place, datetime.now(UTC))
 

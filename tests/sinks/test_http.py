@@ -42,7 +42,7 @@ def opened():
     def make(url, **settings):
         handlers.append(Handler(partial(HttpSink, HttpSinkSettings(url, **settings))))
         handler = handlers[-1]
-        return lambda data: handler.finished(handler.call(data))
+        return lambda data: handler.finish(handler.call(data))
 
     yield make
     for handler in handlers:

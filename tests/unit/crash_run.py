@@ -96,9 +96,9 @@ class CalledCode:
         call_with_retries(verdict, self._call, RETRIES, lambda _seconds: None, "map")
         for index, row_id in enumerate(verdict.rows.column("id")):
             if (aside := self._code.asides.get(row_id)) and verdict.outcomes.get(index) == EMPTY:
-                verdict.outcomes[index] = aside
+                verdict.decisions.finish(index, aside)
                 if isinstance(aside, Served):
-                    verdict.answers[index] = [b"answer"]
+                    verdict.decisions.answer(index, [b"answer"])
 
 
 class ModelTask:

@@ -1,16 +1,19 @@
 """Messages for tests: hypothesis strategies for rows, and short ways to build a few by hand."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from random import Random
 from typing import Any
 
 import pyarrow as pa
 from hypothesis import strategies as st
 
 from ebbflow.core import frames
+from ebbflow.core.checks import Rules
 from ebbflow.core.frames import Rows
-from ebbflow.core.verdict import Verdict
+from ebbflow.core.verdict import Emitter, Verdict
 from ebbflow.durations import Backoff
+from ebbflow.outcome import Outcome
 
 NOW = datetime(2026, 8, 1, 12, 0, 0, 123_456, tzinfo=UTC)
 POLICY = Backoff(interval=1_000, steps=3, factor=2.0, cap=60_000)
@@ -59,6 +62,21 @@ def some(*ids: str, **columns: Any) -> Rows:
     return Rows(frames.batch_of({"id": list(ids), "value": values} | full, len(ids)))
 
 
-def verdict_on(rows: Rows, policy: Backoff = POLICY, largest: int = LARGEST) -> Verdict:
+def verdict_on(
+    rows: Rows,
+    policy: Backoff = POLICY,
+    largest: int = LARGEST,
+    *,
+    chance: Random | None = None,
+    emitter: Emitter | None = None,
+    **rules: Any,
+) -> Verdict:
     """An empty verdict on the rows, by vertex ``v``."""
-    return Verdict("v", rows, policy, largest)
+    return Verdict(rows, Rules("v", policy, largest, **rules), chance, emitter)
+
+
+def decide(verdict: Verdict, outcomes: Mapping[int, Outcome]) -> Verdict:
+    """The verdict with these outcomes."""
+    for index, outcome in outcomes.items():
+        verdict.decisions.finish(index, outcome)
+    return verdict

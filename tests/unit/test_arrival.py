@@ -1,7 +1,8 @@
 """Rows that are dead on arrival reach no user code, and all others do as if they were not there."""
 
 from ebbflow.core import frames
-from ebbflow.core.arrival import marked, setting_aside
+from ebbflow.core.arrival import mark_dead, set_aside_dead
+from ebbflow.core.checks import Rules
 from ebbflow.core.frames import Rows
 from ebbflow.core.verdict import Verdict
 from ebbflow.durations import Backoff
@@ -16,30 +17,31 @@ def verdict_on(*values: bytes) -> Verdict:
     columns = {
         "id": [str(number) for number in range(len(values))],
         "value": list(values),
-        "metadata": [marked(WHY) if value == b"dead" else None for value in values],
+        "metadata": [mark_dead(WHY) if value == b"dead" else None for value in values],
     }
-    return Verdict("v", Rows(frames.batch_of(columns, len(values))), Backoff(1, 1), 100)
+    rows = Rows(frames.batch_of(columns, len(values)))
+    return Verdict(rows, Rules("v", Backoff(1, 1), 100))
 
 
 def loud(verdict: Verdict) -> None:
     for index, datum in enumerate(verdict.rows.data()):
-        verdict.returned(index, Message(datum.value.upper()) if datum.value != b"none" else None)
+        verdict.record(index, Message(datum.value.upper()) if datum.value != b"none" else None)
 
 
 def test_the_dead_get_their_letters_and_the_others_what_user_code_says() -> None:
     verdict = verdict_on(b"dead", b"a", b"dead", b"none", b"b")
-    setting_aside(loud)(verdict)
+    set_aside_dead(loud)(verdict)
     assert verdict.outcomes == {0: WHY, 2: WHY, 3: Dropped("empty result")}
     assert (verdict.outputs.parents, verdict.outputs.values) == ([1, 4], [b"A", b"B"])
 
 
 def test_what_is_forwarded_as_it_is_leaves_out_the_dead() -> None:
     verdict = verdict_on(b"a", b"dead")
-    setting_aside(Verdict.forward_inputs)(verdict)
+    set_aside_dead(Verdict.forward_inputs)(verdict)
     assert (verdict.outcomes, verdict.outputs) == ({1: WHY}, None)
 
 
 def test_where_all_are_dead_user_code_is_not_called() -> None:
     verdict = verdict_on(b"dead", b"dead")
-    setting_aside(lambda _: 1 / 0)(verdict)
+    set_aside_dead(lambda _: 1 / 0)(verdict)
     assert verdict.outcomes == {0: WHY, 1: WHY}

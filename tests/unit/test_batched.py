@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ebbflow.core.decisions import EMPTY
 from ebbflow.core.publications import Chunk, Place
-from ebbflow.core.query_rows import HEADERS, batch_returned
+from ebbflow.core.query_rows import HEADERS, record_query_rows
 from ebbflow.core.routing import Edge
 from ebbflow.core.settlement import settle
-from ebbflow.core.verdict import EMPTY, Verdict
+from ebbflow.core.verdict import Verdict
 from ebbflow.errors import ContractViolation, MessageTooLarge
 from ebbflow.outcome import Redeliver
 from tests.unit.sample_rows import NOW, some, verdict_on
@@ -25,7 +26,7 @@ WHEN = datetime(2026, 1, 1, tzinfo=UTC)
 
 def returned(result: pa.Table | None, *ids: str, traced: bool = True, **columns: Any) -> Verdict:
     verdict = verdict_on(some(*ids or ("a", "b", "c"), **columns), largest=1_000)
-    batch_returned(verdict, result, "batch 1", traced)
+    record_query_rows(verdict, result, "batch 1", traced)
     return verdict
 
 
@@ -119,7 +120,7 @@ def test_aggregates_have_ids_of_their_own_and_the_latest_event_time():
 def test_another_batch_or_another_result_gives_other_ids():
     def ids(batch, value):
         verdict = verdict_on(some("a"))
-        batch_returned(verdict, pa.table({"value": [value]}), batch, False)
+        record_query_rows(verdict, pa.table({"value": [value]}), batch, False)
         return {row["id"] for row in rows_of(verdict)}
 
     assert ids("batch 1", b"1") == ids("batch 1", b"1")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ebbflow import Message, Response
 from ebbflow.core.blame import ENOUGH, Blame
 from ebbflow.core.calling import Handler, run_batch_map, run_map, run_sink
+from ebbflow.core.checks import Rules
 from ebbflow.core.frames import Rows, concat
 from ebbflow.core.publications import again_rows
 from ebbflow.core.trial import Trial
@@ -212,7 +213,7 @@ class World:
         raise AssertionError(f"{len(self._waiting)} messages never end")
 
     def _settle(self, rows: Rows) -> None:
-        verdict = Verdict("v", rows, POLICY, 10**6, Random(1))
+        verdict = Verdict(rows, Rules("v", POLICY, 10**6), Random(1))
         run_map(self._handler, verdict, 1)
         for index, one in enumerate(rows.column("id")):
             outcome = verdict.outcomes.get(index)

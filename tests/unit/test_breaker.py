@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from ebbflow.core.breaker import Breaker, BreakerLimit
 from ebbflow.outcome import DeadLetter, Redeliver, Retry
-from tests.unit.sample_rows import some, verdict_on
+from tests.unit.sample_rows import decide, some, verdict_on
 
 LETTER = DeadLetter("ValueError", error="ValueError: no number")
 
@@ -13,9 +13,8 @@ LETTER = DeadLetter("ValueError", error="ValueError: no number")
 def chunk(kinds: str):
     """A verdict with a letter for each x, a redelivery for each r, and done for each dot."""
     verdict = verdict_on(some(*(f"m{number}" for number in range(len(kinds)))))
-    found = {"x": LETTER, "r": Redeliver(0, None, 1)}
-    verdict.outcomes = {i: found[kind] for i, kind in enumerate(kinds) if kind in found}
-    return verdict
+    ends = {"x": LETTER, "r": Redeliver(0, None, 1)}
+    return decide(verdict, {i: ends[kind] for i, kind in enumerate(kinds) if kind in ends})
 
 
 def letters(verdict) -> int:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from ebbflow import Message, NackOptions
 from ebbflow.core.calling import Handler, run_columnar, run_map
 from ebbflow.core.columns import COLUMNS
-from ebbflow.core.verdict import EMPTY, Verdict
+from ebbflow.core.decisions import EMPTY
+from ebbflow.core.verdict import Verdict
 from ebbflow.outcome import DeadLetter, Redeliver
 from tests.unit.sample_rows import NOW, some, verdict_on
 
@@ -139,7 +140,7 @@ def test_nack_columns_are_the_nack_options(columns, deliveries, expected):
 def test_the_event_time_of_a_nacked_row_still_counts():
     times = pa.array([WHEN, WHEN, None], pa.timestamp("us", "UTC"))
     verdict = mapped(table(value=[b""] * 3, nack=[True, False, True], event_time=times))
-    assert verdict.event_times == [WHEN]
+    assert verdict.decisions.event_times == [WHEN]
 
 
 def test_tags_keys_and_event_time_are_taken_from_their_columns():
@@ -332,7 +333,7 @@ def test_columns_and_messages_that_say_the_same_give_the_same(results, size, end
     assert one.outcomes == other.outcomes
     assert rows_of(one) == rows_of(other)
     assert [list(tags) for tags in one.outputs.tags] == [list(tags) for tags in other.outputs.tags]
-    assert one.event_times == other.event_times
+    assert one.decisions.event_times == other.decisions.event_times
     cut = [verdict.cut(min(end, len(ids))) for verdict in (one, other)]
     assert rows_of(cut[0]) == rows_of(cut[1])
     assert cut[0].outcomes == cut[1].outcomes
@@ -346,8 +347,7 @@ def test_cutting_keeps_the_rows_of_the_inputs_before_the_end_wherever_they_are()
 
 
 def test_an_ordered_columnar_map_stops_behind_the_batch_that_has_to_come_back():
-    verdict = verdict_on(some(*"abcd", keys=[["k"], ["l"], ["k"], ["l"]]))
-    verdict.ordered = True
+    verdict = verdict_on(some(*"abcd", keys=[["k"], ["l"], ["k"], ["l"]]), ordered=True)
     calls: list[list[str]] = []
 
     def target(batch: pa.RecordBatch) -> pa.Table:
@@ -356,5 +356,5 @@ def test_an_ordered_columnar_map_stops_behind_the_batch_that_has_to_come_back():
 
     run_columnar(Handler(target), verdict, 10, False)
     assert calls == [["a", "b"]]
-    assert (verdict.unreached, verdict.first_held()) == (2, 1)
+    assert (verdict.decisions.unreached, verdict.first_held()) == (2, 1)
     assert ids_and_values(verdict.cut(1)) == [("a/v", b"")]

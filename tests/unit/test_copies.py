@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.core import frames
+from ebbflow.core.checks import Rules
 from ebbflow.core.copies import (
     MOST,
     NOTHING,
@@ -43,8 +44,8 @@ def test_every_output_is_stamped_with_its_writer_and_the_place_where_its_chunk_b
     vertex, partition, start, end, target
 ):
     rows = Rows(frames.batch_of({"id": ["m0", "m1"], "value": [b"", b""]}, 2))
-    verdict = Verdict(vertex, rows, Backoff(interval=1_000, steps=2), 10**6)
-    verdict.outputs = None  # the rows go on as they are
+    verdict = Verdict(rows, Rules(vertex, Backoff(interval=1_000, steps=2), 10**6))
+    verdict.forward_inputs()
     place = Place(vertex, partition, [Edge(target, 3)], 10**6)
     chunk = Chunk(chunk_key("5f2c", vertex, partition, start, end), rows)
     (output,) = settle(chunk, verdict, place, datetime.now(UTC)).publications

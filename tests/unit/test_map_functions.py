@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from ebbflow import Datum, Message, Nack, NackOptions, nack
 from ebbflow.core.calling import Handler, run_map
+from ebbflow.core.decisions import EMPTY
 from ebbflow.core.frames import Rows
-from ebbflow.core.verdict import EMPTY, Verdict
+from ebbflow.core.verdict import Verdict
 from ebbflow.message import Signal
 from ebbflow.outcome import DeadLetter, Redeliver
 from tests.unit.sample_rows import some, verdict_on

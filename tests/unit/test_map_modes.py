@@ -9,8 +9,9 @@ import pytest
 
 from ebbflow import Datum, Message, Nack, NackOptions
 from ebbflow.core.calling import Handler, run_batch_map, run_stream
+from ebbflow.core.decisions import EMPTY
 from ebbflow.core.retry import RetryStrategy, call_with_retries
-from ebbflow.core.verdict import EMPTY, Verdict
+from ebbflow.core.verdict import Verdict
 from ebbflow.durations import Backoff
 from ebbflow.outcome import DeadLetter, Redeliver
 from tests.unit.sample_rows import some, verdict_on
@@ -135,6 +136,24 @@ def test_a_batch_map_may_do_with_its_list_what_it_likes(change):
 # --- stream --------------------------------------------------------------------------------------
 
 
+class EmitterAt:
+    """Forwards behind the outputs with these numbers, counted from 1."""
+
+    def __init__(self, numbers: tuple[int, ...]) -> None:
+        self._numbers = numbers
+        self._made = 0
+        self.gone: list[tuple[int, int, bytes]] = []
+
+    def is_due(self) -> bool:
+        self._made += 1
+        return self._made in self._numbers
+
+    def emit(self, part: Verdict) -> int:
+        outputs = forwarded(part)
+        self.gone += outputs
+        return len(outputs)
+
+
 def streamed(
     target: Any, *ids: str, emit_at: tuple[int, ...] = (), strategy: RetryStrategy | None = None
 ) -> tuple[Verdict, list[tuple[int, int, bytes]]]:
@@ -142,24 +161,14 @@ def streamed(
 
     ``emit_at`` are the outputs, counted from 1, behind which all that is there is forwarded.
     """
-    verdict = verdict_on(some(*ids or ("a", "b", "c")))
-    gone: list[tuple[int, int, bytes]] = []
-    made = 0
-
-    def emit(given: Verdict) -> None:
-        nonlocal made
-        made += 1
-        if made in emit_at:
-            gone.extend(forwarded(given))
-            given.emitted.update(given.outputs.parents)
-            given.outputs = type(given.outputs)()
-
-    verdict.emit = emit
+    emitter = EmitterAt(emit_at)
+    verdict = verdict_on(some(*ids or ("a", "b", "c")), emitter=emitter)
     handler = Handler(target)
     call = partial(run_stream, handler)
     call_with_retries(verdict, call, strategy, lambda _seconds: None, "map")
     handler.close()
-    return verdict, gone
+    assert verdict.decisions.emitted_rows == len(emitter.gone)
+    return verdict, emitter.gone
 
 
 def two(datum: Datum):
@@ -212,7 +221,6 @@ def test_an_input_whose_outputs_have_all_gone_is_done_not_dropped():
     verdict, gone = streamed(lambda d: [Message(d.value)], emit_at=(1, 2, 3))
     assert len(gone) == 3
     assert (verdict.outcomes, len(verdict.outputs)) == ({}, 0)
-    assert verdict.emitted == {0, 1, 2}
 
 
 def nacks_behind_one(datum: Datum):
@@ -260,7 +268,7 @@ def test_what_is_no_message_is_refused_not_dropped(result):
 
 def test_event_times_of_what_is_nacked_or_dropped_still_count():
     verdict, _ = streamed(lambda d: [Message.to_drop(WHEN), Message.to_nack(None, WHEN)], "a")
-    assert verdict.event_times == [WHEN, WHEN]
+    assert verdict.decisions.event_times == [WHEN, WHEN]
 
 
 def fails_behind_one(datum: Datum):
@@ -293,4 +301,4 @@ def fails_and_then_raises(datum: Datum):
 def test_what_is_raised_after_a_failure_counts_and_only_that(strategy):
     verdict, _ = streamed(fails_and_then_raises, "a", strategy=strategy)
     assert verdict.outcomes == {0: Redeliver(5, "second", 0)}
-    assert (verdict.failed, forwarded(verdict)) == ({}, [])
+    assert (verdict.decisions.failed, forwarded(verdict)) == ({}, [])

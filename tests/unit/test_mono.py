@@ -14,13 +14,14 @@ from ebbflow import Datum, Message, Nack, NackOptions, Response
 from ebbflow.core import frames
 from ebbflow.core.calling import Handler, run_map, run_sink
 from ebbflow.core.dead_letter import Letter
+from ebbflow.core.decisions import EMPTY
 from ebbflow.core.monovertex import NOT_FOR_THE_SINK, Bypass, Mono, Step, run_mono
 from ebbflow.core.publications import Chunk, Place, Stage
 from ebbflow.core.retry import RetryStrategy
 from ebbflow.core.routing import Edge
 from ebbflow.core.settlement import Settlement, settle
 from ebbflow.core.sinks import Sinks
-from ebbflow.core.verdict import EMPTY, Verdict
+from ebbflow.core.verdict import Verdict
 from ebbflow.durations import Backoff
 from ebbflow.outcome import DeadLetter, FellBack, Redeliver, Retry, Served, Succeeded
 from tests.unit.sample_rows import NOW, some, verdict_on
@@ -193,7 +194,7 @@ def test_of_several_nacks_the_first_that_asks_for_something_counts():
 
 
 def test_the_event_time_of_a_nacked_message_counts():
-    assert Vertex(nacks(b"x")).run("x").event_times == [WHEN]
+    assert Vertex(nacks(b"x")).run("x").gather_event_times() == [WHEN]
 
 
 def raises(error: BaseException) -> MapCode:

@@ -14,29 +14,28 @@ from ebbflow import Datum, Message, NackOptions, Response
 from ebbflow.buffers.reader import FrameReader
 from ebbflow.core.calling import (
     Handler,
-    batches,
+    call_ranges,
     run_batch_map,
     run_map,
     run_sink,
     run_stream,
 )
 from ebbflow.core.copies import NOTHING
+from ebbflow.core.decisions import EMPTY, Decisions
 from ebbflow.core.frames import Rows
 from ebbflow.core.position import Held, Mark
 from ebbflow.core.retry import RetryStrategy, call_with_retries
-from ebbflow.core.verdict import EMPTY, Verdict
+from ebbflow.core.verdict import Verdict
 from ebbflow.durations import Backoff
 from ebbflow.outcome import DeadLetter, FellBack, Redeliver, Retry, Succeeded
 from ebbflow.runtime.held import settled_part, with_held
-from tests.unit.sample_rows import some, verdict_on
+from tests.unit.sample_rows import decide, some, verdict_on
 
 BUSY = NackOptions(delay=5, reason="busy")
 
 
 def ordered(rows: Rows) -> Verdict:
-    verdict = verdict_on(rows)
-    verdict.ordered = True
-    return verdict
+    return verdict_on(rows, ordered=True)
 
 
 def nacking(*bad: str) -> tuple[Any, list[str]]:
@@ -61,7 +60,7 @@ def test_a_map_stops_at_the_first_row_that_comes_back(run):
     run(Handler(target), verdict)
     assert calls == ["a", "b"]
     assert verdict.outcomes == {1: Redeliver(5, "busy", 0)}
-    assert (verdict.unreached, verdict.first_held()) == (2, 1)
+    assert (verdict.decisions.unreached, verdict.first_held()) == (2, 1)
 
 
 def test_an_async_map_goes_one_by_one_where_order_counts():
@@ -69,7 +68,7 @@ def test_an_async_map_goes_one_by_one_where_order_counts():
     handler = Handler(later)
     run_map(handler, verdict, concurrency=8)
     handler.close()
-    assert (verdict.unreached, verdict.outputs.parents) == (2, [0])
+    assert (verdict.decisions.unreached, verdict.outputs.parents) == (2, [0])
 
 
 @pytest.mark.parametrize(
@@ -86,7 +85,7 @@ def test_an_async_map_goes_one_by_one_where_order_counts():
 def test_only_what_comes_back_or_may_be_retried_stops_a_map(result, stops):
     verdict = ordered(some(*"abc"))
     run_map(Handler(lambda d: result if d.id == "b" else Message(d.value)), verdict, 1)
-    assert verdict.unreached == (2 if stops else None)
+    assert verdict.decisions.unreached == (2 if stops else None)
 
 
 def test_without_order_nothing_stops():
@@ -94,7 +93,7 @@ def test_without_order_nothing_stops():
     verdict = verdict_on(some(*"abc"))
     run_map(Handler(target), verdict, 1)
     assert calls == ["a", "b", "c"]
-    assert (verdict.unreached, verdict.first_held()) == (None, None)
+    assert (verdict.decisions.unreached, verdict.first_held()) == (None, None)
 
 
 def test_a_sink_stops_behind_the_batch_that_has_a_row_to_come_back():
@@ -107,7 +106,7 @@ def test_a_sink_stops_behind_the_batch_that_has_a_row_to_come_back():
     verdict = ordered(some(*"abcdef", keys=[[k] for k in "klmnop"]))
     run_sink(Handler(target), verdict, 3)
     assert calls == [["a", "b", "c"]]
-    assert (verdict.unreached, verdict.first_held()) == (3, 1)
+    assert (verdict.decisions.unreached, verdict.first_held()) == (3, 1)
 
 
 def test_a_sink_that_raises_holds_at_the_first_row_of_its_batch():
@@ -118,7 +117,7 @@ def test_a_sink_that_raises_holds_at_the_first_row_of_its_batch():
 
     verdict = ordered(some(*"abcdef", keys=[[k] for k in "klmnop"]))
     run_sink(Handler(target), verdict, 2)
-    assert (verdict.unreached, verdict.first_held()) == (4, 2)
+    assert (verdict.decisions.unreached, verdict.first_held()) == (4, 2)
 
 
 keyed = st.lists(
@@ -130,7 +129,7 @@ keyed = st.lists(
 @given(keyed, st.integers(1, 6))
 def test_no_batch_holds_two_rows_of_the_same_keys_and_every_row_is_in_one(rows, size):
     failures, keys = [f for f, _ in rows], [k for _, k in rows]
-    cuts = list(batches(failures, size, keys))
+    cuts = list(call_ranges(failures, size, keys))
     assert [i for start, end in cuts for i in range(start, end)] == list(range(len(rows)))
     for start, end in cuts:
         assert 1 <= end - start <= size
@@ -140,11 +139,11 @@ def test_no_batch_holds_two_rows_of_the_same_keys_and_every_row_is_in_one(rows, 
 
 
 def test_batches_go_as_far_as_the_keys_allow():
-    assert list(batches([0] * 5, 9, [["k"], ["l"], ["k"], ["k", "l"], []])) == [(0, 2), (2, 5)]
+    assert list(call_ranges([0] * 5, 9, [["k"], ["l"], ["k"], ["k", "l"], []])) == [(0, 2), (2, 5)]
 
 
 def test_keys_of_several_texts_are_not_mistaken_for_others():
-    assert list(batches([0] * 2, 9, [["a", "b"], ["ab"]])) == [(0, 2)]
+    assert list(call_ranges([0] * 2, 9, [["a", "b"], ["ab"]])) == [(0, 2)]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +164,7 @@ def test_settling_stops_at_the_first_row_that_comes_back_or_was_not_reached(
 ):
     """A vertex that stopped behind its last row has reached them all."""
     verdict = ordered(some(*"abcd"))
-    verdict.outcomes, verdict.unreached = outcomes, unreached
+    decide(verdict, outcomes).decisions.stop_at(unreached)
     assert verdict.first_held() == expected
 
 
@@ -181,7 +180,8 @@ def test_a_cut_verdict_is_about_the_rows_before_alone():
 
 def test_a_cut_verdict_stores_the_answers_of_its_own_rows():
     verdict = ordered(some(*"abc"))
-    verdict.answers = {0: [b"1"], 2: [b"2"]}
+    verdict.decisions.answer(0, [b"1"])
+    verdict.decisions.answer(2, [b"2"])
     assert verdict.cut(2).answers == {0: [b"1"]}
 
 
@@ -212,13 +212,14 @@ def test_rows_that_part_of_a_chunk_did_not_reach_are_not_reached_by_the_whole():
     part = whole.part(Rows(whole.rows.batch.slice(2, 3)))
     target, _ = nacking("c")
     run_map(Handler(target), part, 1)
-    whole.merge(range(2, 5), part.decisions())
-    assert whole.unreached == 3
+    whole.decisions.merge(range(2, 5), part.decisions)
+    assert whole.decisions.unreached == 3
     assert whole.first_held() == 2
-    part.unreached = 3
+    complete = Decisions()
+    complete.stop_at(3)
     whole = ordered(some(*"abcdef"))
-    whole.merge(range(2, 5), part.decisions())
-    assert whole.unreached is None, "the part stopped behind its last row"
+    whole.decisions.merge(range(2, 5), complete)
+    assert whole.decisions.unreached is None, "the part stopped behind its last row"
 
 
 NOW = datetime.fromtimestamp(1_000, UTC)
@@ -262,7 +263,7 @@ def test_what_is_settled_ends_before_the_held_row_and_the_rest_is_given_back(mor
 
 def test_a_row_that_was_only_not_reached_is_given_back_but_not_held():
     verdict = ordered(some(*"abc"))
-    verdict.unreached = 1
+    verdict.decisions.stop_at(1)
     reader = reader_behind(verdict.rows.batch)
     part, held = settled_part(verdict, reader, verdict.rows.batch, NOW)
     assert (part.rows.column("id"), held) == (["a"], None)
@@ -271,8 +272,7 @@ def test_a_row_that_was_only_not_reached_is_given_back_but_not_held():
 
 def test_when_nothing_is_held_everything_is_settled():
     verdict = ordered(some(*"abc"))
-    verdict.outcomes = {2: DeadLetter("no")}
-    verdict.unreached = 3
+    decide(verdict, {2: DeadLetter("no")}).decisions.stop_at(3)
     reader = reader_behind(verdict.rows.batch)
     assert settled_part(verdict, reader, verdict.rows.batch, NOW) == (verdict, None)
     assert (reader.mark, rest_of(reader)) == (Mark(8), [])

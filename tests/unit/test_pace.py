@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ebbflow.core.checks import Rules
 from ebbflow.core.frames import Rows, batch_of
 from ebbflow.core.verdict import Verdict
 from ebbflow.durations import DEFAULT_ON_ERROR
@@ -144,7 +145,8 @@ def test_the_limit_stays_within_its_bounds(seen, full):
 
 
 def chunk_of(rows):
-    return Verdict("m", Rows(batch_of({"id": ["x"] * rows}, rows)), DEFAULT_ON_ERROR, 1_000)
+    batch = batch_of({"id": ["x"] * rows}, rows)
+    return Verdict(Rows(batch), Rules("m", DEFAULT_ON_ERROR, 1_000))
 
 
 def test_measuring_adapts_the_limit():
@@ -157,7 +159,7 @@ def test_measuring_adapts_the_limit():
 def test_what_is_not_the_usual_is_not_measured():
     pace, verdict = Pace(), chunk_of(32)
     with pace.measured(verdict):
-        verdict.usual = False
+        verdict.disregard_time()
     assert pace.limit == 32
 
 

@@ -38,7 +38,7 @@ from ebbflow.outcome import (
     Served,
     Succeeded,
 )
-from tests.unit.sample_rows import NOW, some, verdict_on
+from tests.unit.sample_rows import NOW, decide, some, verdict_on
 
 outcomes = st.one_of(
     st.none(),
@@ -66,10 +66,11 @@ def settled_as(given_outcomes: list[Outcome | None], now: Any = NOW) -> Settleme
     """What the settlement of a sink is, that came to these outcomes."""
     ids = [f"m{n}" for n in range(len(given_outcomes))]
     verdict = verdict_on(some(*ids, deliveries=3, retries=1))
-    verdict.outcomes = {n: o for n, o in enumerate(given_outcomes) if o is not None}
+    decide(verdict, {n: o for n, o in enumerate(given_outcomes) if o is not None})
     # Every other answer went to a store of the user's.
-    answered = [n for n, o in verdict.outcomes.items() if isinstance(o, Served) and n % 2]
-    verdict.answers = {n: [b"answer"] for n in answered}
+    for index, outcome in verdict.outcomes.items():
+        if isinstance(outcome, Served) and index % 2:
+            verdict.decisions.answer(index, [b"answer"])
     place = Place("v", 2, [], 1_000_000, "answers")
     return settle(Chunk("k", verdict.rows), verdict, place, now)
 
@@ -342,9 +343,9 @@ def test_an_answer_has_an_entry_of_its_own_under_its_request():
     """So that several messages of a request can answer, and a replay answers the same again."""
     ids = ("r1/map", "r1/map.1", "r2")
     headers = [None, None, [("X-Numaflow-Id", "own.id")]]
-    verdict = verdict_on(some(*ids, headers=headers))
-    verdict.outcomes = dict.fromkeys(range(3), Served())
-    verdict.answers = {0: [b"0"], 1: [b"1", b"more"], 2: [b"2"]}
+    verdict = decide(verdict_on(some(*ids, headers=headers)), dict.fromkeys(range(3), Served()))
+    for index, payloads in enumerate(([b"0"], [b"1", b"more"], [b"2"])):
+        verdict.decisions.answer(index, payloads)
     place = Place("out", 1, [], 1_000_000, "answers")
     settlement = settle(Chunk("k", verdict.rows), verdict, place, NOW)
     own = [frames.fingerprint([i]) for i in ids]
@@ -362,8 +363,8 @@ def test_an_answer_has_an_entry_of_its_own_under_its_request():
 def test_user_code_that_changes_headers_neither_moves_nor_stops_an_answer():
     rows = some("r1/map", headers=[[("x-numaflow-id", "r7")]])
     rows.data()[0].headers.update({5: object(), "x-numaflow-id": "r8"})
-    verdict = verdict_on(rows)
-    verdict.outcomes, verdict.answers = {0: Served()}, {0: [b"1"]}
+    verdict = decide(verdict_on(rows), {0: Served()})
+    verdict.decisions.answer(0, [b"1"])
     place = Place("out", 1, [], 1_000_000, "answers")
     (answer,) = settle(Chunk("k", rows), verdict, place, NOW).publications
     assert answer.key.startswith("r7.out.")

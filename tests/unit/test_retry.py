@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from ebbflow import Datum, Message, Nack, NackOptions, Response
 from ebbflow.core.calling import Handler, run_map, run_sink
+from ebbflow.core.decisions import EMPTY
 from ebbflow.core.publications import again_rows
 from ebbflow.core.retry import ON_THE_SPOT, RetryStrategy, call_with_retries
-from ebbflow.core.verdict import EMPTY, Verdict
+from ebbflow.core.verdict import Verdict
 from ebbflow.durations import Backoff
 from ebbflow.outcome import DeadLetter, Redeliver, Retry
 from tests.unit.sample_rows import some, verdict_on
@@ -53,12 +54,11 @@ def tried(
     target, strategy: RetryStrategy | None, *ids: str, fallback: bool = False, **columns
 ) -> tuple[Verdict, Pauses]:
     """The verdict of a sink with this strategy, and the waits it took."""
-    verdict = verdict_on(some(*ids or ("a", "b", "c"), **columns))
-    verdict.has_fallback = fallback
+    verdict = verdict_on(some(*ids or ("a", "b", "c"), **columns), has_fallback=fallback)
     pauses = Pauses()
     call = partial(run_sink, Handler(target), batch_size=100)
     call_with_retries(verdict, call, strategy, pauses, "sink")
-    assert verdict.failed == {}
+    assert verdict.decisions.failed == {}
     return verdict, pauses
 
 
@@ -158,8 +158,7 @@ def test_a_chunk_waits_about_a_second_at_most_and_every_row_has_one_end(
 ):
     ids = [f"m{n}" for n in range(len(failing))]
     sink = Sink(**dict(zip(ids, failing, strict=True)))
-    verdict = verdict_on(some(*ids))
-    verdict.has_fallback, verdict.chance = True, chance
+    verdict = verdict_on(some(*ids), has_fallback=True, chance=chance)
     pauses = Pauses()
     call = partial(run_sink, Handler(sink), batch_size=3)
     call_with_retries(verdict, call, strategy, pauses, "sink")
@@ -171,7 +170,7 @@ def test_a_chunk_waits_about_a_second_at_most_and_every_row_has_one_end(
         last = counts[-1]
         if last == often:
             assert index not in verdict.outcomes
-            assert index not in verdict.fallback
+            assert index not in verdict.decisions.fallback
             continue
         if strategy.on_failure == "retry" or last < strategy.backoff.steps:
             outcome = verdict.outcomes[index]
@@ -180,7 +179,7 @@ def test_a_chunk_waits_about_a_second_at_most_and_every_row_has_one_end(
             assert outcome.delay <= strategy.backoff.cap
         else:
             assert last == strategy.backoff.steps
-            assert (index in verdict.fallback) == (strategy.on_failure == "fallback")
+            assert (index in verdict.decisions.fallback) == (strategy.on_failure == "fallback")
             assert (index in verdict.outcomes) == (strategy.on_failure == "drop")
 
 
@@ -202,7 +201,7 @@ def test_after_the_last_retry_the_strategy_says_what_happens(
 ):
     strategy = RetryStrategy(SHORT, on_failure)
     verdict, _ = tried(Sink(a=99), strategy, "a", fallback=has_fallback)
-    assert (verdict.outcomes, verdict.fallback) == (outcomes, fallback)
+    assert (verdict.outcomes, verdict.decisions.fallback) == (outcomes, fallback)
 
 
 def test_on_failure_retry_never_ends_but_does_not_hold_up_the_task():
@@ -254,7 +253,7 @@ def test_an_exhausted_nack_in_a_retry_goes_to_the_fallback():
 
     verdict, _ = tried(target, RetryStrategy(SHORT), "a", "b", fallback=True)
     assert verdict.outcomes == {}
-    assert [letter.reason for letter in verdict.fallback.values()] == ["given up"] * 2
+    assert [letter.reason for letter in verdict.decisions.fallback.values()] == ["given up"] * 2
 
 
 def failing_map(often: int):

@@ -21,7 +21,7 @@ from ebbflow.core.settlement import Settlement, settle
 from ebbflow.core.verdict import Verdict
 from ebbflow.errors import MessageTooLarge
 from ebbflow.outcome import DONE, Dropped, Redeliver
-from tests.unit.sample_rows import NOW, POLICY, batch, some, times, verdict_on
+from tests.unit.sample_rows import NOW, POLICY, batch, decide, some, times, verdict_on
 
 tags = st.lists(st.sampled_from("abc"), max_size=2)
 messages = st.builds(
@@ -390,8 +390,7 @@ def row_of(row_id: str, **facts: Any) -> dict:
 
 
 def test_outcomes_that_are_written_down_as_done_or_dropped_count_as_such():
-    verdict = verdict_on(some("a", "b", "c"))
-    verdict.outcomes = {0: DONE, 1: Dropped("late")}
+    verdict = decide(verdict_on(some("a", "b", "c")), {0: DONE, 1: Dropped("late")})
     counts = settled(verdict, []).counts
     assert (counts.read, counts.done, counts.dropped) == (3, 2, 1)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow import Datum, Message, Nack, NackOptions, Response
-from ebbflow.core.calling import Handler, batches, run_sink
+from ebbflow.core.calling import Handler, call_ranges, run_sink
 from ebbflow.core.retry import call_with_retries
 from ebbflow.core.verdict import Verdict
 from ebbflow.durations import Backoff
@@ -253,7 +253,7 @@ def test_a_bad_message_takes_its_neighbours_along_only_once():
 
 @given(st.lists(st.integers(0, 2), max_size=30), st.integers(1, 6))
 def test_batches_cover_every_row_once_and_failed_rows_go_alone(failures, size):
-    cuts = list(batches(failures, size))
+    cuts = list(call_ranges(failures, size))
     assert [i for start, end in cuts for i in range(start, end)] == list(range(len(failures)))
     for start, end in cuts:
         assert 1 <= end - start <= size
@@ -270,7 +270,7 @@ def test_batches_cover_every_row_once_and_failed_rows_go_alone(failures, size):
     ],
 )
 def test_batches_are_as_large_as_allowed(failures, expected):
-    assert list(batches(failures, 3)) == expected
+    assert list(call_ranges(failures, 3)) == expected
 
 
 @pytest.mark.parametrize("error", ["", "  ", None, 5], ids=repr)

@@ -71,8 +71,8 @@ def sunk(
     **more: Any,
 ) -> Verdict:
     """The verdict of these sinks on rows with these ids."""
-    verdict = verdict_on(some(*ids or ("a",), **columns or {}), largest=largest)
-    verdict.ordered = ordered
+    rows = some(*ids or ("a",), **columns or {})
+    verdict = verdict_on(rows, largest=largest, ordered=ordered)
     sinks = Sinks(
         call_of(primary),
         call_of(fallback) if fallback else None,
@@ -81,8 +81,8 @@ def sunk(
         **more,
     )
     run_sinks(verdict, sinks, no_pause)
-    undecided = (verdict.failed, verdict.fallback, verdict.on_success, verdict.served)
-    assert undecided == ({}, {}, {}, {})
+    left = verdict.decisions
+    assert (left.failed, left.fallback, left.on_success, left.served) == ({}, {}, {}, {})
     return verdict
 
 

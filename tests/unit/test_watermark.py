@@ -103,8 +103,8 @@ def test_nacked_and_dropped_event_times_count_and_forwarded_ones_are_with_the_ou
 
     verdict = verdict_on(some(*results))
     run_map(Handler(transformer), verdict, 1)
-    assert verdict.event_times == [T[1], T[2], T[3]]
+    assert verdict.decisions.event_times == [T[1], T[2], T[3]]
     assert verdict.outputs.event_times == [T[5], T[6]]
     watermark = Watermark((), None)
-    watermark.made([*verdict.event_times, *verdict.outputs.event_times])
+    watermark.made([*verdict.decisions.event_times, *verdict.outputs.event_times])
     assert watermark.current == T[1]

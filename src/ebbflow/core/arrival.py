@@ -8,54 +8,51 @@ cannot be read ends exactly once and is counted, whatever is killed in between.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 
-from ebbflow.core import frames
 from ebbflow.core.frames import Rows
-from ebbflow.core.verdict import Verdict
+from ebbflow.core.verdict import Operator, Verdict
 from ebbflow.outcome import DeadLetter
 
 MARK = "ebbflow"
 """The group of metadata that says why a row is dead; only a feed can have written it."""
 _WHY = "dead"
 
-Operator = Callable[[Verdict], None]
-Metadata = list[tuple[str, list[tuple[str, bytes]]]]
+MetadataRow = list[tuple[str, list[tuple[str, bytes]]]]
 
 
-def marked(why: DeadLetter) -> Metadata:
-    """The metadata of a row that is dead on arrival, as a frame holds it."""
+def mark_dead(why: DeadLetter) -> MetadataRow:
+    """Returns the metadata of a row that is dead on arrival, as a frame holds it."""
     return [(MARK, [(_WHY, json.dumps(asdict(why)).encode())])]
 
 
-def setting_aside(operator: Operator) -> Operator:
-    """The operator, given only the rows that are not dead on arrival."""
+def set_aside_dead(operator: Operator) -> Operator:
+    """Returns an operator that is given only the rows that are not dead on arrival."""
 
     def decide(verdict: Verdict) -> None:
-        dead = _dead(verdict.rows)
+        dead = _find_dead(verdict.rows)
         if not dead:
             operator(verdict)
             return
-        verdict.outcomes.update(dead)
+        for index, why in dead.items():
+            verdict.decisions.dead_letter(index, why)
         alive = [index for index in range(len(verdict.rows)) if index not in dead]
         if alive:
-            batch = frames.taken(verdict.rows.batch, alive)
-            part = verdict.part(Rows(batch, verdict.rows.watermark))
+            part = verdict.part_at(alive)
             operator(part)
-            verdict.merge(alive, part)
+            verdict.decisions.merge(alive, part.decisions)
 
     return decide
 
 
-def _dead(rows: Rows) -> dict[int, DeadLetter]:
+def _find_dead(rows: Rows) -> dict[int, DeadLetter]:
     column = rows.batch.column("metadata")
     if column.null_count == len(rows):
         return {}
     # From the batch: what user code is shown must not lose its mark, nor gain one.
-    groups = (dict(row or ()) for row in column.to_pylist())
+    rows_metadata = (dict(row or ()) for row in column.to_pylist())
     return {
-        index: DeadLetter(**json.loads(dict(found[MARK])[_WHY]))
-        for index, found in enumerate(groups)
-        if MARK in found
+        index: DeadLetter(**json.loads(dict(groups[MARK])[_WHY]))
+        for index, groups in enumerate(rows_metadata)
+        if MARK in groups
     }

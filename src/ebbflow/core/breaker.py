@@ -48,7 +48,7 @@ class Breaker:
         self._letters: deque[int] = deque()
 
     def check(self, verdict: Verdict) -> None:
-        """Count what was decided; letters over the limit trip it and come back as they were."""
+        """Counts what was decided; letters over the limit trip it and come back as they were."""
         outcomes = verdict.outcomes
         back = [i for i, outcome in outcomes.items() if isinstance(outcome, Redeliver | Retry)]
         dead = [i for i, outcome in outcomes.items() if isinstance(outcome, DeadLetter)]
@@ -59,32 +59,26 @@ class Breaker:
                 assert isinstance(letter, DeadLetter)
                 ended_before = index - bisect_left(back, index)
                 if not self._admits(letter, self._ended + ended_before):
-                    _keep(verdict, index, letter)
+                    verdict.postpone(index, POSTPONED, letter.error or letter.reason)
         self._ended += len(verdict.rows) - len(back)
 
     def _admits(self, letter: DeadLetter, place: int) -> bool:
-        """Whether there may be a letter as the message that ends at that place."""
+        """Returns whether there may be a letter as the message that ends at that place."""
         while self._letters and self._letters[0] <= place - self._limit.window:
             self._letters.popleft()
         if self.tripped is None and len(self._letters) >= self._limit.letters < self._limit.window:
-            self.tripped = self._why(letter)
+            self.tripped = self._explain(letter)
         if self.tripped is None:
             self._letters.append(place)
         return self.tripped is None
 
-    def _why(self, letter: DeadLetter) -> str:
+    def _explain(self, letter: DeadLetter) -> str:
         return (
             f"{len(self._letters):,} of the last {self._limit.window:,} messages became dead "
             f"letters, the last one because of: {letter.error or letter.reason}"
         )
 
     def reset(self) -> None:
-        """Begin anew: people have resumed the vertex."""
+        """Begins anew: people have resumed the vertex."""
         self.tripped = None
         self._letters.clear()
-
-
-def _keep(verdict: Verdict, index: int, letter: DeadLetter) -> None:
-    """Have the message back as it was, in place of a letter."""
-    retries, failures = int(verdict.rows.column("retries")[index]), verdict.failures_of(index)
-    verdict.outcomes[index] = Retry(POSTPONED, letter.error or letter.reason, retries, failures)

@@ -1,4 +1,4 @@
-"""User code: what its functions look like, and how the worker calls them.
+"""Calls of user code: handlers made ready on a worker, and the ways to give them rows.
 
 A map or transformer takes a ``Datum`` and returns or yields messages. A sink takes a list of data
 and returns responses. Each may be a plain function, an ``async`` one, or a class: a class is made
@@ -19,20 +19,15 @@ from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from ebbflow.core.blame import CALLS_IN_A_ROW, ENOUGH, Blame
-from ebbflow.core.columns import COLUMNS, columns_returned
-from ebbflow.core.contract import answered, results_by_id
+from ebbflow.core.checks import NOT_MESSAGES
+from ebbflow.core.columns import COLUMNS, record_columns
+from ebbflow.core.contract import order_results, record_answers
 from ebbflow.core.running_call import RUNNING, beating, in_time
+from ebbflow.core.streaming import Stream
 from ebbflow.core.trial import Trial
-from ebbflow.core.verdict import NOT_MESSAGES, Verdict
-from ebbflow.message import Datum, Message, Response
+from ebbflow.core.verdict import Verdict
+from ebbflow.message import Datum, Message
 from ebbflow.nacks import Nack
-
-MapResult = Message | Iterable[Message] | None
-MapFunction = Callable[[Datum], MapResult | Awaitable[MapResult] | AsyncIterator[Message]]
-"""Runs on a worker, once per delivery. No messages returned means that the input is dropped."""
-
-SinkFunction = Callable[[list[Datum]], Iterable[Response] | Awaitable[Iterable[Response]]]
-"""Runs on a worker, with at most ``limits.readBatchSize`` data, one response for each."""
 
 # SystemExit too: a handler that calls sys.exit() has failed on its message, nothing more. So has
 # one that waits for a task of its own that was cancelled; nobody else cancels anything here.
@@ -64,7 +59,8 @@ class Closable(Protocol):
 class Handler:
     """A user function made ready on a worker: instantiated, opened, and callable.
 
-    ``blame`` is what its calls have shown about the system behind it.
+    ``blame`` knows what its calls have shown about the system behind it. ``instance`` is the user's
+    object; for a plain function it is the function.
     """
 
     def __init__(self, target: Any, blame: Blame | None = None) -> None:
@@ -73,29 +69,29 @@ class Handler:
         self._make()
 
     def _make(self) -> None:
-        made: Any = self._target() if is_class(self._target) else self._target
-        self.made = made
-        self.call: Callable[..., Any] = made
-        entry = made if inspect.isroutine(made) else type(made).__call__
+        instance: Any = self._target() if is_class(self._target) else self._target
+        self.instance = instance
+        self.call: Callable[..., Any] = instance
+        entry = instance if inspect.isroutine(instance) else type(instance).__call__
         self.is_async = inspect.iscoroutinefunction(entry) or inspect.isasyncgenfunction(entry)
         self._runner: asyncio.Runner | None = None
         if isinstance(self.call, Openable):
-            self.finished(self.call.open())
+            self.finish(self.call.open())
 
     def renew(self) -> None:
-        """Close user code and open it anew, as after an outage; raises what opening it raises."""
+        """Closes user code and opens it anew, as after an outage; raises what opening it raises."""
         with contextlib.suppress(*USER_ERRORS):
             self.close()
         self._make()
 
-    def finished(self, result: Any) -> Any:
-        """What a call returned, waited for if it is of ``async`` code behind a plain function."""
+    def finish(self, result: Any) -> Any:
+        """Returns the result of a call, waiting for ``async`` code behind a plain function."""
         if inspect.isasyncgen(result):
-            return self.wait_for(_gathered(result))
+            return self.wait_for(_gather(result))
         return self.wait_for(result) if inspect.isawaitable(result) else result
 
     def wait_for(self, awaitable: Awaitable[Any]) -> Any:
-        """Run something of the user's ``async`` code to its end."""
+        """Runs something of the user's ``async`` code to its end and returns its result."""
 
         async def run() -> Any:
             if not RUNNING.active:
@@ -106,8 +102,8 @@ class Handler:
         self._runner = self._runner or asyncio.Runner()
         return self._runner.run(run())
 
-    def yielded(self, result: Any) -> Iterator[Any]:
-        """What a call yields, one by one as it comes."""
+    def iterate(self, result: Any) -> Iterator[Any]:
+        """Yields what a call yields, one by one as it comes."""
         if inspect.isasyncgen(result):
             while True:
                 try:
@@ -115,51 +111,51 @@ class Handler:
                 except StopAsyncIteration:
                     return
         else:
-            result = self.finished(result)
-            yield from () if result is None else _listed(result)
+            result = self.finish(result)
+            yield from () if result is None else _as_iterable(result)
 
     def close(self) -> None:
-        """Give back what the user's code holds; the handler is not called again."""
+        """Has user code give back what it holds; the handler is not called again."""
         if isinstance(self.call, Closable):
-            self.finished(self.call.close())
+            self.finish(self.call.close())
         if self._runner is not None:
             self._runner.close()
 
 
 def is_class(target: Any) -> bool:
-    """Whether calling the target makes what is to be used: a class, or one with its arguments."""
+    """Returns whether the target is a class, or one with its arguments, and no function."""
     return inspect.isclass(target.func if isinstance(target, partial) else target)
 
 
-def _listed(result: Any) -> Iterable[Any]:
-    one = isinstance(result, (Message, *NOT_MESSAGES)) or not isinstance(result, Iterable)
-    return (result,) if one else result
+def _as_iterable(result: Any) -> Iterable[Any]:
+    single = isinstance(result, (Message, *NOT_MESSAGES)) or not isinstance(result, Iterable)
+    return (result,) if single else result
 
 
-async def _gathered(results: AsyncIterator[Any]) -> list[Any]:
+async def _gather(results: AsyncIterator[Any]) -> list[Any]:
     return [result async for result in results]
 
 
 def run_map(handler: Handler, verdict: Verdict, concurrency: int) -> None:
-    """Give every row to the map, one by one or, if it is ``async``, ``concurrency`` at a time."""
-    trial = Trial(verdict, handler.blame)
-    if handler.is_async and not verdict.ordered:
+    """Gives every row to the map, one by one or, if it is ``async``, ``concurrency`` at a time."""
+    trial, ordered = Trial(verdict, handler.blame), verdict.rules.ordered
+    if handler.is_async and not ordered:
         handler.wait_for(_map_all(handler.call, verdict, concurrency, trial))
         return
-    call, returned = handler.call, verdict.returned
+    call, record = handler.call, verdict.record
     with RUNNING as running:
         for index, datum in enumerate(verdict.rows.data()):
             running.row = index
             try:
                 result = call(datum)
-                returned(index, result if type(result) in _AT_HAND else handler.finished(result))
+                record(index, result if type(result) in _AT_HAND else handler.finish(result))
             except USER_ERRORS as error:
                 trial.failed(index, index + 1, error)
-                if trial.stops and not verdict.ordered:
+                if trial.stops and not ordered:
                     trial.leave(index + 1)
                     return
-            if verdict.ordered and verdict.holds_up(index, index + 1):
-                verdict.unreached = index + 1
+            if ordered and verdict.holds_up(index, index + 1):
+                verdict.decisions.stop_at(index + 1)
                 return
     trial.finish()
 
@@ -170,14 +166,14 @@ async def _map_all(
     gate = asyncio.Semaphore(concurrency)
     away = 0
 
-    async def one(datum: Datum) -> Any:
+    async def call_with(datum: Datum) -> Any:
         nonlocal away
         async with gate:
             if away >= CALLS_IN_A_ROW:
                 return _UNTRIED
             try:
                 result = call(datum)
-                result = _gathered(result) if inspect.isasyncgen(result) else result
+                result = _gather(result) if inspect.isasyncgen(result) else result
                 result = await in_time(result, RUNNING.limit)
                 away = 0
                 return result
@@ -186,16 +182,16 @@ async def _map_all(
                 return error
 
     with RUNNING, beating():
-        results = await asyncio.gather(*(one(datum) for datum in verdict.rows.data()))
+        results = await asyncio.gather(*(call_with(datum) for datum in verdict.rows.data()))
     untried = [index for index, result in enumerate(results) if result is _UNTRIED]
     trial.postpone(untried)
-    trial.failed_beside(list(_recorded(verdict, 0, results)), len(results))
+    trial.failed_beside(list(_record_results(verdict, 0, results)), len(results))
 
 
-def _recorded(
+def _record_results(
     verdict: Verdict, start: int, results: Iterable[Any]
 ) -> Iterator[tuple[int, BaseException]]:
-    """Record what user code made of rows; gives those that it failed on, with the error."""
+    """Records the results for rows; yields the rows that failed, each with the error."""
     for index, result in enumerate(results, start):
         if result is _UNTRIED:
             continue
@@ -203,13 +199,13 @@ def _recorded(
             yield index, result
             continue
         try:
-            verdict.returned(index, result)
+            verdict.record(index, result)
         except USER_ERRORS as error:
             yield index, error
 
 
 def run_sink(handler: Handler, verdict: Verdict, batch_size: int) -> None:
-    """Give the rows to the sink in batches and record its responses.
+    """Gives the rows to the sink in batches and records its responses.
 
     The list is the user's own, to sort or to empty; here and in batch maps.
     """
@@ -217,65 +213,67 @@ def run_sink(handler: Handler, verdict: Verdict, batch_size: int) -> None:
 
     def give(start: int, end: int) -> list[tuple[int, BaseException]]:
         batch = data[start:end]
-        answers = handler.finished(handler.call(list(batch)))
-        return answered(verdict, start, batch, answers)
+        answers = handler.finish(handler.call(list(batch)))
+        return record_answers(verdict, start, batch, answers)
 
     _in_batches(handler, verdict, batch_size, give)
 
 
 def run_batch_map(handler: Handler, verdict: Verdict, batch_size: int) -> None:
-    """Give the rows to the map in batches; it returns what it made of each, by id."""
+    """Gives the rows to the map in batches and records what it made of each, by id."""
     data = verdict.rows.data()
 
     def give(start: int, end: int) -> list[tuple[int, BaseException]]:
         batch = data[start:end]
-        result = handler.finished(handler.call(list(batch)))
-        return list(_recorded(verdict, start, results_by_id(verdict.vertex, batch, result)))
+        results = order_results(
+            verdict.rules.vertex, batch, handler.finish(handler.call(list(batch)))
+        )
+        return list(_record_results(verdict, start, results))
 
     _in_batches(handler, verdict, batch_size, give)
 
 
 def run_columnar(handler: Handler, verdict: Verdict, batch_size: int, pandas: bool) -> None:
-    """Give the rows to the map as record batches, or as data frames."""
+    """Gives the rows to the map as record batches, or as data frames, and records its columns."""
     rows = verdict.rows.batch.select(COLUMNS)
 
     def give(start: int, end: int) -> list[tuple[int, BaseException]]:
         part = rows.slice(start, end - start)
-        result = handler.finished(handler.call(part.to_pandas() if pandas else part))
-        columns_returned(verdict, start, end - start, result)
+        result = handler.finish(handler.call(part.to_pandas() if pandas else part))
+        record_columns(verdict, start, end - start, result)
         return []
 
     _in_batches(handler, verdict, batch_size, give)
 
 
 def run_stream(handler: Handler, verdict: Verdict) -> None:
-    """Give the rows to the map one by one and forward what it yields while it goes on.
+    """Gives the rows to the map one by one and forwards what it yields while it goes on.
 
     Outputs that have been forwarded stay forwarded when the input is nacked afterwards.
     """
-    trial = Trial(verdict, handler.blame)
+    trial, stream = Trial(verdict, handler.blame), Stream(verdict)
     for index, datum in enumerate(verdict.rows.data()):
         try:
-            for number, message in enumerate(_one_by_one(handler, datum)):
-                verdict.yielded(index, number, message)
-            verdict.ended(index)
+            for number, message in enumerate(_call_stepwise(handler, datum)):
+                stream.record(index, number, message)
+            stream.end(index)
         except USER_ERRORS as error:
-            verdict.taken_back(index)
+            stream.withdraw(index)
             trial.failed(index, index + 1, error)
-        if _stopped(verdict, trial, index, index + 1):
+        if _leave_rest(verdict, trial, index, index + 1):
             return
     trial.finish()
 
 
 Give = Callable[[int, int], list[tuple[int, BaseException]]]
-"""Has user code decide about a batch; returns the rows that failed by themselves, with why."""
+"""Has user code decide about the rows of a batch; returns those that failed by themselves."""
 
 
-def _one_by_one(handler: Handler, datum: Datum) -> Iterator[Any]:
-    """What a stream map yields; the time until the next one is that of a call."""
+def _call_stepwise(handler: Handler, datum: Datum) -> Iterator[Any]:
+    """Yields what a stream map yields; the time until the next one is that of a call."""
     end = object()
     with RUNNING:
-        results = iter(handler.yielded(handler.call(datum)))
+        results = iter(handler.iterate(handler.call(datum)))
         message = next(results, end)
     while message is not end:
         yield message
@@ -284,17 +282,17 @@ def _one_by_one(handler: Handler, datum: Datum) -> Iterator[Any]:
 
 
 def _in_batches(handler: Handler, verdict: Verdict, size: int, give: Give) -> None:
-    """Have user code decide about batch after batch; whatever it raises is its batch's."""
+    """Has user code decide about batch after batch; whatever it raises is its batch's."""
 
     def call(start: int, end: int) -> list[tuple[int, BaseException]]:
         with RUNNING:
             return give(start, end)
 
     trial = Trial(verdict, handler.blame)
-    keys = verdict.rows.column("keys") if verdict.ordered else None
-    for start, end in batches(verdict.rows.column("failures"), size, keys):
+    keys = verdict.rows.column("keys") if verdict.rules.ordered else None
+    for start, end in call_ranges(verdict.rows.column("failures"), size, keys):
         _try_batch(trial, start, end, call)
-        if _stopped(verdict, trial, start, end):
+        if _leave_rest(verdict, trial, start, end):
             return
     trial.finish()
 
@@ -310,7 +308,7 @@ def _try_batch(trial: Trial, start: int, end: int, give: Give) -> None:
 
 
 def _try_alone(trial: Trial, start: int, end: int, give: Give, error: BaseException) -> None:
-    """Find out whether a batch failed because of one message, or would with any.
+    """Finds out whether a batch failed because of one message, or would with any.
 
     The first that passes shows that it is the messages'; the rest goes alone later on.
     """
@@ -328,10 +326,10 @@ def _try_alone(trial: Trial, start: int, end: int, give: Give, error: BaseExcept
         trial.failed(index + 1, end, error)
 
 
-def _stopped(verdict: Verdict, trial: Trial, start: int, end: int) -> bool:
-    """Whether the rows from ``end`` on are left: they are held up, or would fail as well."""
+def _leave_rest(verdict: Verdict, trial: Trial, start: int, end: int) -> bool:
+    """Leaves the rows from ``end`` on if they are held up or would fail, too; returns whether."""
     if verdict.holds_up(start, end):
-        verdict.unreached = end
+        verdict.decisions.stop_at(end)
         return True
     if trial.stops:
         trial.leave(end)
@@ -339,10 +337,10 @@ def _stopped(verdict: Verdict, trial: Trial, start: int, end: int) -> bool:
     return False
 
 
-def batches(
+def call_ranges(
     failures: Sequence[int], size: int, keys: Sequence[Sequence[str]] | None = None
 ) -> Iterable[tuple[int, int]]:
-    """Where to cut: at most ``size`` rows a call, and rows that failed before go alone.
+    """Yields the rows of each call: at most ``size``, and those that failed before go alone.
 
     Alone, so that a bad message that failed its batch once cannot take its neighbours along to
     the dead letters: they pass on their second delivery. Where order counts, ``keys`` are given

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ebbflow.core import frames
-from ebbflow.core.outputs import GIVEN, ColumnOutputs
-from ebbflow.core.verdict import EMPTY, Verdict
+from ebbflow.core.outputs import GIVEN
+from ebbflow.core.verdict import Verdict
 from ebbflow.errors import ContractViolation, MessageTooLarge
 from ebbflow.nacks import NackOptions
 
@@ -34,38 +34,40 @@ TYPES: dict[str, pa.DataType] = {
     "nack_max_deliveries": pa.int64(),
     "nack_reason": pa.string(),
 }
-"""What a columnar map may return."""
+"""The columns that a columnar map may return."""
 
 
 COLUMNS = [
     *("id", "keys", "value", "event_time", "headers", "metadata"),
     *("deliveries", "nack_reason"),
 ]
-"""What a columnar map is given."""
+"""The columns that a columnar map is given."""
 
 
-def columns_returned(
+def record_columns(
     verdict: Verdict,
     start: int,
     count: int,
     result: Any,
     types: Mapping[str, pa.DataType] = TYPES,
 ) -> None:
-    """Take what a columnar map returned for ``count`` inputs from the one at ``start`` on."""
-    columns = _checked(verdict.vertex, result, types)
-    parents = _parents(verdict, start, count, columns)
-    nacked = _nacked(verdict, parents, columns)
-    _refuse_large(verdict, parents, columns, nacked)
+    """Records what a columnar map returned for ``count`` inputs from the one at ``start`` on."""
+    columns = _check_columns(verdict.rules.vertex, result, types)
+    parents = _find_parents(verdict, start, count, columns)
+    ended = _record_nacks(verdict, parents, columns)
+    ended |= _refuse_large(verdict, parents, columns, ended)
     _drop_absent(verdict, start, count, parents)
-    if nacked:
-        kept = [row for row, parent in enumerate(parents) if parent not in nacked]
+    if ended:
+        kept = [row for row, parent in enumerate(parents) if parent not in ended]
         chosen = pa.array(kept, pa.int64())
         columns = {name: column.take(chosen) for name, column in columns.items()}
         parents = [parents[row] for row in kept]
     _forward(verdict, parents, columns)
 
 
-def _checked(vertex: str, result: Any, types: Mapping[str, pa.DataType]) -> dict[str, pa.Array]:
+def _check_columns(
+    vertex: str, result: Any, types: Mapping[str, pa.DataType]
+) -> dict[str, pa.Array]:
     batch = result if isinstance(result, pa.Table) else _as_table(vertex, result)
     columns: dict[str, pa.Array] = {}
     for name, kind in types.items():
@@ -98,24 +100,28 @@ def _violation(vertex: str, what: str) -> ContractViolation:
     )
 
 
-def _parents(
+def _find_parents(
     verdict: Verdict, start: int, count: int, columns: dict[str, pa.Array]
 ) -> Sequence[int]:
+    """Returns the index of the input of each row."""
+    vertex = verdict.rules.vertex
     rows = len(columns["value"])
     if "id" not in columns:
         if rows != count:
-            raise _violation(verdict.vertex, f"returned {rows} rows for {count} messages")
+            raise _violation(vertex, f"returned {rows} rows for {count} messages")
         return range(start, start + count)
     places = {i: start + n for n, i in enumerate(verdict.rows.column("id")[start : start + count])}
     ids = columns["id"].to_pylist()
     unknown = [i for i in ids if i not in places]
     if unknown:
-        raise _violation(verdict.vertex, f"returned the unknown id {unknown[0]!r}")
+        raise _violation(vertex, f"returned the unknown id {unknown[0]!r}")
     return [places[i] for i in ids]
 
 
-def _nacked(verdict: Verdict, parents: Sequence[int], columns: dict[str, pa.Array]) -> set[int]:
-    """A nack of one row gives its whole input back."""
+def _record_nacks(
+    verdict: Verdict, parents: Sequence[int], columns: dict[str, pa.Array]
+) -> set[int]:
+    """Nacks the inputs of the rows to be nacked, each as a whole; returns these inputs."""
     if "nack" not in columns:
         return set()
     names = ("nack_delay", "nack_max_deliveries", "nack_reason")
@@ -124,7 +130,7 @@ def _nacked(verdict: Verdict, parents: Sequence[int], columns: dict[str, pa.Arra
     times = columns.get("event_time")
     for row in pc.indices_nonzero(columns["nack"].fill_null(False)).to_pylist():
         if times is not None and times[row].is_valid:
-            verdict.event_times.append(times[row].as_py())
+            verdict.decisions.note_event_times([times[row].as_py()])
         if parents[row] not in nacked:
             nacked.add(parents[row])
             verdict.nack(parents[row], NackOptions(*(column[row] for column in asked)))
@@ -133,39 +139,40 @@ def _nacked(verdict: Verdict, parents: Sequence[int], columns: dict[str, pa.Arra
 
 def _refuse_large(
     verdict: Verdict, parents: Sequence[int], columns: dict[str, pa.Array], nacked: set[int]
-) -> None:
-    largest, keys = verdict.largest, columns.get("keys")
+) -> set[int]:
+    """Records an error for the inputs of rows that no message can hold; returns these inputs."""
+    refused: set[int] = set()
+    largest, keys = verdict.rules.largest, columns.get("keys")
     sizes = pc.binary_length(columns["value"])
     most = pc.max(sizes).as_py() or 0
     if most + (0 if keys is None else keys.nbytes) > largest:
         for row, (parent, size) in enumerate(zip(parents, sizes.to_pylist(), strict=True)):
             own = () if keys is None else keys[row].as_py() or ()
             size += sum(len(key.encode()) for key in own)
-            if size > largest and parent not in nacked:
-                nacked.add(parent)
-                verdict.raised(parent, MessageTooLarge(size, largest))
+            if size > largest and parent not in nacked and parent not in refused:
+                refused.add(parent)
+                verdict.record_error(parent, MessageTooLarge(size, largest))
+    return refused
 
 
 def _drop_absent(verdict: Verdict, start: int, count: int, parents: Sequence[int]) -> None:
     if parents != range(start, start + count):
         for index in set(range(start, start + count)) - set(parents):
-            verdict.outcomes[index] = EMPTY
+            verdict.decisions.drop(index)
 
 
 def _forward(verdict: Verdict, parents: Sequence[int], columns: dict[str, pa.Array]) -> None:
-    if not isinstance(verdict.outputs, ColumnOutputs):
-        verdict.outputs = ColumnOutputs()
     tags = columns.get("tags")
-    verdict.outputs.add(
+    verdict.decisions.forward_columns(
         parents,
-        _numbers(parents),
+        _number_siblings(parents),
         [()] * len(parents) if tags is None else [t or () for t in tags.to_pylist()],
         {name: columns[name] for name in GIVEN if name in columns},
     )
 
 
-def _numbers(parents: Sequence[int]) -> list[int]:
-    """Each row's number among the outputs of its input."""
+def _number_siblings(parents: Sequence[int]) -> list[int]:
+    """Returns each row's number among the outputs of its input."""
     if isinstance(parents, range) or len(set(parents)) == len(parents):
         return [0] * len(parents)
     seen: defaultdict[int, int] = defaultdict(int)

@@ -17,29 +17,33 @@ from ebbflow.message import Datum, Message, Response, Status
 from ebbflow.nacks import NackOptions
 from ebbflow.outcome import DeadLetter
 
+SENT_TO_FALLBACK = DeadLetter("sent to the fallback sink")
+"""The letter of a message that was meant for the fallback sink from the start."""
 
-def answered(
+
+def record_answers(
     verdict: Verdict, start: int, batch: Sequence[Datum], answers: Any
 ) -> list[tuple[int, BaseException]]:
-    """Record the responses to ``batch``, whose first message is the input at ``start``.
+    """Records the responses to ``batch``, whose first message is the input at ``start``.
 
     Returns the rows for which a system is away, each with the error that says so.
     """
     if _all_done(batch, answers):
         return []
-    valid, wrong = _responses(verdict.vertex, answers)
-    given: defaultdict[str, deque[Response]] = defaultdict(deque)
+    vertex = verdict.rules.vertex
+    valid, wrong = _sort_responses(vertex, answers)
+    by_id: defaultdict[str, deque[Response]] = defaultdict(deque)
     for response in valid:
-        given[response.id].append(response)
+        by_id[response.id].append(response)
     # A message that was delivered twice may be in one batch twice, and is then answered twice.
     copies = Counter(datum.id for datum in batch)
-    kept = {i for i, number in copies.items() if len(given[i]) == number}
-    violation = _violation(verdict.vertex, copies, given, wrong)
+    kept = {i for i, number in copies.items() if len(by_id[i]) == number}
+    violation = _violation(vertex, copies, by_id, wrong)
     away: list[tuple[int, BaseException]] = []
     for index, datum in enumerate(batch, start):
         if datum.id not in kept:
-            verdict.raised(index, violation)
-        elif (response := given[datum.id].popleft()).status is Status.UNAVAILABLE:
+            verdict.record_error(index, violation)
+        elif (response := by_id[datum.id].popleft()).status is Status.UNAVAILABLE:
             away.append((index, Unavailable(response.error or "its system", response.retry_after)))
         else:
             _record(verdict, index, response)
@@ -47,7 +51,7 @@ def answered(
 
 
 def _all_done(batch: Sequence[Datum], answers: Any) -> bool:
-    """Whether each message was answered with OK, in order: nearly always so, and quickly seen."""
+    """Returns whether each message got OK, in order: nearly always so, and quickly seen."""
     return (
         type(answers) is list
         and {type(answer) for answer in answers} == {Response}
@@ -56,8 +60,8 @@ def _all_done(batch: Sequence[Datum], answers: Any) -> bool:
     )
 
 
-def results_by_id(vertex: str, batch: Sequence[Datum], results: Any) -> list[Any]:
-    """What a batch map made of each message, in order; an error where it says nothing."""
+def order_results(vertex: str, batch: Sequence[Datum], results: Any) -> list[Any]:
+    """Returns a batch map's result for each message, in order; an error where it has none."""
     if not isinstance(results, Mapping):
         raise ContractViolation(
             vertex,
@@ -77,8 +81,8 @@ def results_by_id(vertex: str, batch: Sequence[Datum], results: Any) -> list[Any
     return [results.get(datum.id, violation) for datum in batch]
 
 
-def _responses(vertex: str, answers: Any) -> tuple[list[Response], list[str]]:
-    """The responses that are valid, and what is wrong with the others."""
+def _sort_responses(vertex: str, answers: Any) -> tuple[list[Response], list[str]]:
+    """Returns the valid responses, and what is wrong with each of the others."""
     if not isinstance(answers, Iterable) or isinstance(answers, (str, bytes)):
         raise ContractViolation(
             vertex,
@@ -87,7 +91,7 @@ def _responses(vertex: str, answers: Any) -> tuple[list[Response], list[str]]:
         )
     valid, wrong = [], []
     for answer in answers:
-        problem = _problem(answer)
+        problem = _find_fault(answer)
         if problem is None:
             valid.append(answer)
         else:
@@ -95,7 +99,7 @@ def _responses(vertex: str, answers: Any) -> tuple[list[Response], list[str]]:
     return valid, wrong
 
 
-def _problem(answer: Any) -> str | None:
+def _find_fault(answer: Any) -> str | None:
     if not isinstance(answer, Response):
         return f"{type(answer).__name__} where a Response belongs"
     for what, value, kind in (
@@ -115,22 +119,22 @@ def _problem(answer: Any) -> str | None:
 def _violation(
     vertex: str,
     copies: Counter[str],
-    given: Mapping[str, Collection[Response]],
+    by_id: Mapping[str, Collection[Response]],
     wrong: Sequence[str],
 ) -> ContractViolation:
-    found = {
-        "no response": [i for i in copies if not given[i]],
-        "several responses": [i for i in copies if len(given[i]) > copies[i]],
-        "too few responses": [i for i in copies if 0 < len(given[i]) < copies[i]],
-        "responses for unknown ids": [i for i in given if i not in copies],
+    faulty_ids = {
+        "no response": [i for i in copies if not by_id[i]],
+        "several responses": [i for i in copies if len(by_id[i]) > copies[i]],
+        "too few responses": [i for i in copies if 0 < len(by_id[i]) < copies[i]],
+        "responses for unknown ids": [i for i in by_id if i not in copies],
     }
-    problems = [f"{kind} for {len(hit)}" for kind, hit in found.items() if hit]
+    problems = [f"{fault} for {len(ids)}" for fault, ids in faulty_ids.items() if ids]
     problems += [f"{Counter(wrong)[what]} x {what}" for what in dict.fromkeys(wrong)]
-    answers = sum(map(len, given.values())) + len(wrong)
+    answers = sum(map(len, by_id.values())) + len(wrong)
     return ContractViolation(
         vertex,
         f"answered {answers} responses to {copies.total()} messages: {'; '.join(problems)}",
-        [i for hit in found.values() for i in hit],
+        [i for ids in faulty_ids.values() for i in ids],
         "Return exactly one Response for each message of the batch, with its id; "
         "make it with the class methods of Response.",
     )
@@ -145,17 +149,17 @@ def _record(verdict: Verdict, index: int, response: Response) -> None:
         case Status.FAILURE:
             verdict.fail(index, response.error or "failed")
         case Status.FALLBACK | Status.SERVE | Status.ON_SUCCESS if (
-            response.status not in verdict.allowed
+            response.status not in verdict.rules.allowed
         ):
-            verdict.raised(index, _unconfigured(verdict.vertex, response))
+            verdict.record_error(index, _unconfigured(verdict.rules.vertex, response))
         case Status.FALLBACK:
-            verdict.fallback[index] = DeadLetter("sent to the fallback sink")
+            verdict.decisions.fall_back(index, SENT_TO_FALLBACK)
         case Status.SERVE:
-            verdict.served[index] = response.payload or b""
+            verdict.decisions.serve(index, response.payload or b"")
         case Status.ON_SUCCESS:
-            verdict.succeeds(index, response.message)
+            verdict.hand_on(index, response.message)
         case Status.UNAVAILABLE:
-            raise AssertionError("no decision about the message; see answered")
+            raise AssertionError("no decision about the message; see record_answers")
         case never:
             assert_never(never)
 

@@ -9,18 +9,22 @@ of the sinks.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 import pyarrow as pa
 
 from ebbflow.core import frames
+from ebbflow.core.contract import SENT_TO_FALLBACK
+from ebbflow.core.decisions import Decisions
 from ebbflow.core.frames import Rows
 from ebbflow.core.outputs import DELIVERY, INHERITED, event_times
-from ebbflow.core.retry import Call, Pause, RetryStrategy, call_with_retries
+from ebbflow.core.retry import Pause, RetryStrategy, call_with_retries
 from ebbflow.core.routing import Edge
-from ebbflow.core.sinks import PLAIN, Sinks, fall_back, run_sinks, succeed
-from ebbflow.core.verdict import Verdict
+from ebbflow.core.sinks import Sinks, run_fallback, run_on_success, run_sinks
+from ebbflow.core.verdict import Operator, Verdict
 from ebbflow.outcome import (
     DONE,
     DeadLetter,
@@ -56,17 +60,35 @@ class Step:
     """A transformer or a map."""
 
     name: str
-    call: Call
+    call: Operator
     strategy: RetryStrategy | None = None
+
+
+class Way(Enum):
+    """Where a message goes from a step: on to the next one, or straight to a sink."""
+
+    ON = "on"
+    SINK = "sink"
+    FALLBACK = "fallback"
+    ON_SUCCESS = "on_success"
 
 
 @dataclass(frozen=True, slots=True)
 class Bypass:
-    """Which tags lead straight to which sink; tried in this order, the first that accepts wins."""
+    """The tags that lead straight to a sink; tried in this order, the first that accepts wins."""
 
     sink: Edge | None = None
     fallback: Edge | None = None
     on_success: Edge | None = None
+
+    def choose_way(self, tags: Sequence[str]) -> Way:
+        """Returns where a message with these tags goes."""
+        rules = (
+            (self.sink, Way.SINK),
+            (self.fallback, Way.FALLBACK),
+            (self.on_success, Way.ON_SUCCESS),
+        )
+        return next((way for rule, way in rules if rule and rule.accepts(tags)), Way.ON)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,37 +120,41 @@ class _Run:
     """One chunk on its way through a MonoVertex."""
 
     def __init__(self, verdict: Verdict, mono: Mono, pause: Pause) -> None:
-        self._verdict = verdict
+        # From here on every part is held to the rules of the sinks: a nack that is out of
+        # deliveries in a step goes to the fallback sink as well.
+        self._verdict = verdict.under(mono.sinks.bind(verdict.rules))
         self._mono = mono
         self._pause = pause
         self._ends: dict[int, Outcome] = {}
-        self._fallback, self._on_success, self._bypassed = _Level(), _Level(), _Level()
-        verdict.allowed = mono.sinks.allowed
-        verdict.has_fallback = mono.sinks.fallback is not None
-        verdict.written = 0
+        self._answers: defaultdict[int, list[bytes]] = defaultdict(list)
+        self._levels = {way: _Level() for way in Way if way is not Way.ON}
 
     def run(self) -> None:
+        decisions = self._verdict.decisions
+        decisions.count_written(0)
         level = _Level([self._verdict.rows.batch], list(range(len(self._verdict.rows))))
         if not self._mono.steps:
-            self._verdict.event_times += event_times(None, self._verdict.rows)
+            decisions.note_event_times(event_times(None, self._verdict.rows))
         for step in self._mono.steps:
             level = self._advance(level, step)
         if self._mono.bypass.sink is not None and self._mono.steps:
             self._record(level.roots, [NOT_FOR_THE_SINK] * len(level.roots))
             level = _Level()
-        for one in (level, self._bypassed):
-            self._sink(one.batch, one.roots)
-        self._direct(self._fallback, fall_back, "fallback")
-        self._direct(self._on_success, succeed, "on_success")
+        for messages in (level, self._levels[Way.SINK]):
+            self._give_to_sinks(messages)
+        self._give_to_fallback(self._levels[Way.FALLBACK])
+        self._give_to_on_success(self._levels[Way.ON_SUCCESS])
         self._conclude()
 
     def _part(self, batch: pa.RecordBatch) -> Verdict:
         return self._verdict.part(Rows(batch, self._verdict.rows.watermark))
 
-    def _going_on(
-        self, batch: pa.RecordBatch, roots: list[int]
-    ) -> tuple[pa.RecordBatch, list[int]]:
-        """Without the messages of roots that stop here anyway."""
+    def _without_stopped(self, level: _Level) -> tuple[pa.RecordBatch, list[int]]:
+        """Returns the level without the messages of roots that stop here anyway.
+
+        A root that comes back brings all its messages again; what went on now would be doubled.
+        """
+        batch, roots = level.batch, level.roots
         stops = {root for root, end in self._ends.items() if isinstance(end, _STOPS)}
         if stops.isdisjoint(roots):
             return batch, roots
@@ -136,80 +162,75 @@ class _Run:
         return frames.taken(batch, kept), [roots[n] for n in kept]
 
     def _advance(self, level: _Level, step: Step) -> _Level:
-        batch, roots = self._going_on(level.batch, level.roots)
+        """Gives the messages to a step; returns those that go on to the next."""
+        batch, roots = self._without_stopped(level)
         part = self._part(batch)
         call_with_retries(part, step.call, step.strategy, self._pause, step.name)
-        self._verdict.event_times += part.event_times
+        decisions = self._verdict.decisions
+        decisions.note_event_times(part.decisions.event_times)
         if step is self._mono.steps[0]:
-            self._verdict.event_times += event_times(part.outputs, part.rows)
-        self._record_outcomes(part, roots)
-        for index in part.fallback:
-            self._fallback.add(batch.slice(index, 1), [roots[index]])
-        return self._routed(part, roots, step)
-
-    def _record_outcomes(self, part: Verdict, roots: list[int]) -> None:
+            decisions.note_event_times(event_times(part.outputs, part.rows))
         for index, outcome in part.outcomes.items():
             self._record([roots[index]], [outcome])
+        for index in part.decisions.fallback:
+            self._levels[Way.FALLBACK].add(batch.slice(index, 1), [roots[index]])
+        return self._route(part, roots, step)
 
-    def _routed(self, part: Verdict, roots: list[int], step: Step) -> _Level:
+    def _route(self, part: Verdict, roots: list[int], step: Step) -> _Level:
         outputs = part.outputs
         assert outputs is not None
-        inherited = (*INHERITED, *DELIVERY)
-        batch = outputs.batch(part.rows, step.name, None, inherited)
+        batch = outputs.batch(part.rows, step.name, None, (*INHERITED, *DELIVERY))
         if self._mono.bypass == Bypass():
             return _Level([batch], [roots[parent] for parent in outputs.parents])
-        places: dict[int, list[int]] = {id(target): [] for target in self._targets()}
+        rows: dict[Way, list[int]] = {way: [] for way in Way}
         for row, tags in enumerate(outputs.tags):
-            places[id(self._target(tags))].append(row)
+            rows[self._mono.bypass.choose_way(tags)].append(row)
         following = _Level()
-        for target in self._targets():
-            rows = places[id(target)]
-            own = [roots[outputs.parents[row]] for row in rows]
-            (following if target is None else target).add(frames.taken(batch, rows), own)
+        for way, level in ((Way.ON, following), *self._levels.items()):
+            own = [roots[outputs.parents[row]] for row in rows[way]]
+            level.add(frames.taken(batch, rows[way]), own)
         return following
 
-    def _targets(self) -> tuple[_Level | None, ...]:
-        return (None, self._bypassed, self._fallback, self._on_success)
-
-    def _target(self, tags: Sequence[str]) -> _Level | None:
-        bypass = self._mono.bypass
-        rules = (
-            (bypass.sink, self._bypassed),
-            (bypass.fallback, self._fallback),
-            (bypass.on_success, self._on_success),
-        )
-        return next((level for rule, level in rules if rule and rule.accepts(tags)), None)
-
-    def _sink(self, batch: pa.RecordBatch, roots: list[int]) -> None:
-        batch, roots = self._going_on(batch, roots)
+    def _give_to_sinks(self, level: _Level) -> None:
+        batch, roots = self._without_stopped(level)
         if roots:
             part = self._part(batch)
             run_sinks(part, self._mono.sinks, self._pause)
             for index, payloads in part.answers.items():
-                self._verdict.answers.setdefault(roots[index], []).extend(payloads)
-            self._written(roots, part, beside=1)
+                self._answers[roots[index]] += payloads
+            self._record_written(roots, part)
+            # The on-success sink took these beside the primary.
+            also = sum(isinstance(end, Succeeded) for end in part.outcomes.values())
+            self._verdict.decisions.count_written(also)
 
-    def _written(self, roots: list[int], part: Verdict, beside: int) -> None:
-        """Record the ends, and how many messages sinks took; ``beside`` the primary or directly."""
-        others = part.outcomes.values()
-        taken = len(roots) - sum(not isinstance(end, _TAKEN) for end in others)
-        also = beside * sum(isinstance(end, Succeeded) for end in others)
-        self._verdict.written = (self._verdict.written or 0) + taken + also
-        self._record(roots, [part.outcomes.get(n, DONE) for n in range(len(roots))])
+    def _give_to_fallback(self, level: _Level) -> None:
+        self._give_directly(
+            level, lambda part, index: part.fall_back(index, SENT_TO_FALLBACK), run_fallback
+        )
 
-    def _direct(
-        self, level: _Level, give: Callable[[Verdict, Sinks, Pause], None], what: str
+    def _give_to_on_success(self, level: _Level) -> None:
+        self._give_directly(level, lambda part, index: part.hand_on(index, None), run_on_success)
+
+    def _give_directly(
+        self,
+        level: _Level,
+        ask: Callable[[Decisions, int], None],
+        run: Callable[[Verdict, Sinks, Pause], None],
     ) -> None:
-        """Give messages straight to the fallback or the on-success sink."""
-        batch, roots = self._going_on(level.batch, level.roots)
+        """Gives messages straight to a sink beside the primary, which ``ask`` asks for."""
+        batch, roots = self._without_stopped(level)
         if roots:
             part = self._part(batch)
-            part.allowed = PLAIN
-            reason = DeadLetter("sent to the fallback sink")
-            meant = dict.fromkeys(range(len(roots)), reason if what == "fallback" else None)
-            setattr(part, what, meant)
-            give(part, self._mono.sinks, self._pause)
-            self._written(roots, part, beside=0)
+            for index in range(len(roots)):
+                ask(part.decisions, index)
+            run(part, self._mono.sinks, self._pause)
+            self._record_written(roots, part)
+
+    def _record_written(self, roots: list[int], part: Verdict) -> None:
+        """Records the ends of messages, and counts those that their sink took."""
+        not_taken = sum(not isinstance(end, _TAKEN) for end in part.outcomes.values())
+        self._verdict.decisions.count_written(len(roots) - not_taken)
+        self._record(roots, [part.outcomes.get(n, DONE) for n in range(len(roots))])
 
     def _record(self, roots: Sequence[int], outcomes: Sequence[Outcome]) -> None:
         for root, outcome in zip(roots, outcomes, strict=True):
@@ -218,12 +239,16 @@ class _Run:
                 self._ends[root] = outcome
 
     def _conclude(self) -> None:
-        """The ends become the roots' outcomes; a root that comes back will answer again."""
-        others = {root: end for root, end in self._ends.items() if end is not DONE}
-        for root, end in others.items():
-            if isinstance(end, _STOPS):
-                self._verdict.answers.pop(root, None)
-        self._verdict.outcomes.update(others)
+        """Makes the ends the roots' outcomes, and keeps the answers of those that have ended.
+
+        A root that comes back, or whose letter is replayed, answers again.
+        """
+        for root, end in self._ends.items():
+            if end is not DONE:
+                self._verdict.decisions.finish(root, end)
+        for root, payloads in self._answers.items():
+            if not isinstance(self._ends[root], _STOPS):
+                self._verdict.decisions.answer(root, payloads)
 
 
 def _strength(outcome: Outcome) -> tuple[int, bool]:
@@ -232,5 +257,5 @@ def _strength(outcome: Outcome) -> tuple[int, bool]:
 
 
 def run_mono(verdict: Verdict, mono: Mono, pause: Pause) -> None:
-    """Take every root of the chunk through the steps and the sinks, and decide about it."""
+    """Takes every root of the chunk through the steps and the sinks, and decides about it."""
     _Run(verdict, mono, pause).run()

@@ -1,4 +1,4 @@
-"""Whether a message comes back, when, and how often: the rules of nack and of failed user code.
+"""The rules of redelivery: whether a message comes back after a nack or an error, and when.
 
 Guarantees: ``max_deliveries: n`` allows exactly n redeliveries; a redelivery is never due before
 the delay asked for is over; an exception can be retried only as often as the policy says.
@@ -10,7 +10,7 @@ import traceback
 
 from ebbflow.durations import Backoff
 from ebbflow.errors import ContractViolation, MessageTooLarge, SparkError
-from ebbflow.nacks import Nack, NackOptions
+from ebbflow.nacks import NackOptions
 from ebbflow.outcome import DeadLetter, Outcome, Redeliver
 
 MAX_ERROR = 2_000
@@ -21,12 +21,12 @@ _GRID = ((1_000, 10), (60_000, 100))
 _COARSE = 1_000
 
 
-def nacked(options: NackOptions | None, deliveries: int, failures: int) -> Outcome:
-    """The outcome of a nack of a message that has been delivered ``deliveries`` times."""
+def decide_nack(options: NackOptions | None, deliveries: int, failures: int) -> Outcome:
+    """Returns the outcome of a nack of a message that has been delivered ``deliveries`` times."""
     wish = options or NackOptions()
     reason = wish.reason
     if reason is not None and len(reason) > MAX_ERROR:
-        reason = brief(reason)
+        reason = shorten(reason)
     if wish.max_deliveries is not None and deliveries > wish.max_deliveries:
         return DeadLetter(
             reason or "nacked",
@@ -35,16 +35,18 @@ def nacked(options: NackOptions | None, deliveries: int, failures: int) -> Outco
     return Redeliver(wish.delay or 0, reason, failures, wish)
 
 
-def failed(
-    error: BaseException, deliveries: int, failures: int, policy: Backoff, chance: float = 0.5
+def decide_error(
+    error: BaseException, failures: int, policy: Backoff, chance: float = 0.5
 ) -> Outcome:
-    """The outcome of user code that raised: a nack if it asked for one, else back-off."""
-    if isinstance(error, Nack):
-        return nacked(error.options, deliveries, failures)
+    """Returns the outcome of an exception: back-off, or a dead letter when that is used up.
+
+    A ``Nack`` is no error; whoever catches one asks ``decide_nack``.
+    """
     text = describe(error)
     if isinstance(error, MessageTooLarge) or failures >= policy.steps:
         # A violation and what Spark says are told by their text; a traceback would show our own.
-        traced = None if isinstance(error, ContractViolation | SparkError) else trace(error)
+        by_text = isinstance(error, ContractViolation | SparkError)
+        traced = None if by_text else format_traceback(error)
         return DeadLetter(_reason(error), error=text, traceback=traced)
     return Redeliver(policy.wait(failures + 1, chance), text, failures + 1)
 
@@ -56,30 +58,31 @@ def _reason(error: BaseException) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Type and text of an error on one line, cut to a length that fits a header."""
+    """Returns type and text of an error on one line, cut to a length that fits a header."""
     try:
-        said = str(error)
+        text = str(error)
     except Exception:  # an error that cannot say what it is must not become a second one
-        said = "(its text cannot be shown)"
-    named = said if isinstance(error, SparkError) else f"{type(error).__name__}: {said}"
-    return brief(" ".join(named.split()))
+        text = "(its text cannot be shown)"
+    described = text if isinstance(error, SparkError) else f"{type(error).__name__}: {text}"
+    return shorten(" ".join(described.split()))
 
 
-def brief(text: str) -> str:
-    """The text, cut to a length that fits a header, without what cannot be encoded."""
+def shorten(text: str) -> str:
+    """Returns the text cut to a length that fits a header, without what cannot be encoded."""
     text = text.encode("utf-8", "replace").decode()
     return text if len(text) <= MAX_ERROR else text[: MAX_ERROR - 1] + "…"
 
 
-def trace(error: BaseException) -> str:
-    """The traceback, its end kept when it is long: that is where the error is."""
+def format_traceback(error: BaseException) -> str:
+    """Returns the traceback, its end kept when it is long: that is where the error is."""
     text = "".join(traceback.format_exception(error)).encode("utf-8", "replace").decode()
     return text if len(text) <= MAX_TRACEBACK else "…" + text[-MAX_TRACEBACK + 1 :]
 
 
 def due_time(now_ms: int, delay: int) -> int:
-    """When a redelivery is due, in epoch milliseconds: never early, late by at most 1 s."""
+    """Returns when a redelivery is due, in epoch milliseconds: never early, at most 1 s late."""
     if delay <= 0:
         return now_ms
     grid = next((step for below, step in _GRID if delay < below), _COARSE)
-    return -(-(now_ms + delay) // grid) * grid
+    rounded_up = (now_ms + delay + grid - 1) // grid
+    return rounded_up * grid

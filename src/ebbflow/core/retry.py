@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ebbflow.core import frames
+from ebbflow.core.decisions import Failure
 from ebbflow.core.frames import Rows
-from ebbflow.core.verdict import Failure, Verdict
+from ebbflow.core.verdict import Operator, Verdict
 from ebbflow.durations import Backoff
 from ebbflow.outcome import DeadLetter, Retry
 
-Call = Callable[[Verdict], None]
 Pause = Callable[[float], None]
 
 ON_THE_SPOT = 1_000
@@ -27,20 +27,20 @@ ON_THE_SPOT = 1_000
 
 @dataclass(frozen=True, slots=True)
 class RetryStrategy:
-    """How often to retry, and what to do when that did not help."""
+    """The number and waits of retries, and what to do when they did not help."""
 
     backoff: Backoff
     on_failure: Literal["retry", "fallback", "drop"] = "retry"
 
     def allows(self, retries: int) -> bool:
-        """Whether there may be another retry after so many."""
+        """Returns whether there may be another retry after so many."""
         return self.on_failure == "retry" or retries < self.backoff.steps
 
 
 def call_with_retries(
-    verdict: Verdict, call: Call, strategy: RetryStrategy | None, pause: Pause, what: str
+    verdict: Verdict, call: Operator, strategy: RetryStrategy | None, pause: Pause, what: str
 ) -> None:
-    """Have user code decide about the rows; ``what`` names it in the letters of those that fail."""
+    """Has user code decide about the rows; ``what`` names it in the letters of those that fail."""
     call(verdict)
     if strategy is not None:
         _retry_on_the_spot(verdict, call, strategy, pause)
@@ -48,18 +48,19 @@ def call_with_retries(
 
 
 def conclude(verdict: Verdict, strategy: RetryStrategy | None, what: str) -> None:
-    """Give every row that has failed its outcome: another try later on, or its end."""
-    for index, failure in verdict.failed.items():
+    """Gives every row that has failed its outcome: another try later on, or its end."""
+    for index, failure in verdict.decisions.take_failed().items():
         _conclude(verdict, index, failure, strategy, what)
-    verdict.failed.clear()
 
 
-def _retry_on_the_spot(verdict: Verdict, call: Call, strategy: RetryStrategy, pause: Pause) -> None:
+def _retry_on_the_spot(
+    verdict: Verdict, call: Operator, strategy: RetryStrategy, pause: Pause
+) -> None:
     left = ON_THE_SPOT
     while True:
         waits = {
             index: strategy.backoff.wait(failure.retries + 1, verdict.chance.random())
-            for index, failure in verdict.failed.items()
+            for index, failure in verdict.decisions.failed.items()
             if strategy.allows(failure.retries)
         }
         at = sorted(index for index, wait in waits.items() if wait <= left)
@@ -68,30 +69,31 @@ def _retry_on_the_spot(verdict: Verdict, call: Call, strategy: RetryStrategy, pa
         wait = max(waits[index] for index in at)
         left -= max(wait, 1)
         pause(wait / 1000)
-        _again(verdict, at, call)
+        _retry(verdict, at, call)
 
 
-def _again(verdict: Verdict, at: list[int], call: Call) -> None:
-    retries = [verdict.failed.pop(index).retries + 1 for index in at]
+def _retry(verdict: Verdict, at: list[int], call: Operator) -> None:
+    failures = verdict.decisions.take_failed(at)
+    retries = [failures[index].retries + 1 for index in at]
     batch = frames.taken(verdict.rows.batch, at)
     part = verdict.part(Rows(frames.with_columns(batch, retries=retries), verdict.rows.watermark))
     call(part)
-    verdict.merge(at, part)
+    verdict.decisions.merge(at, part.decisions)
 
 
 def _conclude(
     verdict: Verdict, index: int, failure: Failure, strategy: RetryStrategy | None, what: str
 ) -> None:
+    decisions = verdict.decisions
     letter = DeadLetter(f"{what} failure", error=failure.error)
     if strategy is None:
-        verdict.outcomes[index] = letter
+        decisions.dead_letter(index, letter)
     elif strategy.allows(failure.retries):
         wait = strategy.backoff.wait(failure.retries + 1, verdict.chance.random())
-        verdict.outcomes[index] = Retry(
-            wait, failure.error, failure.retries + 1, verdict.failures_of(index)
-        )
-    elif strategy.on_failure == "fallback" and verdict.has_fallback:
-        verdict.fallback[index] = letter
+        retries, failures = failure.retries + 1, verdict.failures_of(index)
+        decisions.redeliver(index, Retry(wait, failure.error, retries, failures))
+    elif strategy.on_failure == "fallback" and verdict.rules.has_fallback:
+        decisions.fall_back(index, letter)
     else:
         retried = f"{failure.error} (after {failure.retries} retries)"
-        verdict.outcomes[index] = DeadLetter("retries exhausted", error=retried)
+        decisions.dead_letter(index, DeadLetter("retries exhausted", error=retried))

@@ -154,9 +154,10 @@ def settle(
 
 
 def _written(verdict: Verdict, outputs: int, ends: Sorted) -> int:
-    if verdict.written is not None:
-        return verdict.written
-    return outputs + ends.ends["fallback"] + ends.ends["on_success"]
+    decisions = verdict.decisions
+    if decisions.written is not None:
+        return decisions.written
+    return decisions.emitted_rows + outputs + ends.ends["fallback"] + ends.ends["on_success"]
 
 
 def _reasons(again: dict[int, Redeliver | Retry]) -> dict[str, int]:

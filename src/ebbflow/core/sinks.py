@@ -7,18 +7,19 @@ NACK; anything else there is a violation of the contract.
 
 from __future__ import annotations
 
-from asyncio import CancelledError
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from ebbflow.core import frames
 from ebbflow.core.blame import Blame
+from ebbflow.core.calling import USER_ERRORS
+from ebbflow.core.checks import Rules
 from ebbflow.core.frames import Rows
-from ebbflow.core.retry import Call, Pause, RetryStrategy, call_with_retries
+from ebbflow.core.retry import Pause, RetryStrategy, call_with_retries
 from ebbflow.core.trial import Trial
-from ebbflow.core.verdict import Verdict
+from ebbflow.core.verdict import Operator, Verdict
 from ebbflow.errors import MessageTooLarge
 from ebbflow.message import Message, Status
 from ebbflow.outcome import FellBack, Outcome, Served, Succeeded
@@ -39,16 +40,16 @@ class Store:
 class Sinks:
     """The sinks of a vertex. ``store`` is one of the user's; ``serves`` if there is any."""
 
-    primary: Call
-    fallback: Call | None = None
-    on_success: Call | None = None
+    primary: Operator
+    fallback: Operator | None = None
+    on_success: Operator | None = None
     strategy: RetryStrategy | None = None
     serves: bool = False
     store: Store | None = None
 
     @property
     def allowed(self) -> frozenset[Status]:
-        """What the primary may answer."""
+        """The statuses that the primary may answer with."""
         more = {
             Status.FALLBACK: self.fallback is not None,
             Status.ON_SUCCESS: self.on_success is not None,
@@ -56,106 +57,105 @@ class Sinks:
         }
         return PLAIN | {status for status, configured in more.items() if configured}
 
+    def bind(self, rules: Rules) -> Rules:
+        """Returns the rules for the primary, with what the sinks beside it make possible."""
+        return replace(rules, allowed=self.allowed, has_fallback=self.fallback is not None)
+
 
 def run_sinks(verdict: Verdict, sinks: Sinks, pause: Pause) -> None:
-    """Have the sinks decide about every row."""
-    verdict.allowed = sinks.allowed
-    verdict.has_fallback = sinks.fallback is not None
+    """Has the sinks decide about every row."""
+    verdict = verdict.under(sinks.bind(verdict.rules))
     call_with_retries(verdict, sinks.primary, sinks.strategy, pause, "sink")
-    fall_back(verdict, sinks, pause)
-    succeed(verdict, sinks, pause)
-    _serve(verdict, sinks)
+    run_fallback(verdict, sinks, pause)
+    run_on_success(verdict, sinks, pause)
+    if sinks.store is not None:
+        _store_outside(verdict, sinks.store)
+    else:
+        _store_with_chunk(verdict)
 
 
-def fall_back(verdict: Verdict, sinks: Sinks, pause: Pause) -> None:
-    """Give the rows that are meant for it to the fallback sink."""
-    at = sorted(verdict.fallback)
+def run_fallback(verdict: Verdict, sinks: Sinks, pause: Pause) -> None:
+    """Gives the rows that are meant for it to the fallback sink, and decides about them."""
+    at = sorted(verdict.decisions.take_fallback())
     if not at:
         return
     assert sinks.fallback is not None
-    part = verdict.part(Rows(frames.taken(verdict.rows.batch, at), verdict.rows.watermark))
-    _decide(part, sinks.fallback, sinks.strategy, pause, "fallback sink")
-    verdict.fallback.clear()
+    part = verdict.part_at(at, _last_sink(verdict.rules))
+    call_with_retries(part, sinks.fallback, sinks.strategy, pause, "fallback sink")
     _conclude(verdict, at, part, FellBack())
 
 
-def succeed(verdict: Verdict, sinks: Sinks, pause: Pause) -> None:
-    """Give the rows that are meant for it to the on-success sink."""
-    at = sorted(verdict.on_success)
-    if not at:
+def run_on_success(verdict: Verdict, sinks: Sinks, pause: Pause) -> None:
+    """Gives the rows that are meant for it to the on-success sink, and decides about them."""
+    messages = verdict.decisions.take_on_success()
+    if not messages:
         return
     assert sinks.on_success is not None
-    batch = frames.taken(verdict.rows.batch, at)
-    messages = [verdict.on_success[index] for index in at]
-    part = verdict.part(Rows(_replaced(batch, messages), verdict.rows.watermark))
-    _decide(part, sinks.on_success, sinks.strategy, pause, "on-success sink")
-    verdict.on_success.clear()
+    at = sorted(messages)
+    batch = _replace_facts(frames.taken(verdict.rows.batch, at), [messages[i] for i in at])
+    part = verdict.part(Rows(batch, verdict.rows.watermark), _last_sink(verdict.rules))
+    call_with_retries(part, sinks.on_success, sinks.strategy, pause, "on-success sink")
     _conclude(verdict, at, part, Succeeded())
 
 
-def _decide(
-    part: Verdict, call: Call, strategy: RetryStrategy | None, pause: Pause, what: str
-) -> None:
-    # There is no further fallback here: what cannot be written goes to the dead letters.
-    part.allowed, part.has_fallback = PLAIN, False
-    call_with_retries(part, call, strategy, pause, what)
+def _last_sink(rules: Rules) -> Rules:
+    """Returns the rules for a sink without a further fallback: what it refuses is dead."""
+    return replace(rules, allowed=PLAIN, has_fallback=False)
 
 
-def _conclude(verdict: Verdict, at: Sequence[int], part: Verdict, fine: Outcome) -> None:
-    reached = len(at) if part.unreached is None else part.unreached
+def _conclude(verdict: Verdict, at: Sequence[int], part: Verdict, usual_end: Outcome) -> None:
+    """Takes over the outcomes of the part; a row that it has not reached stays undecided."""
+    unreached = part.decisions.unreached
+    reached = len(at) if unreached is None else unreached
     for number, index in enumerate(at[:reached]):
-        verdict.outcomes[index] = part.outcomes.get(number, fine)
+        verdict.decisions.finish(index, part.outcomes.get(number, usual_end))
     if reached < len(at):
-        verdict.stop_at(at[reached])
+        verdict.decisions.stop_at(at[reached])
 
 
-def _replaced(batch: pa.RecordBatch, messages: Sequence[Message | None]) -> pa.RecordBatch:
-    """The rows with what the given messages say; what they do not say stays as it was."""
+def _replace_facts(batch: pa.RecordBatch, messages: Sequence[Message | None]) -> pa.RecordBatch:
+    """Returns the rows with what the messages say; what they do not say stays as it was."""
     names = ("value", "keys", "event_time", "metadata")
     columns = {name: batch.column(name).to_pylist() for name in names}
     for index, message in enumerate(messages):
         for name in names if message is not None else ():
-            given = getattr(message, name)
-            if given is not None:
-                columns[name][index] = list(given) if name == "keys" else given
+            fact = getattr(message, name)
+            if fact is not None:
+                columns[name][index] = list(fact) if name == "keys" else fact
     return frames.with_columns(batch, **columns)
 
 
-def _serve(verdict: Verdict, sinks: Sinks) -> None:
-    if sinks.store is not None:
-        _store(verdict, sinks.store)
-        return
-    for index, payload in verdict.served.items():
-        if len(payload) > verdict.largest:
-            verdict.raised(index, MessageTooLarge(len(payload), verdict.largest))
+def _store_with_chunk(verdict: Verdict) -> None:
+    """Has the answers stored when the chunk is settled; one that is too large is an error."""
+    largest = verdict.rules.largest
+    for index, payload in verdict.decisions.take_served().items():
+        if len(payload) > largest:
+            verdict.record_error(index, MessageTooLarge(len(payload), largest))
         else:
-            verdict.answers[index] = [payload]
-            verdict.outcomes[index] = Served()
-    verdict.served.clear()
+            verdict.decisions.answer(index, [payload])
+            verdict.decisions.finish(index, Served())
 
 
-def _store(verdict: Verdict, store: Store) -> None:
-    """Give the answers to a store of the user's, until it is clear that it is away."""
-    at = sorted(verdict.served)
-    # From the batch, not from the headers that user code was shown and may have changed.
-    part = verdict.part(Rows(frames.taken(verdict.rows.batch, at), verdict.rows.watermark))
-    part.has_fallback = False
+def _store_outside(verdict: Verdict, store: Store) -> None:
+    """Gives the answers to a store of the user's, until it is clear that it is away."""
+    served = verdict.decisions.take_served()
+    at = sorted(served)
+    part = verdict.part_at(at, replace(verdict.rules, has_fallback=False))
     trial = Trial(part, store.blame)
     for number, index in enumerate(at):
         try:
-            store.put(request_id(part.rows, number), [verdict.served[index]])
-        except (Exception, SystemExit, CancelledError) as error:
+            store.put(request_id(part.rows, number), [served[index]])
+        except USER_ERRORS as error:
             trial.failed(number, number + 1, error)
             if trial.stops:
                 trial.leave(number + 1)
                 break
     trial.finish()
-    verdict.served.clear()
     _conclude(verdict, at, part, Served())
 
 
 def request_id(rows: Rows, index: int) -> str:
-    """The id that an answer is stored under: the request's own, or the source message's."""
+    """Returns the id that an answer is stored under: the request's, or the source message's."""
     headers: dict[str, str] = rows.column("headers")[index]
-    given = next((value for key, value in headers.items() if key.lower() == REQUEST_ID), None)
-    return given or str(rows.column("id")[index]).partition("/")[0]
+    own = next((value for key, value in headers.items() if key.lower() == REQUEST_ID), None)
+    return own or str(rows.column("id")[index]).partition("/")[0]

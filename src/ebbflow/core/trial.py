@@ -23,17 +23,20 @@ class Trial:
     def __init__(self, verdict: Verdict, blame: Blame) -> None:
         self._verdict = verdict
         self._blame = blame
-        self._told = 0
+        self._noted = 0
         self._streak: list[int] = []
 
     def failed(self, start: int, end: int, error: BaseException) -> None:
-        """A call on the rows from ``start`` to ``end`` has raised; those before are decided."""
+        """Decides about a call on the rows from ``start`` to ``end`` that has raised.
+
+        The rows before it are decided already.
+        """
         self._note_passes(start)
-        self._told = end
+        self._noted = end
         self._decide(range(start, end), error)
 
     def failed_beside(self, failures: Sequence[tuple[int, BaseException]], end: int) -> None:
-        """Some of the rows up to ``end``, which were worked on at the same time, have failed."""
+        """Decides about those of the rows up to ``end`` that failed while others were tried."""
         others = self._note_passes(end, without={index for index, _ in failures})
         for index, error in failures:
             self._decide(range(index, index + 1), error, others)
@@ -42,31 +45,31 @@ class Trial:
 
     @property
     def stops(self) -> bool:
-        """Whether it is no use to call user code with the rows that are left."""
+        """Whether the rows that are left would fail, too."""
         return self._blame.stops
 
     def means_away(self, error: BaseException) -> bool:
-        """Whether the error itself says that a system is away."""
+        """Returns whether the error itself says that a system is away."""
         return self._blame.means_away(error)
 
     def leave(self, start: int, end: int | None = None) -> None:
-        """The rows from ``start`` to ``end``, or to the last one, are not tried."""
-        self._told = len(self._verdict.rows) if end is None else end
-        self.postpone(range(start, self._told))
+        """Leaves the rows from ``start`` to ``end``, or to the last one, untried."""
+        self._noted = len(self._verdict.rows) if end is None else end
+        self.postpone(range(start, self._noted))
 
     def postpone(self, rows: Iterable[int]) -> None:
-        """These rows are not tried now; they come back as they are."""
+        """Leaves these rows untried; they come back as they are."""
         outage = self._blame.outage
         self._postpone(rows, outage.what if outage else "not tried: others failed before it")
 
     def finish(self) -> None:
-        """All rows are decided."""
+        """Notes that all rows are decided."""
         self._note_passes(len(self._verdict.rows))
 
     def _decide(self, rows: range, error: BaseException, beside: bool = False) -> None:
         verdict = self._verdict
         if isinstance(error, Nack):
-            verdict.raised_for(rows, error)
+            verdict.record_errors(rows, error)
             return
         ids = verdict.rows.column("id")[rows.start : rows.stop]
         blamed = any(verdict.failures_of(index) for index in rows)
@@ -74,7 +77,7 @@ class Trial:
             self._postpone(rows, describe(error))
             self._acquit_streak()
             return
-        verdict.raised_for(rows, error)
+        verdict.record_errors(rows, error)
         if len(rows) == 1 and ids[0] in self._blame.streak:
             self._streak.append(rows.start)
 
@@ -86,17 +89,16 @@ class Trial:
             self._streak = []
 
     def _postpone(self, rows: Iterable[int], why: str) -> None:
-        retries = self._verdict.rows.column("retries")
         for index in rows:
-            failures = self._verdict.failures_of(index)
-            self._verdict.outcomes[index] = Retry(POSTPONED, why, int(retries[index]), failures)
+            self._verdict.postpone(index, POSTPONED, why)
 
     def _note_passes(self, end: int, without: Collection[int] = ()) -> bool:
-        """See whether one of the rows up to ``end`` that nothing was said about has passed."""
-        verdict, start, self._told = self._verdict, self._told, end
+        """Notes whether one of the rows up to ``end`` that were not noted yet has passed."""
+        start, self._noted = self._noted, end
+        outcomes, failed = self._verdict.outcomes, self._verdict.decisions.failed
         for index in range(start, end):
-            ended_badly = isinstance(verdict.outcomes.get(index), _NOT_PASSED)
-            if not (ended_badly or index in verdict.failed or index in without):
+            ended_badly = isinstance(outcomes.get(index), _NOT_PASSED)
+            if not (ended_badly or index in failed or index in without):
                 self._blame.passed()
                 self._streak = []
                 return True

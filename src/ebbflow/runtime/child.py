@@ -20,13 +20,13 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
 from ebbflow.core.blame import Outage
+from ebbflow.core.decisions import Decisions
 from ebbflow.core.printing import Collected, redirected
-from ebbflow.core.verdict import Decisions, Verdict
+from ebbflow.core.verdict import Operator, Verdict
 from ebbflow.errors import CallTimeout
 from ebbflow.runtime.call_watch import watching
 from ebbflow.runtime.descriptors import keep_private
 
-Operator = Callable[[Verdict], None]
 Emit = Callable[[str], None]
 
 _MOST_PRINTED = 8 * 1024 * 1024
@@ -150,7 +150,7 @@ def _packed(piece: Verdict, raised: Exception | None, printed: str, outage: Outa
     """As bytes; what user code has made may be of classes that only its own pickle knows."""
     from pyspark import cloudpickle
 
-    decided = None if raised else piece.decisions()
+    decided = None if raised else piece.decisions
     try:
         answer = Answer(decided, raised, printed, outage)
         return bytes(cloudpickle.dumps(answer))  # type: ignore[no-untyped-call]

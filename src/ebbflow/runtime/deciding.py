@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 from random import Random
 from typing import Protocol
 
+from ebbflow.core.checks import Rules
 from ebbflow.core.frames import Rows
-from ebbflow.core.outputs import Outputs, event_times
 from ebbflow.core.publications import Chunk, Place
 from ebbflow.core.settlement import Settlement, settle
 from ebbflow.core.verdict import Verdict
@@ -50,14 +49,9 @@ def no_times(verdict: Verdict) -> Iterable[datetime]:
     return ()
 
 
-def output_times(verdict: Verdict) -> Iterable[datetime]:
+def source_times(verdict: Verdict) -> Iterable[datetime]:
     """A source: its outputs, and what was nacked or dropped with an event time."""
-    return [*event_times(verdict.outputs, verdict.rows), *verdict.event_times]
-
-
-def told_times(verdict: Verdict) -> Iterable[datetime]:
-    """A MonoVertex, which has told the times itself: its outputs have gone into the sinks."""
-    return verdict.event_times
+    return verdict.gather_event_times()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +68,20 @@ class DecisionRules:
     times: Times = no_times
 
 
+@dataclass(frozen=True, slots=True)
+class _Emission:
+    """Passes on what a stream map yields for one chunk; see ``Emitter``."""
+
+    decider: ChunkDecider
+    publish: PublishPart
+
+    def is_due(self) -> bool:
+        return self.decider.emits_now()
+
+    def emit(self, part: Verdict) -> int:
+        return self.decider.emit(part, self.publish)
+
+
 class ChunkDecider:
     """Has user code decide about the chunks of one task. Used by the task's thread."""
 
@@ -87,27 +95,22 @@ class ChunkDecider:
 
     def decide(self, rows: Rows, in_order: bool, publish: PublishPart) -> Verdict:
         """Returns what user code decides about the rows; ``publish`` is called meanwhile."""
-        rules = self._rules
-        verdict = Verdict(rules.place.vertex, rows, rules.on_error, rules.largest, self._chance)
-        verdict.ordered = in_order
-        if rules.emits:
-            verdict.emit = partial(self._emit, publish)
+        vertex = self._rules.place.vertex
+        rules = Rules(vertex, self._rules.on_error, self._rules.largest, ordered=in_order)
+        emitter = _Emission(self, publish) if self._rules.emits else None
+        verdict = Verdict(rows, rules, self._chance, emitter)
         with self._size.measured(verdict):
             self._gate.decide(verdict)
         return verdict
 
-    def _emit(self, publish: PublishPart, verdict: Verdict) -> None:
-        """Passes on what a stream map has yielded, unless that was just done."""
-        now = self._clock.monotonic()
-        if now - self._emitted_at < _EMIT_EVERY:
-            return
-        self._emitted_at = now
-        part = verdict.part(verdict.rows)
-        part.outputs, verdict.outputs = verdict.outputs, Outputs()
-        assert part.outputs is not None
-        # An input of which a part is on its way has not ended empty, whatever else it yields.
-        verdict.emitted.update(part.outputs.parents)
-        verdict.emitted_rows += publish(part)
+    def emits_now(self) -> bool:
+        """Returns whether it is time to pass on what a stream map has yielded so far."""
+        return self._clock.monotonic() - self._emitted_at >= _EMIT_EVERY
+
+    def emit(self, part: Verdict, publish: PublishPart) -> int:
+        """Passes on outputs before their chunk is settled; returns how many rows were written."""
+        self._emitted_at = self._clock.monotonic()
+        return publish(part)
 
     def times(self, verdict: Verdict) -> Iterable[datetime]:
         """Returns the event times that raise the vertex's own watermark."""
@@ -128,5 +131,4 @@ class ChunkDecider:
         returning = range(0) if returned_from is None else range(returned_from, sys.maxsize)
         chunk, now = Chunk(key, verdict.rows), self._clock.now()
         settlement = settle(chunk, verdict, self._rules.place, now, watermark, returning)
-        counts = settlement.counts + Counts(written=verdict.emitted_rows) + (more or Counts())
-        return replace(settlement, counts=counts)
+        return replace(settlement, counts=settlement.counts + more) if more else settlement

@@ -83,10 +83,11 @@ class Gate:
 
     def decide(self, verdict: Verdict) -> None:
         """Has user code decide about a chunk, and learns from it what is away."""
-        verdict.usual = not self.probing
+        if self.probing:
+            verdict.disregard_time()
         self._code(verdict)
         if (outage := self._code.outage) is not None:
-            verdict.usual = False
+            verdict.disregard_time()
             self._patience.meet(outage)
         else:
             self._patience.end()

@@ -20,14 +20,14 @@ from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.publish import Tally
 from ebbflow.runtime import control
 from ebbflow.runtime.chunk_size import pace_for
-from ebbflow.runtime.deciding import DecisionRules, Times, no_times, output_times, told_times
+from ebbflow.runtime.deciding import DecisionRules, Times, no_times, source_times
 from ebbflow.runtime.events import Events
 from ebbflow.runtime.gate import Gate, VertexCode
 from ebbflow.runtime.handlers import breaker_of, patience_of
 from ebbflow.runtime.inlets import open_inlet, open_ledger, open_redeliveries
 from ebbflow.runtime.intake import Intake, OrderedIntake
 from ebbflow.runtime.journal import InFlight, Report, SystemClock
-from ebbflow.runtime.plan import MonoPlan, VertexPlan
+from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.task import ChunkLoop, TaskParts
 from ebbflow.runtime.turn import Turn
 
@@ -145,4 +145,4 @@ def _rules(plan: VertexPlan, partition: int) -> DecisionRules:
 def _times(plan: VertexPlan) -> Times:
     if not plan.is_source:
         return no_times
-    return told_times if isinstance(plan.role, MonoPlan) else output_times
+    return source_times

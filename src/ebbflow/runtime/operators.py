@@ -10,7 +10,7 @@ from typing import assert_never
 
 from ebbflow.connectors.blackhole import sink as blackhole
 from ebbflow.connectors.log import sink as log
-from ebbflow.core.arrival import setting_aside
+from ebbflow.core.arrival import set_aside_dead
 from ebbflow.core.blame import Outage
 from ebbflow.core.calling import (
     Handler,
@@ -22,10 +22,10 @@ from ebbflow.core.calling import (
 )
 from ebbflow.core.monovertex import Mono, Step, run_mono
 from ebbflow.core.position import LINEAGE
-from ebbflow.core.retry import Call, call_with_retries
+from ebbflow.core.retry import call_with_retries
 from ebbflow.core.running_call import RUNNING
 from ebbflow.core.sinks import Sinks, Store, run_sinks
-from ebbflow.core.verdict import Verdict
+from ebbflow.core.verdict import Operator, Verdict
 from ebbflow.runtime.child import Child, Emit
 from ebbflow.runtime.handlers import close_handlers, forget_handlers, handler_for, handlers_of
 from ebbflow.runtime.plan import (
@@ -68,7 +68,7 @@ class UserCode:
         self._plan = plan
         self._emit = emit
         self._careful = careful and not isinstance(plan.role, Forward)
-        self._operator: Call | None = None
+        self._operator: Operator | None = None
         self._in_children: Careful | None = None
 
     def open(self) -> None:
@@ -89,13 +89,13 @@ class UserCode:
         if self._in_children is not None:
             self._in_children.close()
 
-    def _made(self) -> Call:
+    def _made(self) -> Operator:
         plan = self._plan
         operator = Operators(plan, self._emit).operator()
         if self._careful:
             operator = self._in_children = Careful(operator, self._child, self._emit)
         fed = plan.is_source and plan.has_buffer
-        return setting_aside(operator) if fed else operator
+        return set_aside_dead(operator) if fed else operator
 
     def _child(self) -> Child:
         plan = self._plan
@@ -119,7 +119,7 @@ def _outage_of(plan: VertexPlan) -> Outage | None:
     return next((outage for outage in found if outage is not None), None)
 
 
-def _fresh_operator(plan: VertexPlan, emit: Emit) -> Call:
+def _fresh_operator(plan: VertexPlan, emit: Emit) -> Operator:
     """For a child process, which must not use what its parent has open."""
     forget_handlers()
     return Operators(plan, emit).operator()
@@ -132,7 +132,7 @@ class Operators:
         self._plan = plan
         self._emit = emit
 
-    def operator(self) -> Call:
+    def operator(self) -> Operator:
         """The operator of the vertex's role."""
         match self._plan.role:
             case UserMap() as role:
@@ -159,7 +159,7 @@ class Operators:
         plan = self._plan
         return handler_for(plan.whose, role, code, plan.search, plan.systems)
 
-    def _map(self, role: UserMap, name: str) -> Call:
+    def _map(self, role: UserMap, name: str) -> Operator:
         handler, size = self._handler(name, role.code), self._plan.batch_size
         match role.mode:
             case "unary":
@@ -185,7 +185,7 @@ class Operators:
             store=self._store(role.store) if role.store else None,
         )
 
-    def _sink(self, role: SinkPlan, name: str) -> Call:
+    def _sink(self, role: SinkPlan, name: str) -> Operator:
         match role:
             case UserSink(code):
                 handler = self._handler(name, code)
@@ -202,7 +202,7 @@ class Operators:
 
         def put(request: str, payloads: Sequence[bytes]) -> None:
             with RUNNING:
-                handler.finished(handler.made.put(request, payloads))
+                handler.finish(handler.instance.put(request, payloads))
 
         return Store(put, handler.blame)
 

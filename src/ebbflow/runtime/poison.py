@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ebbflow.core.blame import Outage
+from ebbflow.core.decisions import Decisions
 from ebbflow.core.frames import Rows
-from ebbflow.core.verdict import Decisions, Verdict
+from ebbflow.core.verdict import Operator, Verdict
 from ebbflow.outcome import DeadLetter
-from ebbflow.runtime.child import Child, Death, Emit, Operator
+from ebbflow.runtime.child import Child, Death, Emit
 
 # Two chunks of the largest size: all that a worker can have had in hand when it died.
 SUSPECTS = 20_000
@@ -67,7 +68,8 @@ class Careful:
             self._operator(verdict)
             return
         self._suspects -= len(verdict.rows)
-        verdict.usual = self._child is not None
+        if self._child is None:
+            verdict.disregard_time()  # it includes opening user code in a child
         self._decide(verdict, 0, len(verdict.rows))
 
     def close(self) -> None:
@@ -80,23 +82,24 @@ class Careful:
         rows = Rows(verdict.rows.batch.slice(start, end - start), verdict.rows.watermark)
         decided = self._in_child(verdict.part(rows))
         if not isinstance(decided, Death):
-            verdict.merge(range(start, end), decided)
+            verdict.decisions.merge(range(start, end), decided)
             return
-        verdict.usual = False
+        verdict.disregard_time()
         if end - start > 1:
             self._decide_pieces(verdict, start, end)
             return
         self._suspects = SUSPECTS  # there may be more of them
         if decided.over_time is not None:
-            verdict.raised(start, decided.over_time)
+            verdict.record_error(start, decided.over_time)
         else:
-            verdict.outcomes[start] = DeadLetter("killed its worker", error=decided.cause)
+            letter = DeadLetter("killed its worker", error=decided.cause)
+            verdict.decisions.dead_letter(start, letter)
 
     def _decide_pieces(self, verdict: Verdict, start: int, end: int) -> None:
         size = -(-(end - start) // _PIECES)
         for first in range(start, end, size):
             if verdict.first_held() is not None:
-                verdict.stop_at(first)
+                verdict.decisions.stop_at(first)
                 return
             self._decide(verdict, first, min(first + size, end))
 

@@ -16,10 +16,11 @@ from typing import Any
 from ebbflow.core import calling as functions
 from ebbflow.core import frames
 from ebbflow.core.calling import Handler
+from ebbflow.core.checks import Rules
 from ebbflow.core.frames import Rows
-from ebbflow.core.retry import Call, RetryStrategy, call_with_retries
+from ebbflow.core.retry import RetryStrategy, call_with_retries
 from ebbflow.core.sinks import Sinks, run_sinks
-from ebbflow.core.verdict import Verdict
+from ebbflow.core.verdict import Operator, Verdict
 from ebbflow.durations import DEFAULT_ON_ERROR, Backoff
 from ebbflow.message import Datum, Message
 from ebbflow.outcome import DONE, Outcome
@@ -129,10 +130,11 @@ def _verdict(messages: Sequence[bytes | Datum], on_error: Backoff) -> Verdict:
     }
     watermark = min((datum.watermark for datum in data if datum.watermark), default=None)
     rows = Rows(frames.batch_of(columns, len(data)), watermark)
-    return Verdict("test", rows, on_error, _LARGEST, Random(0))  # noqa: S311 - the same each time
+    rules = Rules("test", on_error, _LARGEST)
+    return Verdict(rows, rules, Random(0))  # noqa: S311 - the same each time
 
 
-def _map(handler: Handler, mode: Mode) -> Call:
+def _map(handler: Handler, mode: Mode) -> Operator:
     match mode:
         case "unary":
             return partial(functions.run_map, handler, concurrency=_BATCH)
@@ -154,7 +156,7 @@ def _results(verdict: Verdict) -> list[Result]:
         Result(
             row_id,
             verdict.outcomes.get(index, DONE),
-            answers=verdict.answers.get(index, []),
+            answers=list(verdict.answers.get(index, ())),
         )
         for index, row_id in enumerate(verdict.rows.column("id"))
     ]

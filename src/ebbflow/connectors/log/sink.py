@@ -16,7 +16,8 @@ def write(verdict: Verdict, emit: Callable[[str], None], role: str = "sink") -> 
 
     A line that is too long is cut, and says so.
     """
-    place = verdict.vertex if role == "sink" else f"{verdict.vertex}, {role.replace('_', ' ')}"
+    vertex = verdict.rules.vertex
+    place = vertex if role == "sink" else f"{vertex}, {role.replace('_', ' ')}"
     lines: list[str] = []
     size = 0
     for datum in verdict.rows.data():

@@ -24,7 +24,7 @@ from pyspark import TaskContext
 from ebbflow.buffers.feed import Buffers
 from ebbflow.buffers.names import Names
 from ebbflow.core import frames
-from ebbflow.core.arrival import marked
+from ebbflow.core.arrival import mark_dead
 from ebbflow.errors import BufferFull, EbbflowError, MessageTooLarge
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link, worker_link
@@ -87,7 +87,7 @@ class _Task:
         if dead:
             values = [value[: self._storing.largest] for value in values]
             columns["metadata"] = [
-                marked(dead[row]) if row in dead else None for row in range(count)
+                mark_dead(dead[row]) if row in dead else None for row in range(count)
             ]
         given = columns.pop("id").to_pylist() if "id" in columns else [None] * count
         columns["id"] = [

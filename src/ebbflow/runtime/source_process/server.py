@@ -120,7 +120,7 @@ class SourceProcess:
             if isinstance(code, str):
                 code = resolve(code, Path(search) if search else None)
             self._handler = Handler(code)
-            self._source = self._handler.made
+            self._source = self._handler.instance
 
     @property
     def _exhausted(self) -> bool:
@@ -176,7 +176,7 @@ class SourceProcess:
     def _call(self, name: str, absent: Any, *arguments: Any) -> Any:
         self._open()
         method: Callable[..., Any] | None = getattr(self._source, name, None)
-        return absent if method is None else self._handler.finished(method(*arguments))
+        return absent if method is None else self._handler.finish(method(*arguments))
 
     def _close(self) -> None:
         if self._source is not None:

@@ -20,14 +20,15 @@ from ebbflow.buffers.carry_out import publish_all
 from ebbflow.buffers.names import Names
 from ebbflow.buffers.replayed import without_stored
 from ebbflow.core import frames
+from ebbflow.core.checks import Rules
 from ebbflow.core.frames import Rows
 from ebbflow.core.isolation import Trouble
 from ebbflow.core.position import Mark
 from ebbflow.core.publications import Chunk, Place
-from ebbflow.core.query_rows import batch_returned
+from ebbflow.core.query_rows import record_query_rows
 from ebbflow.core.retry import conclude
 from ebbflow.core.settlement import Settlement, settle
-from ebbflow.core.sinks import fall_back
+from ebbflow.core.sinks import run_fallback
 from ebbflow.core.verdict import Verdict
 from ebbflow.errors import SparkError
 from ebbflow.nats.link import Link, worker_link
@@ -101,29 +102,33 @@ class _Settling:
     def run(self, result: pa.Table | None) -> Settled:
         plan, decided = self._plan, self._decided
         rows = Rows(_rows(self._link, decided.readings), decided.watermark)
-        verdict = Verdict(plan.vertex, rows, plan.on_error, plan.largest)
+        verdict = Verdict(rows, self._rules())
         if isinstance(plan.role, SinksPlan):
             self._sink(verdict, plan.role)
         else:
-            batch_returned(verdict, result, decided.key, decided.traced)
+            record_query_rows(verdict, result, decided.key, decided.traced)
             for index, why in decided.blamed.items():
-                verdict.raised(index, SparkError(why.kind, why.text))
+                verdict.record_error(index, SparkError(why.kind, why.text))
         place = Place(plan.vertex, self._partition, plan.edges, plan.max_payload, plan.bucket)
         chunk = Chunk(decided.key, rows)
         settlement = settle(chunk, verdict, place, datetime.now(UTC), decided.watermark)
         return Settled(self._publish(settlement), settlement.reasons, self._tally)
 
+    def _rules(self) -> Rules:
+        plan = self._plan
+        falls_back = isinstance(plan.role, SinksPlan) and plan.role.fallback is not None
+        return Rules(plan.vertex, plan.on_error, plan.largest, has_fallback=falls_back)
+
     def _sink(self, verdict: Verdict, role: SinksPlan) -> None:
         """What was not written fails as after a FAILURE, or, without a strategy, as if raised."""
-        verdict.has_fallback = role.fallback is not None
         for index, why in self._decided.blamed.items():
             error = SparkError(why.kind, why.text)
             if role.strategy is not None:
                 verdict.fail(index, str(error))
             else:
-                verdict.raised(index, error)
+                verdict.record_error(index, error)
         conclude(verdict, role.strategy, "sink")
-        if verdict.fallback:
+        if verdict.decisions.fallback:
             self._fall_back(verdict, role)
 
     def _fall_back(self, verdict: Verdict, role: SinksPlan) -> None:
@@ -132,7 +137,7 @@ class _Settling:
         events = Events(self._link, self._names, plan.vertex, self._partition, Tally())
         try:
             with events.printing():
-                fall_back(verdict, Operators(plan, events.log).sinks(role), time.sleep)
+                run_fallback(verdict, Operators(plan, events.log).sinks(role), time.sleep)
         finally:
             # Whichever worker settles the next batch, nothing is left open in this one.
             close_handlers(plan.whose)
