@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from ebbflow.builder import Built
 from ebbflow.errors import SpecError
 from ebbflow.problem import Problem
-from ebbflow.schema.literals import Code, Mode, OnFailure, Operator
+from ebbflow.schema.literals import Code, Mode, OnFailure, TagOperator
 from ebbflow.spec import from_python as parts
 from ebbflow.spec.from_python import Policy, SinkChoice, SinkKinds, SourceKinds, Store
 from ebbflow.spec.keywords import named_options
@@ -134,7 +134,7 @@ class MonoVertex(Built):
         sink: str | Iterable[str] | None = None,
         fallback: str | Iterable[str] | None = None,
         on_success: str | Iterable[str] | None = None,
-        operator: Operator = "or",
+        operator: TagOperator = "or",
     ) -> Self:
         """Send messages with these tags straight to one of the sinks, past all that is left.
 

@@ -34,7 +34,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 from ebbflow.builder import Built
-from ebbflow.schema.literals import Code, Mode, OnFailure, OnFull, Operator
+from ebbflow.schema.literals import Code, Mode, OnFailure, OnFull, TagOperator
 from ebbflow.spec import from_python as parts
 from ebbflow.spec.from_python import Policy, SinkChoice, SinkKinds, SourceKinds, Store
 from ebbflow.spec.keywords import named_options
@@ -130,7 +130,7 @@ class Pipeline(Built):
         on_failure: OnFailure | None = None,
         after: str | Iterable[str] | None = None,
         tags: str | Iterable[str] | None = None,
-        operator: Operator = "or",
+        operator: TagOperator = "or",
         on_full: OnFull = "retryUntilSuccess",
         **options: Unpack[VertexOptions],
     ) -> Self:
@@ -160,7 +160,7 @@ class Pipeline(Built):
         on_failure: OnFailure | None = None,
         after: str | Iterable[str] | None = None,
         tags: str | Iterable[str] | None = None,
-        operator: Operator = "or",
+        operator: TagOperator = "or",
         on_full: OnFull = "retryUntilSuccess",
         **options: Unpack[SinkOptions],
     ) -> Self:
@@ -191,7 +191,7 @@ class Pipeline(Built):
         to: str,
         *,
         tags: str | Iterable[str] | None = None,
-        operator: Operator = "or",
+        operator: TagOperator = "or",
         on_full: OnFull = "retryUntilSuccess",
     ) -> Self:
         """Connect two steps by name, in addition to what the chain connects.
@@ -232,7 +232,7 @@ class Pipeline(Built):
         name: str,
         after: str | Iterable[str] | None,
         tags: str | Iterable[str] | None,
-        operator: Operator,
+        operator: TagOperator,
         on_full: OnFull,
     ) -> None:
         before = self._previous if after is None else after

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Operator = Literal["and", "or", "not"]
+TagOperator = Literal["and", "or", "not"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Edge:
 
     to: str
     partitions: int = 1
-    operator: Operator = "or"
+    operator: TagOperator = "or"
     values: frozenset[str] = frozenset()
     keyed: bool = False
     discards: bool = False

@@ -35,7 +35,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ChildAnswer:
     """What a child says about a piece: what it decided, or what came out of user code's setting up.
 
     ``printed`` are the lines that user code has printed meanwhile, ``outage`` is what is away.
@@ -77,14 +77,14 @@ class Child:
         self._line: Connection[Any, Any] = mine
         self._ended = os.pidfd_open(self._pid)
 
-    def decide(self, piece: Verdict) -> Answer | Death:
+    def decide(self, piece: Verdict) -> ChildAnswer | Death:
         """The answer about a piece, or how the child died of it."""
         try:
             self._line.send_bytes(pickle.dumps(piece))
             # By its process and not by its line, which somebody else may hold open.
             wait([self._line, self._ended])
             if self._line.poll():
-                answer: Answer = pickle.loads(self._line.recv_bytes())  # noqa: S301 - our own child
+                answer: ChildAnswer = pickle.loads(self._line.recv_bytes())  # noqa: S301 - our own child
                 return answer
         except (EOFError, OSError):
             pass  # it died meanwhile
@@ -152,9 +152,9 @@ def _packed(piece: Verdict, raised: Exception | None, printed: str, outage: Outa
 
     decided = None if raised else piece.decisions
     try:
-        answer = Answer(decided, raised, printed, outage)
+        answer = ChildAnswer(decided, raised, printed, outage)
         return bytes(cloudpickle.dumps(answer))  # type: ignore[no-untyped-call]
     except Exception as error:
         told = raised or error
         text = RuntimeError(f"{type(told).__name__}: {told}")
-        return pickle.dumps(Answer(None, text, printed))
+        return pickle.dumps(ChildAnswer(None, text, printed))

@@ -11,7 +11,7 @@ from typing import Any, Literal
 Code = str | Callable[..., Any]
 """User code: the function or class itself, or ``"module:attribute"``."""
 
-Operator = Literal["and", "or", "not"]
+TagOperator = Literal["and", "or", "not"]
 """A message matches if it has all, any or none of the tags."""
 
 OnFull = Literal["retryUntilSuccess", "discardLatest"]

@@ -273,7 +273,7 @@ class ServingStore(OneOf):
 class TagCondition(Section):
     """Which tags a message must have: all of them, any of them, none of them."""
 
-    operator: words.Operator = "or"
+    operator: words.TagOperator = "or"
     values: tuple[StrictStr, ...] = ()
 
 

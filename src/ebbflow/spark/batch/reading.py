@@ -48,7 +48,7 @@ SCHEMA = ", ".join(f"{name} {kind}" for name, kind in (COLUMNS | _FACTS).items()
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class FrameRange:
     """The rows of one stream behind ``after``, up to ``until``.
 
     Redelivered rows are only some of their stream's messages; of a buffer every one is read, but
@@ -84,7 +84,7 @@ def place_parts(place: int) -> tuple[int, int, int]:
     return place >> (_SEQ_BITS + _ROW_BITS), seq, place & ((1 << _ROW_BITS) - 1)
 
 
-def read_frames(link: Link, reading: Reading) -> Iterator[Frame]:
+def read_frames(link: Link, reading: FrameRange) -> Iterator[Frame]:
     """The frames of a reading, in order; ``EbbflowError`` if some are not there."""
     skip = reading.after.row
     for message in _whole_frames(link, reading):
@@ -101,7 +101,7 @@ def read_frames(link: Link, reading: Reading) -> Iterator[Frame]:
         yield Frame(reading.kind, skip, last, rows)
 
 
-def _whole_frames(link: Link, reading: Reading) -> Iterator[StoredMessage]:
+def _whole_frames(link: Link, reading: FrameRange) -> Iterator[StoredMessage]:
     start, last = reading.after.seq + 1, reading.until.seq
     there = Snapshot(start, last, frozenset())
     found = 0
@@ -116,14 +116,14 @@ def _whole_frames(link: Link, reading: Reading) -> Iterator[StoredMessage]:
         raise _missing(reading)
 
 
-def _missing(reading: Reading) -> EbbflowError:
+def _missing(reading: FrameRange) -> EbbflowError:
     return EbbflowError(
         f"{reading.stream}: not all frames after {reading.after} up to {reading.until} are there"
     )
 
 
 def read_on_worker(
-    numbers: Iterator[pa.RecordBatch], plan: VertexPlan, readings: Sequence[Reading]
+    numbers: Iterator[pa.RecordBatch], plan: VertexPlan, readings: Sequence[FrameRange]
 ) -> Iterator[pa.RecordBatch]:
     """Called by Spark with the numbers of the readings that this task has to do."""
     link = worker_link(plan.server)

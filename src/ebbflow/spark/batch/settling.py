@@ -38,7 +38,7 @@ from ebbflow.runtime.events import Events
 from ebbflow.runtime.handlers import close_handlers
 from ebbflow.runtime.operators import Operators, set_environment
 from ebbflow.runtime.plan import SinksPlan, VertexPlan
-from ebbflow.spark.batch.reading import Reading, read_frames
+from ebbflow.spark.batch.reading import FrameRange, read_frames
 
 SCHEMA = "settled string"
 
@@ -53,7 +53,7 @@ class Decided:
     """
 
     key: str
-    readings: tuple[Reading, ...]
+    readings: tuple[FrameRange, ...]
     watermark: datetime | None
     blamed: Mapping[int, Trouble] = field(default_factory=dict)
     traced: bool = False
@@ -151,5 +151,5 @@ class _Settling:
         return settlement.counts_without(discarded)
 
 
-def _rows(link: Link, readings: tuple[Reading, ...]) -> pa.RecordBatch:
+def _rows(link: Link, readings: tuple[FrameRange, ...]) -> pa.RecordBatch:
     return frames.concat([f.rows for reading in readings for f in read_frames(link, reading)])

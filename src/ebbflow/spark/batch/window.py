@@ -23,7 +23,7 @@ from ebbflow.spark.batch.reading import (
     FRESH,
     REDELIVERED,
     SCHEMA,
-    Reading,
+    FrameRange,
     place_of,
     place_parts,
     read_on_worker,
@@ -165,17 +165,17 @@ def readings(
     start: Span,
     end: Span,
     copies: frozenset[int] = frozenset(),
-) -> list[Reading]:
+) -> list[FrameRange]:
     """What to read for the rows between two spans, in their order."""
     names, vertex = Names(plan.pipeline), plan.vertex
-    redelivered = Reading(
+    redelivered = FrameRange(
         REDELIVERED,
         names.redelivery(vertex, partition),
         names.due_subject(vertex, partition),
         start.redelivery,
         end.redelivery,
     )
-    fresh = Reading(
+    fresh = FrameRange(
         FRESH,
         names.buffer(vertex, partition),
         names.buffer_subject(vertex, partition),
@@ -186,9 +186,9 @@ def readings(
     return [reading for reading in (redelivered, fresh) if reading.after != reading.until]
 
 
-def _split(whole: Sequence[Reading], size: int, tasks: int) -> list[Reading]:
+def _split(whole: Sequence[FrameRange], size: int, tasks: int) -> list[FrameRange]:
     """The same in parts that several workers can read at once."""
-    parts: list[Reading] = []
+    parts: list[FrameRange] = []
     for reading in whole:
         frames = reading.until.seq - reading.after.seq
         count = min(frames, tasks, -(-size // _SPLIT_BYTES)) if reading.kind == FRESH else 1
@@ -198,7 +198,7 @@ def _split(whole: Sequence[Reading], size: int, tasks: int) -> list[Reading]:
         cuts = [reading.after.seq + frames * number // count for number in range(1, count)]
         marks = [reading.after, *map(Mark, cuts), reading.until]
         parts += [
-            Reading(reading.kind, reading.stream, reading.subject, after, until)
+            FrameRange(reading.kind, reading.stream, reading.subject, after, until)
             for after, until in pairwise(marks)
         ]
     return parts
