@@ -12,13 +12,14 @@ from ebbflow.core import frames
 from ebbflow.core.blame import Outage
 from ebbflow.core.breaker import Breaker
 from ebbflow.core.calling import Handler, run_map, run_stream
+from ebbflow.core.decisions import EMPTY
 from ebbflow.core.outage import Patience, Waiting
 from ebbflow.core.position import Span
 from ebbflow.core.publications import Place
-from ebbflow.core.retry import Call, call_with_retries
+from ebbflow.core.retry import call_with_retries
 from ebbflow.core.routing import Edge
 from ebbflow.core.settlement import Settlement
-from ebbflow.core.verdict import EMPTY, Verdict
+from ebbflow.core.verdict import Operator, Verdict
 from ebbflow.outcome import Dropped, FellBack, Served
 from ebbflow.runtime.deciding import DecisionRules
 from ebbflow.runtime.gate import Gate
@@ -81,7 +82,7 @@ class CalledCode:
     def __init__(self, code: UserCode, call: Callable[..., None]) -> None:
         self._code = code
         self._handler = Handler(code)
-        self._call: Call = partial(call, self._handler)
+        self._call: Operator = partial(call, self._handler)
 
     def open(self) -> None:
         if self._handler.blame.outage is not None:
