@@ -10,7 +10,8 @@ from benchmarks.broker import Ground, wait_until
 from benchmarks.ours import NAMES, counts, lay_out, running, vertex
 from benchmarks.work import DISTINCT, write
 from ebbflow import Datum, Response
-from ebbflow.runtime.plan import SinksPlan, UserSink
+from ebbflow.connectors.plans import UserSink
+from ebbflow.runtime.plan import SinksPlan
 
 SIZE = 100
 _FULL = 500

@@ -15,13 +15,15 @@ from ebbflow.buffers import streams
 from ebbflow.buffers.names import Names
 from ebbflow.buffers.positions import read_all
 from ebbflow.connectors.generator.source import GeneratorPlan
+from ebbflow.connectors.plans import UserSink
 from ebbflow.core.monovertex import Bypass
 from ebbflow.core.position import Position
 from ebbflow.core.routing import Edge
 from ebbflow.durations import DEFAULT_ON_ERROR
 from ebbflow.outcome import Counts
-from ebbflow.runtime.plan import Mode, MonoPlan, Role, SinksPlan, UserMap, UserSink, VertexPlan
+from ebbflow.runtime.plan import MonoPlan, Role, SinksPlan, UserMap, VertexPlan
 from ebbflow.runtime.provision import provision
+from ebbflow.schema.literals import Mode
 from ebbflow.spark.supervisor import Supervisor
 
 NAMES = Names("bench")
@@ -152,7 +154,7 @@ class Mono:
         """By its own count."""
         role = MonoPlan(None, mapping(self.mode), SINKS, Bypass())
         source = GeneratorPlan(None, messages, blob=payloads(size, ground.seed)[0])
-        plan = vertex(ground, "mono", role, source=source, is_source=True)
+        plan = vertex(ground, "mono", role, source=source, is_source=True, has_buffer=False)
         lay_out(ground, [plan])
         return worked(ground, [plan], messages).round(messages)
 

@@ -172,7 +172,7 @@ def spec() -> str:
                 columns, spec_fields(MonoVertexSpec, "", MONOVERTEX_NO_EFFECT, FOLDED | AS_ABOVE)
             ),
             "## Retry strategy",
-            table(columns, spec_fields(sections.RetryStrategy, "retryStrategy.", {}, {})),
+            table(columns, spec_fields(sections.RetrySpec, "retryStrategy.", {}, {})),
             "## Secrets",
             "A secret is not in a spec. What is there is where to read it when the pipeline is "
             "started: one of these.",
@@ -231,7 +231,7 @@ def missing() -> Iterator[tuple[str, str]]:
 
 
 FOLDED: dict[type[BaseModel], tuple[str, str]] = {
-    sections.RetryStrategy: (
+    sections.RetrySpec: (
         "[retry strategy](#retry-strategy)",
         "retries of what user code reports as failed",
     ),
@@ -239,7 +239,7 @@ FOLDED: dict[type[BaseModel], tuple[str, str]] = {
     sections.SinkTarget: ("any kind of sink, as in `sink`", "another sink"),
     SecretRef: ("[secret](#secrets)", "a secret"),
     Tls: ("[TLS](#tls)", "whom to trust, and the client's own certificate"),
-    nats_fields.Auth: (
+    nats_fields.NatsAuth: (
         "`basic` with `user` and `password`, `token`, `nkey` or `creds`; each a [secret](#secrets)",
         "how to log in",
     ),
@@ -249,9 +249,12 @@ FOLDED: dict[type[BaseModel], tuple[str, str]] = {
     ),
 }
 AS_ABOVE: dict[type[BaseModel], tuple[str, str]] = {
-    sections.Source: ("as `spec.vertices[].source` above", "where messages come from; required"),
+    sections.SourceSpec: (
+        "as `spec.vertices[].source` above",
+        "where messages come from; required",
+    ),
     sections.Udf: ("as `spec.vertices[].udf` above", "the map; may be left out"),
-    sections.Sink: ("as `spec.vertices[].sink` above", "where messages end; required"),
+    sections.SinkSpec: ("as `spec.vertices[].sink` above", "where messages end; required"),
 }
 """Sections that are told in one line, because they are told in full elsewhere on the page."""
 

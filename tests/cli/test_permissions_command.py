@@ -10,16 +10,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from ebbflow.buffers.permissions import Reading
+from ebbflow.buffers.feed import FeedPlan
 from ebbflow.cli.main import app
-from ebbflow.cli.permissions import _reading
-from ebbflow.connectors.http.source import HttpSettings
+from ebbflow.connectors.registry import SOURCES as KNOWN
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.embedded import find_binary
 from ebbflow.runtime.planning import make_plans
 from ebbflow.runtime.source_process.client import SourcePlan
 from ebbflow.spec.lint import load
-from ebbflow.spec.sections import Source
 
 PIPELINE = """\
 apiVersion: numaflow.numaproj.io/v1alpha1
@@ -158,16 +156,13 @@ def test_what_a_run_will_make_is_known_from_the_spec_alone(vertex: str, tmp_path
     spec.write_text(head + json.dumps({"spec": {"vertices": vertices, "edges": edges}})[1:-1])
     pipeline = load(spec)
     for plan in make_plans(pipeline, Addresses.of("nats://localhost"), 0, None):
-        assert _reading(pipeline.vertex(plan.vertex)) == Reading(
-            plan.vertex,
-            plan.partitions,
-            plan.has_buffer,
-            returns=isinstance(plan.source, SourcePlan),
-            remembers=isinstance(plan.source, HttpSettings),
-            batched=plan.batched,
-        )
+        streams = pipeline.vertex(plan.vertex).streams
+        assert plan.streams == streams
+        assert streams.returns == isinstance(plan.source, SourcePlan)
+        assert (streams.has_buffer and plan.is_source) == isinstance(plan.source, FeedPlan)
+        assert streams.remembers == (vertex == "http" and plan.is_source)
+        assert streams.batched == (vertex in BATCHES and plan.vertex == "step")
 
 
 def test_every_kind_of_source_is_known() -> None:
-    elsewhere = {"pulsar", "sqs", "serving"}
-    assert set(Source.KINDS) - elsewhere == SOURCES.keys()
+    assert SOURCES.keys() == KNOWN.keys()

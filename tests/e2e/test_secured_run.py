@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ebbflow.cli.permissions import permissions_of
+from ebbflow.runtime.permissions import permissions_of
 from ebbflow.spec.lint import load
 from tests.jetstream.securing import Authority, Operator, nats_server
 

@@ -9,7 +9,7 @@ import pytest
 
 from ebbflow.buffers import streams
 from ebbflow.buffers.feed import Spot
-from ebbflow.connectors.nats.source import NatsSettings
+from ebbflow.connectors.nats.source import NatsFeed, NatsSettings
 from ebbflow.core import frames
 from ebbflow.core.frames import Rows
 from ebbflow.errors import SetupError
@@ -66,7 +66,7 @@ def start(place):
     with ExitStack() as stack:
 
         def begin(server, subject, queue=None, **options):
-            feed = NatsSettings(server, subject, queue).feed(place.spot(**options))
+            feed = NatsFeed(NatsSettings(server, subject, queue), place.spot(**options))
             feed.start()
             stack.callback(feed.stop)
             return feed

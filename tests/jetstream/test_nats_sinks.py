@@ -306,10 +306,10 @@ def test_a_message_over_the_limit_is_a_failure_and_harms_no_other(outside, opene
 
 @pytest.mark.parametrize("kind", [JetStreamSink, NatsSink])
 def test_a_server_that_is_not_there_is_named_with_what_to_correct(kind):
-    section = spec.JetStreamSink(url="nats://127.0.0.1:1", subject="a")
+    section = spec.JetStreamSinkSpec(url="nats://127.0.0.1:1", subject="a")
     began = time.monotonic()
     with pytest.raises(SetupError, match=r"whether url, auth and tls of the .* sink are right"):
-        kind(PublishSettings.of(section, retried=False)).open()
+        kind(section.settings(retried=False)).open()
     assert time.monotonic() - began < 10
 
 

@@ -398,8 +398,8 @@ def test_a_consumer_that_is_deleted_is_told_and_then_made_anew(stream, source):
 
 
 def test_a_server_that_is_not_there_is_named_with_what_to_correct():
-    section = spec.JetStreamSource(url="nats://127.0.0.1:1", stream="S")
-    settings = JetStreamSettings.of(section, "p", "in")
+    section = spec.JetStreamSourceSpec(url="nats://127.0.0.1:1", stream="S")
+    (settings,) = section.plan("p", "in").code.args
     with pytest.raises(SetupError) as told:
         JetStreamSource(settings).open()
     assert "No NATS server answers at nats://127.0.0.1:1" in told.value.what
@@ -420,7 +420,7 @@ def test_login_and_certificates_of_a_spec_are_used(tmp_path, monkeypatch, author
     cert, private = authority.issue("me").write(tmp_path / "mine", "me")
     monkeypatch.setenv("THE_KEY", key.seed)
     with nats_server(tmp_path / "nats", users + tls) as port:
-        section = spec.JetStreamSource.model_validate(
+        section = spec.JetStreamSourceSpec.model_validate(
             {
                 "url": f"nats://localhost:{port}",
                 "stream": "S",
@@ -432,7 +432,7 @@ def test_login_and_certificates_of_a_spec_are_used(tmp_path, monkeypatch, author
                 },
             }
         )
-        settings = JetStreamSettings.of(section, "p", "in")
+        (settings,) = section.plan("p", "in").code.args
         assert key.seed not in repr(settings)
         with pytest.raises(SetupError, match="There is no stream S"):
             JetStreamSource(settings).open()

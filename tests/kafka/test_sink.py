@@ -7,7 +7,7 @@ import time
 import pytest
 
 from ebbflow import Datum
-from ebbflow.connectors.kafka.access import KafkaAccess, KafkaSinkSettings
+from ebbflow.connectors.kafka.settings import KafkaAccess, KafkaSinkSettings
 from ebbflow.connectors.kafka.sink import KafkaSink
 from ebbflow.connectors.kafka.source import message_of
 from ebbflow.errors import SetupError

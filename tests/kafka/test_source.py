@@ -11,8 +11,8 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 
 from ebbflow.connectors.kafka import client
-from ebbflow.connectors.kafka.access import KafkaAccess, KafkaLogin, KafkaSourceSettings, KafkaTls
 from ebbflow.connectors.kafka.member import Member
+from ebbflow.connectors.kafka.settings import KafkaAccess, KafkaLogin, KafkaSourceSettings, KafkaTls
 from ebbflow.connectors.kafka.source import KafkaSource
 from ebbflow.errors import SetupError
 from ebbflow.secret import Secret

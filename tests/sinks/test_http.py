@@ -12,13 +12,8 @@ import pytest
 import trustme
 
 from ebbflow import Datum, Pipeline
-from ebbflow.connectors.http.sink import (
-    BatchSettings,
-    ClientTls,
-    HttpSink,
-    HttpSinkSettings,
-    parted,
-)
+from ebbflow.connectors.http.settings import BatchSettings, ClientTls, HttpSinkSettings
+from ebbflow.connectors.http.sink import HttpSink, split_records
 from ebbflow.core.calling import Handler
 from ebbflow.core.position import LINEAGE
 from ebbflow.message import Status
@@ -202,12 +197,16 @@ def test_a_batch_has_everything_of_each_message_and_is_answered_one_by_one(recei
 
 def test_a_batch_is_sent_in_parts_that_are_not_too_large(receiver, opened):
     records = [(datum, b"x" * 10) for datum in some(10)]
-    sizes = [len(part) for part in parted(records, BatchSettings(size=4, max_bytes=1_000))]
-    bytes_each = [len(part) for part in parted(records, BatchSettings(size=100, max_bytes=25))]
+    sizes = [len(part) for part in split_records(records, BatchSettings(size=4, max_bytes=1_000))]
+    bytes_each = [
+        len(part) for part in split_records(records, BatchSettings(size=100, max_bytes=25))
+    ]
 
     assert sizes == [4, 4, 2]
     assert bytes_each == [2, 2, 2, 2, 2]
-    assert [len(part) for part in parted(records, BatchSettings(size=9, max_bytes=1))] == [1] * 10
+    assert [len(part) for part in split_records(records, BatchSettings(size=9, max_bytes=1))] == [
+        1
+    ] * 10
     sink = opened(receiver.url, batch=BatchSettings(size=4))
     assert set(statuses(sink(some(10))).values()) == {Status.OK}
     assert len(receiver.requests) == 3

@@ -16,7 +16,8 @@ from typing import Any
 from ebbflow.buffers import streams
 from ebbflow.buffers.feed import Feed, Spot
 from ebbflow.buffers.names import Names
-from ebbflow.connectors.http.source import Endpoint, HttpSettings
+from ebbflow.connectors.http.settings import Endpoint, HttpSourceSettings
+from ebbflow.connectors.http.source import HttpFeed
 from ebbflow.core import frames
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
@@ -111,7 +112,7 @@ def posting(
         link.run(streams.ensure(link.client, config))
     told: list[str] = []
     spot = Spot(pipeline, vertex, 1, largest, link, None, told.append, memory, False)
-    feed = HttpSettings(endpoint, **settings).feed(spot)
+    feed = HttpFeed(HttpSourceSettings(endpoint, **settings), spot)
     feed.start()
     try:
         yield Posting(link, pipeline, vertex, feed, told)

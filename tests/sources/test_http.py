@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 import pytest
 import trustme
 
-from ebbflow.connectors.http.source import Certificate, Endpoint, HttpSettings
+from ebbflow.connectors.http.settings import Certificate, Endpoint, HttpSourceSettings
 from ebbflow.errors import SetupError
 from ebbflow.nats.locate import embedded, linked
 from ebbflow.secret import Secret
@@ -445,7 +445,7 @@ def test_with_a_token_it_may_listen_anywhere(link, tmp_path):
 
 def test_a_secret_is_in_no_text():
     endpoint = Endpoint("127.0.0.1", 0, Certificate("chain", Secret("the key")))
-    settings = HttpSettings(endpoint, Secret("the token"))
+    settings = HttpSourceSettings(endpoint, Secret("the token"))
 
     assert "the key" not in repr(settings)
     assert "the token" not in repr(settings)
@@ -559,7 +559,7 @@ def test_a_stop_finishes_what_is_on_its_way_and_refuses_the_rest(link, tmp_path)
 
 
 def test_a_stop_does_not_wait_for_ever_for_a_slow_client(link, tmp_path, monkeypatch):
-    monkeypatch.setattr("ebbflow.connectors.http.feed._GRACE", 0.2)
+    monkeypatch.setattr("ebbflow.connectors.http.source._GRACE", 0.2)
     with posting(link, tmp_path) as source:
         slow = begun(source, b"half")
         wait_for(lambda: source.feed._room._inside == 1)

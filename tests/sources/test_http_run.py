@@ -9,9 +9,9 @@ import time
 import pytest
 
 from ebbflow import Message, MonoVertex, Pipeline, Response
-from ebbflow.cli.permissions import permissions_of
 from ebbflow.errors import SetupError
 from ebbflow.publishing import Login
+from ebbflow.runtime.permissions import permissions_of
 from ebbflow.testing.live import Live, until
 from tests.jetstream.securing import nats_server
 from tests.sources.posting import NDJSON, Answered, asked

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ebbflow import Message, MonoVertex, Pipeline, Response
-from ebbflow.connectors.spark.format import Format
-from ebbflow.connectors.spark.rows import as_messages, opened
-from ebbflow.connectors.spark.session import cloned, leaving_active
-from ebbflow.connectors.spark.source import SparkSettings
+from ebbflow.connectors.spark.rows import as_messages, open_table
+from ebbflow.connectors.spark.session import clone_session, leaving_active
+from ebbflow.connectors.spark.settings import Format, SparkSourceSettings
 from ebbflow.deadletters import DeadLetters
 from ebbflow.errors import EbbflowError, SetupError
 from ebbflow.nats.locate import embedded, linked
@@ -34,9 +33,11 @@ def read(spark, folder):
             (folder / str(number)).write_bytes(content.encode())
         options = tuple(options.items())
         table = Format(format, (("path", str(folder)), *options))
-        settings = SparkSettings(table, schema=schema, stream=False, value=value)
+        settings = SparkSourceSettings(table, schema=schema, stream=False, value=value)
         with leaving_active(spark):
-            messages = as_messages(opened(cloned(spark, {}), settings, "in"), settings, "in")
+            messages = as_messages(
+                open_table(clone_session(spark, {}), settings, "in"), settings, "in"
+            )
             found = messages.collect()
         good = sorted(bytes(row.value or b"").decode() for row in found if not told(row))
         return good, {bytes(row.value).decode(): row.unread.error for row in found if told(row)}

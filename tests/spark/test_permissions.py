@@ -22,13 +22,13 @@ from ebbflow.buffers.answers import NatsStore
 from ebbflow.buffers.names import Names
 from ebbflow.buffers.permissions import Permissions
 from ebbflow.cli.main import app
-from ebbflow.cli.permissions import permissions_of
 from ebbflow.errors import AccessError, SetupError
 from ebbflow.nats import api
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.locate import linked
 from ebbflow.nats.stored import read_last
 from ebbflow.publishing import Login
+from ebbflow.runtime.permissions import permissions_of
 from ebbflow.spark.run import Silent, VertexView, run_pipeline
 from tests.jetstream.securing import nats_server, reload
 from tests.sources.queue import QueueFile, RedeliveringQueue

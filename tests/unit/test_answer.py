@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.connectors.http import answer as answers
-from ebbflow.connectors.http.answer import LONGEST_WAIT, Answer, decided, waiting
+from ebbflow.connectors.http.answer import LONGEST_WAIT, HttpAnswer, decide, parse_retry_after
 from ebbflow.message import Datum, Response, Status
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 
 
-def decided_each(ids: Sequence[str], answer: Answer, retried: bool = False) -> list[Response]:
-    return answers.decided_each([Datum(b"", id=one) for one in ids], answer, retried)
+def decide_each(ids: Sequence[str], answer: HttpAnswer, retried: bool = False) -> list[Response]:
+    return answers.decide_each([Datum(b"", id=one) for one in ids], answer, retried)
 
 
 @pytest.mark.parametrize(
@@ -39,33 +39,33 @@ def decided_each(ids: Sequence[str], answer: Answer, retried: bool = False) -> l
     ],
 )
 def test_retry_after_is_a_number_of_seconds_or_a_date(text, seconds):
-    assert waiting(text, NOW) == seconds
+    assert parse_retry_after(text, NOW) == seconds
 
 
 @given(st.text())
 def test_no_retry_after_breaks_anything(text):
-    found = waiting(text, NOW)
+    found = parse_retry_after(text, NOW)
     assert found is None or 0 <= found <= LONGEST_WAIT
 
 
 @pytest.mark.parametrize(
     ("answer", "status", "text"),
     [
-        (Answer(200), Status.OK, None),
-        (Answer(204), Status.OK, None),
-        (Answer(429, 2.0, b"slow\n down"), Status.NACK, "HTTP 429: slow down"),
-        (Answer(503, 0.5), Status.NACK, "HTTP 503"),
-        (Answer(429, None), Status.FAILURE, "HTTP 429"),
-        (Answer(500, 2.0, b"oops"), Status.FAILURE, "HTTP 500: oops"),
-        (Answer(400, None, b"x" * 300), Status.FAILURE, "HTTP 400: " + "x" * 200),
-        (Answer(404, None, b"\xff\xfe"), Status.FAILURE, "HTTP 404: \ufffd\ufffd"),
-        (Answer(307), Status.FAILURE, "HTTP 307"),
-        (Answer(503), Status.UNAVAILABLE, "HTTP 503"),
-        (Answer(502, 3.0, b"no route"), Status.UNAVAILABLE, "HTTP 502: no route"),
+        (HttpAnswer(200), Status.OK, None),
+        (HttpAnswer(204), Status.OK, None),
+        (HttpAnswer(429, 2.0, b"slow\n down"), Status.NACK, "HTTP 429: slow down"),
+        (HttpAnswer(503, 0.5), Status.NACK, "HTTP 503"),
+        (HttpAnswer(429, None), Status.FAILURE, "HTTP 429"),
+        (HttpAnswer(500, 2.0, b"oops"), Status.FAILURE, "HTTP 500: oops"),
+        (HttpAnswer(400, None, b"x" * 300), Status.FAILURE, "HTTP 400: " + "x" * 200),
+        (HttpAnswer(404, None, b"\xff\xfe"), Status.FAILURE, "HTTP 404: \ufffd\ufffd"),
+        (HttpAnswer(307), Status.FAILURE, "HTTP 307"),
+        (HttpAnswer(503), Status.UNAVAILABLE, "HTTP 503"),
+        (HttpAnswer(502, 3.0, b"no route"), Status.UNAVAILABLE, "HTTP 502: no route"),
     ],
 )
 def test_the_status_decides(answer, status, text):
-    response = decided(Datum(b"", id="a"), answer, retried=False)
+    response = decide(Datum(b"", id="a"), answer, retried=False)
 
     assert (response.id, response.status) == ("a", status)
     if status is Status.NACK:
@@ -83,9 +83,9 @@ def test_in_a_batch_each_message_has_its_own_status():
         {"id": "d", "status": 503},
         {"id": "unknown", "status": 200},
     ]
-    answer = Answer(200, None, json.dumps(entries).encode())
+    answer = HttpAnswer(200, None, json.dumps(entries).encode())
 
-    a, b, c, d, e = decided_each(["a", "b", "c", "d", "e"], answer)
+    a, b, c, d, e = decide_each(["a", "b", "c", "d", "e"], answer)
 
     assert a.status is Status.OK
     assert b.error == "HTTP 422: no such product"
@@ -96,18 +96,20 @@ def test_in_a_batch_each_message_has_its_own_status():
 
 @pytest.mark.parametrize("body", [b"", b"thanks", b'{"ok": true}', b"3"])
 def test_a_batch_without_statuses_is_decided_by_the_status_of_the_answer(body):
-    assert {r.status for r in decided_each(["a", "b"], Answer(202, None, body))} == {Status.OK}
-    assert [r.error for r in decided_each(["a"], Answer(500, None, b"oops"))] == ["HTTP 500: oops"]
-    assert [r.nack_options.delay for r in decided_each(["a"], Answer(503, 3.0))] == [3_000]
+    assert {r.status for r in decide_each(["a", "b"], HttpAnswer(202, None, body))} == {Status.OK}
+    assert [r.error for r in decide_each(["a"], HttpAnswer(500, None, b"oops"))] == [
+        "HTTP 500: oops"
+    ]
+    assert [r.nack_options.delay for r in decide_each(["a"], HttpAnswer(503, 3.0))] == [3_000]
 
 
 def test_a_strategy_decides_what_an_outage_means():
-    (response,) = decided_each(["a"], Answer(504), retried=True)
+    (response,) = decide_each(["a"], HttpAnswer(504), retried=True)
     assert (response.status, response.error) == (Status.FAILURE, "HTTP 504")
 
 
 def test_an_answer_that_was_cut_off_is_not_taken_for_a_yes():
-    (response,) = decided_each(["a"], Answer(200, None, b'[{"id": "a"', whole=False))
+    (response,) = decide_each(["a"], HttpAnswer(200, None, b'[{"id": "a"', whole=False))
     assert response.error == "HTTP 200, with an answer too long to read"
 
 
@@ -118,7 +120,7 @@ ENTRY = SCALAR | st.dictionaries(FIELD, SCALAR | st.just([]) | st.just({}))
 
 @given(st.lists(ENTRY), st.lists(st.sampled_from("abc"), unique=True))
 def test_whatever_the_answer_each_message_has_one_response(entries, ids):
-    responses = decided_each(ids, Answer(200, None, json.dumps(entries).encode()))
+    responses = decide_each(ids, HttpAnswer(200, None, json.dumps(entries).encode()))
 
     assert [response.id for response in responses] == ids
     possible = (Status.OK, Status.FAILURE, Status.NACK, Status.UNAVAILABLE)

@@ -4,6 +4,7 @@ Every import counts, also one inside a function and one for types only.
 """
 
 import ast
+import re
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -82,6 +83,19 @@ def test_only_the_spark_packages_import_pyspark() -> None:
     importing = [
         name
         for name, path in MODULES.items()
-        if "import pyspark" in (text := path.read_text(encoding="utf-8")) or "from pyspark" in text
+        if re.search(
+            r"import pyspark|from pyspark(?! import cloudpickle\n)", path.read_text("utf-8")
+        )
     ]
     assert [name for name in importing if not name.startswith(allowed)] == []
+
+
+def test_the_runtime_takes_nothing_from_pyspark_but_its_pickling() -> None:
+    # Spark pickles user code with the cloudpickle it carries, and whoever starts a process for
+    # user code has to do the same. It needs no Java and no session.
+    importing = {
+        name
+        for name, path in MODULES.items()
+        if "from pyspark import cloudpickle\n" in path.read_text("utf-8")
+    }
+    assert importing <= {"ebbflow.runtime.child", "ebbflow.runtime.source_process.client"}

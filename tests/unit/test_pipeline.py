@@ -12,7 +12,7 @@ from ebbflow.errors import SpecError
 from ebbflow.pipeline import Pipeline
 from ebbflow.spec.lint import load
 from ebbflow.spec.model import PipelineSpec
-from ebbflow.spec.sections import ServingStore, Sink
+from ebbflow.spec.sections import ServingStoreSpec, SinkSpec
 
 YAML = """\
 apiVersion: numaflow.numaproj.io/v1alpha1
@@ -169,7 +169,7 @@ def test_a_retry_strategy_is_there_only_when_something_is_said_about_it(
     given: dict[str, Any], written: dict[str, Any]
 ) -> None:
     spec = started().sink("out", log=True, **given).spec
-    assert spec.vertex("out").sink == Sink.model_validate({"log": {}, **written})
+    assert spec.vertex("out").sink == SinkSpec.model_validate({"log": {}, **written})
 
 
 def test_a_serving_store_may_be_a_class() -> None:
@@ -178,7 +178,7 @@ def test_a_serving_store_may_be_a_class() -> None:
     store = (
         Pipeline("orders", serving_store=Answers).source("in", generator={}).sink("out", log=True)
     )
-    assert store.spec.serving_store == ServingStore(python=Answers)
+    assert store.spec.serving_store == ServingStoreSpec(python=Answers)
 
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
@@ -237,7 +237,7 @@ def test_problems_name_the_vertex_or_edge_in_place_of_a_line() -> None:
         "digits and '-', starting with a letter and not ending with '-'",
         "pipeline Orders, vertex enrich: EB402 cannot use 'nowhere:fn': "
         "there is no module 'nowhere' beside the pipeline or on the Python path",
-        "pipeline Orders, vertex out: EB207 'sink' needs one of " + ", ".join(Sink.KINDS),
+        "pipeline Orders, vertex out: EB207 'sink' needs one of " + ", ".join(SinkSpec.KINDS),
         "pipeline Orders, edge enrich → ot: EB301 there is no vertex 'ot'; did you mean 'out'?",
     ]
 

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -21,8 +21,8 @@ from ebbflow.core import frames
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import BUFFER, publish
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+Session = Any
+"""The run's SparkSession. Only the feed of a Spark source uses it, so no other needs Spark."""
 
 
 class Feed(Protocol):
@@ -48,11 +48,24 @@ class Feed(Protocol):
         """Take in nothing more; returns when everything taken in is stored or given back."""
 
 
-class FeedPlan(Protocol):
-    """The settings of a feed: a frozen dataclass that can make it."""
+@dataclass(frozen=True, slots=True)
+class FeedPlan:
+    """A feed that the driver is to open: its class, and the settings that it is made with.
 
-    def feed(self, spot: Spot) -> Feed:
-        """The feed, not started yet."""
+    The settings hold secrets and the class may need a web server, so neither leaves the driver: a
+    plan that is pickled for a worker arrives there without them.
+    """
+
+    feed: Callable[[Any, Spot], Feed] | None
+    settings: Any
+
+    def __reduce__(self) -> tuple[type[FeedPlan], tuple[None, None]]:
+        return FeedPlan, (None, None)
+
+    def make(self, spot: Spot) -> Feed:
+        """Return the feed, not started yet. For the driver only."""
+        assert self.feed is not None, "a feed is opened on the driver"
+        return self.feed(self.settings, spot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +82,7 @@ class Spot:
     partitions: int
     largest: int
     link: Link
-    spark: SparkSession
+    spark: Session
     tell: Callable[[str], None]
     memory: Path
     drain: bool

@@ -11,27 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from ebbflow.buffers.layout import VertexStreams
 from ebbflow.buffers.names import Names
 
 Groups = dict[str, list[str]]
 """Subjects under what they are for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """A vertex as its streams show it.
-
-    ``has_buffer`` if it reads one; ``returns`` if its source takes back what was nacked;
-    ``remembers`` if its source writes down the ids that it was given; ``batched`` if the driver
-    plans what it reads, instead of a task that follows its streams.
-    """
-
-    vertex: str
-    partitions: int
-    has_buffer: bool
-    returns: bool = False
-    remembers: bool = False
-    batched: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +43,17 @@ def _allowed(name: str, groups: Groups) -> Iterator[str]:
     yield "  }"
 
 
-def needed(names: Names, vertices: Sequence[Reading], bucket: str | None = None) -> Permissions:
+def needed(
+    names: Names, vertices: Sequence[VertexStreams], bucket: str | None = None
+) -> Permissions:
     """The permissions to run a pipeline, to start it over, and for its dead letters.
 
     ``bucket`` is where its answers go.
     """
     returned = [_returned(names, vertex) for vertex in vertices if vertex.returns]
     seen = [names.seen_subject(vertex.vertex) for vertex in vertices if vertex.remembers]
-    followed = [s for vertex in vertices if not vertex.batched for s in _streams(names, vertex)]
-    batched = [s for vertex in vertices if vertex.batched for s in _streams(names, vertex)]
+    followed = [s for vertex in vertices if not vertex.batched for s in vertex.for_messages(names)]
+    batched = [s for vertex in vertices if vertex.batched for s in vertex.for_messages(names)]
     positions = f"KV_{names.positions}"
     beside = [*([names.ledger] if returned else []), *([names.seen] if seen else [])]
     own = [positions, names.dead_letters, *beside, *followed, *batched]
@@ -121,18 +107,11 @@ def _read(streams: Iterable[str]) -> list[str]:
     return _calls(streams, "DIRECT.GET.{}", "STREAM.MSG.GET.{}")
 
 
-def _streams(names: Names, vertex: Reading) -> Iterator[str]:
-    for partition in range(vertex.partitions):
-        if vertex.has_buffer:
-            yield names.buffer(vertex.vertex, partition)
-        yield names.redelivery(vertex.vertex, partition)
-
-
-def _returned(names: Names, vertex: Reading) -> list[str]:
+def _returned(names: Names, vertex: VertexStreams) -> list[str]:
     return [names.ledger_subject(vertex.vertex, one) for one in range(vertex.partitions)]
 
 
-def _written(names: Names, vertex: Reading) -> Iterator[str]:
+def _written(names: Names, vertex: VertexStreams) -> Iterator[str]:
     name = vertex.vertex
     for partition in range(vertex.partitions):
         if vertex.has_buffer:

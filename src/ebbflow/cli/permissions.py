@@ -12,11 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ebbflow.buffers.permissions import Permissions, Reading
-    from ebbflow.spec.model import MonoVertexSpec, Spec, Vertex
-
-# Sources that push: what they bring is stored in the buffer of their vertex first.
-_FED = ("http", "nats", "spark")
+    from ebbflow.spec.model import Spec
 
 
 def permissions(
@@ -26,40 +22,13 @@ def permissions(
     ] = None,
 ) -> None:
     """Print the least that a pipeline's login needs, as configuration of a NATS server."""
+    from ebbflow.runtime.permissions import permissions_of
     from ebbflow.spec.lint import load
 
     pipeline = load(spec)
     typer.echo(_about(pipeline, spec))
     allowed = permissions_of(pipeline).config()
     typer.echo(allowed if user is None else _whole(user, allowed))
-
-
-def permissions_of(spec: Spec) -> Permissions:
-    """What the login of a pipeline or MonoVertex must be allowed."""
-    from ebbflow.buffers.names import Names
-    from ebbflow.buffers.permissions import needed
-
-    # From the spec and not from the plans of a run, which read the secrets of connectors.
-    steps = [spec] if spec.kind == "MonoVertex" else spec.vertices
-    vertices = [_reading(step) for step in steps]
-    store = spec.serving_store
-    bucket = store.nats.bucket if store is not None and store.nats is not None else None
-    return needed(Names(spec.name), vertices, bucket)
-
-
-def _reading(step: MonoVertexSpec | Vertex) -> Reading:
-    from ebbflow.buffers.permissions import Reading
-
-    kind = None if step.source is None else step.source.kind
-    query = step.udf is not None and step.udf.query is not None
-    return Reading(
-        step.name,
-        step.partitions,
-        has_buffer=kind in (None, *_FED),
-        returns=kind not in (None, *_FED, "generator"),
-        remembers=kind == "http",
-        batched=query or (step.sink is not None and step.sink.kind == "spark"),
-    )
 
 
 def _about(spec: Spec, file: Path) -> str:

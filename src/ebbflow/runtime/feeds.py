@@ -6,16 +6,10 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ebbflow.buffers.feed import Feed, FeedPlan, Spot
-from ebbflow.connectors.generator.source import GeneratorPlan
+from ebbflow.buffers.feed import Feed, FeedPlan, Session, Spot
 from ebbflow.nats.link import Link
 from ebbflow.runtime.plan import VertexPlan
-from ebbflow.runtime.source_process.client import SourcePlan
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 class EngineDied(Exception):
@@ -36,18 +30,17 @@ class Feeds:
         self._feeds: dict[str, Feed] = {}
 
     @contextmanager
-    def running(
-        self, link: Link, spark: SparkSession, plans: Sequence[VertexPlan]
-    ) -> Iterator[None]:
+    def running(self, link: Link, spark: Session, plans: Sequence[VertexPlan]) -> Iterator[None]:
         """Let messages in for as long as the context lasts; a paused pipeline takes in none.
 
         When Spark dies, only what needs it is stopped: clients of the others notice nothing.
         """
         try:
             for plan in plans:
-                settings = _feed_plan(plan)
-                if settings and not plan.paused and plan.vertex not in self._feeds:
-                    self._start(plan.vertex, settings, self._spot(plan, link, spark))
+                if plan.paused or plan.vertex in self._feeds:
+                    continue
+                if isinstance(plan.source, FeedPlan):
+                    self._start(plan.vertex, plan.source, self._spot(plan, link, spark))
             yield
         except EngineDied:
             self.stop(only_on_spark=True)
@@ -57,8 +50,8 @@ class Feeds:
             raise
         self.stop()
 
-    def _start(self, vertex: str, settings: FeedPlan, spot: Spot) -> None:
-        feed = settings.feed(spot)
+    def _start(self, vertex: str, plan: FeedPlan, spot: Spot) -> None:
+        feed = plan.make(spot)
         feed.start()
         self._feeds[vertex] = feed
 
@@ -69,7 +62,7 @@ class Feeds:
                 del self._feeds[vertex]
                 feed.stop()
 
-    def _spot(self, plan: VertexPlan, link: Link, spark: SparkSession) -> Spot:
+    def _spot(self, plan: VertexPlan, link: Link, spark: Session) -> Spot:
         return Spot(
             plan.pipeline,
             plan.vertex,
@@ -95,8 +88,3 @@ class Feeds:
         """Why the vertex's feed takes in nothing, if it has one and that is so."""
         feed = self._feeds.get(vertex)
         return feed.failure if feed else None
-
-
-def _feed_plan(plan: VertexPlan) -> FeedPlan | None:
-    source = plan.source
-    return None if isinstance(source, GeneratorPlan | SourcePlan) else source

@@ -23,7 +23,7 @@ from ebbflow.core.outage import Patience
 from ebbflow.core.system_errors import SystemErrors
 from ebbflow.core.targets import resolve
 from ebbflow.durations import Backoff
-from ebbflow.runtime.plan import Code
+from ebbflow.schema.literals import Code
 
 Vertex = tuple[str, str, str]
 """A vertex in one run: the names of its pipeline and its own, and the run.

@@ -10,7 +10,8 @@ from typing import assert_never
 
 from ebbflow.connectors.blackhole import sink as blackhole
 from ebbflow.connectors.log import sink as log
-from ebbflow.core.arrival import set_aside_dead
+from ebbflow.connectors.plans import BlackholeSink, LogSink, SinkPlan, SparkSink, UserSink
+from ebbflow.core.arrival import setting_aside
 from ebbflow.core.blame import Outage
 from ebbflow.core.calling import (
     Handler,
@@ -29,21 +30,16 @@ from ebbflow.core.verdict import Operator, Verdict
 from ebbflow.runtime.child import Child, Emit
 from ebbflow.runtime.handlers import close_handlers, forget_handlers, handler_for, handlers_of
 from ebbflow.runtime.plan import (
-    BlackholeSink,
-    Code,
     DataFrameMap,
     Forward,
-    LogSink,
     MonoPlan,
-    SinkPlan,
     SinksPlan,
-    SparkSink,
     SqlMap,
     UserMap,
-    UserSink,
     VertexPlan,
 )
 from ebbflow.runtime.poison import Careful
+from ebbflow.schema.literals import Code
 
 
 def set_environment(plan: VertexPlan, partition: int) -> None:

@@ -5,13 +5,12 @@ Plain data, without pydantic: workers start faster and nothing of the spec's che
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
 
 from ebbflow.buffers.feed import FeedPlan
+from ebbflow.buffers.layout import VertexStreams
 from ebbflow.connectors.generator.source import GeneratorPlan
-from ebbflow.connectors.spark.sink import WriteSettings
+from ebbflow.connectors.plans import SinkPlan
 from ebbflow.core.breaker import DEFAULT_LIMIT, BreakerLimit
 from ebbflow.core.monovertex import Bypass
 from ebbflow.core.outage import DEFAULT_ON_UNAVAILABLE
@@ -22,9 +21,7 @@ from ebbflow.durations import Backoff
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.publish import BUFFER, Retry
 from ebbflow.runtime.source_process.client import SourcePlan
-
-Code = str | Callable[..., Any]
-Mode = Literal["unary", "batch", "stream", "columnar", "pandas"]
+from ebbflow.schema.literals import Code, Mode
 
 TABLE_ROWS = 2_000
 """The most rows that a columnar map is given at a time, unless something else is said.
@@ -43,33 +40,6 @@ class UserMap:
     code: Code
     mode: Mode = "unary"
     strategy: RetryStrategy | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class UserSink:
-    """A sink of the user's."""
-
-    code: Code
-
-
-@dataclass(frozen=True, slots=True)
-class LogSink:
-    """Print every message."""
-
-
-@dataclass(frozen=True, slots=True)
-class BlackholeSink:
-    """Forget every message."""
-
-
-@dataclass(frozen=True, slots=True)
-class SparkSink:
-    """Write batches of messages with Spark."""
-
-    settings: WriteSettings
-
-
-SinkPlan = UserSink | LogSink | BlackholeSink | SparkSink
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +94,11 @@ class VertexPlan:
     ``call_timeout`` the seconds that a call may take, if that is limited.
     ``feeders`` are the tasks that write to this vertex, ``bucket`` is where answers go if they are
     stored in NATS, and ``paused`` keeps a source from making anything. ``source`` is what a source
-    vertex gets its messages from. ``systems`` tells errors of systems that are away, for which
-    ``on_unavailable`` is how long to wait, and ``breaker`` is when there are too many dead letters.
-    ``run`` is different for each run, ``lineage``
-    for each time that the pipeline is started over.
+    vertex gets its messages from; ``has_buffer``, ``returns``, ``remembers`` and ``batched`` say
+    which streams the vertex keeps and who plans what it reads (``VertexStreams``).
+    ``systems`` tells errors of systems that are away, for which ``on_unavailable`` is how long to
+    wait, and ``breaker`` is when there are too many dead letters. ``run`` is different for each
+    run, ``lineage`` for each time that the pipeline is started over.
     """
 
     pipeline: str
@@ -146,6 +117,10 @@ class VertexPlan:
     search: str | None = None
     source: GeneratorPlan | SourcePlan | FeedPlan | None = None
     is_source: bool = False
+    has_buffer: bool = True
+    returns: bool = False
+    remembers: bool = False
+    batched: bool = False
     namespace: str = "default"
     feeders: tuple[str, ...] = ()
     ordered: bool = False
@@ -175,16 +150,16 @@ class VertexPlan:
         return self.concurrency if role in maps and modes == {"unary"} else self.batch_size
 
     @property
-    def has_buffer(self) -> bool:
-        """Whether its messages are stored before it reads them."""
-        return not isinstance(self.source, GeneratorPlan | SourcePlan)
-
-    @property
-    def batched(self) -> bool:
-        """Whether the driver plans its batches, in place of resident tasks."""
-        role = self.role
-        sink = role.primary if isinstance(role, SinksPlan) else None
-        return isinstance(role, SqlMap | DataFrameMap) or isinstance(sink, SparkSink)
+    def streams(self) -> VertexStreams:
+        """The streams that the vertex keeps."""
+        return VertexStreams(
+            self.vertex,
+            self.partitions,
+            self.has_buffer,
+            self.returns,
+            self.remembers,
+            self.batched,
+        )
 
     @property
     def largest(self) -> int:

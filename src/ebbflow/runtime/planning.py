@@ -5,22 +5,12 @@ from __future__ import annotations
 import math
 import secrets
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ebbflow.buffers.feed import FeedPlan
-from ebbflow.connectors.file.sink import FileSettings, FileSink
+from ebbflow.buffers.layout import VertexStreams
 from ebbflow.connectors.generator.source import GeneratorPlan
-from ebbflow.connectors.http.sink import HttpSink, HttpSinkSettings
-from ebbflow.connectors.http.source import HttpSettings
-from ebbflow.connectors.jetstream.sink import JetStreamSink
-from ebbflow.connectors.jetstream.source import JetStreamSettings, JetStreamSource
-from ebbflow.connectors.kafka import planning as kafka
-from ebbflow.connectors.nats.publishing import PublishSettings
-from ebbflow.connectors.nats.sink import NatsSink
-from ebbflow.connectors.nats.source import NatsSettings
-from ebbflow.connectors.spark.sink import WriteSettings
-from ebbflow.connectors.spark.source import SparkSettings
+from ebbflow.connectors.plans import Pulled
 from ebbflow.core.monovertex import Bypass
 from ebbflow.core.retry import RetryStrategy
 from ebbflow.core.routing import Edge
@@ -28,23 +18,17 @@ from ebbflow.nats.address import Addresses
 from ebbflow.nats.publish import BUFFER, Retry
 from ebbflow.runtime.plan import (
     TABLE_ROWS,
-    BlackholeSink,
-    Code,
     DataFrameMap,
     Forward,
-    LogSink,
-    Mode,
     MonoPlan,
     Role,
-    SinkPlan,
     SinksPlan,
-    SparkSink,
     SqlMap,
     UserMap,
-    UserSink,
     VertexPlan,
 )
 from ebbflow.runtime.source_process.client import SourcePlan
+from ebbflow.schema.literals import Mode
 
 if TYPE_CHECKING:
     from ebbflow.spec import sections
@@ -82,7 +66,7 @@ def _publish(options: sections.Publish) -> Retry:
     )
 
 
-def _bucket(store: sections.ServingStore | None) -> dict[str, Any]:
+def _bucket(store: sections.ServingStoreSpec | None) -> dict[str, Any]:
     if store is None or store.nats is None:
         return {}
     return {"bucket": store.nats.bucket, "bucket_ttl": store.nats.ttl}
@@ -100,8 +84,6 @@ def _vertex(spec: PipelineSpec, vertex: Vertex, shared: dict[str, Any]) -> Verte
     asked = _rows_asked_for(spec.spec.limits, vertex.limits)
     source = vertex.source
     plan = VertexPlan(
-        vertex=vertex.name,
-        partitions=vertex.partitions,
         role=_role(vertex, spec.serving_store),
         edges=_edges(spec, vertex.name),
         on_error=vertex.on_error.policy,
@@ -118,6 +100,7 @@ def _vertex(spec: PipelineSpec, vertex: Vertex, shared: dict[str, Any]) -> Verte
         paused=spec.paused and source is not None,
         feeders=_feeders(spec, vertex.name),
         ordered=spec.is_ordered(vertex),
+        **_kept(vertex.streams),
         **shared,
     )
     # A batch for Spark is worth its while only with many rows, unless something else is said.
@@ -133,8 +116,6 @@ def _rows_asked_for(*levels: sections.ReadLimits | None) -> int | None:
 def _mono(spec: MonoVertexSpec, shared: dict[str, Any]) -> VertexPlan:
     limits, source = spec.limits, spec.source
     return VertexPlan(
-        vertex=spec.name,
-        partitions=spec.partitions,
         role=MonoPlan(
             _map(source.transformer),
             _map(spec.udf),
@@ -154,6 +135,7 @@ def _mono(spec: MonoVertexSpec, shared: dict[str, Any]) -> VertexPlan:
         paused=spec.paused,
         source=_source(source, spec.name, limits, shared),
         is_source=True,
+        **_kept(spec.streams),
         **shared,
     )
 
@@ -197,109 +179,67 @@ def _edge(
     return replace(edge, operator=tags.operator, values=frozenset(tags.values)) if tags else edge
 
 
-def _bypass(bypass: sections.Bypass) -> Bypass:
+def _bypass(bypass: sections.BypassSpec) -> Bypass:
     return Bypass(
-        *(
-            _edge(name, rule) if rule else None
-            for name in ("sink", "fallback", "on_success")
-            for rule in [getattr(bypass, name)]
-        )
+        _edge("sink", bypass.sink) if bypass.sink else None,
+        _edge("fallback", bypass.fallback) if bypass.fallback else None,
+        _edge("on_success", bypass.on_success) if bypass.on_success else None,
     )
 
 
-def _role(vertex: Vertex, store: sections.ServingStore | None) -> Role:
+def _role(vertex: Vertex, store: sections.ServingStoreSpec | None) -> Role:
     if vertex.source is not None:
         return _map(vertex.source.transformer) or Forward()
     if vertex.sink is not None:
         return _sinks(vertex.sink, store)
-    return _query(vertex.udf) or _mapped(vertex.udf)
+    role = _query(vertex.udf) or _map(vertex.udf)
+    assert role is not None, "lint refuses a vertex that is neither source, map nor sink"
+    return role
 
 
 def _query(udf: sections.Udf | None) -> SqlMap | DataFrameMap | None:
     if udf is None or udf.query is None:
         return None
-    return SqlMap(udf.sql) if udf.sql is not None else DataFrameMap(_code(udf.dataframe))
-
-
-def _mapped(udf: sections.Udf | None) -> UserMap:
-    found = _map(udf)
-    assert found is not None, "lint refuses a vertex that is neither source, map nor sink"
-    return found
+    if udf.sql is not None:
+        return SqlMap(udf.sql)
+    assert udf.dataframe is not None
+    return DataFrameMap(udf.dataframe)
 
 
 def _map(section: sections.Udf | sections.Transformer | None) -> UserMap | None:
     if section is None:
         return None
     mode: Mode = getattr(section, "mode", "unary")
-    return UserMap(_code(section.python), mode, _strategy(section.retry_strategy))
+    return UserMap(section.code, mode, _strategy(section.retry_strategy))
 
 
-def _sinks(sink: sections.Sink, store: sections.ServingStore | None) -> SinksPlan:
+def _sinks(sink: sections.SinkSpec, store: sections.ServingStoreSpec | None) -> SinksPlan:
     retried = sink.retry_strategy is not None
     return SinksPlan(
-        primary=_sink(sink, retried),
-        fallback=_sink(sink.fallback, retried) if sink.fallback else None,
-        on_success=_sink(sink.on_success, retried) if sink.on_success else None,
+        primary=sink.section.plan(retried),
+        fallback=sink.fallback.section.plan(retried) if sink.fallback else None,
+        on_success=sink.on_success.section.plan(retried) if sink.on_success else None,
         strategy=_strategy(sink.retry_strategy),
         serves=store is not None,
         store=store.python if store else None,
     )
 
 
-def _sink(target: sections.SinkTarget, retried: bool) -> SinkPlan:
-    if target.udsink is not None:
-        return UserSink(_code(target.udsink.python))
-    if target.http is not None:
-        return UserSink(partial(HttpSink, HttpSinkSettings.of(target.http, retried)))
-    if target.file is not None:
-        return UserSink(partial(FileSink, FileSettings.of(target.file, retried)))
-    if target.jetstream is not None:
-        return UserSink(partial(JetStreamSink, PublishSettings.of(target.jetstream, retried)))
-    if target.nats is not None:
-        return UserSink(partial(NatsSink, PublishSettings.of(target.nats, retried)))
-    if target.kafka is not None:
-        return UserSink(kafka.sink_code(target.kafka, retried))
-    if target.spark is not None:
-        return SparkSink(WriteSettings.of(target.spark, "the Spark sink"))
-    return LogSink() if target.log is not None else BlackholeSink()
-
-
-def _strategy(section: sections.RetryStrategy | None) -> RetryStrategy | None:
+def _strategy(section: sections.RetrySpec | None) -> RetryStrategy | None:
     return None if section is None else RetryStrategy(section.policy, section.on_failure)
 
 
-def _code(python: Code | None) -> Code:
-    assert python is not None, "lint refuses user code without python:"
-    return python
-
-
 def _source(
-    source: sections.Source | None, vertex: str, limits: EffectiveLimits, shared: dict[str, Any]
+    source: sections.SourceSpec | None, vertex: str, limits: EffectiveLimits, shared: dict[str, Any]
 ) -> GeneratorPlan | SourcePlan | FeedPlan | None:
-    """What a source vertex gets its messages from."""
+    """Return what a source vertex gets its messages from."""
     if source is None:
         return None
-    if source.generator is not None:
-        return _generator(source.generator)
-    if source.http is not None:
-        return HttpSettings.of(source.http, vertex)
-    if source.jetstream is not None:
-        stream = JetStreamSettings.of(source.jetstream, shared["pipeline"], vertex)
-        return _pulled(partial(JetStreamSource, stream), limits, shared)
-    if source.nats is not None:
-        return NatsSettings.of(source.nats, vertex)
-    if source.kafka is not None:
-        group = "-".join(dict.fromkeys((shared["pipeline"], vertex)))
-        return _pulled(kafka.source_code(source.kafka, group), limits, shared)
-    if source.spark is not None:
-        return SparkSettings.of(source.spark, vertex)
-    assert source.udsource is not None, "lint refuses other sources"
-    return _pulled(_code(source.udsource.python), limits, shared)
-
-
-def _pulled(code: Code, limits: EffectiveLimits, shared: dict[str, Any]) -> SourcePlan:
+    plan = source.section.plan(shared["pipeline"], vertex)
+    if not isinstance(plan, Pulled):
+        return plan
     return SourcePlan(
-        code,
+        plan.code,
         limit=limits.read_batch_size,
         timeout=limits.read_timeout / 1000,
         run=shared["run"],
@@ -307,14 +247,13 @@ def _pulled(code: Code, limits: EffectiveLimits, shared: dict[str, Any]) -> Sour
     )
 
 
-def _generator(spec: sections.Generator) -> GeneratorPlan:
-    # A fixed number of messages without a rate is made as fast as the buffers take them.
-    unlimited = spec.messages is not None and "rpu" not in spec.model_fields_set
-    return GeneratorPlan(
-        rate=None if unlimited else spec.rpu * 1000 / max(1, spec.duration),
-        messages=spec.messages,
-        size=spec.msg_size,
-        key_count=spec.key_count,
-        value=spec.value,
-        blob=spec.blob,
-    )
+def _kept(streams: VertexStreams) -> dict[str, Any]:
+    """Return which streams the vertex keeps, as the fields of its plan."""
+    return {
+        "vertex": streams.vertex,
+        "partitions": streams.partitions,
+        "has_buffer": streams.has_buffer,
+        "returns": streams.returns,
+        "remembers": streams.remembers,
+        "batched": streams.batched,
+    }

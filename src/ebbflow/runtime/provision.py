@@ -9,28 +9,20 @@ from ebbflow.buffers import streams
 from ebbflow.buffers.answers import bucket_config
 from ebbflow.buffers.names import Names
 from ebbflow.buffers.positions import read_all
-from ebbflow.connectors.http.source import HttpSettings
 from ebbflow.core.position import Position
 from ebbflow.errors import AccessError, SetupError
 from ebbflow.nats import api
 from ebbflow.nats.api import StreamState
 from ebbflow.nats.link import Link
 from ebbflow.runtime.plan import VertexPlan
-from ebbflow.runtime.source_process.client import SourcePlan
 
 Snapshot = dict[str, StreamState | None]
 
 
 def message_streams(plans: Sequence[VertexPlan]) -> list[str]:
     """The streams that hold messages on their way, from the sources downstream."""
-    found = []
-    for plan in plans:
-        names = Names(plan.pipeline)
-        for partition in range(plan.partitions):
-            if plan.has_buffer:
-                found.append(names.buffer(plan.vertex, partition))
-            found.append(names.redelivery(plan.vertex, partition))
-    return found
+    names = Names(plans[0].pipeline)
+    return [stream for plan in plans for stream in plan.streams.for_messages(names)]
 
 
 async def provision(link: Link, plans: Sequence[VertexPlan], replicas: int = 1) -> None:
@@ -41,9 +33,9 @@ async def provision(link: Link, plans: Sequence[VertexPlan], replicas: int = 1) 
         streams.positions_config(names, replicas),
         streams.dead_letter_config(names, replicas),
     ]
-    if any(isinstance(plan.source, SourcePlan) for plan in plans):
+    if any(plan.returns for plan in plans):
         configs.append(streams.ledger_config(names, replicas))
-    if any(isinstance(plan.source, HttpSettings) for plan in plans):
+    if any(plan.remembers for plan in plans):
         configs.append(streams.seen_config(names, replicas))
     for plan in plans:
         for partition in range(plan.partitions):

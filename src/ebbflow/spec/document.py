@@ -24,7 +24,7 @@ _MOST_VALUES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class TextPlace:
+class LineColumn:
     """A line and column, counted from 1."""
 
     line: int
@@ -37,15 +37,15 @@ class Document:
 
     file: str
     data: Any = None
-    keys: dict[FieldPath, TextPlace] = field(default_factory=dict)
-    values: dict[FieldPath, TextPlace] = field(default_factory=dict)
+    keys: dict[FieldPath, LineColumn] = field(default_factory=dict)
+    values: dict[FieldPath, LineColumn] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
     def problem(self, finding: Finding) -> Problem:
         """The finding with its place in the file."""
         return _problem(self.file, self._place(finding), finding.code, finding.message)
 
-    def _place(self, finding: Finding) -> TextPlace:
+    def _place(self, finding: Finding) -> LineColumn:
         """Where the field is written, or the nearest mapping or list around it if it is not."""
         path = finding.path
         if finding.at_key and path in self.keys:
@@ -99,12 +99,12 @@ def _documents(text: str, file: str) -> Iterator[Document]:
         loader.dispose()
 
 
-def _problem(file: str, place: TextPlace, code: str, message: str) -> Problem:
+def _problem(file: str, place: LineColumn, code: str, message: str) -> Problem:
     return Problem(file, place.line, place.column, code, message)
 
 
-def _at(mark: yaml.Mark | None) -> TextPlace:
-    return TextPlace(1, 1) if mark is None else TextPlace(mark.line + 1, mark.column + 1)
+def _at(mark: yaml.Mark | None) -> LineColumn:
+    return LineColumn(1, 1) if mark is None else LineColumn(mark.line + 1, mark.column + 1)
 
 
 class _Conversion:
@@ -150,7 +150,7 @@ class _Conversion:
         return data
 
     def _note_duplicates(self, node: yaml.MappingNode) -> None:
-        first: dict[str, TextPlace] = {}
+        first: dict[str, LineColumn] = {}
         for key, _ in node.value:
             name = self._key(key)
             if name in first:

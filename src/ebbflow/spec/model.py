@@ -21,6 +21,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import StrictBool, StrictStr
 
+from ebbflow.buffers.layout import VertexStreams
+from ebbflow.connectors.registry import SOURCES
 from ebbflow.schema import fields
 from ebbflow.schema.fields import Section
 from ebbflow.spec.kubernetes import (
@@ -32,8 +34,8 @@ from ebbflow.spec.kubernetes import (
 )
 from ebbflow.spec.sections import (
     BreakerSpec,
-    Bypass,
-    Edge,
+    BypassSpec,
+    EdgeSpec,
     InterStepBuffer,
     Lifecycle,
     Limits,
@@ -42,9 +44,9 @@ from ebbflow.spec.sections import (
     Ordered,
     PipelineLifecycle,
     ReadLimits,
-    ServingStore,
-    Sink,
-    Source,
+    ServingStoreSpec,
+    SinkSpec,
+    SourceSpec,
     Udf,
 )
 
@@ -97,19 +99,19 @@ class Metadata(MetadataFields):
     name: StrictStr
 
 
-class Body(Section):
+class ResourceBody(Section):
     """What the ``spec`` of a pipeline and that of a MonoVertex have in common."""
 
     inter_step_buffer: InterStepBuffer = InterStepBuffer()
     lifecycle: Lifecycle = Lifecycle()
-    serving_store: ServingStore | None = None
+    serving_store: ServingStoreSpec | None = None
 
 
 class Resource(ResourceFields):
     """What a pipeline and a MonoVertex have in common, as YAML documents."""
 
     metadata: Metadata
-    spec: Body
+    spec: ResourceBody
 
     @property
     def name(self) -> str:
@@ -122,7 +124,7 @@ class Resource(ResourceFields):
         return self.spec.inter_step_buffer
 
     @property
-    def serving_store(self) -> ServingStore | None:
+    def serving_store(self) -> ServingStoreSpec | None:
         """Where answers are put, if anywhere."""
         return self.spec.serving_store
 
@@ -132,6 +134,23 @@ class Resource(ResourceFields):
         return self.spec.lifecycle.paused
 
 
+def _streams_of(step: Vertex | MonoVertexSpec) -> VertexStreams:
+    """Return what the registry of connectors says about the kinds of source and sink given.
+
+    From the spec and not from the plans of a run, for which the secrets of connectors are read.
+    """
+    source = None if step.source is None else SOURCES[step.source.kind]
+    queried = step.udf is not None and step.udf.query is not None
+    return VertexStreams(
+        step.name,
+        step.partitions,
+        has_buffer=source is None or source.feeds,
+        returns=source is not None and source.returns,
+        remembers=source is not None and source.remembers,
+        batched=queried or (step.sink is not None and step.sink.batched is not None),
+    )
+
+
 # --- Pipeline -----------------------------------------------------------------------------------
 
 
@@ -139,9 +158,9 @@ class Vertex(VertexFields):
     """One step of the pipeline."""
 
     name: StrictStr
-    source: Source | None = None
+    source: SourceSpec | None = None
     udf: Udf | None = None
-    sink: Sink | None = None
+    sink: SinkSpec | None = None
     partitions: fields.Partitions = 1
     limits: Limits | None = None
     ordered: Ordered | None = None
@@ -162,12 +181,17 @@ class Vertex(VertexFields):
             return VertexKind.SOURCE
         return VertexKind.SINK if self.sink is not None else VertexKind.MAP
 
+    @property
+    def streams(self) -> VertexStreams:
+        """The streams that it keeps."""
+        return _streams_of(self)
 
-class PipelineBody(PipelineFields, Body):
+
+class PipelineBody(PipelineFields, ResourceBody):
     """The ``spec`` of a pipeline."""
 
     vertices: tuple[Vertex, ...] = ()
-    edges: tuple[Edge, ...] = ()
+    edges: tuple[EdgeSpec, ...] = ()
     limits: Limits = Limits()
     ordered: Ordered = Ordered()
     lifecycle: PipelineLifecycle = PipelineLifecycle()
@@ -184,12 +208,17 @@ class PipelineSpec(Resource):
     spec: PipelineBody
 
     @property
+    def steps(self) -> tuple[Vertex, ...]:
+        """All that has streams of its own: the vertices."""
+        return self.spec.vertices
+
+    @property
     def vertices(self) -> tuple[Vertex, ...]:
         """All vertices, as written."""
         return self.spec.vertices
 
     @property
-    def edges(self) -> tuple[Edge, ...]:
+    def edges(self) -> tuple[EdgeSpec, ...]:
         """All edges, as written."""
         return self.spec.edges
 
@@ -200,11 +229,11 @@ class PipelineSpec(Resource):
                 return vertex
         raise KeyError(name)
 
-    def edges_from(self, name: str) -> tuple[Edge, ...]:
+    def edges_from(self, name: str) -> tuple[EdgeSpec, ...]:
         """The edges that leave a vertex."""
         return tuple(edge for edge in self.edges if edge.from_ == name)
 
-    def edges_into(self, name: str) -> tuple[Edge, ...]:
+    def edges_into(self, name: str) -> tuple[EdgeSpec, ...]:
         """The edges that lead to a vertex."""
         return tuple(edge for edge in self.edges if edge.to == name)
 
@@ -228,13 +257,13 @@ class PipelineSpec(Resource):
 # --- MonoVertex ---------------------------------------------------------------------------------
 
 
-class MonoVertexBody(MonoVertexFields, Body):
+class MonoVertexBody(MonoVertexFields, ResourceBody):
     """The ``spec`` of a MonoVertex."""
 
-    source: Source | None = None
+    source: SourceSpec | None = None
     udf: Udf | None = None
-    sink: Sink | None = None
-    bypass: Bypass = Bypass()
+    sink: SinkSpec | None = None
+    bypass: BypassSpec = BypassSpec()
     replicas: fields.Partitions | None = None
     partitions: fields.Partitions | None = None
     limits: ReadLimits = ReadLimits()
@@ -254,7 +283,12 @@ class MonoVertexSpec(Resource):
     spec: MonoVertexBody
 
     @property
-    def source(self) -> Source:
+    def steps(self) -> tuple[MonoVertexSpec, ...]:
+        """All that has streams of its own: itself."""
+        return (self,)
+
+    @property
+    def source(self) -> SourceSpec:
         """Where its messages come from."""
         assert self.spec.source is not None, "lint refuses a MonoVertex without source"
         return self.spec.source
@@ -265,13 +299,18 @@ class MonoVertexSpec(Resource):
         return self.spec.udf
 
     @property
-    def sink(self) -> Sink:
+    def sink(self) -> SinkSpec:
         """Where its messages end."""
         assert self.spec.sink is not None, "lint refuses a MonoVertex without sink"
         return self.spec.sink
 
     @property
-    def bypass(self) -> Bypass:
+    def streams(self) -> VertexStreams:
+        """The streams that it keeps."""
+        return _streams_of(self)
+
+    @property
+    def bypass(self) -> BypassSpec:
         """Which messages skip a part of it."""
         return self.spec.bypass
 

@@ -5,17 +5,14 @@ All durations are whole milliseconds. See ``model`` for what a section does and 
 
 from __future__ import annotations
 
-import base64
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from pydantic import Field, StrictBool, StrictInt, StrictStr
+from pydantic import Field, StrictBool, StrictStr, create_model
 
-from ebbflow.connectors.file.spec import FileSink
-from ebbflow.connectors.http.spec import HttpSink, HttpSource
-from ebbflow.connectors.jetstream.spec import JetStreamSink, JetStreamSource
-from ebbflow.connectors.kafka.spec import KafkaSink, KafkaSource
-from ebbflow.connectors.nats.spec import NatsSink, NatsSource
-from ebbflow.connectors.spark.spec import SparkSink, SparkSource
+from ebbflow.connectors.registry import SINKS, SINKS_NOT_YET, SOURCES, SOURCES_NOT_YET
+from ebbflow.connectors.section import SinkSection, SourceSection
+from ebbflow.connectors.user_code.spec import CodeSection
 from ebbflow.core.breaker import DEFAULT_LIMIT, BreakerLimit
 from ebbflow.core.outage import DEFAULT_ON_UNAVAILABLE
 from ebbflow.core.system_errors import SystemErrors
@@ -55,7 +52,7 @@ class BackoffSpec(WaitsSpec):
     steps: fields.Positive | None = None
 
 
-class RetryStrategy(Section):
+class RetrySpec(Section):
     """What to do about failures that user code reports."""
 
     backoff: BackoffSpec = BackoffSpec()
@@ -123,20 +120,13 @@ class BreakerSpec(Section):
 # --- user code ----------------------------------------------------------------------------------
 
 
-class UserCode(Section):
-    """Code of the user's: a Python function or class, or a container."""
-
-    container: Any = None
-    python: fields.Code | None = None
-
-
-class Transformer(UserCode):
+class Transformer(CodeSection):
     """Changes messages inside the source, before they are first stored."""
 
-    retry_strategy: RetryStrategy | None = None
+    retry_strategy: RetrySpec | None = None
 
 
-class Udf(UserCode):
+class Udf(CodeSection):
     """A user-defined function: one message in, any number out.
 
     In place of code for messages it may have a query over batches of them: ``sql`` over the view
@@ -147,7 +137,7 @@ class Udf(UserCode):
     sql: fields.Text | None = None
     dataframe: fields.Code | None = None
     group_by: Any = None
-    retry_strategy: RetryStrategy | None = None
+    retry_strategy: RetrySpec | None = None
 
     @property
     def query(self) -> str | None:
@@ -171,99 +161,76 @@ class OneOf(Section):
         return self.kinds[0]
 
 
-# --- sources ------------------------------------------------------------------------------------
+# --- sources and sinks --------------------------------------------------------------------------
+
+if TYPE_CHECKING:
+    # Who reads a spec asks for its kind and its section, and names no connector.
+    class SourceKinds(OneOf):
+        """A field for each kind of source."""
+
+    class SinkKinds(OneOf):
+        """A field for each kind of sink."""
+
+else:
+
+    def _one_of(sections: Mapping[str, type[Section]], not_yet: Iterable[str]) -> type[OneOf]:
+        """Return a model that has a field for each kind, in the order of the registry."""
+        fields_of = {name: (section | None, None) for name, section in sections.items()}
+        later = dict.fromkeys(not_yet, (Any, None))
+        return create_model("OneOfKinds", __base__=OneOf, **fields_of, **later)
+
+    SourceKinds = _one_of({name: kind.section for name, kind in SOURCES.items()}, SOURCES_NOT_YET)
+    SinkKinds = _one_of({name: kind.section for name, kind in SINKS.items()}, SINKS_NOT_YET)
 
 
-class Generator(Section):
-    """Makes messages up: ``rpu`` of them per ``duration``, for ever or until ``messages``."""
+class SourceSpec(SourceKinds):
+    """Where messages come from: one of the kinds in the registry of connectors."""
 
-    rpu: fields.Positive = 5
-    duration: fields.Millis = 1_000
-    msg_size: fields.Count = 8
-    key_count: fields.Count = 0
-    value: StrictInt | None = None
-    value_blob: fields.Base64 | None = None
-    jitter: fields.Millis = 0
-    messages: fields.Positive | None = None
-
-    @property
-    def blob(self) -> bytes | None:
-        """The payload that every message is to have, if one was given."""
-        return None if self.value_blob is None else base64.b64decode(self.value_blob)
-
-
-class Source(OneOf):
-    """Where messages come from."""
-
-    KINDS = (
-        "generator", "udsource", "http", "jetstream", "nats", "kafka", "spark", "pulsar", "sqs",
-        "serving",
-    )  # fmt: skip
-    generator: Generator | None = None
-    udsource: UserCode | None = None
-    http: HttpSource | None = None
-    jetstream: JetStreamSource | None = None
-    nats: NatsSource | None = None
-    kafka: KafkaSource | None = None
-    spark: SparkSource | None = None
-    pulsar: Any = None
-    sqs: Any = None
-    serving: Any = None
+    KINDS = (*SOURCES, *SOURCES_NOT_YET)
     transformer: Transformer | None = None
 
-
-# --- sinks --------------------------------------------------------------------------------------
-
-
-class Log(Section):
-    """Writes every message to the log. Has no settings."""
+    @property
+    def section(self) -> SourceSection:
+        """The fields of the kind that is given."""
+        return cast("SourceSection", getattr(self, self.kind))
 
 
-class Blackhole(Section):
-    """Forgets every message. Has no settings."""
+class SinkTarget(SinkKinds):
+    """A place to write messages to: one of the kinds in the registry of connectors."""
+
+    KINDS = (*SINKS, *SINKS_NOT_YET)
+
+    @property
+    def section(self) -> SinkSection:
+        """The fields of the kind that is given."""
+        return cast("SinkSection", getattr(self, self.kind))
+
+    @property
+    def batched(self) -> str | None:
+        """The kind that is given, if it is one of which Spark writes whole batches."""
+        return next((name for name in self.kinds if name in SINKS and SINKS[name].batched), None)
 
 
-class SinkTarget(OneOf):
-    """A place to write messages to."""
-
-    KINDS = (
-        "log", "blackhole", "udsink", "http", "file", "jetstream", "nats", "kafka", "spark",
-        "pulsar", "sqs", "serve",
-    )  # fmt: skip
-    log: Log | None = None
-    blackhole: Blackhole | None = None
-    udsink: UserCode | None = None
-    http: HttpSink | None = None
-    file: FileSink | None = None
-    jetstream: JetStreamSink | None = None
-    nats: NatsSink | None = None
-    kafka: KafkaSink | None = None
-    spark: SparkSink | None = None
-    pulsar: Any = None
-    sqs: Any = None
-    serve: Any = None
-
-
-class Sink(SinkTarget):
+class SinkSpec(SinkTarget):
     """Where messages end, and what happens to those that cannot."""
 
     fallback: SinkTarget | None = None
     on_success: SinkTarget | None = None
-    retry_strategy: RetryStrategy | None = None
+    retry_strategy: RetrySpec | None = None
 
 
-class NatsStore(Section):
+class NatsStoreSpec(Section):
     """Answers in a JetStream key-value bucket, kept for ``ttl``."""
 
     bucket: fields.Bucket
     ttl: fields.Millis = 2 * 60 * 60 * 1_000
 
 
-class ServingStore(OneOf):
+class ServingStoreSpec(OneOf):
     """Where the answers that sinks serve are put: NATS, or a class of the user's."""
 
     KINDS = ("nats", "python")
-    nats: NatsStore | None = None
+    nats: NatsStoreSpec | None = None
     python: fields.Code | None = None
 
 
@@ -283,7 +250,7 @@ class Conditions(Section):
     tags: TagCondition | None = None
 
 
-class Edge(Section):
+class EdgeSpec(Section):
     """Messages leaving ``from_`` go to ``to`` if the condition, if any, holds."""
 
     from_: StrictStr = Field(alias="from")
@@ -292,7 +259,7 @@ class Edge(Section):
     on_full: words.OnFull = "retryUntilSuccess"
 
 
-class Bypass(Section):
+class BypassSpec(Section):
     """Which messages of a MonoVertex skip what is left of it and go straight to one of its sinks.
 
     The first that matches decides, in the order of the fields.

@@ -7,8 +7,12 @@ import trustme
 
 from ebbflow import Pipeline
 from ebbflow.connectors.file.sink import FileSettings
-from ebbflow.connectors.http.sink import BatchSettings, HttpSinkSettings
-from ebbflow.connectors.http.source import Endpoint, HttpSettings
+from ebbflow.connectors.http.settings import (
+    BatchSettings,
+    Endpoint,
+    HttpSinkSettings,
+    HttpSourceSettings,
+)
 from ebbflow.errors import SetupError
 from ebbflow.nats.address import Addresses
 from ebbflow.runtime.planning import make_plans
@@ -147,8 +151,8 @@ def test_the_settings_of_a_source_have_its_secrets_read(tmp_path, monkeypatch):
 
     source, _ = planned(Pipeline("web").source("in", http=http).sink("out", log=True))
 
-    settings = source.source
-    assert isinstance(settings, HttpSettings)
+    settings = source.source.settings
+    assert isinstance(settings, HttpSourceSettings)
     assert (settings.endpoint.host, settings.endpoint.port) == ("127.0.0.1", 8443)
     assert settings.endpoint.certificate.chain.startswith("-----BEGIN CERTIFICATE-----")
     assert (settings.token.reveal(), settings.ack_wait) == ("open sesame", 2.0)
@@ -158,7 +162,7 @@ def test_the_settings_of_a_source_have_its_secrets_read(tmp_path, monkeypatch):
 
 def test_without_tls_it_listens_on_this_machine_only():
     source, _ = planned(Pipeline("web").source("in", http={}).sink("out", log=True))
-    assert source.source.endpoint == Endpoint("127.0.0.1", 8080)
+    assert source.source.settings.endpoint == Endpoint("127.0.0.1", 8080)
 
 
 def test_a_secret_that_is_not_there_is_told_at_the_start():

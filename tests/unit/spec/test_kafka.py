@@ -153,11 +153,9 @@ def test_the_users_settings_win_over_defaults_and_lose_to_what_is_promised():
 def test_without_the_extra_its_name_is_told(monkeypatch):
     import sys
 
-    from ebbflow.connectors.kafka.planning import source_code
-
     kafka = sections()[0].source.kafka
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
     with pytest.raises(SetupError) as raised:
-        source_code(kafka, "group")
+        kafka.plan("records", "in")
     told = "Kafka needs a package that is not installed. Run: pip install 'ebbflow[kafka]'"
     assert str(raised.value) == told

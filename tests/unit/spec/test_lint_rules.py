@@ -8,7 +8,7 @@ import pytest
 
 from ebbflow.schema.literals import Mode
 from ebbflow.spec.findings import CODES
-from ebbflow.spec.sections import SinkTarget, Source
+from ebbflow.spec.sections import SinkTarget, SourceSpec
 
 Lint = Callable[[str], list[str]]
 
@@ -30,7 +30,7 @@ NAME_RULE = (
     "is not a valid name: use at most 63 lower-case letters, digits and '-', "
     "starting with a letter and not ending with '-'"
 )
-SOURCES = ", ".join(Source.KINDS)
+SOURCES = ", ".join(SourceSpec.KINDS)
 SINKS = ", ".join(SinkTarget.KINDS)
 IN, ENRICH, OUT = (line for line in GOOD.splitlines() if "name: " in line and "- " in line)
 EDGES = "".join(GOOD.partition("  edges:\n")[1:])

@@ -6,13 +6,14 @@ import pytest
 from pydantic import ValidationError
 from pyspark import cloudpickle
 
+from ebbflow.connectors.generator.spec import GeneratorSpec
 from ebbflow.durations import DEFAULT_ON_ERROR, Backoff
 from ebbflow.errors import SpecError
 from ebbflow.problem import Problem
 from ebbflow.spec.kubernetes import NO_EFFECT
 from ebbflow.spec.lint import check, load
 from ebbflow.spec.model import EffectiveLimits, PipelineSpec, VertexKind
-from ebbflow.spec.sections import Generator, RetryStrategy, ServingStore
+from ebbflow.spec.sections import RetrySpec, ServingStoreSpec
 
 FULL = """\
 apiVersion: numaflow.numaproj.io/v1alpha1
@@ -192,12 +193,12 @@ RETRY_STRATEGIES = [
 def test_a_retry_strategy_is_filled_up_with_numaflows_defaults(
     written: dict[str, object], policy: Backoff, on_failure: str
 ) -> None:
-    strategy = RetryStrategy.model_validate(written)
+    strategy = RetrySpec.model_validate(written)
     assert (strategy.policy, strategy.on_failure) == (policy, on_failure)
 
 
 def test_answers_in_nats_are_kept_for_two_hours_unless_said_otherwise() -> None:
-    nats = ServingStore.model_validate({"nats": {"bucket": "answers"}}).nats
+    nats = ServingStoreSpec.model_validate({"nats": {"bucket": "answers"}}).nats
     assert nats is not None
     assert (nats.bucket, nats.ttl) == ("answers", 7_200_000)
 
@@ -229,7 +230,7 @@ def test_a_pipeline_is_paused_by_its_desired_phase(spec: PipelineSpec, folder: P
 
 
 def test_a_value_blob_may_be_written_in_several_lines() -> None:
-    assert Generator.model_validate({"valueBlob": "aGVs\nbG8=\n"}).blob == b"hello"
+    assert GeneratorSpec.model_validate({"valueBlob": "aGVs\nbG8=\n"}).blob == b"hello"
 
 
 @pytest.mark.parametrize("pickler", [pickle, cloudpickle])

@@ -11,7 +11,7 @@ from ebbflow.durations import Backoff
 from ebbflow.spec.kubernetes import MONOVERTEX_NO_EFFECT
 from ebbflow.spec.lint import check, load
 from ebbflow.spec.model import EffectiveLimits, MonoVertexBody, MonoVertexSpec
-from ebbflow.spec.sections import SinkTarget, Source
+from ebbflow.spec.sections import SinkTarget, SourceSpec
 
 Lint = Callable[[str], list[str]]
 
@@ -80,7 +80,7 @@ WRONG = [
     (
         "{generator: {}}",
         "{}",
-        f"5:11: EB207 'source' needs one of {', '.join(Source.KINDS)}",
+        f"5:11: EB207 'source' needs one of {', '.join(SourceSpec.KINDS)}",
     ),
     ("fallback: {log: {}}", "fallback: {}", f"7:56: EB207 'fallback' needs one of {SINKS}"),
     (

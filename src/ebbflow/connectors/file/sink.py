@@ -16,16 +16,12 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ebbflow.connectors.json_record import record
 from ebbflow.connectors.outage import away
 from ebbflow.errors import SetupError
 from ebbflow.message import Datum, Response
 from ebbflow.nacks import NackOptions
-
-if TYPE_CHECKING:
-    from ebbflow.connectors.file.spec import FileSink as FileSection
 
 _VARIABLES = {
     "pipeline": "NUMAFLOW_PIPELINE_NAME",
@@ -51,11 +47,6 @@ class FileSettings:
     format: str = "lines"
     max_bytes: int | None = None
     retried: bool = False
-
-    @classmethod
-    def of(cls, section: FileSection, retried: bool) -> FileSettings:
-        """From a spec; a path that is not absolute begins where the run is started."""
-        return cls(os.path.abspath(section.path), section.format, section.max_bytes, retried)
 
 
 class FileSink:

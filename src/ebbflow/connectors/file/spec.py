@@ -1,15 +1,19 @@
-"""The file sink."""
+"""The file sink in a spec."""
 
 from __future__ import annotations
 
+import os
 import re
+from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, StrictStr
 from pydantic_core import PydanticCustomError
 
+from ebbflow.connectors.plans import UserSink
+from ebbflow.connectors.section import SinkSection
 from ebbflow.schema import fields
-from ebbflow.schema.fields import Section, shown
+from ebbflow.schema.fields import shown
 
 PLACES = ("pipeline", "vertex", "partition")
 
@@ -32,9 +36,16 @@ Template = Annotated[StrictStr, AfterValidator(_template)]
 """A path in which ``{pipeline}``, ``{vertex}`` and ``{partition}`` stand for what they name."""
 
 
-class FileSink(Section):
+class FileSinkSpec(SinkSection):
     """Appends messages to a file: their values as lines, or all of each as a line of JSON."""
 
     path: Template
     format: Literal["lines", "json"] = "lines"
     max_bytes: fields.Positive | None = None
+
+    def plan(self, retried: bool) -> UserSink:
+        """Return the sink; a path that is not absolute begins where the run is started."""
+        from ebbflow.connectors.file.sink import FileSettings, FileSink
+
+        path = os.path.abspath(self.path)
+        return UserSink(partial(FileSink, FileSettings(path, self.format, self.max_bytes, retried)))

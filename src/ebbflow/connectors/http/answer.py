@@ -30,7 +30,7 @@ _FIRST_WORDS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """A status, the seconds after which to come again if there are any, and the body.
 
     ``whole`` is false when the body was longer than what was read of it.
@@ -47,8 +47,8 @@ class Answer:
         return " ".join(self.body.decode("utf-8", "replace").split())[:_FIRST_WORDS]
 
 
-def waiting(text: str | None, now: datetime) -> float | None:
-    """The seconds that a ``Retry-After`` asks for: a number, or a date from now on."""
+def parse_retry_after(text: str | None, now: datetime) -> float | None:
+    """Return the seconds that a ``Retry-After`` asks for: a number, or a date from now on."""
     if text is None:
         return None
     try:
@@ -68,15 +68,18 @@ def _bounded(seconds: float) -> float | None:
     return None if math.isnan(seconds) else min(max(0.0, seconds), LONGEST_WAIT)
 
 
-def decided(datum: Datum, answer: Answer, retried: bool) -> Response:
-    """The response for a message that the whole answer is about; ``retried`` with a strategy."""
+def decide(datum: Datum, answer: HttpAnswer, retried: bool) -> Response:
+    """Return the response for a message that the whole answer is about.
+
+    ``retried`` says that the sink has a retry strategy.
+    """
     return _response(datum, answer.status, answer.wait, answer.words, retried)
 
 
-def decided_each(data: Sequence[Datum], answer: Answer, retried: bool) -> list[Response]:
-    """The responses for the messages of a batch."""
+def decide_each(data: Sequence[Datum], answer: HttpAnswer, retried: bool) -> list[Response]:
+    """Return the responses for the messages of a batch."""
     if not 200 <= answer.status < 300:
-        return [decided(one, answer, retried) for one in data]
+        return [decide(one, answer, retried) for one in data]
     if not answer.whole:
         why = f"HTTP {answer.status}, with an answer too long to read"
         return [Response.failure(one.id, why) for one in data]

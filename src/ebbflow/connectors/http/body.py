@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from starlette.requests import ClientDisconnect, Request
 
 from ebbflow.connectors.http.request import Refusal
-from ebbflow.connectors.http.room import Place
+from ebbflow.connectors.http.room import RequestRoom
 
 _DISCARDING = 1.0
 
@@ -36,7 +36,7 @@ class Body:
         if size > self._largest:
             raise Refusal(413, f"a body may have {self._largest:,} bytes, not {size:,} or more")
 
-    async def read(self, place: Place, within: float) -> bytes:
+    async def read(self, place: RequestRoom, within: float) -> bytes:
         """All of it, in the place that there is for it."""
         body = bytearray()
         try:

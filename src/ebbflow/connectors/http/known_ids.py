@@ -25,7 +25,7 @@ from ebbflow.nats.stored import read_subject
 _AT_ONCE = 200
 
 
-class Seen:
+class KnownIds:
     """The ids of one vertex. ``within`` is how many seconds a write may take."""
 
     def __init__(self, link: Link, names: Names, vertex: str, within: float) -> None:

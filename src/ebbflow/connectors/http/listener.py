@@ -28,7 +28,7 @@ from ebbflow import tls
 from ebbflow.buffers.feed import Spot
 from ebbflow.connectors.http.connection import GuardedConnection
 from ebbflow.connectors.http.request import Refusal
-from ebbflow.connectors.http.source import Certificate, Endpoint
+from ebbflow.connectors.http.settings import Certificate, Endpoint
 from ebbflow.errors import SetupError
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link
@@ -51,7 +51,7 @@ class Taker(Protocol):
         """Store what was posted and return the answer; ``Refusal`` if it is not stored."""
 
 
-class Listener:
+class HttpListener:
     """One port, with a loop and a connection to NATS of its own.
 
     ``takers`` are those who take posts in, by the vertex that they feed.
@@ -163,14 +163,14 @@ def _broken(request: Request, error: Exception) -> Response:
 
 # --- listeners by where they are ----------------------------------------------------------------
 
-_shared: dict[tuple[str, str, int], Listener] = {}
+_shared: dict[tuple[str, str, int], HttpListener] = {}
 
 
-def acquire(spot: Spot, endpoint: Endpoint, read_timeout: float) -> Listener:
+def acquire(spot: Spot, endpoint: Endpoint, read_timeout: float) -> HttpListener:
     """The listener of the vertex's pipeline there, one for all vertices that share it."""
     listener = _shared.get(key := (spot.pipeline, endpoint.host, endpoint.port))
     if listener is None:
-        listener = _shared[key] = Listener(endpoint, spot.link.server, read_timeout)
+        listener = _shared[key] = HttpListener(endpoint, spot.link.server, read_timeout)
     elif listener.endpoint != endpoint:
         raise SetupError(
             f"Two http sources share {endpoint.host}:{endpoint.port} and have different "
@@ -180,7 +180,7 @@ def acquire(spot: Spot, endpoint: Endpoint, read_timeout: float) -> Listener:
     return listener
 
 
-def release(spot: Spot, listener: Listener) -> None:
+def release(spot: Spot, listener: HttpListener) -> None:
     """The vertex listens no more; the port is free when none does."""
     listener.takers.pop(spot.vertex, None)
     if not listener.takers:

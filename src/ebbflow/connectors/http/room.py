@@ -23,10 +23,10 @@ class Room:
         self._empty.set()
 
     @contextmanager
-    def place(self, size: int) -> Iterator[Place]:
+    def place(self, size: int) -> Iterator[RequestRoom]:
         """A place for a request with a body of that size; ``Refusal`` when there is none."""
         self.check(1, size)
-        place = Place(self, size)
+        place = RequestRoom(self, size)
         self._inside += 1
         self._held += size
         self._empty.clear()
@@ -53,7 +53,7 @@ class Room:
         await self._empty.wait()
 
 
-class Place:
+class RequestRoom:
     """What one request holds."""
 
     def __init__(self, room: Room, size: int) -> None:

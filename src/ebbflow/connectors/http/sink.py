@@ -12,28 +12,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-import ssl
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from ebbflow import tls
-from ebbflow.connectors.http.answer import Answer, decided, decided_each, waiting
+from ebbflow.connectors.http.answer import HttpAnswer, decide, decide_each, parse_retry_after
+from ebbflow.connectors.http.settings import BatchSettings, HttpSinkSettings
 from ebbflow.connectors.json_record import record
 from ebbflow.connectors.outage import away
 from ebbflow.core.position import LINEAGE
-from ebbflow.errors import SetupError
 from ebbflow.message import Datum, Response
-from ebbflow.secret import Secret
 
 if TYPE_CHECKING:
     import aiohttp
-
-    from ebbflow.connectors.http import spec
-    from ebbflow.schema.tls import Tls
 
 _LONGEST_ANSWER = 64 * 1024
 _ANSWER_PER_MESSAGE = 1024
@@ -45,83 +38,6 @@ _CONTENT = {"ndjson": "application/x-ndjson", "json": "application/json"}
 
 Record = tuple[Datum, bytes]
 """A message, and the same as JSON."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClientTls:
-    """Whom to trust, and the client's own certificate with its key, in PEM form."""
-
-    ca: str | None = None
-    cert: str | None = None
-    key: Secret | None = None
-
-    @classmethod
-    def of(cls, section: Tls, where: str) -> ClientTls:
-        """From a spec, with all secrets read; ``SetupError`` when they do not fit together."""
-        found = section.contents(where)
-        key = Secret(found["key"]) if "key" in found else None
-        made = cls(found.get("ca"), found.get("cert"), key)
-        try:
-            made.context()
-        except ValueError as error:
-            raise SetupError(f"The tls of {where}: {error}.", "Correct its files.") from None
-        return made
-
-    def context(self) -> ssl.SSLContext:
-        """A client's TLS, with the server's name checked."""
-        context = tls.trusting(self.ca)
-        if self.cert is not None and self.key is not None:
-            tls.identify(context, self.cert, self.key.reveal())
-        return context
-
-
-@dataclass(frozen=True, slots=True)
-class BatchSettings:
-    """How many messages, and about how many bytes, there are at most in one request."""
-
-    format: str = "ndjson"
-    size: int = 500
-    max_bytes: int = 4 * 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class HttpSinkSettings:
-    """Where to send messages and how. ``timeout`` is in seconds, for one request.
-
-    ``concurrency`` is the number of requests at a time, ``login`` a user and a password,
-    ``retried`` whether the sink has a retry strategy.
-    """
-
-    url: str
-    method: str = "POST"
-    headers: tuple[tuple[str, str], ...] = ()
-    token: Secret | None = None
-    login: tuple[Secret, Secret] | None = None
-    tls: ClientTls | None = None
-    timeout: float = 10.0
-    concurrency: int = 32
-    batch: BatchSettings | None = None
-    retried: bool = False
-
-    @classmethod
-    def of(cls, section: spec.HttpSink, retried: bool) -> HttpSinkSettings:
-        """From a spec, with all secrets read."""
-        where = f"the http sink to {section.url}"
-        token = section.auth.token if section.auth else None
-        basic = section.auth.basic if section.auth else None
-        batch = section.batch
-        return cls(
-            section.url,
-            section.method,
-            tuple(section.headers.items()),
-            token.read(f"the token for {where}") if token else None,
-            basic.read(where) if basic else None,
-            ClientTls.of(section.tls, where) if section.tls else None,
-            section.timeout / 1000,
-            section.concurrency,
-            BatchSettings(batch.format, batch.size, batch.max_bytes) if batch else None,
-            retried,
-        )
 
 
 class HttpSink:
@@ -168,14 +84,14 @@ class HttpSink:
         if batch is None:
             return list(await asyncio.gather(*map(self._send, data)))
         records = [(datum, record(datum)) for datum in data]
-        sending = (self._send_batch(part, batch.format) for part in parted(records, batch))
+        sending = (self._send_batch(part, batch.format) for part in split_records(records, batch))
         return [response for part in await asyncio.gather(*sending) for response in part]
 
     async def _send(self, datum: Datum) -> Response:
         answer = await self._answer(datum.value, _about(datum), _LONGEST_ANSWER)
         if isinstance(answer, str):
             return self._away(datum, answer)
-        return decided(datum, answer, self._settings.retried)
+        return decide(datum, answer, self._settings.retried)
 
     async def _send_batch(self, part: Sequence[Record], form: str) -> list[Response]:
         lines = [line for _, line in part]
@@ -184,14 +100,14 @@ class HttpSink:
         answer = await self._answer(body, {}, longest)
         if isinstance(answer, str):
             return [self._away(datum, answer) for datum, _ in part]
-        return decided_each([datum for datum, _ in part], answer, self._settings.retried)
+        return decide_each([datum for datum, _ in part], answer, self._settings.retried)
 
     def _away(self, datum: Datum, why: str) -> Response:
         settings = self._settings
         what = why if settings.retried else f"{settings.url}: {why}"
         return away(datum, what, retried=settings.retried)
 
-    async def _answer(self, body: bytes, headers: dict[str, str], longest: int) -> Answer | str:
+    async def _answer(self, body: bytes, headers: dict[str, str], longest: int) -> HttpAnswer | str:
         """The answer to a request, or why there is none."""
         import aiohttp
 
@@ -209,14 +125,14 @@ class HttpSink:
             except (aiohttp.ClientError, OSError) as error:
                 return f"no answer: {error or type(error).__name__}"
 
-    async def _request(self, body: bytes, headers: dict[str, str], longest: int) -> Answer:
+    async def _request(self, body: bytes, headers: dict[str, str], longest: int) -> HttpAnswer:
         settings = self._settings
         async with self._session.request(
             settings.method, settings.url, data=body, headers=headers, allow_redirects=False
         ) as response:
-            wait = waiting(response.headers.get("Retry-After"), datetime.now(UTC))
+            wait = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
             found, whole = await _read(response, longest)
-            return Answer(response.status, wait, found, whole)
+            return HttpAnswer(response.status, wait, found, whole)
 
 
 async def _read(response: aiohttp.ClientResponse, longest: int) -> tuple[bytes, bool]:
@@ -229,7 +145,7 @@ async def _read(response: aiohttp.ClientResponse, longest: int) -> tuple[bytes, 
     return bytes(body), True
 
 
-def parted(records: Sequence[Record], batch: BatchSettings) -> Iterator[list[Record]]:
+def split_records(records: Sequence[Record], batch: BatchSettings) -> Iterator[list[Record]]:
     """The records in requests that are not larger than they may be; at least one in each."""
     part: list[Record] = []
     size = 0

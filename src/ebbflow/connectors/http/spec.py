@@ -1,19 +1,34 @@
-"""The HTTP source and the HTTP sink."""
+"""The HTTP source and the HTTP sink in a spec."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, StrictInt, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
+from ebbflow.connectors.http.settings import (
+    BatchSettings,
+    Certificate,
+    ClientTls,
+    Endpoint,
+    HttpSinkSettings,
+    HttpSourceSettings,
+)
+from ebbflow.connectors.plans import UserSink
+from ebbflow.connectors.section import SinkSection, SourceSection, require_extra
+from ebbflow.errors import SetupError
 from ebbflow.schema import fields
 from ebbflow.schema.fields import Section, shown
 from ebbflow.schema.secret import SecretRef
 from ebbflow.schema.tls import Tls
 from ebbflow.secret import Secret
+
+if TYPE_CHECKING:
+    from ebbflow.buffers.feed import FeedPlan
 
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _TEXT = re.compile(r"[\t\x20-\x7e]*")
@@ -51,13 +66,13 @@ Headers = Annotated[dict[StrictStr, StrictStr], AfterValidator(_headers)]
 """Headers of a request that hold no secret."""
 
 
-class Token(Section):
+class BearerToken(Section):
     """A bearer token."""
 
     token: SecretRef
 
 
-class Basic(Section):
+class HttpUser(Section):
     """A user with a password."""
 
     user: SecretRef
@@ -73,7 +88,7 @@ class SinkAuth(Section):
     """How to log in: with a bearer token, or with a user and password; exactly one of both."""
 
     token: SecretRef | None = None
-    basic: Basic | None = None
+    basic: HttpUser | None = None
 
     @model_validator(mode="after")
     def _says_one(self) -> SinkAuth:
@@ -82,11 +97,16 @@ class SinkAuth(Section):
         return self
 
 
-class Certificate(Section):
+class CertificateSpec(Section):
     """The server's certificate, with those that vouch for it, and its key, in PEM form."""
 
     cert_secret: SecretRef
     key_secret: SecretRef
+
+    def read(self, where: str) -> Certificate:
+        """Return both, as they are now."""
+        chain = self.cert_secret.read(f"the certificate of {where}").reveal()
+        return Certificate(chain, self.key_secret.read(f"the key of {where}"))
 
 
 class Ports(Section):
@@ -96,20 +116,20 @@ class Ports(Section):
     https: Port | None = None
 
 
-class HttpSource(Section):
+class HttpSourceSpec(SourceSection):
     """Takes messages by POST. ``service`` is for Kubernetes only."""
 
     host: StrictStr = "127.0.0.1"
     ports: Ports = Ports()
-    auth: Token | None = None
-    tls: Certificate | None = None
+    auth: BearerToken | None = None
+    tls: CertificateSpec | None = None
     read_timeout: fields.Wait = 10_000
     ack_wait: fields.Wait = 5_000
     max_in_flight: fields.Positive = 1_000
     service: Any = None
 
     @model_validator(mode="after")
-    def _listens_on_one_port(self) -> HttpSource:
+    def _listens_on_one_port(self) -> HttpSourceSpec:
         if self.tls is None and self.ports.https is not None:
             raise PydanticCustomError(
                 "EB104", "ports.https needs tls, with certSecret and keySecret"
@@ -124,8 +144,28 @@ class HttpSource(Section):
         given = self.ports.http if self.tls is None else self.ports.https
         return given if given is not None else 8_080 if self.tls is None else 8_443
 
+    def plan(self, pipeline: str, vertex: str) -> FeedPlan:
+        """Return the feed, with all secrets read."""
+        require_extra("The http source", "http", "starlette", "uvicorn")
+        from ebbflow.buffers.feed import FeedPlan
+        from ebbflow.connectors.http.source import HttpFeed
 
-class Batch(Section):
+        return FeedPlan(HttpFeed, self.settings(f"the http source {vertex}"))
+
+    def settings(self, where: str) -> HttpSourceSettings:
+        """Return how posts are taken in; ``where`` says whose the secrets are."""
+        token = self.auth.token.read(f"the token of {where}") if self.auth else None
+        certificate = self.tls.read(where) if self.tls else None
+        return HttpSourceSettings(
+            Endpoint(self.host, self.port, certificate),
+            token,
+            self.read_timeout / 1000,
+            self.ack_wait / 1000,
+            self.max_in_flight,
+        )
+
+
+class BatchSpec(Section):
     """Many messages in one request, and one status for each in the answer."""
 
     format: Literal["ndjson", "json"] = "ndjson"
@@ -133,7 +173,7 @@ class Batch(Section):
     max_bytes: fields.Positive = 4 * 1024 * 1024
 
 
-class HttpSink(Section):
+class HttpSinkSpec(SinkSection):
     """Sends messages on, one request each, or many in a ``batch``."""
 
     url: Url
@@ -143,4 +183,41 @@ class HttpSink(Section):
     tls: Tls | None = None
     timeout: fields.Wait = 10_000
     concurrency: fields.Positive = 32
-    batch: Batch | None = None
+    batch: BatchSpec | None = None
+
+    def plan(self, retried: bool) -> UserSink:
+        """Return the sink, with all secrets read."""
+        require_extra("The http sink", "http", "aiohttp")
+        from ebbflow.connectors.http.sink import HttpSink
+
+        return UserSink(partial(HttpSink, self.settings(retried)))
+
+    def settings(self, retried: bool) -> HttpSinkSettings:
+        """Return where and how to send, with all secrets read."""
+        where = f"the http sink to {self.url}"
+        token = self.auth.token if self.auth else None
+        basic = self.auth.basic if self.auth else None
+        return HttpSinkSettings(
+            self.url,
+            self.method,
+            tuple(self.headers.items()),
+            token.read(f"the token for {where}") if token else None,
+            basic.read(where) if basic else None,
+            _read_tls(self.tls, where) if self.tls else None,
+            self.timeout / 1000,
+            self.concurrency,
+            BatchSettings(**self.batch.model_dump()) if self.batch else None,
+            retried,
+        )
+
+
+def _read_tls(section: Tls, where: str) -> ClientTls:
+    """Return the files' contents; ``SetupError`` when they do not fit together."""
+    contents = section.contents(where)
+    key = Secret(contents["key"]) if "key" in contents else None
+    client = ClientTls(contents.get("ca"), contents.get("cert"), key)
+    try:
+        client.context()
+    except ValueError as error:
+        raise SetupError(f"The tls of {where}: {error}.", "Correct its files.") from None
+    return client

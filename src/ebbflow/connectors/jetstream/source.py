@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import nats.errors
 from nats.aio.msg import Msg
@@ -30,9 +30,6 @@ from ebbflow.nats import api
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.pull import Delivery, pull_subject
 from ebbflow.source import NackOffset, Source, SourceMessage
-
-if TYPE_CHECKING:
-    from ebbflow.connectors.jetstream import spec
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,19 +54,6 @@ class JetStreamSettings:
 
     server: Addresses
     durable: Durable
-
-    @classmethod
-    def of(cls, section: spec.JetStreamSource, pipeline: str, vertex: str) -> JetStreamSettings:
-        """From a spec, with all secrets read."""
-        own = "-".join(dict.fromkeys(("ebbflow", pipeline, vertex)))
-        durable = Durable(
-            section.stream,
-            section.consumer or own,
-            section.deliver_policy,
-            section.filter_subjects,
-            None if section.ack_wait is None else section.ack_wait / 1000,
-        )
-        return cls(section.addresses(f"source {vertex}"), durable)
 
 
 @dataclass(slots=True)

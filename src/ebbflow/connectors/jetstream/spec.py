@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
-from ebbflow.connectors.nats.spec import NatsAccess, Pattern, Target
+from ebbflow.connectors.nats.spec import NatsAccess, NatsTarget, Pattern
+from ebbflow.connectors.plans import Pulled, UserSink
+from ebbflow.connectors.section import SinkSection, SourceSection
 from ebbflow.schema import fields
 from ebbflow.schema.fields import shown
 
@@ -47,7 +50,7 @@ Policy = Annotated[StrictStr, AfterValidator(_policy)]
 """Where in a stream a consumer begins; a time is in milliseconds since 1970."""
 
 
-class JetStreamSource(NatsAccess):
+class JetStreamSourceSpec(NatsAccess, SourceSection):
     """A stream, read through a durable consumer that is made if it is not there.
 
     What is left out of ``deliverPolicy``, ``filterSubjects`` and ``ackWait`` is as the consumer has
@@ -67,6 +70,27 @@ class JetStreamSource(NatsAccess):
             return given
         return {_SPELLED.get(name, name): value for name, value in given.items()}
 
+    def plan(self, pipeline: str, vertex: str) -> Pulled:
+        """Return the source, with all secrets read; its consumer is named after the vertex."""
+        from ebbflow.connectors.jetstream.durable import Durable
+        from ebbflow.connectors.jetstream.source import JetStreamSettings, JetStreamSource
 
-class JetStreamSink(Target):
+        durable = Durable(
+            self.stream,
+            self.consumer or "-".join(dict.fromkeys(("ebbflow", pipeline, vertex))),
+            self.deliver_policy,
+            self.filter_subjects,
+            None if self.ack_wait is None else self.ack_wait / 1000,
+        )
+        settings = JetStreamSettings(self.addresses(f"source {vertex}"), durable)
+        return Pulled(partial(JetStreamSource, settings))
+
+
+class JetStreamSinkSpec(NatsTarget, SinkSection):
     """Publishes each message to the stream that has the subject, and waits until it is stored."""
+
+    def plan(self, retried: bool) -> UserSink:
+        """Return the sink, with all secrets read."""
+        from ebbflow.connectors.jetstream.sink import JetStreamSink
+
+        return UserSink(partial(JetStreamSink, self.settings(retried)))

@@ -9,17 +9,28 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import (
+    OFFSET_END,
+    OFFSET_INVALID,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
 
-from ebbflow.connectors.kafka.access import KafkaAccess
+from ebbflow.connectors.kafka.settings import KafkaAccess
 from ebbflow.errors import SetupError
 
 _ANSWER_WITHIN = 10.0
 _TRY_FOR = 1.0
 _TELL_EVERY = 30.0
+_LOOKUP_WITHIN = 5.0
+
+Partition = tuple[str, int]
+"""A topic and the number of one of its partitions."""
 
 _REFUSED = {
     KafkaError._AUTHENTICATION: ("refused the login", "Correct sasl: in the spec."),
@@ -65,16 +76,16 @@ class Complaints:
     @property
     def text(self) -> str:
         """The last complaint."""
-        return "no answer" if self.last is None else said(self.last)
+        return "no answer" if self.last is None else describe(self.last)
 
 
-def said(error: KafkaError) -> str:
-    """An error on one line, by its name and what it says."""
+def describe(error: KafkaError) -> str:
+    """Return an error on one line, by its name and what it says."""
     return " ".join(f"{error.name()}: {error.str()}".split())
 
 
-def made(kind: type[Any], settings: dict[str, Any], complaints: Complaints) -> Any:
-    """A producer or consumer; ``SetupError`` if it does not know a setting."""
+def make_client(kind: type[Any], settings: dict[str, Any], complaints: Complaints) -> Any:
+    """Return a producer or consumer; ``SetupError`` if it does not know a setting."""
     try:
         return kind(settings | {"error_cb": complaints}, logger=_silent)
     except KafkaException as error:
@@ -121,16 +132,58 @@ def unreachable(
     where = f"Kafka at {access}"
     if complaints.refused is not None:
         what, next_step = _REFUSED[complaints.refused.code()]
-        return SetupError(f"{where} {what}: {said(complaints.refused)}.", next_step)
+        return SetupError(f"{where} {what}: {describe(complaints.refused)}.", next_step)
     if error.code() in _MISSING:
         return SetupError(f"{where} has no topic {topic!r}.", "Create it, or correct topic:.")
     if error.code() in _FORBIDDEN:
         return SetupError(
-            f"{where} does not let this login use topic {topic!r}: {said(error)}.",
+            f"{where} does not let this login use topic {topic!r}: {describe(error)}.",
             "Give it the rights, or use another login.",
         )
-    why = complaints.text if error.code() < 0 else said(error)
+    why = complaints.text if error.code() < 0 else describe(error)
     return SetupError(
         f"{where} did not answer within {_ANSWER_WITHIN:.0f} s: {why}.",
         "See whether it is up, and whether brokers:, tls: and sasl: are right.",
     )
+
+
+class Lookup:
+    """Asks brokers how far a group is, without being a member. Used by one thread.
+
+    It has a connection of its own: on the one that fetches, every question waits for half a second
+    behind a fetch that waits for messages. What brokers do not answer in time raises
+    ``KafkaException``.
+    """
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._client: Consumer = make_client(Consumer, settings, Complaints())
+
+    def close(self) -> None:
+        """End the connection."""
+        self._client.close()
+
+    def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """The offset behind the last message of each."""
+        asked = [TopicPartition(*one, OFFSET_END) for one in partitions]
+        found = self._client.offsets_for_times(asked, timeout=_LOOKUP_WITHIN) if asked else []
+        return {(one.topic, one.partition): one.offset for one in found}
+
+    def committed(self, partitions: Iterable[Partition]) -> dict[Partition, int | None]:
+        """What the group has committed of each; ``None`` where it never has."""
+        asked = [TopicPartition(*one) for one in partitions]
+        found = self._client.committed(asked, timeout=_LOOKUP_WITHIN) if asked else []
+        return {
+            (one.topic, one.partition): None if one.offset == OFFSET_INVALID else one.offset
+            for one in found
+        }
+
+    def nothing_left(self, topics: Sequence[str]) -> bool:
+        """Whether the group has committed everything that is in the topics."""
+        every = [(topic, number) for topic in topics for number in self._numbers(topic)]
+        ends, committed = self.ends(every), self.committed(every)
+        return all((committed[one] or 0) == ends[one] for one in every)
+
+    def _numbers(self, topic: str) -> list[int]:
+        return list(
+            self._client.list_topics(topic, timeout=_LOOKUP_WITHIN).topics[topic].partitions
+        )

@@ -17,10 +17,16 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from ebbflow.connectors.kafka.access import KafkaSourceSettings
-from ebbflow.connectors.kafka.client import Complaints, find_topics, made, said
-from ebbflow.connectors.kafka.lookup import Lookup, Partition
+from ebbflow.connectors.kafka.client import (
+    Complaints,
+    Lookup,
+    Partition,
+    describe,
+    find_topics,
+    make_client,
+)
 from ebbflow.connectors.kafka.progress import Progress
+from ebbflow.connectors.kafka.settings import KafkaSourceSettings
 from ebbflow.errors import SetupError
 
 _AHEAD = 2_000
@@ -168,8 +174,8 @@ class Member:
 
     def _joined(self) -> Consumer:
         settings, complaints = self._settings, Complaints()
-        callbacks = {"on_commit": self._on_commit}
-        consumer: Consumer = made(Consumer, consumer_settings(settings) | callbacks, complaints)
+        own = consumer_settings(settings) | {"on_commit": self._on_commit}
+        consumer: Consumer = make_client(Consumer, own, complaints)
         try:
             find_topics(consumer, settings.topics, settings.access, complaints)
         except SetupError:
@@ -246,7 +252,7 @@ class Member:
             self._close()
         if error.fatal() or error.code() not in _PASSING:
             raise SetupError(
-                f"Kafka at {self._settings.access} does not go on: {said(error)}.",
+                f"Kafka at {self._settings.access} does not go on: {describe(error)}.",
                 "See whether topic:, consumerGroup: and config: are right.",
             )
 

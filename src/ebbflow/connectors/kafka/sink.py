@@ -14,9 +14,9 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from ebbflow.connectors.kafka.access import KafkaSinkSettings
-from ebbflow.connectors.kafka.client import Complaints, find_topics, made, said
+from ebbflow.connectors.kafka.client import Complaints, describe, find_topics, make_client
 from ebbflow.connectors.kafka.records import TOMBSTONE, written
+from ebbflow.connectors.kafka.settings import KafkaSinkSettings
 from ebbflow.connectors.outage import away
 from ebbflow.message import Datum, Response
 
@@ -65,7 +65,7 @@ class KafkaSink:
 
     def _made(self) -> Any:
         self._complaints = Complaints()
-        return made(Producer, producer_settings(self._settings), self._complaints)
+        return make_client(Producer, producer_settings(self._settings), self._complaints)
 
     def close(self) -> None:
         """Nothing is on its way any more: every call waits for its answers."""
@@ -94,7 +94,7 @@ class KafkaSink:
     def _response(self, datum: Datum, error: Error) -> Response:
         if error is None:
             return Response.ok(datum.id)
-        why = said(error)
+        why = describe(error)
         if error.code() == KafkaError._MSG_TIMED_OUT and self._complaints.last is not None:
             why = f"{why} ({self._complaints.text})"
         if _is_refusal(error):

@@ -13,10 +13,10 @@ from typing import cast
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
-from ebbflow.connectors.kafka.access import KafkaSourceSettings
-from ebbflow.connectors.kafka.lookup import Partition
+from ebbflow.connectors.kafka.client import Partition
 from ebbflow.connectors.kafka.member import Member
 from ebbflow.connectors.kafka.records import TOMBSTONE, Headers, read_back
+from ebbflow.connectors.kafka.settings import KafkaSourceSettings
 from ebbflow.source import Source, SourceMessage
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

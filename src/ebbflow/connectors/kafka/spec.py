@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
-from ebbflow.connectors.kafka.access import KafkaAccess, KafkaLogin, KafkaTls
+from ebbflow.connectors.kafka.settings import (
+    KafkaAccess,
+    KafkaLogin,
+    KafkaSinkSettings,
+    KafkaSourceSettings,
+    KafkaTls,
+)
+from ebbflow.connectors.plans import Pulled, UserSink
+from ebbflow.connectors.section import SinkSection, SourceSection, require_extra
 from ebbflow.schema.fields import Section, shown
 from ebbflow.schema.secret import SecretRef
 from ebbflow.schema.tls import Tls
@@ -151,7 +160,7 @@ class Sasl(Section):
         )
 
 
-class Kafka(Section):
+class KafkaSection(Section):
     """How to get at Kafka."""
 
     brokers: Brokers
@@ -173,16 +182,48 @@ def _read(tls: Tls) -> KafkaTls:
     return KafkaTls(**{name: Secret(text) for name, text in tls.contents("Kafka").items()})
 
 
-class KafkaSource(Kafka):
+class KafkaSourceSpec(KafkaSection, SourceSection):
     """Records of topics, read as a member of a consumer group."""
 
     topic: Topics
     consumer_group: StrictStr | None = None
     kafka_version: Any = None
 
+    def plan(self, pipeline: str, vertex: str) -> Pulled:
+        """Return the source, with all secrets read; its group is named after the vertex.
 
-class KafkaSink(Kafka):
+        A consumer is made once, to see that it takes its settings.
+        """
+        require_extra("Kafka", "kafka", "confluent_kafka")
+        from confluent_kafka import Consumer
+
+        from ebbflow.connectors.kafka.client import Complaints, make_client
+        from ebbflow.connectors.kafka.member import consumer_settings
+        from ebbflow.connectors.kafka.source import KafkaSource
+
+        group = self.consumer_group or "-".join(dict.fromkeys((pipeline, vertex)))
+        settings = KafkaSourceSettings(self.access(), self.topic, group)
+        make_client(Consumer, consumer_settings(settings), Complaints()).close()
+        return Pulled(partial(KafkaSource, settings))
+
+
+class KafkaSinkSpec(KafkaSection, SinkSection):
     """Records for a topic."""
 
     topic: Topic
     set_key: StrictBool = False
+
+    def plan(self, retried: bool) -> UserSink:
+        """Return the sink, with all secrets read.
+
+        A producer is made once, to see that it takes its settings.
+        """
+        require_extra("Kafka", "kafka", "confluent_kafka")
+        from confluent_kafka import Producer
+
+        from ebbflow.connectors.kafka.client import Complaints, make_client
+        from ebbflow.connectors.kafka.sink import KafkaSink, producer_settings
+
+        settings = KafkaSinkSettings(self.access(), self.topic, self.set_key, retried)
+        make_client(Producer, producer_settings(settings), Complaints())
+        return UserSink(partial(KafkaSink, settings))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ebbflow.connectors.nats.headers import outgoing
 from ebbflow.connectors.outage import away
@@ -18,9 +17,6 @@ from ebbflow.core.position import LINEAGE
 from ebbflow.message import Datum, Response
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.outgoing import Outgoing
-
-if TYPE_CHECKING:
-    from ebbflow.connectors.nats.spec import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +28,6 @@ class PublishSettings:
     subject_header: str | None
     retried: bool
     ack_wait: float
-
-    @classmethod
-    def of(cls, section: Target, retried: bool) -> PublishSettings:
-        """From a spec, with all secrets read."""
-        return cls(
-            section.addresses("a NATS sink"),
-            section.subject,
-            section.subject_header,
-            retried,
-            section.ack_wait / 1000,
-        )
 
     def message(self, datum: Datum) -> Outgoing:
         """What is sent; ``ValueError`` when NATS could not take it as it is."""

@@ -15,7 +15,6 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import nats.errors
 import pyarrow as pa
@@ -27,9 +26,6 @@ from ebbflow.connectors.nats.headers import incoming
 from ebbflow.core import frames
 from ebbflow.errors import BufferFull, EbbflowError, SetupError
 from ebbflow.nats.address import Addresses
-
-if TYPE_CHECKING:
-    from ebbflow.connectors.nats.spec import NatsSource
 
 MOST_WAITING = 64 * 1024 * 1024
 """The bytes that may wait in memory for room in the buffer."""
@@ -50,15 +46,6 @@ class NatsSettings:
     server: Addresses
     subject: str
     queue: str | None = None
-
-    @classmethod
-    def of(cls, section: NatsSource, vertex: str) -> NatsSettings:
-        """From a spec, with all secrets read."""
-        return cls(section.addresses(f"source {vertex}"), section.subject, section.queue)
-
-    def feed(self, spot: Spot) -> NatsFeed:
-        """The feed, not started yet."""
-        return NatsFeed(self, spot)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
+from ebbflow.connectors.plans import UserSink
+from ebbflow.connectors.section import SinkSection, SourceSection
 from ebbflow.errors import SetupError
 from ebbflow.schema import fields
 from ebbflow.schema.fields import Section, shown
@@ -15,6 +18,8 @@ from ebbflow.schema.secret import SecretRef
 from ebbflow.schema.tls import Tls
 
 if TYPE_CHECKING:
+    from ebbflow.buffers.feed import FeedPlan
+    from ebbflow.connectors.nats.publishing import PublishSettings
     from ebbflow.nats.address import Addresses
 
 _ANY_NAME = re.compile(r"(?:(?<=\.)|^)\*(?=\.|$)|(?:(?<=\.)|^)>$")
@@ -74,23 +79,23 @@ HeaderName = Annotated[StrictStr, AfterValidator(_header)]
 """The name of a header."""
 
 
-class Basic(Section):
+class NatsUser(Section):
     """A user and a password."""
 
     user: SecretRef
     password: SecretRef
 
 
-class Auth(Section):
+class NatsAuth(Section):
     """How to log in, in one of the ways; ``creds`` is the text of a .creds file."""
 
-    basic: Basic | None = None
+    basic: NatsUser | None = None
     token: SecretRef | None = None
     nkey: SecretRef | None = None
     creds: SecretRef | None = None
 
     @model_validator(mode="after")
-    def _says_one(self) -> Auth:
+    def _says_one(self) -> NatsAuth:
         if sum(getattr(self, kind) is not None for kind in _KINDS) != 1:
             raise PydanticCustomError("EB104", f"write exactly one of {', '.join(_KINDS)}")
         return self
@@ -112,7 +117,7 @@ class NatsAccess(Section):
     """A NATS server of the user's and how to get in; never the pipeline's own unless it says so."""
 
     url: Url
-    auth: Auth | None = None
+    auth: NatsAuth | None = None
     tls: Tls | None = None
 
     def addresses(self, where: str) -> Addresses:
@@ -138,7 +143,7 @@ def _with_tls(url: str) -> str:
     return f"tls://{url.strip().removeprefix('nats://').removeprefix('tls://')}"
 
 
-class NatsSource(NatsAccess):
+class NatsSourceSpec(NatsAccess, SourceSection):
     """What is published on a subject; of those with the same ``queue`` each message goes to one.
 
     Nothing is asked for again: what is published while nobody listens never comes.
@@ -147,8 +152,16 @@ class NatsSource(NatsAccess):
     subject: Pattern
     queue: Pattern | None = None
 
+    def plan(self, pipeline: str, vertex: str) -> FeedPlan:
+        """Return the feed, with all secrets read."""
+        from ebbflow.buffers.feed import FeedPlan
+        from ebbflow.connectors.nats.source import NatsFeed, NatsSettings
 
-class Target(NatsAccess):
+        server = self.addresses(f"source {vertex}")
+        return FeedPlan(NatsFeed, NatsSettings(server, self.subject, self.queue))
+
+
+class NatsTarget(NatsAccess):
     """Where a sink publishes to: to the subject that the header ``subjectHeader`` of a message
     says, if it has that header, and otherwise to ``subject``. ``ackWait`` is how long to wait at
     most until the server has it.
@@ -159,11 +172,29 @@ class Target(NatsAccess):
     ack_wait: fields.Wait = 5_000
 
     @model_validator(mode="after")
-    def _says_where(self) -> Target:
+    def _says_where(self) -> NatsTarget:
         if self.subject is None and self.subject_header is None:
             raise PydanticCustomError("EB102", "write subject, subjectHeader or both")
         return self
 
+    def settings(self, retried: bool) -> PublishSettings:
+        """Return where to publish, with all secrets read."""
+        from ebbflow.connectors.nats.publishing import PublishSettings
 
-class NatsSink(Target):
+        return PublishSettings(
+            self.addresses("a NATS sink"),
+            self.subject,
+            self.subject_header,
+            retried,
+            self.ack_wait / 1000,
+        )
+
+
+class NatsSinkSpec(NatsTarget, SinkSection):
     """Publishes each message to whoever listens; whether anybody does is not known."""
+
+    def plan(self, retried: bool) -> UserSink:
+        """Return the sink, with all secrets read."""
+        from ebbflow.connectors.nats.sink import NatsSink
+
+        return UserSink(partial(NatsSink, self.settings(retried)))

@@ -12,7 +12,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BinaryType
 
 from ebbflow.connectors.spark.errors import trouble
-from ebbflow.connectors.spark.source import SparkSettings
+from ebbflow.connectors.spark.session import find_format
+from ebbflow.connectors.spark.settings import SparkSourceSettings
 from ebbflow.connectors.spark.unread import (
     COLUMN,
     Unread,
@@ -44,9 +45,9 @@ class Table:
         return [name for name in self.rows.columns if name != COLUMN]
 
 
-def opened(spark: SparkSession, settings: SparkSettings, vertex: str) -> Table:
-    """The table, streamed if it can and should be; ``SetupError`` if it cannot be read at all."""
-    known = _PARSED.match(settings.format.check(spark, vertex))
+def open_table(spark: SparkSession, settings: SparkSourceSettings, vertex: str) -> Table:
+    """Return the table, streamed if it can and should be; ``SetupError`` if nobody can read it."""
+    known = _PARSED.match(find_format(spark, settings.format, vertex))
     cannot = f"{vertex} cannot read {settings.format.name}"
     try:
         return _Opening(spark, settings, known[1] if known else None).table()
@@ -60,7 +61,9 @@ def opened(spark: SparkSession, settings: SparkSettings, vertex: str) -> Table:
 class _Opening:
     """Ways to open a table. ``kind`` is how its records are parsed, if that can go wrong."""
 
-    def __init__(self, spark: SparkSession, settings: SparkSettings, kind: str | None) -> None:
+    def __init__(
+        self, spark: SparkSession, settings: SparkSourceSettings, kind: str | None
+    ) -> None:
         self._spark = spark
         self._settings = settings
         self._kind = kind
@@ -101,36 +104,36 @@ class _Opening:
         return (reader if schema is None else reader.schema(schema)).load()
 
 
-def as_messages(opened: Table, settings: SparkSettings, vertex: str) -> DataFrame:
+def as_messages(table: Table, settings: SparkSourceSettings, vertex: str) -> DataFrame:
     """The rows as messages; ``SetupError`` names the expression that does not work.
 
     A row that could not be read has only its text for a value, and ``unread`` says why.
     """
-    columns = _columns(opened, settings, vertex)
-    unread = opened.unread
+    columns = _columns(table, settings, vertex)
+    unread = table.unread
     if unread is not None:
         broken = unread.is_broken
         columns = {name: F.when(~broken, column) for name, column in columns.items()}
         columns["value"] = F.when(broken, unread.value).otherwise(columns["value"])
         columns["unread"] = F.when(broken, unread.why)
-    return opened.rows.select(*(column.alias(name) for name, column in columns.items()))
+    return table.rows.select(*(column.alias(name) for name, column in columns.items()))
 
 
-def _columns(opened: Table, settings: SparkSettings, vertex: str) -> dict[str, Column]:
-    table = opened.rows
+def _columns(table: Table, settings: SparkSourceSettings, vertex: str) -> dict[str, Column]:
+    rows = table.rows
 
     def evaluated(field: str, text: str, shape: Callable[[Column], Column]) -> Column:
         try:
-            table.select(shape(F.expr(text)))
+            rows.select(shape(F.expr(text)))
         except Exception as error:
             raise SetupError(
                 f"{field} of {vertex} cannot be {text!r}: {trouble(error).sentence}", "Correct it."
             ) from None
         return shape(F.expr(text))
 
-    columns = {"value": _value(opened, settings, evaluated)}
+    columns = {"value": _value(table, settings, evaluated)}
     if settings.keys is not None:
-        listed = isinstance(_type(table, settings.keys), ArrayType)
+        listed = isinstance(_type(rows, settings.keys), ArrayType)
         columns["keys"] = evaluated("keys", settings.keys, _keys if listed else _key)
     if settings.event_time is not None:
         columns["event_time"] = evaluated(
@@ -148,15 +151,15 @@ def _columns(opened: Table, settings: SparkSettings, vertex: str) -> dict[str, C
 
 
 def _value(
-    opened: Table,
-    settings: SparkSettings,
+    table: Table,
+    settings: SparkSourceSettings,
     evaluated: Callable[[str, str, Callable[[Column], Column]], Column],
 ) -> Column:
     """As asked for, else the column of that name, else the whole row as JSON."""
     text = settings.value
     if text is None:
-        text = "value" if "value" in opened.columns else _whole(opened.columns)
-    if isinstance(_type(opened.rows, text), BinaryType):
+        text = "value" if "value" in table.columns else _whole(table.columns)
+    if isinstance(_type(table.rows, text), BinaryType):
         return evaluated("value", text, lambda c: c)
     return evaluated("value", text, lambda c: c.cast("string").cast("binary"))
 

@@ -1,16 +1,22 @@
-"""Any format of Spark's as a source and a sink."""
+"""Any format of Spark's as a source and a sink, in a spec."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator, StrictBool, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
+from ebbflow.connectors.plans import SparkSink
+from ebbflow.connectors.section import SinkSection, SourceSection
+from ebbflow.connectors.spark.settings import Format, SparkSinkSettings, SparkSourceSettings
 from ebbflow.schema import fields
 from ebbflow.schema.fields import Section, shown
 from ebbflow.schema.secret import SecretRef
+
+if TYPE_CHECKING:
+    from ebbflow.buffers.feed import FeedPlan
 
 _SECRET_NAME = re.compile(
     r"(password|passwd|secret|token|credentials?|(access|api|secret)[._]?key)$"
@@ -46,13 +52,21 @@ Options = Annotated[dict[StrictStr, Option], AfterValidator(_without_secrets)]
 """Options of a format, none of them a secret."""
 
 
-class SparkFormat(Section):
+class SparkSection(Section):
     """A format of Spark's with its options, as after ``spark.read.format(...)``."""
 
     format: fields.Text
     options: Options = Field(default={})
     secret_options: dict[StrictStr, SecretRef] = Field(default={})
     schema_: fields.Text | None = Field(default=None, alias="schema")
+
+    def read_format(self, where: str) -> Format:
+        """Return the format, with the secrets read now; ``where`` says whose they are."""
+        secrets = {
+            name: secret.read(f"the option {name} of {where}")
+            for name, secret in self.secret_options.items()
+        }
+        return Format(self.format, tuple(self.options.items()), tuple(secrets.items()))
 
 
 class Trigger(Section):
@@ -70,7 +84,7 @@ class Trigger(Section):
         return self
 
 
-class SparkSource(SparkFormat):
+class SparkSourceSpec(SparkSection, SourceSection):
     """Rows of any format; each is a message. ``stream: false`` reads them once, as they are now."""
 
     stream: StrictBool | None = None
@@ -82,15 +96,49 @@ class SparkSource(SparkFormat):
     headers: dict[StrictStr, fields.Text] = Field(default={})
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> SparkSource:
+    def _makes_sense(self) -> SparkSourceSpec:
         if self.stream is False and self.trigger is not None:
             raise PydanticCustomError("EB104", "a trigger is for streams; leave it or stream out")
         return self
 
+    def plan(self, pipeline: str, vertex: str) -> FeedPlan:
+        """Return the feed, with all secrets read."""
+        from ebbflow.buffers.feed import FeedPlan
+        from ebbflow.connectors.spark.source import SparkFeed
 
-class SparkSink(SparkFormat):
+        return FeedPlan(SparkFeed, self.settings(f"the source {vertex}"))
+
+    def settings(self, where: str) -> SparkSourceSettings:
+        """Return what to read and how; ``where`` says whose the secrets are."""
+        every = self.trigger.processing_time if self.trigger else None
+        return SparkSourceSettings(
+            format=self.read_format(where),
+            schema=self.schema_,
+            stream=self.stream,
+            every=None if every is None else every / 1000,
+            available_now=self.trigger is not None and self.trigger.available_now,
+            value=self.value,
+            keys=self.keys,
+            event_time=self.event_time,
+            id=self.id,
+            headers=tuple(self.headers.items()),
+        )
+
+
+class SparkSinkSpec(SparkSection, SinkSection):
     """Messages as rows of any format, appended in batches."""
 
     mode: Literal["append"] = "append"
     columns: dict[StrictStr, fields.Text] = Field(default={})
     partition_by: tuple[fields.Text, ...] = ()
+
+    def plan(self, retried: bool) -> SparkSink:
+        """Return where batches are written, with all secrets read."""
+        settings = SparkSinkSettings(
+            format=self.read_format("the Spark sink"),
+            mode=self.mode,
+            schema=self.schema_,
+            columns=tuple(self.columns.items()),
+            partition_by=self.partition_by,
+        )
+        return SparkSink(settings)

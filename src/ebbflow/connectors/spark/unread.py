@@ -28,7 +28,7 @@ from ebbflow.errors import SetupError
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-    from ebbflow.connectors.spark.format import Format
+    from ebbflow.connectors.spark.settings import Format
 
 COLUMN = "_ebbflow_unread"
 _MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")

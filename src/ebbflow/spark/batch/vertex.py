@@ -20,8 +20,9 @@ from pyspark import InheritableThread
 
 from ebbflow.buffers.names import Names
 from ebbflow.buffers.positions import PositionStore
+from ebbflow.connectors.plans import BlackholeSink
 from ebbflow.connectors.spark.errors import hush
-from ebbflow.connectors.spark.session import cloned, leaving_active
+from ebbflow.connectors.spark.session import clone_session, leaving_active
 from ebbflow.core.blame import Outage
 from ebbflow.core.isolation import Found, Trouble, isolate
 from ebbflow.core.position import Position, Span, chunk_key
@@ -32,7 +33,7 @@ from ebbflow.nats.publish import Tally
 from ebbflow.outcome import Counts
 from ebbflow.runtime.events import Events
 from ebbflow.runtime.handlers import patience_of
-from ebbflow.runtime.plan import BlackholeSink, SinksPlan, SqlMap, VertexPlan
+from ebbflow.runtime.plan import SinksPlan, SqlMap, VertexPlan
 from ebbflow.spark.batch.pending import Pending
 from ebbflow.spark.batch.query import Query
 from ebbflow.spark.batch.settling import SCHEMA, Decided, Settled, settle_on_worker
@@ -60,7 +61,7 @@ def check_batches(spark: SparkSession, plans: Sequence[VertexPlan]) -> None:
     with leaving_active(spark):
         for plan in plans:
             if plan.batched:
-                _work(cloned(spark, _SETTINGS), plan).check()
+                _work(clone_session(spark, _SETTINGS), plan).check()
 
 
 def _work(spark: SparkSession, plan: VertexPlan) -> Query | Write:
@@ -84,7 +85,7 @@ def run_batches(
         context.setJobGroup(_group(plan), title, interruptOnCancel=True)
         try:
             with closing(Link(plan.server)) as link:
-                session = cloned(spark, _SETTINGS)
+                session = clone_session(spark, _SETTINGS)
                 BatchPartition(session, plan, partition, link, over, stopping).run()
         except BaseException as error:
             failures.append(error)

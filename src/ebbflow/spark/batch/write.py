@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
+from ebbflow.connectors.plans import SparkSink
 from ebbflow.connectors.spark.errors import trouble
+from ebbflow.connectors.spark.session import find_format
 from ebbflow.core.isolation import Trouble
 from ebbflow.errors import SetupError
-from ebbflow.runtime.plan import SinksPlan, SparkSink, VertexPlan
+from ebbflow.runtime.plan import SinksPlan, VertexPlan
 from ebbflow.spark.batch.query import messages, no_messages
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ class Write:
 
     def check(self) -> None:
         """``SetupError`` if a column or the format cannot work, whatever the messages are."""
-        self._settings.format.check(self._spark, self._vertex)
+        find_format(self._spark, self._settings.format, self._vertex)
         try:
             parsed = self._parsed(messages(no_messages(self._spark)))
         except Exception as error:

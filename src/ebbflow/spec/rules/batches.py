@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from ebbflow.spec.findings import FieldPath, Finding
 from ebbflow.spec.model import MonoVertexSpec, PipelineSpec, Vertex
-from ebbflow.spec.sections import Sink, Udf
+from ebbflow.spec.sections import SinkSpec, Udf
 
 _NAMES = {"sql": "SQL", "dataframe": "a DataFrame function"}
 
@@ -33,9 +33,9 @@ def check_no_batches(spec: MonoVertexSpec) -> Iterator[Finding]:
         message = f"a MonoVertex cannot have {_NAMES[query]}; write a Pipeline"
         yield Finding("EB210", message, ("spec", "udf", query), at_key=True)
     if body.sink is not None:
-        if body.sink.spark is not None:
-            message = "a MonoVertex cannot have a Spark sink; write a Pipeline"
-            yield Finding("EB210", message, ("spec", "sink", "spark"), at_key=True)
+        if (kind := body.sink.batched) is not None:
+            message = f"a MonoVertex cannot have {_a_sink(kind)}; write a Pipeline"
+            yield Finding("EB210", message, ("spec", "sink", kind), at_key=True)
         yield from _beside(body.sink, ("spec", "sink"))
 
 
@@ -50,18 +50,18 @@ def _query(udf: Udf, path: FieldPath) -> Iterator[Finding]:
         yield Finding("EB210", message, (*path, "mode"))
 
 
-def _sinks(sink: Sink, path: FieldPath) -> Iterator[Finding]:
-    if sink.spark is not None and sink.on_success is not None:
-        message = "a Spark sink passes nothing on to an on-success sink"
+def _sinks(sink: SinkSpec, path: FieldPath) -> Iterator[Finding]:
+    if sink.batched is not None and sink.on_success is not None:
+        message = f"{_a_sink(sink.batched)} passes nothing on to an on-success sink"
         yield Finding("EB210", message, (*path, "onSuccess"), at_key=True)
     yield from _beside(sink, path)
 
 
-def _beside(sink: Sink, path: FieldPath) -> Iterator[Finding]:
+def _beside(sink: SinkSpec, path: FieldPath) -> Iterator[Finding]:
     for name, target in (("fallback", sink.fallback), ("onSuccess", sink.on_success)):
-        if target is not None and target.spark is not None:
+        if target is not None and target.batched is not None:
             message = f"'{name}' is called for single messages, which Spark cannot write"
-            yield Finding("EB210", message, (*path, name, "spark"), at_key=True)
+            yield Finding("EB210", message, (*path, name, target.batched), at_key=True)
 
 
 def _ordered(spec: PipelineSpec, vertex: Vertex, path: FieldPath) -> Iterator[Finding]:
@@ -70,10 +70,14 @@ def _ordered(spec: PipelineSpec, vertex: Vertex, path: FieldPath) -> Iterator[Fi
         return
     if query is not None:
         what, where = _NAMES[query], ("udf", query)
-    elif vertex.sink is not None and vertex.sink.spark is not None:
-        what, where = "a Spark sink", ("sink", "spark")
+    elif vertex.sink is not None and (kind := vertex.sink.batched) is not None:
+        what, where = _a_sink(kind), ("sink", kind)
     else:
         return
     own: FieldPath = (*path, "ordered") if vertex.ordered is not None else (*path, *where)
     message = f"{what} cannot be ordered; give {vertex.name!r} ordered: {{enabled: false}}"
     yield Finding("EB210", message, own, at_key=True)
+
+
+def _a_sink(kind: str) -> str:
+    return f"a {kind.capitalize()} sink"

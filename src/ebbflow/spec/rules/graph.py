@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from ebbflow.spec.findings import FieldPath, Finding
 from ebbflow.spec.model import PipelineSpec, VertexKind
 from ebbflow.spec.rules.steps import check_tags
-from ebbflow.spec.sections import Edge
+from ebbflow.spec.sections import EdgeSpec
 from ebbflow.suggest import did_you_mean, nearest
 
 Link = tuple[str, str]
@@ -42,7 +42,7 @@ def check_graph(spec: PipelineSpec) -> Iterator[Finding]:
     yield from _apart(spec, links)
 
 
-def _edge(spec: PipelineSpec, index: int, edge: Edge) -> Iterator[Finding]:
+def _edge(spec: PipelineSpec, index: int, edge: EdgeSpec) -> Iterator[Finding]:
     path: FieldPath = ("spec", "edges", index)
     # Without the empty names that stand in for missing ones.
     names = list(dict.fromkeys(vertex.name for vertex in spec.vertices if vertex.name))

@@ -9,21 +9,21 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from ebbflow.connectors.user_code.spec import CodeSection
 from ebbflow.core import targets
 from ebbflow.errors import TargetError
 from ebbflow.spec.findings import FieldPath, Finding
 from ebbflow.spec.model import MonoVertexBody, Vertex
 from ebbflow.spec.sections import (
     OneOf,
-    RetryStrategy,
-    ServingStore,
-    Sink,
+    RetrySpec,
+    ServingStoreSpec,
+    SinkSpec,
     SinkTarget,
-    Source,
+    SourceSpec,
     TagCondition,
     Transformer,
     Udf,
-    UserCode,
     WaitsSpec,
 )
 
@@ -62,7 +62,7 @@ def check_tags(tags: TagCondition, path: FieldPath) -> Iterator[Finding]:
         yield Finding("EB303", message, (*path, "tags"))
 
 
-def check_store(store: ServingStore | None, search: Path | None) -> Iterator[Finding]:
+def check_store(store: ServingStoreSpec | None, search: Path | None) -> Iterator[Finding]:
     """Everything that can be wrong with the store for answers."""
     path: FieldPath = ("spec", "servingStore")
     if store is None:
@@ -77,10 +77,9 @@ def joined(names: tuple[str, ...]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def _source(source: Source, path: FieldPath, search: Path | None) -> Iterator[Finding]:
+def _source(source: SourceSpec, path: FieldPath, search: Path | None) -> Iterator[Finding]:
     yield from _one_kind(source, path)
-    if source.udsource is not None:
-        yield from _code(source.udsource, (*path, "udsource"), search, methods=("read", "ack"))
+    yield from _code_of(source, path, search)
     if source.transformer is not None:
         inside: FieldPath = (*path, "transformer")
         yield from _code(source.transformer, inside, search)
@@ -98,7 +97,7 @@ def _udf(udf: Udf, path: FieldPath, search: Path | None) -> Iterator[Finding]:
         yield from _target(udf.dataframe, (*path, "dataframe"), search)
 
 
-def _sink(sink: Sink, path: FieldPath, search: Path | None) -> Iterator[Finding]:
+def _sink(sink: SinkSpec, path: FieldPath, search: Path | None) -> Iterator[Finding]:
     yield from _sink_target(sink, path, search)
     if sink.fallback is not None:
         yield from _sink_target(sink.fallback, (*path, "fallback"), search)
@@ -111,8 +110,17 @@ def _sink(sink: Sink, path: FieldPath, search: Path | None) -> Iterator[Finding]
 
 def _sink_target(target: SinkTarget, path: FieldPath, search: Path | None) -> Iterator[Finding]:
     yield from _one_kind(target, path)
-    if target.udsink is not None:
-        yield from _code(target.udsink, (*path, "udsink"), search)
+    yield from _code_of(target, path, search)
+
+
+def _code_of(
+    section: SourceSpec | SinkTarget, path: FieldPath, search: Path | None
+) -> Iterator[Finding]:
+    """Look at the user's code, if that is what is given."""
+    for kind in section.kinds:
+        part = getattr(section, kind)
+        if isinstance(part, CodeSection):
+            yield from _code(part, (*path, kind), search, part.METHODS)
 
 
 def _one_kind(section: OneOf, path: FieldPath) -> Iterator[Finding]:
@@ -124,7 +132,7 @@ def _one_kind(section: OneOf, path: FieldPath) -> Iterator[Finding]:
 
 
 def _code(
-    code: UserCode, path: FieldPath, search: Path | None, methods: tuple[str, ...] = ()
+    code: CodeSection, path: FieldPath, search: Path | None, methods: tuple[str, ...] = ()
 ) -> Iterator[Finding]:
     if code.python is None and code.container is None:
         message = f"'{path[-1]}' has no code: name a Python function with python: module:attribute"
@@ -162,12 +170,12 @@ def _retry_without_fallback(
     yield from _no_fallback(code.retry_strategy, path, why)
 
 
-def _retry(strategy: RetryStrategy | None, path: FieldPath) -> Iterator[Finding]:
+def _retry(strategy: RetrySpec | None, path: FieldPath) -> Iterator[Finding]:
     if strategy is not None:
         yield from _backoff(strategy.backoff, (*path, "retryStrategy", "backoff"))
 
 
-def _no_fallback(strategy: RetryStrategy | None, path: FieldPath, why: str) -> Iterator[Finding]:
+def _no_fallback(strategy: RetrySpec | None, path: FieldPath, why: str) -> Iterator[Finding]:
     if strategy is not None and strategy.on_failure == "fallback":
         message = f"onFailure is fallback, but {why}"
         yield Finding("EB502", message, (*path, "retryStrategy", "onFailure"))

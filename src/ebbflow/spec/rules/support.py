@@ -9,21 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ebbflow.connectors.registry import SINKS_NOT_YET, SOURCES_NOT_YET
 from ebbflow.spec.findings import FieldPath, Finding
 from ebbflow.spec.model import Spec
 
 ANY = object()
 """Whatever the value is, as long as there is one."""
 
-_SOURCES = ("pulsar", "sqs", "serving")
-_SINKS = ("pulsar", "sqs", "serve")
 _SINK_PLACES = ("sink", "sink.fallback", "sink.onSuccess")
 
 _STEP: dict[str, tuple[str, object]] = {
     "limits.rateLimit": ("rateLimit", ANY),
-    **{f"source.{name}": (f"the {name} source", ANY) for name in _SOURCES},
+    **{f"source.{name}": (f"the {name} source", ANY) for name in SOURCES_NOT_YET},
     "udf.groupBy": ("groupBy", ANY),
-    **{f"{place}.{name}": (f"the {name} sink", ANY) for place in _SINK_PLACES for name in _SINKS},
+    **{
+        f"{place}.{name}": (f"the {name} sink", ANY)
+        for place in _SINK_PLACES
+        for name in SINKS_NOT_YET
+    },
 }
 """What a vertex of a pipeline and a MonoVertex have in common."""
 

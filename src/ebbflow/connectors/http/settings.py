@@ -1,0 +1,89 @@
+"""The settings of the HTTP source and sink: plain data that the driver makes from a spec.
+
+The sink's go to workers. Secrets are in them, none of which shows in any text.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+
+from ebbflow import tls
+from ebbflow.secret import Secret
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A certificate with those that vouch for it, and its key, in PEM form."""
+
+    chain: str
+    key: Secret
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where to listen: in the clear, or with TLS if there is a certificate."""
+
+    host: str
+    port: int
+    certificate: Certificate | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSourceSettings:
+    """How posts are taken in. Times are in seconds.
+
+    ``read_timeout`` is for one request to arrive as a whole, ``ack_wait`` for JetStream to confirm
+    it; ``in_flight`` requests at most are between the two.
+    """
+
+    endpoint: Endpoint
+    token: Secret | None = None
+    read_timeout: float = 10.0
+    ack_wait: float = 5.0
+    in_flight: int = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """Whom to trust, and the client's own certificate with its key, in PEM form."""
+
+    ca: str | None = None
+    cert: str | None = None
+    key: Secret | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """Return a client's TLS, with the server's name checked."""
+        context = tls.trusting(self.ca)
+        if self.cert is not None and self.key is not None:
+            tls.identify(context, self.cert, self.key.reveal())
+        return context
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """How many messages, and about how many bytes, there are at most in one request."""
+
+    format: str = "ndjson"
+    size: int = 500
+    max_bytes: int = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSinkSettings:
+    """Where to send messages and how. ``timeout`` is in seconds, for one request.
+
+    ``concurrency`` is the number of requests at a time, ``login`` a user and a password,
+    ``retried`` whether the sink has a retry strategy.
+    """
+
+    url: str
+    method: str = "POST"
+    headers: tuple[tuple[str, str], ...] = ()
+    token: Secret | None = None
+    login: tuple[Secret, Secret] | None = None
+    tls: ClientTls | None = None
+    timeout: float = 10.0
+    concurrency: int = 32
+    batch: BatchSettings | None = None
+    retried: bool = False

@@ -1,0 +1,14 @@
+"""The log sink in a spec."""
+
+from __future__ import annotations
+
+from ebbflow.connectors.plans import LogSink
+from ebbflow.connectors.section import SinkSection
+
+
+class LogSpec(SinkSection):
+    """Writes every message to the log. Has no settings."""
+
+    def plan(self, retried: bool) -> LogSink:
+        """Return the plan of a log sink."""
+        return LogSink()
