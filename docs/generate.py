@@ -272,14 +272,14 @@ def spec_fields(
             continue
         inside, listed = section_in(field.annotation)
         if inside is None:
-            yield f"`{path}`", value_text(field), default_text(field), meaning(path)
+            yield f"`{path}`", value_text(field), default_text(field), meaning(path, field)
         elif inside in folded:
             value, text = folded[inside]
-            yield f"`{path}`", value, required_text(field), meaning(path, text)
+            yield f"`{path}`", value, required_text(field), meaning(path, field, text)
         elif inside.model_fields:
             yield from spec_fields(inside, f"{path}{'[]' * listed}.", ignored, folded)
         else:
-            yield f"`{path}`", "`{}`", "none", meaning(path)
+            yield f"`{path}`", "`{}`", "none", meaning(path, field)
 
 
 FIELD_MEANING = {
@@ -417,12 +417,13 @@ FIELD_MEANING = {
 }
 
 
-def meaning(path: str, otherwise: str | None = None) -> str:
-    """What a field is for; the longest ending that is known says it."""
+def meaning(path: str, field: FieldInfo, otherwise: str | None = None) -> str:
+    """What a field is for: its own description, else the longest ending that is known."""
     endings = [".".join(path.split(".")[-count:]) for count in (3, 2, 1)]
-    found = next((FIELD_MEANING[name] for name in endings if name in FIELD_MEANING), otherwise)
-    assert found is not None, f"FIELD_MEANING does not say what {path} is for"
-    return found
+    known = next((FIELD_MEANING[name] for name in endings if name in FIELD_MEANING), otherwise)
+    text = field.description or known
+    assert text is not None, f"neither its description nor FIELD_MEANING says what {path} is for"
+    return text
 
 
 def runs(path: str, ignored: Mapping[str, Sequence[str]]) -> bool:

@@ -243,7 +243,7 @@ def test_an_id_is_forgotten_when_the_window_for_copies_is_over(source, monkeypat
 
     # Known to the buffer still, which keeps its own time: asked for again, and not stored again.
     assert source.post(b"x", x_numaflow_id="a").status == 200
-    assert "a" in source.feed._seen
+    assert "a" in source.feed._known_ids
     assert len(source.rows()) == 1
 
 

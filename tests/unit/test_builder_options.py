@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from ebbflow import MonoVertex, Pipeline
+from ebbflow.connectors.registry import SINKS, SOURCES
 from ebbflow.errors import SpecError
+from ebbflow.spec.from_python import SinkKinds, SourceKinds
 
 
 def pipeline() -> Any:
@@ -128,3 +130,9 @@ def test_fields_that_are_no_mapping_are_a_problem_like_any_other(
     with pytest.raises(SpecError) as raised:
         _ = build().spec
     assert [str(one) for one in raised.value.problems] == [problem]
+
+
+def test_the_kinds_that_editors_complete_are_those_of_the_registry() -> None:
+    by_argument = {"udsource", "udsink", "log", "blackhole"}
+    assert SourceKinds.__annotations__.keys() == SOURCES.keys() - by_argument
+    assert SinkKinds.__annotations__.keys() == SINKS.keys() - by_argument

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+import sys
+
 import pytest
 import trustme
 
 from ebbflow import Pipeline
+from ebbflow.buffers.feed import FeedPlan
 from ebbflow.connectors.file.sink import FileSettings
 from ebbflow.connectors.http.settings import (
     BatchSettings,
@@ -199,3 +203,33 @@ def test_the_settings_of_sinks(monkeypatch, tmp_path):
     )
     (aside,) = sinks.fallback.code.args
     assert aside == FileSettings(str(tmp_path / "x"), retried=True)
+
+
+@pytest.mark.parametrize(
+    ("package", "source", "sink", "who"),
+    [
+        ("uvicorn", {"http": {}}, {"log": True}, "The http source"),
+        ("starlette", {"http": {}}, {"log": True}, "The http source"),
+        ("aiohttp", {"generator": {}}, {"http": {"url": "http://a"}}, "The http sink"),
+    ],
+)
+def test_without_the_extra_its_name_is_told(monkeypatch, package, source, sink, who):
+    pipeline = Pipeline("web").source("in", **source).sink("out", **sink)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(SetupError) as raised:
+        planned(pipeline)
+    assert str(raised.value) == (
+        f"{who} needs a package that is not installed. Run: pip install 'ebbflow[http]'"
+    )
+
+
+def test_what_takes_posts_in_stays_on_the_driver(monkeypatch):
+    monkeypatch.setenv("TOKEN", "open sesame")
+    http = {"auth": {"token": {"env": "TOKEN"}}}
+    plan, _ = planned(Pipeline("web").source("in", http=http).sink("out", log=True))
+
+    shipped = pickle.dumps(plan)
+
+    assert b"sesame" not in shipped
+    assert b"connectors.http" not in shipped
+    assert pickle.loads(shipped).source == FeedPlan(None, None)
