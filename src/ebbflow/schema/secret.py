@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import StrictStr, model_validator
+from pydantic import Field, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
 from ebbflow.errors import SetupError
@@ -25,8 +25,10 @@ class SecretRef(Section):
     A path that is not absolute begins where the run is started.
     """
 
-    env: StrictStr | None = None
-    file: StrictStr | None = None
+    env: StrictStr | None = Field(
+        default=None, description="the variable of the environment that holds it"
+    )
+    file: StrictStr | None = Field(default=None, description="the file that holds it")
 
     @model_validator(mode="before")
     @classmethod

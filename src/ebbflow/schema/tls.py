@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import StrictBool, model_validator
+from pydantic import Field, StrictBool, model_validator
 from pydantic_core import PydanticCustomError
 
 from ebbflow.schema.fields import Section
@@ -12,10 +12,15 @@ from ebbflow.schema.secret import SecretRef
 class Tls(Section):
     """All in PEM form. Without ``caCertSecret`` those are trusted that this machine trusts."""
 
-    insecure_skip_verify: StrictBool = False
-    ca_cert_secret: SecretRef | None = None
-    cert_secret: SecretRef | None = None
-    key_secret: SecretRef | None = None
+    insecure_skip_verify: StrictBool = Field(
+        default=False, description="only `false`: certificates are always checked"
+    )
+    ca_cert_secret: SecretRef | None = Field(
+        default=None,
+        description="the authorities to trust; left out, those that this machine trusts",
+    )
+    cert_secret: SecretRef | None = Field(default=None, description="the certificate")
+    key_secret: SecretRef | None = Field(default=None, description="its key")
 
     @model_validator(mode="after")
     def _can_be_relied_on(self) -> Tls:

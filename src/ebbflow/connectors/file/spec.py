@@ -7,7 +7,7 @@ import re
 from functools import partial
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, StrictStr
+from pydantic import AfterValidator, Field, StrictStr
 from pydantic_core import PydanticCustomError
 
 from ebbflow.connectors.plans import UserSink
@@ -39,9 +39,16 @@ Template = Annotated[StrictStr, AfterValidator(_template)]
 class FileSinkSpec(SinkSection):
     """Appends messages to a file: their values as lines, or all of each as a line of JSON."""
 
-    path: Template
-    format: Literal["lines", "json"] = "lines"
-    max_bytes: fields.Positive | None = None
+    path: Template = Field(
+        description="the file; `{pipeline}`, `{vertex}` and `{partition}` stand for what they name"
+    )
+    format: Literal["lines", "json"] = Field(
+        default="lines",
+        description="the value of each message as a line, or all of it as a line of JSON",
+    )
+    max_bytes: fields.Positive | None = Field(
+        default=None, description="the size at which a file is set aside and a new one begun"
+    )
 
     def plan(self, retried: bool) -> UserSink:
         """Return the sink; a path that is not absolute begins where the run is started."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING
 
-from pydantic import StrictInt
+from pydantic import Field, StrictInt
 
 from ebbflow.connectors.section import SourceSection
 from ebbflow.schema import fields
@@ -17,14 +17,21 @@ if TYPE_CHECKING:
 class GeneratorSpec(SourceSection):
     """Makes messages up: ``rpu`` of them per ``duration``, for ever or until ``messages``."""
 
-    rpu: fields.Positive = 5
-    duration: fields.Millis = 1_000
-    msg_size: fields.Count = 8
-    key_count: fields.Count = 0
-    value: StrictInt | None = None
-    value_blob: fields.Base64 | None = None
-    jitter: fields.Millis = 0
-    messages: fields.Positive | None = None
+    rpu: fields.Positive = Field(
+        default=5,
+        description="messages per `duration`; without it and with `messages`: as fast as it goes",
+    )
+    duration: fields.Millis = Field(default=1_000, description="the time that `rpu` is about")
+    msg_size: fields.Count = Field(default=8, description="bytes: 8 and the padding in the payload")
+    key_count: fields.Count = Field(default=0, description="so many different keys; 0 for none")
+    value: StrictInt | None = Field(
+        default=None, description="the number in every payload, in place of a count from 0"
+    )
+    value_blob: fields.Base64 | None = Field(
+        default=None, description="the whole payload of every message"
+    )
+    jitter: fields.Millis = Field(default=0, description="without effect")
+    messages: fields.Positive | None = Field(default=None, description="end after so many")
 
     @property
     def blob(self) -> bytes | None:

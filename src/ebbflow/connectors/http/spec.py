@@ -69,14 +69,14 @@ Headers = Annotated[dict[StrictStr, StrictStr], AfterValidator(_headers)]
 class BearerToken(Section):
     """A bearer token."""
 
-    token: SecretRef
+    token: SecretRef = Field(description="the bearer token")
 
 
 class HttpUser(Section):
     """A user with a password."""
 
-    user: SecretRef
-    password: SecretRef
+    user: SecretRef = Field(description="the user")
+    password: SecretRef = Field(description="the password")
 
     def read(self, where: str) -> tuple[Secret, Secret]:
         """Both, as they are now."""
@@ -87,7 +87,7 @@ class HttpUser(Section):
 class SinkAuth(Section):
     """How to log in: with a bearer token, or with a user and password; exactly one of both."""
 
-    token: SecretRef | None = None
+    token: SecretRef | None = Field(default=None, description="the bearer token")
     basic: HttpUser | None = None
 
     @model_validator(mode="after")
@@ -100,8 +100,8 @@ class SinkAuth(Section):
 class CertificateSpec(Section):
     """The server's certificate, with those that vouch for it, and its key, in PEM form."""
 
-    cert_secret: SecretRef
-    key_secret: SecretRef
+    cert_secret: SecretRef = Field(description="the certificate")
+    key_secret: SecretRef = Field(description="its key")
 
     def read(self, where: str) -> Certificate:
         """Return both, as they are now."""
@@ -112,21 +112,29 @@ class CertificateSpec(Section):
 class Ports(Section):
     """Where to listen: on ``https`` (8443) if there is a certificate, else on ``http`` (8080)."""
 
-    http: Port | None = None
-    https: Port | None = None
+    http: Port | None = Field(default=None, description="the port, without `tls`; left out, 8080")
+    https: Port | None = Field(default=None, description="the port, with `tls`; left out, 8443")
 
 
 class HttpSourceSpec(SourceSection):
     """Takes messages by POST. ``service`` is for Kubernetes only."""
 
-    host: StrictStr = "127.0.0.1"
+    host: StrictStr = Field(
+        default="127.0.0.1", description="where to listen; beyond this machine a token is needed"
+    )
     ports: Ports = Ports()
     auth: BearerToken | None = None
     tls: CertificateSpec | None = None
-    read_timeout: fields.Wait = 10_000
-    ack_wait: fields.Wait = 5_000
-    max_in_flight: fields.Positive = 1_000
-    service: Any = None
+    read_timeout: fields.Wait = Field(
+        default=10_000, description="how long a request may take to arrive"
+    )
+    ack_wait: fields.Wait = Field(
+        default=5_000, description="how long to wait for JetStream to confirm that it is stored"
+    )
+    max_in_flight: fields.Positive = Field(
+        default=1_000, description="the most requests that are read and stored at the same time"
+    )
+    service: Any = Field(default=None, description="without effect")
 
     @model_validator(mode="after")
     def _listens_on_one_port(self) -> HttpSourceSpec:
@@ -168,21 +176,27 @@ class HttpSourceSpec(SourceSection):
 class BatchSpec(Section):
     """Many messages in one request, and one status for each in the answer."""
 
-    format: Literal["ndjson", "json"] = "ndjson"
-    size: fields.Positive = 500
-    max_bytes: fields.Positive = 4 * 1024 * 1024
+    format: Literal["ndjson", "json"] = Field(
+        default="ndjson", description="the messages of a request as lines or as an array"
+    )
+    size: fields.Positive = Field(default=500, description="the most messages in a request")
+    max_bytes: fields.Positive = Field(
+        default=4 * 1024 * 1024, description="about the most bytes in a request"
+    )
 
 
 class HttpSinkSpec(SinkSection):
     """Sends messages on, one request each, or many in a ``batch``."""
 
-    url: Url
-    method: Literal["POST", "PUT", "PATCH"] = "POST"
-    headers: Headers = Field(default={})
+    url: Url = Field(description="where to send messages to")
+    method: Literal["POST", "PUT", "PATCH"] = Field(default="POST", description="how")
+    headers: Headers = Field(default={}, description="headers of each request; no secrets")
     auth: SinkAuth | None = None
     tls: Tls | None = None
-    timeout: fields.Wait = 10_000
-    concurrency: fields.Positive = 32
+    timeout: fields.Wait = Field(default=10_000, description="how long to wait for an answer")
+    concurrency: fields.Positive = Field(
+        default=32, description="the most requests at the same time"
+    )
     batch: BatchSpec | None = None
 
     def plan(self, retried: bool) -> UserSink:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, StrictStr, model_validator
+from pydantic import AfterValidator, Field, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
 from ebbflow.connectors.nats.spec import NatsAccess, NatsTarget, Pattern
@@ -57,11 +57,26 @@ class JetStreamSourceSpec(NatsAccess, SourceSection):
     it. One that is made begins with the first message, takes all subjects and waits 30 seconds.
     """
 
-    stream: Name
-    consumer: Name | None = None
-    deliver_policy: Policy | None = None
-    filter_subjects: tuple[Pattern, ...] | None = None
-    ack_wait: fields.Wait | None = None
+    stream: Name = Field(description="the stream to read")
+    consumer: Name | None = Field(
+        default=None,
+        description="its durable consumer, made if it is missing; left out, "
+        "`ebbflow-<pipeline>-<vertex>`",
+    )
+    deliver_policy: Policy | None = Field(
+        default=None,
+        description="where a consumer begins that is made: `all`, `new`, `last`, "
+        "`last_per_subject`, `by_start_sequence NUMBER` or `by_start_time "
+        "MILLISECONDS`; left out, `all`, or as the consumer has it",
+    )
+    filter_subjects: tuple[Pattern, ...] | None = Field(
+        default=None, description="read only these subjects; left out, all, or as the consumer does"
+    )
+    ack_wait: fields.Wait | None = Field(
+        default=None,
+        description="after what silence a message is given to another process; left out, 30 "
+        "s, or as the consumer has it",
+    )
 
     @model_validator(mode="before")
     @classmethod

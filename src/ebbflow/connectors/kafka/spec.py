@@ -128,7 +128,9 @@ class SaslUser(Section):
 class Sasl(Section):
     """A login; the section of its mechanism has the user."""
 
-    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
+    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
+        description="how to log in; the section of that name has the user"
+    )
     plain: SaslUser | None = None
     scramsha256: SaslUser | None = None
     scramsha512: SaslUser | None = None
@@ -163,8 +165,13 @@ class Sasl(Section):
 class KafkaSection(Section):
     """How to get at Kafka."""
 
-    brokers: Brokers
-    config: Config = Field(default={})
+    brokers: Brokers = Field(description="brokers to begin with, as `host:port`")
+    config: Config = Field(
+        default={},
+        description="settings of "
+        "[librdkafka](https://docs.confluent.io/platform/current/clients/librdkafka/html/md_CONFIGURATION.html);"
+        " those that promises rest on are refused",
+    )
     tls: Tls | None = None
     sasl: Sasl | None = None
 
@@ -185,9 +192,11 @@ def _read(tls: Tls) -> KafkaTls:
 class KafkaSourceSpec(KafkaSection, SourceSection):
     """Records of topics, read as a member of a consumer group."""
 
-    topic: Topics
-    consumer_group: StrictStr | None = None
-    kafka_version: Any = None
+    topic: Topics = Field(description="the topics to read")
+    consumer_group: StrictStr | None = Field(
+        default=None, description="the group; left out, `<pipeline>-<vertex>`"
+    )
+    kafka_version: Any = Field(default=None, description="without effect")
 
     def plan(self, pipeline: str, vertex: str) -> Pulled:
         """Return the source, with all secrets read; its group is named after the vertex.
@@ -210,8 +219,10 @@ class KafkaSourceSpec(KafkaSection, SourceSection):
 class KafkaSinkSpec(KafkaSection, SinkSection):
     """Records for a topic."""
 
-    topic: Topic
-    set_key: StrictBool = False
+    topic: Topic = Field(description="the topic to write to")
+    set_key: StrictBool = Field(
+        default=False, description="a record has the message's keys as its key, with `:` in between"
+    )
 
     def plan(self, retried: bool) -> UserSink:
         """Return the sink, with all secrets read.

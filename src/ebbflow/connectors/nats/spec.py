@@ -6,7 +6,7 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, StrictStr, model_validator
+from pydantic import AfterValidator, Field, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
 from ebbflow.connectors.plans import UserSink
@@ -116,7 +116,10 @@ class NatsAuth(Section):
 class NatsAccess(Section):
     """A NATS server of the user's and how to get in; never the pipeline's own unless it says so."""
 
-    url: Url
+    url: Url = Field(
+        description="the NATS server, or several with commas in between; never the pipeline's"
+        " own unless it says so"
+    )
     auth: NatsAuth | None = None
     tls: Tls | None = None
 
@@ -149,8 +152,10 @@ class NatsSourceSpec(NatsAccess, SourceSection):
     Nothing is asked for again: what is published while nobody listens never comes.
     """
 
-    subject: Pattern
-    queue: Pattern | None = None
+    subject: Pattern = Field(description="what to listen to, perhaps with `*` and `>`")
+    queue: Pattern | None = Field(
+        default=None, description="the queue group; left out, every message is taken"
+    )
 
     def plan(self, pipeline: str, vertex: str) -> FeedPlan:
         """Return the feed, with all secrets read."""
@@ -167,9 +172,13 @@ class NatsTarget(NatsAccess):
     most until the server has it.
     """
 
-    subject: Subject | None = None
-    subject_header: HeaderName | None = None
-    ack_wait: fields.Wait = 5_000
+    subject: Subject | None = Field(default=None, description="where to publish to")
+    subject_header: HeaderName | None = Field(
+        default=None, description="a header that says the subject, of messages that have it"
+    )
+    ack_wait: fields.Wait = Field(
+        default=5_000, description="how long to wait until the server has it"
+    )
 
     @model_validator(mode="after")
     def _says_where(self) -> NatsTarget:

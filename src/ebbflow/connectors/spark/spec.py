@@ -55,10 +55,16 @@ Options = Annotated[dict[StrictStr, Option], AfterValidator(_without_secrets)]
 class SparkSection(Section):
     """A format of Spark's with its options, as after ``spark.read.format(...)``."""
 
-    format: fields.Text
-    options: Options = Field(default={})
-    secret_options: dict[StrictStr, SecretRef] = Field(default={})
-    schema_: fields.Text | None = Field(default=None, alias="schema")
+    format: fields.Text = Field(description="the format, as in `spark.read.format(...)`")
+    options: Options = Field(default={}, description="its options; no secrets")
+    secret_options: dict[StrictStr, SecretRef] = Field(
+        default={}, description="more options, each with a [secret](#secrets)"
+    )
+    schema_: fields.Text | None = Field(
+        default=None,
+        alias="schema",
+        description="of a source, its columns; of a sink, the fields that values have as JSON",
+    )
 
     def read_format(self, where: str) -> Format:
         """Return the format, with the secrets read now; ``where`` says whose they are."""
@@ -72,8 +78,12 @@ class SparkSection(Section):
 class Trigger(Section):
     """When a query looks for new rows; in one of both ways."""
 
-    processing_time: fields.Wait | None = None
-    available_now: StrictBool = False
+    processing_time: fields.Wait | None = Field(
+        default=None, description="look for new rows so often; left out, all the time"
+    )
+    available_now: StrictBool = Field(
+        default=False, description="end when everything is read that is there at the start"
+    )
 
     @model_validator(mode="after")
     def _says_one(self) -> Trigger:
@@ -87,13 +97,26 @@ class Trigger(Section):
 class SparkSourceSpec(SparkSection, SourceSection):
     """Rows of any format; each is a message. ``stream: false`` reads them once, as they are now."""
 
-    stream: StrictBool | None = None
+    stream: StrictBool | None = Field(
+        default=None, description="`false`: read once what is there; left out: as the format can"
+    )
     trigger: Trigger | None = None
-    value: fields.Text | None = None
-    keys: fields.Text | None = None
-    event_time: fields.Text | None = None
-    id: fields.Text | None = None
-    headers: dict[StrictStr, fields.Text] = Field(default={})
+    value: fields.Text | None = Field(
+        default=None,
+        description="SQL for the value; left out, the column `value`, or else the row as JSON",
+    )
+    keys: fields.Text | None = Field(
+        default=None, description="SQL for the keys: a text or a list of texts"
+    )
+    event_time: fields.Text | None = Field(
+        default=None, description="SQL for the event time; left out, when the row was read"
+    )
+    id: fields.Text | None = Field(
+        default=None, description="SQL for what the id of the message begins with"
+    )
+    headers: dict[StrictStr, fields.Text] = Field(
+        default={}, description="names of headers, each with SQL for its text"
+    )
 
     @model_validator(mode="after")
     def _makes_sense(self) -> SparkSourceSpec:
@@ -128,9 +151,15 @@ class SparkSourceSpec(SparkSection, SourceSection):
 class SparkSinkSpec(SparkSection, SinkSection):
     """Messages as rows of any format, appended in batches."""
 
-    mode: Literal["append"] = "append"
-    columns: dict[StrictStr, fields.Text] = Field(default={})
-    partition_by: tuple[fields.Text, ...] = ()
+    mode: Literal["append"] = Field(default="append", description="only this")
+    columns: dict[StrictStr, fields.Text] = Field(
+        default={},
+        description="names of columns, each with SQL over `messages` and `data`; left out, "
+        "the fields of `schema`, or else `value` as text",
+    )
+    partition_by: tuple[fields.Text, ...] = Field(
+        default=(), description="columns by which files are put into folders"
+    )
 
     def plan(self, retried: bool) -> SparkSink:
         """Return where batches are written, with all secrets read."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from pydantic import Field
+
 from ebbflow.connectors.plans import Pulled, UserSink
 from ebbflow.connectors.section import SinkSection, SourceSection
 from ebbflow.schema import fields
@@ -17,8 +19,11 @@ class CodeSection(Section):
     METHODS: ClassVar[tuple[str, ...]] = ()
     """The methods that a class must have to be used here."""
 
-    container: Any = None
-    python: fields.Code | None = None
+    container: Any = Field(default=None, description="not run; `python` is needed beside it")
+    python: fields.Code | None = Field(
+        default=None,
+        description="the function or class, found beside the file or on the Python path",
+    )
 
     @property
     def code(self) -> Code:
