@@ -1,13 +1,11 @@
 """Pipelines as data: the model, its YAML form and everything that can be wrong with it.
 
-    document   YAML text → plain data that remembers line and column
-    model      Pipeline and MonoVertex; sections, fields, kubernetes   what they are made of
-    validate   plain data → model, with every wrong field reported
-    vertices, graph, monovertex, steps, support   rules about a model
-    lint       puts these together: ``load``, ``lint``, ``check``
-    words, parts   what the Python builders need
-    targets    ``module:attribute`` → user code
+    document      YAML text → plain data that remembers line and column
+    model         Pipeline and MonoVertex; ``sections`` and ``kubernetes`` are what they are made of
+    validate      plain data → model, with every wrong field reported
+    rules         what must hold of a model; ``findings`` is what rules report
+    lint          puts these together: ``load``, ``lint``, ``check``
+    from_python   the arguments of the Python builders → plain data; ``keywords`` checks their names
 
-Nothing is imported here, so that Spark's workers and the builders can use the last two lines
-without the rest.
+Nothing is imported here: builders use the last line without the model, and so without pydantic.
 """

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from ebbflow.spec.findings import FieldPath, Finding
 from ebbflow.spec.model import PipelineSpec, VertexKind
-from ebbflow.spec.rules.steps import check_tags
+from ebbflow.spec.rules.tags import check_edge_tags
 from ebbflow.spec.sections import EdgeSpec
 from ebbflow.suggest import did_you_mean, nearest
 
@@ -52,9 +52,7 @@ def _edge(spec: PipelineSpec, index: int, edge: EdgeSpec) -> Iterator[Finding]:
             yield Finding("EB301", message, (*path, end))
     if any((edge.from_, edge.to) == (other.from_, other.to) for other in spec.edges[:index]):
         yield Finding("EB302", f"the edge {edge.from_} → {edge.to} is already there", path)
-    tags = edge.conditions.tags if edge.conditions is not None else None
-    if tags is not None:
-        yield from check_tags(tags, (*path, "conditions"))
+    yield from check_edge_tags(edge, path)
 
 
 def _links(spec: PipelineSpec) -> set[Link]:

@@ -21,7 +21,6 @@ from ebbflow.spec.sections import (
     SinkSpec,
     SinkTarget,
     SourceSpec,
-    TagCondition,
     Transformer,
     Udf,
     WaitsSpec,
@@ -53,13 +52,6 @@ def check_name(name: str, path: FieldPath) -> Iterator[Finding]:
             "starting with a letter and not ending with '-'"
         )
         yield Finding("EB107", message, path)
-
-
-def check_tags(tags: TagCondition, path: FieldPath) -> Iterator[Finding]:
-    """A condition about tags must name some."""
-    if not tags.values:
-        message = f"the condition needs values: the tags to look for with {tags.operator!r}"
-        yield Finding("EB303", message, (*path, "tags"))
 
 
 def check_store(store: ServingStoreSpec | None, search: Path | None) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Rules about the vertices of a pipeline: their names, what each of them is."""
+"""Rules about vertices: the names and roles of a pipeline's, and that a MonoVertex is complete."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ebbflow.spec.findings import FieldPath, Finding
-from ebbflow.spec.model import PipelineSpec, Vertex, VertexKind
+from ebbflow.spec.model import MonoVertexSpec, PipelineSpec, Vertex, VertexKind
 from ebbflow.spec.rules.steps import check_name, check_step, joined
+from ebbflow.spec.rules.tags import check_bypass
 
 
 def check_vertices(spec: PipelineSpec, search: Path | None) -> Iterator[Finding]:
-    """Everything that can be said about each vertex without looking at the edges."""
+    """Report what is wrong with each vertex of a pipeline, whatever its edges are."""
     if not spec.vertices:
         yield Finding(
             "EB201", "the pipeline has no vertices: give it a source and a sink", ("spec",)
@@ -45,3 +46,13 @@ def _vertex(vertex: Vertex, path: FieldPath, search: Path | None) -> Iterator[Fi
         message = f"vertex {vertex.name!r} must have exactly one of source, udf and sink; {said}"
         yield Finding("EB206", message, path)
     yield from check_step(vertex, path, search)
+
+
+def check_monovertex(spec: MonoVertexSpec, search: Path | None) -> Iterator[Finding]:
+    """Report what is wrong with a MonoVertex, its name aside."""
+    body = spec.spec
+    for code, part, section in (("EB203", "source", body.source), ("EB204", "sink", body.sink)):
+        if section is None:
+            yield Finding(code, f"the MonoVertex has no {part}", ("spec", part))
+    yield from check_step(body, ("spec",), search)
+    yield from check_bypass(body)

@@ -1,27 +1,23 @@
-"""Rules about a MonoVertex as a whole: that it is complete, and where its bypass leads."""
+"""Rules about tags: the conditions of edges, and those of a MonoVertex's bypass."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from ebbflow.spec.findings import FieldPath, Finding
-from ebbflow.spec.model import MonoVertexBody, MonoVertexSpec
-from ebbflow.spec.rules.steps import check_step, check_tags
-from ebbflow.spec.sections import Conditions, TagCondition
+from ebbflow.spec.model import MonoVertexBody
+from ebbflow.spec.sections import Conditions, EdgeSpec, TagCondition
 
 
-def check_monovertex(spec: MonoVertexSpec, search: Path | None) -> Iterator[Finding]:
-    """Everything that can be wrong with a MonoVertex, its name aside."""
-    body = spec.spec
-    for code, part, given in (("EB203", "source", body.source), ("EB204", "sink", body.sink)):
-        if given is None:
-            yield Finding(code, f"the MonoVertex has no {part}", ("spec", part))
-    yield from check_step(body, ("spec",), search)
-    yield from _bypass(body)
+def check_edge_tags(edge: EdgeSpec, path: FieldPath) -> Iterator[Finding]:
+    """Report a condition that names no tags; an edge may well have no condition."""
+    tags = edge.conditions.tags if edge.conditions is not None else None
+    if tags is not None:
+        yield from _tags(tags, (*path, "conditions"))
 
 
-def _bypass(body: MonoVertexBody) -> Iterator[Finding]:
+def check_bypass(body: MonoVertexBody) -> Iterator[Finding]:
+    """Report a bypass that has no condition, or that leads to a sink that is missing."""
     path: FieldPath = ("spec", "bypass")
     bypass, sink = body.bypass, body.sink
     yield from _condition(bypass.sink, (*path, "sink"))
@@ -38,9 +34,15 @@ def _bypass(body: MonoVertexBody) -> Iterator[Finding]:
 def _condition(condition: Conditions | None, path: FieldPath) -> Iterator[Finding]:
     # Unlike an edge, a bypass without a condition is a mistake: it would take every message.
     if condition is not None:
-        yield from check_tags(condition.tags or TagCondition(), path)
+        yield from _tags(condition.tags or TagCondition(), path)
 
 
 def _leads_nowhere(target: str) -> Finding:
     message = f"bypass to {target!r}, but the sink has no {target!r}"
     return Finding("EB209", message, ("spec", "bypass", target), at_key=True)
+
+
+def _tags(tags: TagCondition, path: FieldPath) -> Iterator[Finding]:
+    if not tags.values:
+        message = f"the condition needs values: the tags to look for with {tags.operator!r}"
+        yield Finding("EB303", message, (*path, "tags"))
