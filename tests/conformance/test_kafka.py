@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from ebbflow.connectors.kafka.records import read_back, written
+from ebbflow.connectors.kafka.records import read_headers, write_headers
 from ebbflow.testing import Refused, Sample, SinkUnderTest, SourceUnderTest
 from ebbflow.testing.conformance.suite import SINK_RULES, SOURCE_RULES, SinkTrial, SourceTrial
 
@@ -35,7 +35,7 @@ class KafkaSourceUnderTest(SourceUnderTest):
 
         for one in samples:
             try:
-                headers = written(one.keys, one.headers)
+                headers = write_headers(one.keys, one.headers)
                 self._producer.produce(self._topic, one.value, headers=headers)
             except KafkaException as error:
                 raise Refused(str(error)) from None
@@ -86,7 +86,7 @@ class KafkaSinkUnderTest(SinkUnderTest):
         while found := self._reader.consume(1_000, 0.05):
             for record in found:
                 if record.error() is None:
-                    keys, headers = read_back(record.key(), record.headers())
+                    keys, headers = read_headers(record.key(), record.headers())
                     self._landed.append(Sample(record.value(), tuple(keys), headers))
         return self._landed
 

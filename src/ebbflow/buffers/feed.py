@@ -63,7 +63,7 @@ class FeedPlan:
         return FeedPlan, (None, None)
 
     def make(self, spot: Spot) -> Feed:
-        """Return the feed, not started yet. For the driver only."""
+        """Returns the feed, not started yet. For the driver only."""
         assert self.feed is not None, "a feed is opened on the driver"
         return self.feed(self.settings, spot)
 

@@ -28,7 +28,7 @@ class VertexStreams:
     batched: bool = False
 
     def for_messages(self, names: Names) -> Iterator[str]:
-        """Return the streams that hold messages on their way, of all partitions."""
+        """Returns the streams that hold messages on their way, of all partitions."""
         for partition in range(self.partitions):
             if self.has_buffer:
                 yield names.buffer(self.vertex, partition)

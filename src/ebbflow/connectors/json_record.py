@@ -10,10 +10,10 @@ from ebbflow.message import Datum
 
 
 def record(datum: Datum) -> bytes:
-    """All of the message on one line, in ASCII: ``id``, ``value``, ``keys``, ``headers`` and
-    ``eventTime``, in milliseconds since 1970.
+    """Returns the whole message on one line, in ASCII.
 
-    A value that is not UTF-8 is in ``valueBase64`` instead of ``value``.
+    It has ``id``, ``value``, ``keys``, ``headers`` and ``eventTime``, in milliseconds since 1970. A
+    value that is not UTF-8 is in ``valueBase64`` instead of ``value``.
     """
     time = datum.event_time
     fields: dict[str, Any] = {

@@ -11,5 +11,5 @@ from ebbflow.message import Datum, Response
 
 
 def away(datum: Datum, why: str, *, retried: bool) -> Response:
-    """The answer for a message that may be taken later; ``retried`` if there is a strategy."""
+    """Returns the answer for a message whose target is away; ``retried`` with a retry strategy."""
     return Response.failure(datum.id, why) if retried else Response.unavailable(datum.id, why)

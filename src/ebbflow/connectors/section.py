@@ -25,7 +25,7 @@ class SourceSection(Section):
     """The fields of one kind of source."""
 
     def plan(self, pipeline: str, vertex: str) -> GeneratorPlan | Pulled | FeedPlan:
-        """Return what the vertex reads from. Called on the driver; ``SetupError`` stops the run."""
+        """Returns what the vertex reads from. The driver calls it; ``SetupError`` ends the run."""
         raise NotImplementedError
 
 
@@ -33,7 +33,7 @@ class SinkSection(Section):
     """The fields of one kind of sink."""
 
     def plan(self, retried: bool) -> SinkPlan:
-        """Return what the vertex writes with. Called on the driver; ``SetupError`` stops the run.
+        """Returns what the vertex writes with. The driver calls it; ``SetupError`` ends the run.
 
         ``retried`` says that the sink has a ``retryStrategy``, which then decides about outages.
         """
@@ -41,7 +41,7 @@ class SinkSection(Section):
 
 
 def require_extra(who: str, extra: str, *packages: str) -> None:
-    """Raise ``SetupError`` that names the extra to install if one of its packages is missing."""
+    """Raises ``SetupError`` that names the extra to install if one of its packages is missing."""
     for package in packages:
         try:
             import_module(package)

@@ -85,6 +85,6 @@ class Feeds:
         return all(feed.exhausted for feed in self._feeds.values())
 
     def failure(self, vertex: str) -> str | None:
-        """Why the vertex's feed takes in nothing, if it has one and that is so."""
+        """Returns why the vertex's feed takes in nothing, if it has one and that is so."""
         feed = self._feeds.get(vertex)
         return feed.failure if feed else None

@@ -8,7 +8,7 @@ from ebbflow.spec.model import Spec
 
 
 def permissions_of(spec: Spec) -> Permissions:
-    """Return the least that a run needs; no secret of a connector is read for it."""
+    """Returns the least that a run needs; no secret of a connector is read for it."""
     store = spec.serving_store
     bucket = store.nats.bucket if store is not None and store.nats is not None else None
     return needed(Names(spec.name), [step.streams for step in spec.steps], bucket)

@@ -40,7 +40,7 @@ _BATCH_ROWS = 50_000
 def make_plans(
     spec: Spec, server: Addresses, max_payload: int, search: str | None
 ) -> list[VertexPlan]:
-    """The plans of all vertices, sources first, so that a drain is checked downstream."""
+    """Returns the plans of all vertices, sources first, so that a drain is checked downstream."""
     shared = {
         "pipeline": spec.name,
         "server": server,
@@ -100,7 +100,7 @@ def _vertex(spec: PipelineSpec, vertex: Vertex, shared: dict[str, Any]) -> Verte
         paused=spec.paused and source is not None,
         feeders=_feeders(spec, vertex.name),
         ordered=spec.is_ordered(vertex),
-        **_kept(vertex.streams),
+        **_stream_fields(vertex.streams),
         **shared,
     )
     # A batch for Spark is worth its while only with many rows, unless something else is said.
@@ -108,7 +108,7 @@ def _vertex(spec: PipelineSpec, vertex: Vertex, shared: dict[str, Any]) -> Verte
 
 
 def _rows_asked_for(*levels: sections.ReadLimits | None) -> int | None:
-    """What a spec says about the rows of one call, the last level that says something."""
+    """Returns what a spec says about the rows of one call, the last level that says something."""
     said = (level.read_batch_size for level in reversed(levels) if level is not None)
     return next((rows for rows in said if rows is not None), None)
 
@@ -135,13 +135,13 @@ def _mono(spec: MonoVertexSpec, shared: dict[str, Any]) -> VertexPlan:
         paused=spec.paused,
         source=_source(source, spec.name, limits, shared),
         is_source=True,
-        **_kept(spec.streams),
+        **_stream_fields(spec.streams),
         **shared,
     )
 
 
 def _feeders(spec: PipelineSpec, name: str) -> tuple[str, ...]:
-    """The tasks that write to a vertex, but for those it feeds itself, which would wait for it."""
+    """Returns the tasks that write to a vertex, but for those that it feeds: they wait for it."""
     following = _reachable(spec, name)
     writers = [e.from_ for e in spec.edges_into(name) if e.from_ not in following]
     return tuple(f"{w}.{p}" for w in writers for p in range(spec.vertex(w).partitions))
@@ -232,7 +232,7 @@ def _strategy(section: sections.RetrySpec | None) -> RetryStrategy | None:
 def _source(
     source: sections.SourceSpec | None, vertex: str, limits: EffectiveLimits, shared: dict[str, Any]
 ) -> GeneratorPlan | SourcePlan | FeedPlan | None:
-    """Return what a source vertex gets its messages from."""
+    """Returns what a source vertex gets its messages from."""
     if source is None:
         return None
     plan = source.section.plan(shared["pipeline"], vertex)
@@ -247,8 +247,8 @@ def _source(
     )
 
 
-def _kept(streams: VertexStreams) -> dict[str, Any]:
-    """Return which streams the vertex keeps, as the fields of its plan."""
+def _stream_fields(streams: VertexStreams) -> dict[str, Any]:
+    """Returns which streams the vertex keeps, as the fields of its plan."""
     return {
         "vertex": streams.vertex,
         "partitions": streams.partitions,

@@ -20,13 +20,13 @@ Snapshot = dict[str, StreamState | None]
 
 
 def message_streams(plans: Sequence[VertexPlan]) -> list[str]:
-    """The streams that hold messages on their way, from the sources downstream."""
+    """Returns the streams that hold messages on their way, from the sources downstream."""
     names = Names(plans[0].pipeline)
     return [stream for plan in plans for stream in plan.streams.for_messages(names)]
 
 
 async def provision(link: Link, plans: Sequence[VertexPlan], replicas: int = 1) -> None:
-    """Make sure that every stream exists as the plans want it."""
+    """Makes every stream exist as the plans want it."""
     names = Names(plans[0].pipeline)
     await _refuse_leftovers(link, plans, names)
     configs = [
@@ -50,14 +50,14 @@ async def provision(link: Link, plans: Sequence[VertexPlan], replicas: int = 1) 
 
 
 async def lineage(link: Link, pipeline: str) -> str:
-    """A short text that is the same for all runs of a pipeline until it is started over."""
+    """Returns a short text that is the same for all runs of a pipeline until it is started over."""
     bucket = f"KV_{Names(pipeline).positions}"
     made = (await api.call(link.client, f"STREAM.INFO.{bucket}"))["created"]
     return hashlib.blake2b(made.encode(), digest_size=6).hexdigest()
 
 
 async def _refuse_leftovers(link: Link, plans: Sequence[VertexPlan], names: Names) -> None:
-    """Messages that an earlier form of the pipeline left would never be read: say so."""
+    """Raises ``SetupError`` if an earlier form of the pipeline left messages that nobody reads."""
     known = {*message_streams(plans), names.dead_letters, names.ledger, names.seen}
     for stream in await api.names_of(link.client, f"ebb_{names.pipeline}_"):
         state = await _leftover(link, stream) if stream not in known else None
@@ -81,7 +81,7 @@ async def _leftover(link: Link, stream: str) -> StreamState | None:
 
 
 async def remove(link: Link, pipeline: str) -> None:
-    """Delete everything the pipeline has stored, dead letters too."""
+    """Deletes everything the pipeline has stored, dead letters too."""
     client = link.client
     found = await api.names_of(client, f"ebb_{pipeline}_")
     found += await api.names_of(client, f"KV_{Names(pipeline).positions}")
@@ -89,12 +89,12 @@ async def remove(link: Link, pipeline: str) -> None:
 
 
 async def snapshot(link: Link, plans: Sequence[VertexPlan]) -> Snapshot:
-    """The state of every message stream, read from the sources downstream."""
+    """Returns the state of every message stream, read from the sources downstream."""
     return {name: await api.state(link.client, name) for name in message_streams(plans)}
 
 
 async def drained(link: Link, plans: Sequence[VertexPlan]) -> bool:
-    """Whether sources are exhausted, feeds aside, and no message is stored anywhere on its way.
+    """Returns whether sources are exhausted, feeds aside, and no message is on its way.
 
     Two equal looks are needed: between two reads a message could move from a stream not yet
     looked at to one already seen empty, but not without raising a sequence.

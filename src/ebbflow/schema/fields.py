@@ -46,7 +46,7 @@ class Section(BaseModel):
 
 
 def shown(value: Any) -> str:
-    """The value as an error message quotes it: in YAML's words, and never long."""
+    """Returns the value as an error message quotes it: in YAML's words, and never long."""
     if value is None or value is True or value is False:
         return {None: "nothing", True: "true", False: "false"}[value]
     if isinstance(value, Mapping):

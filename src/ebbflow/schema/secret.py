@@ -51,7 +51,7 @@ class SecretRef(Section):
         return self
 
     def read(self, what: str) -> Secret:
-        """The secret, as it is now; ``what`` is what it is for, as in "the password of kafka".
+        """Returns the secret, as it is now; ``what`` it is for, as in "the password of kafka".
 
         ``SetupError`` names the variable or the file if there is nothing in it.
         """
@@ -66,7 +66,7 @@ class SecretRef(Section):
 
 
 def _in_file(path: str, what: str) -> str:
-    """The text of a file, without the line end that editors put behind it."""
+    """Returns the text of a file, without the line end that editors put behind it."""
     try:
         text = Path(path).read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, ValueError) as error:

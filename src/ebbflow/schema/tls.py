@@ -37,7 +37,7 @@ class Tls(Section):
         return self
 
     def contents(self, where: str) -> dict[str, str]:
-        """What the files hold, of those that are given: ``ca``, ``cert``, ``key``."""
+        """Returns what the files hold, of those that are given: ``ca``, ``cert``, ``key``."""
         named = {"ca": self.ca_cert_secret, "cert": self.cert_secret, "key": self.key_secret}
         return {
             name: given.read(f"the {name} for TLS of {where}").reveal()

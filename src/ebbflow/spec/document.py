@@ -42,11 +42,11 @@ class Document:
     problems: list[Problem] = field(default_factory=list)
 
     def problem(self, finding: Finding) -> Problem:
-        """The finding with its place in the file."""
+        """Returns the finding with its place in the file."""
         return _problem(self.file, self._place(finding), finding.code, finding.message)
 
     def _place(self, finding: Finding) -> LineColumn:
-        """Where the field is written, or the nearest mapping or list around it if it is not."""
+        """Returns where the field is written, else the nearest mapping or list around it."""
         path = finding.path
         if finding.at_key and path in self.keys:
             return self.keys[path]
@@ -56,7 +56,7 @@ class Document:
 
 
 def read(file: Path) -> tuple[list[Document], list[Problem]]:
-    """The documents of a file; empty ones are left out. Problems are those of YAML itself."""
+    """Returns the documents of a file that are not empty, and the problems of YAML itself."""
     try:
         text = file.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -123,21 +123,21 @@ class _Conversion:
         self._document.values[path] = _at(node.start_mark)
         # Aliases can make a short text stand for endless data.
         if node in self._open or len(self._document.values) > _MOST_VALUES:
-            raise self._refused(node, "an alias that makes the document endless or very large")
+            raise self._refuse(node, "an alias that makes the document endless or very large")
         self._open.add(node)
         try:
-            return self._converted(node, path)
+            return self._convert(node, path)
         finally:
             self._open.discard(node)
 
-    def _converted(self, node: yaml.Node, path: FieldPath) -> Any:
+    def _convert(self, node: yaml.Node, path: FieldPath) -> Any:
         if isinstance(node, yaml.MappingNode) and node.tag == f"{_TAG}map":
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode) and node.tag == f"{_TAG}seq":
             return [self._value(item, (*path, index)) for index, item in enumerate(node.value)]
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node)
-        raise self._refused(node, f"the tag {node.tag!r} is not allowed here")
+        raise self._refuse(node, f"the tag {node.tag!r} is not allowed here")
 
     def _mapping(self, node: yaml.MappingNode, path: FieldPath) -> dict[str, Any]:
         self._note_duplicates(node)
@@ -164,17 +164,17 @@ class _Conversion:
         # The text as written: an unquoted "on" is a name here, not a boolean.
         if isinstance(node, yaml.ScalarNode):
             return str(node.value)
-        raise self._refused(node, "a key must be a text")
+        raise self._refuse(node, "a key must be a text")
 
     def _scalar(self, node: yaml.ScalarNode) -> Any:
         if node.tag in _TEXT:
             return node.value
         if node.tag not in _TYPED:
-            raise self._refused(node, f"the tag {node.tag!r} is not allowed here")
+            raise self._refuse(node, f"the tag {node.tag!r} is not allowed here")
         try:
             return self._loader.construct_object(node)
         except (ValueError, KeyError):
-            raise self._refused(node, f"{node.value!r} does not fit its tag") from None
+            raise self._refuse(node, f"{node.value!r} does not fit its tag") from None
 
-    def _refused(self, node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
+    def _refuse(self, node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
         return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)

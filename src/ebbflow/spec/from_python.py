@@ -52,7 +52,7 @@ class SinkKinds(TypedDict, total=False):
 
 
 def fields_of(given: Any) -> Any:
-    """A copy of the fields; what is no mapping stays as it is, for lint to report."""
+    """Returns a copy of the fields; what is no mapping stays as it is, for lint to report."""
     return dict(given) if isinstance(given, Mapping) else given
 
 
@@ -68,11 +68,11 @@ def source(
     retry: Policy | None,
     on_failure: OnFailure | None,
 ) -> Part:
-    """A source; the retries are its transformer's."""
+    """Returns a source; the retries are its transformer's."""
     part = kinds_of(kinds, SourceKinds.__annotations__)
     if code is not None:
         part["udsource"] = {"python": code}
-    retried = _retried(retry, on_failure)
+    retried = _retry_strategy(retry, on_failure)
     if transformer is not None or retried:
         part["transformer"] = {"python": transformer, **retried}
     return part
@@ -86,10 +86,10 @@ def udf(
     sql: str | None = None,
     dataframe: Code | None = None,
 ) -> Part:
-    """A map."""
+    """Returns a map."""
     given = {"python": code, "sql": sql, "dataframe": dataframe}
     part = {name: value for name, value in given.items() if value is not None}
-    return {**part, "mode": mode, **_retried(retry, on_failure)}
+    return {**part, "mode": mode, **_retry_strategy(retry, on_failure)}
 
 
 def sink(
@@ -103,8 +103,8 @@ def sink(
     retry: Policy | None,
     on_failure: OnFailure | None,
 ) -> Part:
-    """A sink with those behind it."""
-    part = _retried(retry, on_failure) | kinds_of(kinds, SinkKinds.__annotations__)
+    """Returns a sink with those behind it."""
+    part = _retry_strategy(retry, on_failure) | kinds_of(kinds, SinkKinds.__annotations__)
     if code is not None:
         part["udsink"] = {"python": code}
     if log:
@@ -112,24 +112,24 @@ def sink(
     if blackhole:
         part["blackhole"] = {}
     if fallback is not None:
-        part["fallback"] = _chosen(fallback)
+        part["fallback"] = _chosen_sink(fallback)
     if on_success is not None:
-        part["onSuccess"] = _chosen(on_success)
+        part["onSuccess"] = _chosen_sink(on_success)
     return part
 
 
-def conditions(tags: str | Iterable[str], operator: TagOperator) -> Part:
-    """What a message must be like to go one way."""
+def conditions(tags: str | Iterable[str], operator: Operator) -> Part:
+    """Returns what a message must be like to go one way."""
     return {"tags": {"operator": operator, "values": listed(tags)}}
 
 
 def store(given: Store) -> Part:
-    """A store for answers."""
+    """Returns a store for answers."""
     return dict(given) if isinstance(given, Mapping) else {"python": given}
 
 
 def backoff(policy: Policy) -> Any:
-    """The fields of a back-off."""
+    """Returns the fields of a back-off."""
     if not isinstance(policy, Backoff):
         return fields_of(policy)
     return {
@@ -142,19 +142,19 @@ def backoff(policy: Policy) -> Any:
 
 
 def on_unavailable(given: Mapping[str, Any]) -> Part:
-    """What to do about systems that are away; errors may be given as classes."""
+    """Returns what to do about systems that are away; errors may be given as classes."""
     waits = {name: value for name, value in given.items() if name != "errors"}
     waits = dict(waits.pop("backoff", waits))
     return {"errors": sorted(named(given.get("errors", ()))), "backoff": waits}
 
 
 def listed(names: str | Iterable[str]) -> list[str]:
-    """The names as a list; a lone text is one name, where as an iterable it would be letters."""
+    """Returns the names as a list; a lone text is one name, and not a list of letters."""
     return [names] if isinstance(names, str) else list(names)
 
 
-def _retried(retry: Policy | None, on_failure: OnFailure | None) -> Part:
-    """The retry strategy, if there is one; what happens in the end may be among its fields."""
+def _retry_strategy(retry: Policy | None, on_failure: OnFailure | None) -> Part:
+    """Returns the retry strategy, if there is one; ``onFailure`` may be among its fields."""
     if retry is None and on_failure is None:
         return {}
     waits = {} if retry is None else backoff(retry)
@@ -164,7 +164,7 @@ def _retried(retry: Policy | None, on_failure: OnFailure | None) -> Part:
     return {"retryStrategy": {"backoff": waits, **ends}}
 
 
-def _chosen(choice: SinkChoice) -> Part:
+def _chosen_sink(choice: SinkChoice) -> Part:
     if isinstance(choice, Mapping):
         return dict(choice)
     if isinstance(choice, str) and ":" not in choice:

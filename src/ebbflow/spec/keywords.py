@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 def named_options(method: Callable[P, R]) -> Callable[P, R]:
-    """The method, which raises ``TypeError`` for a keyword that it does not take."""
+    """Returns the method, which raises ``TypeError`` for a keyword that it does not take."""
 
     @functools.wraps(method)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -34,7 +34,7 @@ def named_options(method: Callable[P, R]) -> Callable[P, R]:
 
 @functools.cache
 def _names(method: Callable[..., object]) -> tuple[str, ...]:
-    """What may be given by name, that of the typed dictionary behind ``**`` included."""
+    """Returns what may be given by name, that of the typed dictionary behind ``**`` included."""
     names: list[str] = []
     for name, parameter in list(inspect.signature(method).parameters.items())[1:]:
         if parameter.kind is not parameter.VAR_KEYWORD:

@@ -35,7 +35,7 @@ def lint(path: str | Path) -> list[Problem]:
 
 
 def load(path: str | Path) -> Spec:
-    """The one pipeline, of either kind, in the file; ``SpecError`` with all problems if any."""
+    """Returns the one pipeline in the file, of either kind; ``SpecError`` has all problems."""
     specs, problems = _examine_file(Path(path))
     if len(specs) > 1 and not problems:
         message = f"one pipeline is expected here, but the file holds {len(specs)}"
@@ -48,17 +48,17 @@ def load(path: str | Path) -> Spec:
 def check(spec: Spec, search: Path | None = None) -> list[Problem]:
     """Every problem of a model made in Python; ``search`` is where its modules are looked for."""
     data = spec.model_dump(by_alias=True)
-    return [_told(finding, spec.NOUN, data) for finding in _rules(spec, search)]
+    return [_tell(finding, spec.NOUN, data) for finding in _rules(spec, search)]
 
 
 def build(model: type[S], data: Mapping[str, Any]) -> S:
-    """A model from what a builder collected; ``SpecError`` with all problems if there are any.
+    """Returns a model from what a builder collected; ``SpecError`` has all problems.
 
     Fields may have Python's names or YAML's.
     """
     spec, findings = _examine(model, data, None, python_names=True)
     if findings or spec is None:
-        raise SpecError([_told(finding, model.NOUN, data) for finding in findings])
+        raise SpecError([_tell(finding, model.NOUN, data) for finding in findings])
     return spec
 
 
@@ -85,7 +85,7 @@ def _examine_document(data: Any, search: Path) -> tuple[Spec | None, list[Findin
 
 
 def _model(data: Mapping[str, Any]) -> type[Spec] | None:
-    """What the document says it is, or what it looks like if it does not say."""
+    """Returns what the document says it is, or what it looks like if it does not say."""
     if "kind" in data:
         return _KINDS.get(str(data["kind"]))
     spec = data.get("spec")
@@ -138,7 +138,7 @@ def _rules(spec: Spec, search: Path | None) -> Iterable[Finding]:
     yield from check_support(spec)
 
 
-def _told(finding: Finding, noun: str, data: Mapping[str, Any]) -> Problem:
+def _tell(finding: Finding, noun: str, data: Mapping[str, Any]) -> Problem:
     parts = [f"{noun} {data['metadata']['name']}", *_part(finding.path, data)]
     return Problem("", 0, 0, finding.code, finding.message, ", ".join(parts))
 

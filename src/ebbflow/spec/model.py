@@ -135,7 +135,7 @@ class Resource(ResourceFields):
 
 
 def _streams_of(step: Vertex | MonoVertexSpec) -> VertexStreams:
-    """Return what the registry of connectors says about the kinds of source and sink given.
+    """Returns what the registry of connectors says about the kinds of source and sink given.
 
     From the spec and not from the plans of a run, for which the secrets of connectors are read.
     """
@@ -223,27 +223,27 @@ class PipelineSpec(Resource):
         return self.spec.edges
 
     def vertex(self, name: str) -> Vertex:
-        """The vertex of that name; ``KeyError`` if there is none."""
+        """Returns the vertex of that name; ``KeyError`` if there is none."""
         for vertex in self.vertices:
             if vertex.name == name:
                 return vertex
         raise KeyError(name)
 
     def edges_from(self, name: str) -> tuple[EdgeSpec, ...]:
-        """The edges that leave a vertex."""
+        """Returns the edges that leave a vertex."""
         return tuple(edge for edge in self.edges if edge.from_ == name)
 
     def edges_into(self, name: str) -> tuple[EdgeSpec, ...]:
-        """The edges that lead to a vertex."""
+        """Returns the edges that lead to a vertex."""
         return tuple(edge for edge in self.edges if edge.to == name)
 
     def limits_of(self, vertex: Vertex | str) -> EffectiveLimits:
-        """The vertex's own limits, else the pipeline's, else the defaults."""
+        """Returns the vertex's own limits, else the pipeline's, else the defaults."""
         own = self._vertex(vertex).limits or Limits()
         return EffectiveLimits.of(own, self.spec.limits)
 
     def is_ordered(self, vertex: Vertex | str) -> bool:
-        """Whether the vertex keeps messages in order: as it says, else as the pipeline says.
+        """Returns whether the vertex keeps messages in order, by its own word or the pipeline's.
 
         A source never does: it is where an order begins.
         """

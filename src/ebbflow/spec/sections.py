@@ -36,8 +36,8 @@ class WaitsSpec(Section):
     cap: fields.Millis | None = None
     jitter: fields.Jitter | None = None
 
-    def filled(self, defaults: Backoff) -> Backoff:
-        """The whole policy; a default cap never cuts an interval that was asked for."""
+    def fill_from(self, defaults: Backoff) -> Backoff:
+        """Returns the whole policy; a default cap never cuts an interval that was asked for."""
         given = {name: getattr(self, name) for name in self.__class__.model_fields}
         chosen = {name: value for name, value in given.items() if value is not None}
         interval = chosen.get("interval", defaults.interval)
@@ -61,7 +61,7 @@ class RetrySpec(Section):
     @property
     def policy(self) -> Backoff:
         """The back-off with nothing left out."""
-        return self.backoff.filled(DEFAULT_RETRY)
+        return self.backoff.fill_from(DEFAULT_RETRY)
 
 
 class OnErrorBackoff(BackoffSpec):
@@ -78,7 +78,7 @@ class OnError(Section):
     @property
     def policy(self) -> Backoff:
         """The back-off with nothing left out; after its last step comes the dead letter."""
-        return self.backoff.filled(DEFAULT_ON_ERROR)
+        return self.backoff.fill_from(DEFAULT_ON_ERROR)
 
 
 class OnUnavailable(Section):
@@ -94,7 +94,7 @@ class OnUnavailable(Section):
     @property
     def policy(self) -> Backoff:
         """The back-off with nothing left out."""
-        return self.backoff.filled(DEFAULT_ON_UNAVAILABLE)
+        return self.backoff.fill_from(DEFAULT_ON_UNAVAILABLE)
 
     @property
     def systems(self) -> SystemErrors:
@@ -174,7 +174,7 @@ if TYPE_CHECKING:
 else:
 
     def _one_of(sections: Mapping[str, type[Section]], not_yet: Iterable[str]) -> type[OneOf]:
-        """Return a model that has a field for each kind, in the order of the registry."""
+        """Returns a model that has a field for each kind, in the order of the registry."""
         fields_of = {name: (section | None, None) for name, section in sections.items()}
         later = dict.fromkeys(not_yet, (Any, None))
         return create_model("OneOfKinds", __base__=OneOf, **fields_of, **later)

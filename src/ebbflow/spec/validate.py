@@ -39,13 +39,13 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def validate(model: type[M], data: Any, *, python_names: bool) -> tuple[M | None, list[Finding]]:
-    """The data as that model, and what is wrong with its fields.
+    """Returns the data as that model, and what is wrong with its fields.
 
     ``python_names`` accepts ``read_batch_size`` beside ``readBatchSize``. With findings, the
     model is only good for looking for more; ``None`` if too little was left to make one.
     """
     findings: list[Finding] = []
-    rest = _copied(data)
+    rest = _copy(data)
     for _ in range(_ROUNDS):
         try:
             spec = model.model_validate(rest, by_alias=True, by_name=python_names)
@@ -60,7 +60,7 @@ def validate(model: type[M], data: Any, *, python_names: bool) -> tuple[M | None
 
 
 def concerns(finding: Finding, path: FieldPath) -> bool:
-    """Whether the finding is about this field, something in it or something around it."""
+    """Returns whether the finding is about this field, something in it or something around it."""
     shorter = min(len(finding.path), len(path))
     return finding.path[:shorter] == path[:shorter]
 
@@ -78,12 +78,14 @@ def _finding(model: type[BaseModel], error: ErrorDetails) -> Finding:
         allowed = _LIMITS[kind].format(**error.get("ctx", {}))
         return Finding("EB104", f"{label} must be {allowed}, not {shown(error['input'])}", path)
     if kind in _EXPECTED:
-        given = _given(error, hidden=kind == "model_type" and _is_secret(_section(model, path)))
+        given = _quote_input(
+            error, hidden=kind == "model_type" and _is_secret(_section(model, path))
+        )
         return Finding("EB103", f"{label} must be {_EXPECTED[kind]}, not {given}", path)
     return Finding("EB103", f"{label}: {error['msg']}", path)
 
 
-def _given(error: ErrorDetails, hidden: bool) -> str:
+def _quote_input(error: ErrorDetails, hidden: bool) -> str:
     value = error["input"]
     if hidden and not isinstance(value, list):
         return "a single value"
@@ -92,7 +94,7 @@ def _given(error: ErrorDetails, hidden: bool) -> str:
 
 
 def _is_secret(section: type[BaseModel]) -> bool:
-    """Whether it says where secrets are, or holds a section that does.
+    """Returns whether it says where secrets are, or holds a section that does.
 
     Whoever writes something else in its place may have written the secret.
     """
@@ -119,7 +121,7 @@ def _unknown(model: type[BaseModel], path: FieldPath) -> str:
 
 
 def _section(section: type[BaseModel], path: FieldPath) -> type[BaseModel]:
-    """The class of the mapping at ``path`` inside a section."""
+    """Returns the class of the mapping at ``path`` inside a section."""
     for part in path:
         for name, field in section.model_fields.items():
             if part in (name, field.alias):
@@ -133,11 +135,11 @@ def _class_in(annotation: Any) -> type[BaseModel] | None:
     return next(filter(None, map(_class_in, get_args(annotation))), None)
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     # Not deepcopy: user code stays the very object it is.
     if isinstance(value, Mapping):
-        return {key: _copied(item) for key, item in value.items()}
-    return [_copied(item) for item in value] if isinstance(value, list) else value
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list) else value
 
 
 def _set_aside(data: Any, path: FieldPath, kind: str) -> None:
@@ -153,7 +155,7 @@ def _set_aside(data: Any, path: FieldPath, kind: str) -> None:
     if isinstance(data, dict) and isinstance(last, str):
         data.pop(last, None)
         if last in _STAND_INS and kind != "extra_forbidden":
-            data[last] = _copied(_STAND_INS[last])
+            data[last] = _copy(_STAND_INS[last])
     elif isinstance(data, list) and isinstance(last, int):
         data[last] = {} if kind == "model_type" else ""
 

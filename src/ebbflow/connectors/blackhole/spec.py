@@ -10,5 +10,5 @@ class BlackholeSpec(SinkSection):
     """Forgets every message. Has no settings."""
 
     def plan(self, retried: bool) -> BlackholeSink:
-        """Return the plan of a blackhole sink."""
+        """Returns the plan of a blackhole sink."""
         return BlackholeSink()

@@ -58,7 +58,7 @@ class FileSink:
     def open(self) -> None:
         """See whether the file can be written to; if not, the vertex is shown as failing."""
         try:
-            with _locked(self._path(), None):
+            with _lock(self._path(), None):
                 pass
         except OSError as error:
             raise SetupError(f"{self._path()} cannot be written: {error.strerror}.") from None
@@ -89,7 +89,7 @@ class FileSink:
         return Path(path)
 
     def _append(self, lines: bytes) -> None:
-        with _locked(self._path(), self._settings.max_bytes) as file:
+        with _lock(self._path(), self._settings.max_bytes) as file:
             end = os.fstat(file).st_size
             try:
                 _write(file, lines)
@@ -100,8 +100,8 @@ class FileSink:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, max_bytes: int | None) -> Iterator[int]:
-    """The file, with whole lines only and nobody else's until the context ends."""
+def _lock(path: Path, max_bytes: int | None) -> Iterator[int]:
+    """Opens the file, with whole lines only, and locks it until the context ends."""
     _make(path.parent)
     while True:
         file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -109,7 +109,7 @@ def _locked(path: Path, max_bytes: int | None) -> Iterator[int]:
             fcntl.flock(file, fcntl.LOCK_EX)
             if not _is_still(file, path):
                 continue
-            size = _mended(file)
+            size = _mend(file)
             if max_bytes is not None and size >= max_bytes:
                 _set_aside(path)
                 continue
@@ -122,15 +122,15 @@ def _locked(path: Path, max_bytes: int | None) -> Iterator[int]:
 
 
 def _is_still(file: int, path: Path) -> bool:
-    """Whether the file has its name still: another process may have set it aside meanwhile."""
+    """Returns whether the file still has its name: another process may have set it aside."""
     try:
         return os.path.samestat(os.fstat(file), os.stat(path))
     except FileNotFoundError:
         return False
 
 
-def _mended(file: int) -> int:
-    """The size of the file, without what is behind the last line end."""
+def _mend(file: int) -> int:
+    """Cuts off what is behind the last line end, and returns the size of the rest."""
     size = os.fstat(file).st_size
     end = size
     while end > 0:
@@ -159,7 +159,7 @@ def _set_aside(path: Path) -> None:
 
 
 def _make(folder: Path) -> None:
-    """The folder and those above it, as durable as what will be in it."""
+    """Makes the folder and those above it, as durable as what will be in it."""
     if not folder.exists():
         _make(folder.parent)
         folder.mkdir(exist_ok=True)

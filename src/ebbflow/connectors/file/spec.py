@@ -51,7 +51,7 @@ class FileSinkSpec(SinkSection):
     )
 
     def plan(self, retried: bool) -> UserSink:
-        """Return the sink; a path that is not absolute begins where the run is started."""
+        """Returns the sink; a path that is not absolute begins where the run is started."""
         from ebbflow.connectors.file.sink import FileSettings, FileSink
 
         path = os.path.abspath(self.path)

@@ -48,7 +48,7 @@ class GeneratorSpec(SourceSection):
         return None if unlimited else self.rpu * 1000 / max(1, self.duration)
 
     def plan(self, pipeline: str, vertex: str) -> GeneratorPlan:
-        """Return the generator's settings."""
+        """Returns the generator's settings."""
         from ebbflow.connectors.generator.source import GeneratorPlan
 
         return GeneratorPlan(

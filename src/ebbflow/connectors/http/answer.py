@@ -48,7 +48,7 @@ class HttpAnswer:
 
 
 def parse_retry_after(text: str | None, now: datetime) -> float | None:
-    """Return the seconds that a ``Retry-After`` asks for: a number, or a date from now on."""
+    """Returns the seconds that a ``Retry-After`` asks for: a number, or a date from now on."""
     if text is None:
         return None
     try:
@@ -64,12 +64,12 @@ def parse_retry_after(text: str | None, now: datetime) -> float | None:
 
 
 def _bounded(seconds: float) -> float | None:
-    """Not longer than anybody would wait, and a time at all."""
+    """Returns the wait, at most an hour; ``None`` for what is not a number."""
     return None if math.isnan(seconds) else min(max(0.0, seconds), LONGEST_WAIT)
 
 
 def decide(datum: Datum, answer: HttpAnswer, retried: bool) -> Response:
-    """Return the response for a message that the whole answer is about.
+    """Returns the response for a message that the whole answer is about.
 
     ``retried`` says that the sink has a retry strategy.
     """
@@ -77,7 +77,7 @@ def decide(datum: Datum, answer: HttpAnswer, retried: bool) -> Response:
 
 
 def decide_each(data: Sequence[Datum], answer: HttpAnswer, retried: bool) -> list[Response]:
-    """Return the responses for the messages of a batch."""
+    """Returns the responses for the messages of a batch."""
     if not 200 <= answer.status < 300:
         return [decide(one, answer, retried) for one in data]
     if not answer.whole:
@@ -90,7 +90,7 @@ def decide_each(data: Sequence[Datum], answer: HttpAnswer, retried: bool) -> lis
 
 
 def _entries(body: bytes) -> dict[Any, Mapping[str, Any]] | None:
-    """The entries by id; none when the answer is no array."""
+    """Returns the entries by id; none when the answer is no array."""
     try:
         found = json.loads(body)
     except ValueError:

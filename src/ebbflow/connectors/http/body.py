@@ -22,8 +22,8 @@ class Body:
         self._largest = largest
         self._ended = False
 
-    def announced(self) -> int:
-        """How long it says it is, 0 if it comes in pieces; ``Refusal`` if it may not be."""
+    def announced_size(self) -> int:
+        """Returns the announced length, 0 for a body in pieces; ``Refusal`` if it may not be."""
         text = self._request.headers.get("content-length")
         if text is None:
             if "transfer-encoding" not in self._request.headers:
@@ -37,7 +37,7 @@ class Body:
             raise Refusal(413, f"a body may have {self._largest:,} bytes, not {size:,} or more")
 
     async def read(self, place: RequestRoom, within: float) -> bytes:
-        """All of it, in the place that there is for it."""
+        """Returns the whole body; ``place`` grows with what has arrived of it."""
         body = bytearray()
         try:
             async with asyncio.timeout(within):
@@ -57,8 +57,8 @@ class Body:
             self._ended = not message.get("more_body", False)
             yield message.get("body", b"")
 
-    async def discarded(self) -> bool:
-        """Whether nothing of it is left to come, after a moment of reading and forgetting.
+    async def discard_rest(self) -> bool:
+        """Reads and forgets the rest for a moment; returns whether nothing is left to come.
 
         An answer to somebody who is still sending may get lost. Who asked first whether to send
         has not begun.

@@ -26,7 +26,7 @@ class Framing(h11.Connection):
     """
 
     def next_event(self) -> Any:
-        """The next part of a request; ``RemoteProtocolError`` if there can be none."""
+        """Returns the next part of a request; ``RemoteProtocolError`` if there can be none."""
         event = super().next_event()
         if isinstance(event, h11.Request) and {name for name, _ in event.headers} >= _BOTH:
             raise h11.RemoteProtocolError("content-length with transfer-encoding")

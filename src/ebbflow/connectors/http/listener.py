@@ -61,7 +61,7 @@ class HttpListener:
         self.endpoint = endpoint
         self.takers: dict[str, Taker] = {}
         tls = _tls(endpoint.certificate)
-        self._socket = _bound(endpoint)
+        self._socket = _bind(endpoint)
         self.url = _url(self._socket, secured=tls is not None)
         try:
             self.link = Link(server)
@@ -121,7 +121,7 @@ class HttpListener:
                 Route("/health", self._health, methods=["GET"]),
                 Route("/vertices/{vertex}", self._post, methods=["POST"]),
             ],
-            exception_handlers={HTTPException: _explained, Exception: _broken},
+            exception_handlers={HTTPException: _explain, Exception: _tell_broken},
         )
         app.router.redirect_slashes = False
         return app
@@ -150,13 +150,13 @@ class HttpListener:
         return Refusal(404, "there is no http source of that name here")
 
 
-def _explained(request: Request, error: Exception) -> Response:
-    """What the framework refuses: a path that is not there, a method that is not allowed."""
+def _explain(request: Request, error: Exception) -> Response:
+    """Answers what the framework refuses: an unknown path, a method that is not allowed."""
     assert isinstance(error, HTTPException)
     return JSONResponse({"reason": error.detail}, error.status_code, error.headers)
 
 
-def _broken(request: Request, error: Exception) -> Response:
+def _tell_broken(request: Request, error: Exception) -> Response:
     reason = f"the http source failed: {type(error).__name__}"
     return JSONResponse({"reason": reason}, 500, {"connection": "close"})
 
@@ -167,7 +167,7 @@ _shared: dict[tuple[str, str, int], HttpListener] = {}
 
 
 def acquire(spot: Spot, endpoint: Endpoint, read_timeout: float) -> HttpListener:
-    """The listener of the vertex's pipeline there, one for all vertices that share it."""
+    """Returns the listener of the vertex's pipeline there, one for all vertices that share it."""
     listener = _shared.get(key := (spot.pipeline, endpoint.host, endpoint.port))
     if listener is None:
         listener = _shared[key] = HttpListener(endpoint, spot.link.server, read_timeout)
@@ -181,7 +181,7 @@ def acquire(spot: Spot, endpoint: Endpoint, read_timeout: float) -> HttpListener
 
 
 def release(spot: Spot, listener: HttpListener) -> None:
-    """The vertex listens no more; the port is free when none does."""
+    """Ends the listening of a vertex; the port is free when the last one has ended."""
     listener.takers.pop(spot.vertex, None)
     if not listener.takers:
         del _shared[spot.pipeline, listener.endpoint.host, listener.endpoint.port]
@@ -189,11 +189,11 @@ def release(spot: Spot, listener: HttpListener) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it; ``SetupError`` when there is no such host."""
-    return all(ipaddress.ip_address(address[0]).is_loopback for _, address in _resolved(host, 0))
+    """Returns whether only this machine can reach it; ``SetupError`` when there is no such host."""
+    return all(ipaddress.ip_address(address[0]).is_loopback for _, address in _resolve(host, 0))
 
 
-def _resolved(host: str, port: int) -> list[tuple[int, Any]]:
+def _resolve(host: str, port: int) -> list[tuple[int, Any]]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -205,8 +205,8 @@ def _resolved(host: str, port: int) -> list[tuple[int, Any]]:
     return [(family, address) for family, _, _, _, address in found]
 
 
-def _bound(endpoint: Endpoint) -> socket.socket:
-    family, address = _resolved(endpoint.host, endpoint.port)[0]
+def _bind(endpoint: Endpoint) -> socket.socket:
+    family, address = _resolve(endpoint.host, endpoint.port)[0]
     # Named as TCP, or asyncio would let each answer wait for the client to acknowledge its head.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -224,7 +224,7 @@ def _bound(endpoint: Endpoint) -> socket.socket:
 
 
 def _url(bound: socket.socket, secured: bool) -> str:
-    """Where it is, with the port that it got."""
+    """Returns the address, with the port that the system gave."""
     host, port = bound.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     return f"{'https' if secured else 'http'}://{shown}:{port}"

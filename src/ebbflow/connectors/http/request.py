@@ -83,7 +83,7 @@ class Envelope:
         )
 
     def rows(self, body: bytes, now: int) -> pa.RecordBatch:
-        """The messages in the body; ``Refusal`` if a batch has none or too many."""
+        """Returns the messages in the body; ``Refusal`` if a batch has none or too many."""
         values = _lines(body) if self.is_batch else [body]
         count = len(values)
         self._check_headers(count)

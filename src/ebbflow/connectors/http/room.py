@@ -24,7 +24,7 @@ class Room:
 
     @contextmanager
     def place(self, size: int) -> Iterator[RequestRoom]:
-        """A place for a request with a body of that size; ``Refusal`` when there is none."""
+        """Holds room for a request with a body of that size; ``Refusal`` when there is none."""
         self.check(1, size)
         place = RequestRoom(self, size)
         self._inside += 1
@@ -39,7 +39,7 @@ class Room:
                 self._empty.set()
 
     def check(self, requests: int, size: int) -> None:
-        """Whether there is room for so much more; ``Refusal`` if not."""
+        """Raises ``Refusal`` unless there is room for so much more."""
         if self._inside + requests > self._requests or self._held + size > self._bytes:
             raise Refusal(429, "too many requests are on their way", retry=_AGAIN)
 
@@ -48,8 +48,8 @@ class Room:
         self.check(0, size)
         self._held += size
 
-    async def emptied(self) -> None:
-        """Return when no request is on its way."""
+    async def wait_until_empty(self) -> None:
+        """Returns when no request is on its way."""
         await self._empty.wait()
 
 

@@ -53,7 +53,7 @@ class ClientTls:
     key: Secret | None = None
 
     def context(self) -> ssl.SSLContext:
-        """Return a client's TLS, with the server's name checked."""
+        """Returns a client's TLS, with the server's name checked."""
         context = tls.trusting(self.ca)
         if self.cert is not None and self.key is not None:
             tls.identify(context, self.cert, self.key.reveal())

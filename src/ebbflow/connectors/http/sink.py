@@ -108,7 +108,7 @@ class HttpSink:
         return away(datum, what, retried=settings.retried)
 
     async def _answer(self, body: bytes, headers: dict[str, str], longest: int) -> HttpAnswer | str:
-        """The answer to a request, or why there is none."""
+        """Returns the answer to a request, or why there is none."""
         import aiohttp
 
         async with self._gate:
@@ -136,7 +136,7 @@ class HttpSink:
 
 
 async def _read(response: aiohttp.ClientResponse, longest: int) -> tuple[bytes, bool]:
-    """The body, and whether it is all of it; a longer one is not read on."""
+    """Returns the body, and whether it is all of it; a longer one is not read on."""
     body = bytearray()
     async for piece in response.content.iter_any():
         body += piece
@@ -146,7 +146,7 @@ async def _read(response: aiohttp.ClientResponse, longest: int) -> tuple[bytes, 
 
 
 def split_records(records: Sequence[Record], batch: BatchSettings) -> Iterator[list[Record]]:
-    """The records in requests that are not larger than they may be; at least one in each."""
+    """Cuts the records into requests that keep to the batch's limits; each has at least one."""
     part: list[Record] = []
     size = 0
     for one in records:
@@ -160,7 +160,7 @@ def split_records(records: Sequence[Record], batch: BatchSettings) -> Iterator[l
 
 
 def _about(datum: Datum) -> dict[str, str]:
-    """What a request says of its message: the headers that an HTTP source understands."""
+    """Returns the headers of a request about its message, as an HTTP source understands them."""
     lineage = os.environ.get(LINEAGE, "")
     message_id = f"{lineage}/{datum.id}" if lineage else datum.id
     headers = {"x-numaflow-id": quote(message_id, safe=_VISIBLE)}

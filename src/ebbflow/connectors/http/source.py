@@ -107,7 +107,7 @@ class HttpFeed:
         listener, self._listener = self._listener, None
         if listener is not None:
             with contextlib.suppress(TimeoutError):
-                listener.link.run(self._room.emptied(), timeout=_GRACE)
+                listener.link.run(self._room.wait_until_empty(), timeout=_GRACE)
             release(self._spot, listener)
 
     # --- as the listener sees it ----------------------------------------------------------------
@@ -116,19 +116,19 @@ class HttpFeed:
         """Store what was posted and return the answer; ``Refusal`` if it is not stored."""
         body = Body(request, self._spot.largest)
         try:
-            return await self._taken(request, body)
+            return await self._take_in(request, body)
         except Refusal as refusal:
-            if not await body.discarded():
+            if not await body.discard_rest():
                 refusal.headers["connection"] = "close"
             raise
 
-    async def _taken(self, request: Request, body: Body) -> dict[str, object]:
+    async def _take_in(self, request: Request, body: Body) -> dict[str, object]:
         self._authorize(request.headers.get("authorization", ""))
         if failure := self.failure:
             raise Refusal(503, failure, retry=_AGAIN)
         now = time.time_ns() // 1000
         envelope = Envelope.of(request.headers.raw, now)
-        with self._room.place(body.announced()) as place:
+        with self._room.place(body.announced_size()) as place:
             value = await body.read(place, self._settings.read_timeout)
             rows = envelope.rows(value, now)
             place.cover(rows.nbytes)

@@ -104,7 +104,7 @@ class CertificateSpec(Section):
     key_secret: SecretRef = Field(description="its key")
 
     def read(self, where: str) -> Certificate:
-        """Return both, as they are now."""
+        """Returns both, as they are now."""
         chain = self.cert_secret.read(f"the certificate of {where}").reveal()
         return Certificate(chain, self.key_secret.read(f"the key of {where}"))
 
@@ -153,7 +153,7 @@ class HttpSourceSpec(SourceSection):
         return given if given is not None else 8_080 if self.tls is None else 8_443
 
     def plan(self, pipeline: str, vertex: str) -> FeedPlan:
-        """Return the feed, with all secrets read."""
+        """Returns the feed, with all secrets read."""
         require_extra("The http source", "http", "starlette", "uvicorn")
         from ebbflow.buffers.feed import FeedPlan
         from ebbflow.connectors.http.source import HttpFeed
@@ -161,7 +161,7 @@ class HttpSourceSpec(SourceSection):
         return FeedPlan(HttpFeed, self.settings(f"the http source {vertex}"))
 
     def settings(self, where: str) -> HttpSourceSettings:
-        """Return how posts are taken in; ``where`` says whose the secrets are."""
+        """Returns how posts are taken in; ``where`` says whose the secrets are."""
         token = self.auth.token.read(f"the token of {where}") if self.auth else None
         certificate = self.tls.read(where) if self.tls else None
         return HttpSourceSettings(
@@ -200,14 +200,14 @@ class HttpSinkSpec(SinkSection):
     batch: BatchSpec | None = None
 
     def plan(self, retried: bool) -> UserSink:
-        """Return the sink, with all secrets read."""
+        """Returns the sink, with all secrets read."""
         require_extra("The http sink", "http", "aiohttp")
         from ebbflow.connectors.http.sink import HttpSink
 
         return UserSink(partial(HttpSink, self.settings(retried)))
 
     def settings(self, retried: bool) -> HttpSinkSettings:
-        """Return where and how to send, with all secrets read."""
+        """Returns where and how to send, with all secrets read."""
         where = f"the http sink to {self.url}"
         token = self.auth.token if self.auth else None
         basic = self.auth.basic if self.auth else None
@@ -226,7 +226,7 @@ class HttpSinkSpec(SinkSection):
 
 
 def _read_tls(section: Tls, where: str) -> ClientTls:
-    """Return the files' contents; ``SetupError`` when they do not fit together."""
+    """Returns the files' contents; ``SetupError`` when they do not fit together."""
     contents = section.contents(where)
     key = Secret(contents["key"]) if "key" in contents else None
     client = ClientTls(contents.get("ca"), contents.get("cert"), key)

@@ -55,7 +55,7 @@ class Acks:
         return acks
 
     async def confirm(self, answers: Sequence[tuple[str, bytes]], within: float) -> None:
-        """Return when the server has confirmed all; each is a reply subject and what to say.
+        """Returns when the server has confirmed all; each is a reply subject and what to say.
 
         ``JetStreamUnavailable`` when that takes too long.
         """

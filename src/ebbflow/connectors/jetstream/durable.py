@@ -37,7 +37,7 @@ class Durable:
     ack_wait: float | None = None
 
     def config(self) -> dict[str, Any]:
-        """The consumer as it is made. Messages that wait for a delay must not hold up others."""
+        """Returns the consumer to make. Messages that wait for a delay must not hold up others."""
         return {
             "durable_name": self.name,
             "ack_policy": "explicit",
@@ -60,12 +60,12 @@ class Durable:
         }
 
     async def ensure(self, client: SecuredClient) -> dict[str, Any]:
-        """The configuration of the consumer, which is there from now on and fit.
+        """Returns the configuration of the consumer, which is there from now on and fit.
 
         ``SetupError`` when there is no such stream, or the consumer is not fit.
         """
         try:
-            found = await self._found(client)
+            found = await self._find(client)
             if found is None:
                 body = {"stream_name": self.stream, "config": self.config(), "action": "create"}
                 await self._call(client, f"CONSUMER.CREATE.{self.stream}.{self.name}", body)
@@ -80,7 +80,7 @@ class Durable:
             raise SetupError(f"Consumer {self.name} of stream {self.stream} {what}.", step)
         return config
 
-    async def _found(self, client: SecuredClient) -> dict[str, Any] | None:
+    async def _find(self, client: SecuredClient) -> dict[str, Any] | None:
         try:
             return await self.info(client)
         except api.ApiError as error:
@@ -96,12 +96,12 @@ class Durable:
                 raise
 
     async def info(self, client: SecuredClient, patience: float = api.PATIENCE) -> dict[str, Any]:
-        """What the consumer is and how far it has got, as its leader knows."""
+        """Returns what the consumer is and how far it has got, as its leader knows."""
         call = f"CONSUMER.INFO.{self.stream}.{self.name}"
         return await api.call(client, call, patience=patience)
 
     async def is_gone(self, client: SecuredClient) -> bool:
-        """Whether the consumer or its stream was deleted; ``False`` as long as nobody can tell."""
+        """Returns whether consumer or stream were deleted; ``False`` while nobody can tell."""
         try:
             await self.info(client, patience=2.0)
         except api.ApiError as error:
@@ -111,7 +111,7 @@ class Durable:
         return False
 
     def _problems(self, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """What makes a consumer unfit, and what to do about it."""
+        """Returns what makes a consumer unfit, and what to do about it."""
         other = "Name another consumer in the spec, or leave that out to have one made."
         if config.get("deliver_subject"):
             yield "pushes its messages; it has to be a pull consumer", other

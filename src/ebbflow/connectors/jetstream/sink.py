@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ebbflow.connectors.nats.connection import outside_link, renewed
+from ebbflow.connectors.nats.connection import outside_link, renew_link
 from ebbflow.connectors.nats.publishing import PublishSettings
 from ebbflow.errors import MessageTooLarge, PermanentPublishError, PublishError, SetupError
 from ebbflow.message import Datum, Response
@@ -35,7 +35,7 @@ class JetStreamSink:
     def __call__(self, data: list[Datum]) -> list[Response]:
         """Publish all, many at a time."""
         try:
-            self._link = renewed(self._link, "jetstream sink")
+            self._link = renew_link(self._link, "jetstream sink")
         except SetupError as error:
             return [self._settings.away(datum, str(error)) for datum in data]
         return self._link.run(self._publish(data))
@@ -45,11 +45,11 @@ class JetStreamSink:
 
         async def one(datum: Datum) -> Response:
             async with gate:
-                return await self._stored(datum)
+                return await self._publish_one(datum)
 
         return await asyncio.gather(*map(one, data))
 
-    async def _stored(self, datum: Datum) -> Response:
+    async def _publish_one(self, datum: Datum) -> Response:
         try:
             message = self._settings.message(datum)
             await publish(

@@ -86,7 +86,7 @@ class JetStreamSourceSpec(NatsAccess, SourceSection):
         return {_SPELLED.get(name, name): value for name, value in given.items()}
 
     def plan(self, pipeline: str, vertex: str) -> Pulled:
-        """Return the source, with all secrets read; its consumer is named after the vertex."""
+        """Returns the source, with all secrets read; its consumer is named after the vertex."""
         from ebbflow.connectors.jetstream.durable import Durable
         from ebbflow.connectors.jetstream.source import JetStreamSettings, JetStreamSource
 
@@ -105,7 +105,7 @@ class JetStreamSinkSpec(NatsTarget, SinkSection):
     """Publishes each message to the stream that has the subject, and waits until it is stored."""
 
     def plan(self, retried: bool) -> UserSink:
-        """Return the sink, with all secrets read."""
+        """Returns the sink, with all secrets read."""
         from ebbflow.connectors.jetstream.sink import JetStreamSink
 
         return UserSink(partial(JetStreamSink, self.settings(retried)))

@@ -80,12 +80,12 @@ class Complaints:
 
 
 def describe(error: KafkaError) -> str:
-    """Return an error on one line, by its name and what it says."""
+    """Returns an error on one line, by its name and what it says."""
     return " ".join(f"{error.name()}: {error.str()}".split())
 
 
 def make_client(kind: type[Any], settings: dict[str, Any], complaints: Complaints) -> Any:
-    """Return a producer or consumer; ``SetupError`` if it does not know a setting."""
+    """Returns a producer or consumer; ``SetupError`` if it does not know a setting."""
     try:
         return kind(settings | {"error_cb": complaints}, logger=_silent)
     except KafkaException as error:
@@ -109,15 +109,15 @@ def find_topics(
     final = _FORBIDDEN if made_by_asking else _FORBIDDEN | _MISSING
     deadline = time.monotonic() + _ANSWER_WITHIN
     for topic in topics:
-        while (error := _asked(client, topic)) is not None:
+        while (error := _ask(client, topic)) is not None:
             client.poll(0)  # what went wrong is told to ``complaints``
             if error.code() in final or complaints.refused or time.monotonic() > deadline:
-                raise unreachable(access, topic, error, complaints)
+                raise explain_unreachable(access, topic, error, complaints)
             time.sleep(0.1)
 
 
-def _asked(client: Any, topic: str) -> KafkaError | None:
-    """Why the topic cannot be used, or ``None`` if it can."""
+def _ask(client: Any, topic: str) -> KafkaError | None:
+    """Returns why the topic cannot be used, or ``None`` if it can."""
     try:
         found = client.list_topics(topic, timeout=_TRY_FOR).topics[topic]
     except KafkaException as error:
@@ -125,10 +125,10 @@ def _asked(client: Any, topic: str) -> KafkaError | None:
     return found.error  # type: ignore[no-any-return]
 
 
-def unreachable(
+def explain_unreachable(
     access: KafkaAccess, topic: str, error: KafkaError, complaints: Complaints
 ) -> SetupError:
-    """Why a topic cannot be used, and what to do."""
+    """Returns why a topic cannot be used, and what to do."""
     where = f"Kafka at {access}"
     if complaints.refused is not None:
         what, next_step = _REFUSED[complaints.refused.code()]
@@ -163,13 +163,13 @@ class Lookup:
         self._client.close()
 
     def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """The offset behind the last message of each."""
+        """Returns the offset behind the last message of each."""
         asked = [TopicPartition(*one, OFFSET_END) for one in partitions]
         found = self._client.offsets_for_times(asked, timeout=_LOOKUP_WITHIN) if asked else []
         return {(one.topic, one.partition): one.offset for one in found}
 
     def committed(self, partitions: Iterable[Partition]) -> dict[Partition, int | None]:
-        """What the group has committed of each; ``None`` where it never has."""
+        """Returns what the group has committed of each; ``None`` where it never has."""
         asked = [TopicPartition(*one) for one in partitions]
         found = self._client.committed(asked, timeout=_LOOKUP_WITHIN) if asked else []
         return {
@@ -178,7 +178,7 @@ class Lookup:
         }
 
     def nothing_left(self, topics: Sequence[str]) -> bool:
-        """Whether the group has committed everything that is in the topics."""
+        """Returns whether the group has committed everything that is in the topics."""
         every = [(topic, number) for topic in topics for number in self._numbers(topic)]
         ends, committed = self.ends(every), self.committed(every)
         return all((committed[one] or 0) == ends[one] for one in every)

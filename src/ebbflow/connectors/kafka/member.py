@@ -80,7 +80,7 @@ FIXED: dict[str, Any] = {
 
 
 def consumer_settings(settings: KafkaSourceSettings) -> dict[str, Any]:
-    """All settings of the consumer, in librdkafka's words."""
+    """Returns all settings of the consumer, in librdkafka's words."""
     defaults: dict[str, Any] = {"auto.offset.reset": "earliest"}
     if dict(settings.access.config).get("group.protocol") != "consumer":
         defaults |= CLASSIC
@@ -108,7 +108,7 @@ class Member:
 
     def join(self) -> None:
         """Join the group; ``SetupError`` if the brokers or a topic are not there."""
-        self._consumer = self._joined()
+        self._consumer = self._join_group()
         self._lookup = Lookup(consumer_settings(self._settings))
         self._thread.start()
 
@@ -124,7 +124,7 @@ class Member:
     # --- for those who read and settle ----------------------------------------------------------
 
     def take(self, limit: int, timeout: float) -> list[Message]:
-        """What has come; ``SetupError`` for what the client does not get over by itself."""
+        """Returns what has come; ``SetupError`` for what the client does not get over by itself."""
         with self._change:
             self._change.wait_for(lambda: self._ahead or self._failure, timeout)
             taken, self._ahead = self._ahead[:limit], self._ahead[limit:]
@@ -155,7 +155,7 @@ class Member:
             return self._all_done and self._own_done()
 
     def behind(self) -> int | None:
-        """How many messages wait to be taken, in our partitions; ``None`` if that is not known."""
+        """Returns how many messages of our partitions wait to be taken; ``None`` while unknown."""
         with self._change:
             return None if self._behind is None else self._behind + len(self._ahead)
 
@@ -165,14 +165,14 @@ class Member:
         while not self._leaving:
             try:
                 if self._consumer is None:
-                    self._consumer = self._joined()
+                    self._consumer = self._join_group()
                 self._fetch()
                 self._commit()
                 self._look()
             except (SetupError, KafkaException) as error:
                 self._fail(error)
 
-    def _joined(self) -> Consumer:
+    def _join_group(self) -> Consumer:
         settings, complaints = self._settings, Complaints()
         own = consumer_settings(settings) | {"on_commit": self._on_commit}
         consumer: Consumer = make_client(Consumer, own, complaints)
@@ -213,8 +213,8 @@ class Member:
             self._resume()
         if found := self._consumer.consume(1, _POLL):
             # Noted before anything else is asked for: what comes next may take its partition away.
-            self._arrived(found)
-            self._arrived(self._consumer.consume(_AT_ONCE, 0))
+            self._take_in(found)
+            self._take_in(self._consumer.consume(_AT_ONCE, 0))
 
     def _has_room(self) -> bool:
         small = len(self._ahead) < _AHEAD and sum(map(len, self._ahead)) < _AHEAD_BYTES
@@ -228,7 +228,7 @@ class Member:
         self._consumer.resume(self._consumer.assignment())
         self._paused = False
 
-    def _arrived(self, found: list[Message]) -> None:
+    def _take_in(self, found: list[Message]) -> None:
         with self._change:
             for one in found:
                 progress, offset = self._partitions.get(_of(one)), one.offset()
@@ -243,9 +243,9 @@ class Member:
             self._change.notify_all()
         for error in (one.error() for one in found):
             if error is not None:
-                self._told(error)
+                self._raise_unless_passing(error)
 
-    def _told(self, error: KafkaError) -> None:
+    def _raise_unless_passing(self, error: KafkaError) -> None:
         if error.code() == KafkaError._PARTITION_EOF:
             return
         if error.fatal():
@@ -262,14 +262,14 @@ class Member:
         if time.monotonic() - self._committed < _COMMIT_EVERY:
             return
         self._committed = time.monotonic()
-        if moved := self._moved(list(self._partitions)):
+        if moved := self._to_commit(list(self._partitions)):
             try:
                 self._consumer.commit(offsets=moved, asynchronous=True)
             except KafkaException as error:
                 self._on_commit(error.args[0], moved)
 
-    def _moved(self, partitions: list[Partition]) -> list[TopicPartition]:
-        """What there is to commit, each only once."""
+    def _to_commit(self, partitions: list[Partition]) -> list[TopicPartition]:
+        """Returns what there is to commit, each only once."""
         moved = []
         with self._change:
             for one in partitions:
@@ -281,7 +281,7 @@ class Member:
         return moved
 
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        """What was not committed is committed the next time."""
+        """Has what was not committed be committed the next time."""
         with self._change:
             for one in partitions:
                 progress = self._partitions.get((one.topic, one.partition))
@@ -316,7 +316,7 @@ class Member:
         self._await_settling(gone)
         for one in gone:
             self._partitions[one].told = None
-        if moved := self._moved(gone):
+        if moved := self._to_commit(gone):
             _commit_for_certain(consumer, moved)
         self._forget(gone)
 

@@ -19,8 +19,8 @@ TOMBSTONE = "__tombstone"
 Headers = Sequence[tuple[str, bytes | str | None]] | None
 
 
-def read_back(key: bytes | str | None, headers: Headers) -> tuple[list[str], dict[str, str]]:
-    """The keys and headers of a record as those of a message; of several equal names the last."""
+def read_headers(key: bytes | str | None, headers: Headers) -> tuple[list[str], dict[str, str]]:
+    """Returns a message's keys and headers from those of a record; the last of equal names wins."""
     found = {name: _text(value) for name, value in headers or ()}
     names = _key_names(found)
     if names is None:
@@ -30,7 +30,7 @@ def read_back(key: bytes | str | None, headers: Headers) -> tuple[list[str], dic
 
 
 def _key_names(headers: Mapping[str, str]) -> list[str] | None:
-    """The headers that hold the keys, or ``None`` if there are none that do."""
+    """Returns the headers that hold the keys, or ``None`` if there are none that do."""
     count = headers.get(KEY_COUNT, "")
     if not count.isdecimal() or int(count) >= len(headers):
         return None
@@ -38,8 +38,8 @@ def _key_names(headers: Mapping[str, str]) -> list[str] | None:
     return names if all(name in headers for name in names) else None
 
 
-def written(keys: Sequence[str], headers: Mapping[str, str]) -> list[tuple[str, bytes]]:
-    """The headers of a record for a message's keys and headers."""
+def write_headers(keys: Sequence[str], headers: Mapping[str, str]) -> list[tuple[str, bytes]]:
+    """Returns the headers of a record for a message's keys and headers."""
     plain = {name: value for name, value in headers.items() if name != TOMBSTONE}
     numbered = {KEY.format(number): key for number, key in enumerate(keys)}
     every = plain | {KEY_COUNT: str(len(keys))} | numbered

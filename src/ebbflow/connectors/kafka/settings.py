@@ -55,7 +55,7 @@ class KafkaAccess:
         return ", ".join(self.brokers)
 
     def settings(self, defaults: dict[str, Any], fixed: dict[str, Any]) -> dict[str, Any]:
-        """All settings of a client: the user's win over ``defaults``, ``fixed`` over both."""
+        """Returns a client's settings: the user's win over ``defaults``, ``fixed`` over both."""
         protocol = f"{'SASL_' if self.login else ''}{'SSL' if self.tls else 'PLAINTEXT'}"
         return {
             "client.id": "ebbflow",

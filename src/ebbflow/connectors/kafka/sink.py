@@ -15,7 +15,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from ebbflow.connectors.kafka.client import Complaints, describe, find_topics, make_client
-from ebbflow.connectors.kafka.records import TOMBSTONE, written
+from ebbflow.connectors.kafka.records import TOMBSTONE, write_headers
 from ebbflow.connectors.kafka.settings import KafkaSinkSettings
 from ebbflow.connectors.outage import away
 from ebbflow.message import Datum, Response
@@ -42,7 +42,7 @@ Error = KafkaError | None
 
 
 def producer_settings(settings: KafkaSinkSettings) -> dict[str, Any]:
-    """All settings of the producer, in librdkafka's words."""
+    """Returns all settings of the producer, in librdkafka's words."""
     return settings.access.settings(DEFAULTS, FIXED)
 
 
@@ -58,12 +58,12 @@ class KafkaSink:
 
     def open(self) -> None:
         """Connect; ``SetupError`` if the brokers or the topic are not there."""
-        producer = self._made()
+        producer = self._make_producer()
         access, topic = self._settings.access, self._settings.topic
         find_topics(producer, [topic], access, self._complaints, made_by_asking=True)
         self._producer = producer
 
-    def _made(self) -> Any:
+    def _make_producer(self) -> Any:
         self._complaints = Complaints()
         return make_client(Producer, producer_settings(self._settings), self._complaints)
 
@@ -74,9 +74,9 @@ class KafkaSink:
     def __call__(self, data: list[Datum]) -> list[Response]:
         """Send all, wait for all, and say what became of each."""
         if self._producer is None:  # after an error that the last one does not get over
-            self._producer = self._made()
+            self._producer = self._make_producer()
         self._complaints.last = None
-        errors = self._sent(data)
+        errors = self._send(data)
         if len(data) > 1:
             self._send_refused_alone(data, errors)
         if any(error is not None and error.fatal() for error in errors):
@@ -87,7 +87,7 @@ class KafkaSink:
         """Brokers refuse batches as a whole: alone, most of its messages may well be taken."""
         trouble: Error = None
         for index in [index for index, error in enumerate(errors) if _is_refusal(error)]:
-            errors[index] = trouble or self._sent([data[index]])[0]
+            errors[index] = trouble or self._send([data[index]])[0]
             if not _is_refusal(errors[index]):
                 trouble = errors[index]  # the others need not wait for brokers that are gone
 
@@ -101,8 +101,8 @@ class KafkaSink:
             return Response.failure(datum.id, why)
         return away(datum, why, retried=self._settings.retried)
 
-    def _sent(self, data: Sequence[Datum]) -> list[Error]:
-        """The answer for each, when all have come or the longest wait is over."""
+    def _send(self, data: Sequence[Datum]) -> list[Error]:
+        """Returns the answer for each, when all have come or the longest wait is over."""
         errors: list[Error] = [KafkaError(KafkaError._TIMED_OUT)] * len(data)
 
         def answered(index: int, error: Error, _message: Any) -> None:
@@ -110,13 +110,13 @@ class KafkaSink:
 
         deadline = time.monotonic() + self._longest
         for index, datum in enumerate(data):
-            errors[index] = self._produced(datum, partial(answered, index), deadline)
+            errors[index] = self._produce(datum, partial(answered, index), deadline)
         if self._producer.flush(max(0.0, deadline - time.monotonic())):
             self._producer.purge()
             self._producer.flush(_MARGIN)
         return errors
 
-    def _produced(self, datum: Datum, answered: Callable[..., None], deadline: float) -> Error:
+    def _produce(self, datum: Datum, answered: Callable[..., None], deadline: float) -> Error:
         """Hand one to the producer; why it does not want it, or that there is no answer yet."""
         while True:
             try:
@@ -124,7 +124,7 @@ class KafkaSink:
                     self._settings.topic,
                     value=None if _deletes(datum) else datum.value,
                     key=":".join(datum.keys) if self._settings.set_key and datum.keys else None,
-                    headers=written(datum.keys, datum.headers),
+                    headers=write_headers(datum.keys, datum.headers),
                     on_delivery=answered,
                 )
                 return KafkaError(KafkaError._TIMED_OUT)

@@ -15,7 +15,7 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
 from ebbflow.connectors.kafka.client import Partition
 from ebbflow.connectors.kafka.member import Member
-from ebbflow.connectors.kafka.records import TOMBSTONE, Headers, read_back
+from ebbflow.connectors.kafka.records import TOMBSTONE, Headers, read_headers
 from ebbflow.connectors.kafka.settings import KafkaSourceSettings
 from ebbflow.source import Source, SourceMessage
 
@@ -37,7 +37,7 @@ class KafkaSource(Source):
         self._member.leave()
 
     def read(self, limit: int, timeout: float) -> list[SourceMessage]:
-        """What has come, up to ``limit`` messages."""
+        """Returns what has come, up to ``limit`` messages."""
         return [message_of(record) for record in self._member.take(limit, timeout)]
 
     def ack(self, offsets: Sequence[bytes]) -> None:
@@ -45,11 +45,11 @@ class KafkaSource(Source):
         self._member.settle(map(_place, offsets))
 
     def pending(self) -> int | None:
-        """How far this member is behind the ends of its partitions, if that is known."""
+        """Returns how far this member is behind the ends of its partitions, if that is known."""
         return self._member.behind()
 
     def partitions(self) -> list[int]:
-        """The numbers of the partitions that this member has, of all topics."""
+        """Returns the numbers of the partitions that this member has, of all topics."""
         return sorted({number for _, number in self._member.partitions})
 
     @property
@@ -64,8 +64,8 @@ def _place(offset: bytes) -> tuple[Partition, int]:
 
 
 def message_of(record: Message) -> SourceMessage:
-    """A record as a message of the pipeline; its offset is the same whoever reads it."""
-    keys, headers = read_back(record.key(), cast("Headers", record.headers()))
+    """Returns a record as a message of the pipeline; its offset is the same whoever reads it."""
+    keys, headers = read_headers(record.key(), cast("Headers", record.headers()))
     value = record.value()
     if value is None:
         headers[TOMBSTONE] = "true"

@@ -51,7 +51,7 @@ OWN = {
 
 
 def _config(given: Any) -> Any:
-    """The settings as texts, from a mapping or from Numaflow's lines."""
+    """Returns the settings as texts, from a mapping or from Numaflow's lines."""
     if isinstance(given, str):
         try:
             given = yaml.safe_load(given) or {}
@@ -199,7 +199,7 @@ class KafkaSourceSpec(KafkaSection, SourceSection):
     kafka_version: Any = Field(default=None, description="without effect")
 
     def plan(self, pipeline: str, vertex: str) -> Pulled:
-        """Return the source, with all secrets read; its group is named after the vertex.
+        """Returns the source, with all secrets read; its group is named after the vertex.
 
         A consumer is made once, to see that it takes its settings.
         """
@@ -225,7 +225,7 @@ class KafkaSinkSpec(KafkaSection, SinkSection):
     )
 
     def plan(self, retried: bool) -> UserSink:
-        """Return the sink, with all secrets read.
+        """Returns the sink, with all secrets read.
 
         A producer is made once, to see that it takes its settings.
         """

@@ -10,5 +10,5 @@ class LogSpec(SinkSection):
     """Writes every message to the log. Has no settings."""
 
     def plan(self, retried: bool) -> LogSink:
-        """Return the plan of a log sink."""
+        """Returns the plan of a log sink."""
         return LogSink()

@@ -19,15 +19,15 @@ _LEAVE = 5.0
 
 
 def outside_link(server: Addresses, what: str) -> Link:
-    """A link; ``what`` it is for, as in "source in", is told when it cannot be made."""
+    """Returns a link; an error names ``what`` it is for, as in "source in"."""
     try:
         return Link(server)
     except SetupError as error:
         raise _unreached(error, what) from None
 
 
-def renewed(link: Link, what: str) -> Link:
-    """The link, or another one in its place if the server has ended it for good."""
+def renew_link(link: Link, what: str) -> Link:
+    """Returns the link, or another one in its place if the server has ended it for good."""
     if link.client.ended is None:
         return link
     link.close()
@@ -35,7 +35,7 @@ def renewed(link: Link, what: str) -> Link:
 
 
 async def outside_client(server: Addresses, what: str) -> SecuredClient:
-    """A connection on the loop that this is called on."""
+    """Returns a connection on the loop that this is called on."""
     try:
         return await server.connect("ebbflow")
     except SetupError as error:
@@ -54,5 +54,5 @@ def _unreached(error: SetupError, what: str) -> SetupError:
 
 
 def not_allowed(error: AccessError) -> SetupError:
-    """The denial of something on such a server."""
+    """Returns the denial of something on such a server."""
     return SetupError(error.what, "Allow it there; the guide on NATS lists what is needed.")

@@ -20,7 +20,7 @@ _RESERVED = "nats-"
 
 
 def incoming(subject: str, headers: Mapping[str, str] | None) -> tuple[list[str], dict[str, str]]:
-    """The keys and headers of a message that has come; the subject is a header too."""
+    """Returns the keys and headers of a message that has come; the subject is a header too."""
     given = dict(headers or {})
     keys = _keys(given.get(KEYS, ""))
     if keys:
@@ -38,7 +38,7 @@ def _keys(text: str) -> list[str]:
 
 
 def outgoing(keys: Sequence[str], headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers that a message takes along."""
+    """Returns the headers that a message takes along."""
     kept = {
         name: value for name, value in headers.items() if not name.lower().startswith(_RESERVED)
     }

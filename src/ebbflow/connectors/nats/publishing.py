@@ -30,7 +30,7 @@ class PublishSettings:
     ack_wait: float
 
     def message(self, datum: Datum) -> Outgoing:
-        """What is sent; ``ValueError`` when NATS could not take it as it is."""
+        """Returns what is sent; ``ValueError`` when NATS could not take it as it is."""
         lineage = os.environ.get(LINEAGE, "")
         headers = outgoing(datum.keys, datum.headers)
         return Outgoing(self._subject(datum), datum.value, headers, f"{lineage}/{datum.id}")
@@ -43,5 +43,5 @@ class PublishSettings:
         return subject
 
     def away(self, datum: Datum, why: str) -> Response:
-        """The answer for a message that may be taken later."""
+        """Returns the answer for a message that may be taken later."""
         return away(datum, why, retried=self.retried)

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import nats.errors
 
-from ebbflow.connectors.nats.connection import outside_link, renewed
+from ebbflow.connectors.nats.connection import outside_link, renew_link
 from ebbflow.connectors.nats.publishing import PublishSettings
 from ebbflow.errors import AccessError, MessageTooLarge, SetupError
 from ebbflow.message import Datum, Response
@@ -36,13 +36,13 @@ class NatsSink:
     def __call__(self, data: list[Datum]) -> list[Response]:
         """Publish all, and wait until the server has seen them."""
         try:
-            self._link = renewed(self._link, "nats sink")
+            self._link = renew_link(self._link, "nats sink")
         except SetupError as error:
             return [self._settings.away(datum, str(error)) for datum in data]
         return self._link.run(self._publish(data))
 
     async def _publish(self, data: list[Datum]) -> list[Response]:
-        messages = {datum.id: self._checked(datum) for datum in data}
+        messages = {datum.id: self._check(datum) for datum in data}
         fit = [one for one in messages.values() if isinstance(one, Outgoing)]
         trouble, denied = "", set[str]()
         try:
@@ -51,8 +51,8 @@ class NatsSink:
             trouble = f"NATS at {self._settings.server} did not take it: {error or type(error)}"
         return [self._answer(datum, messages[datum.id], trouble, denied) for datum in data]
 
-    def _checked(self, datum: Datum) -> Outgoing | str:
-        """The message, or why it can never be sent."""
+    def _check(self, datum: Datum) -> Outgoing | str:
+        """Returns the message, or why it can never be sent."""
         try:
             message = self._settings.message(datum)
             check_size(self._link.client, message.data, message.headers or {})

@@ -177,7 +177,7 @@ class NatsFeed:
                     self._bytes -= one.size
 
     def _chunk(self) -> list[_Came]:
-        """What goes into the next frame: whatever has come, up to the size of a frame."""
+        """Returns what goes into the next frame: whatever has come, up to the size of a frame."""
         chunk: list[_Came] = []
         size = 0
         for one in self._waiting:

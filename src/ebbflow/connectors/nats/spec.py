@@ -101,7 +101,7 @@ class NatsAuth(Section):
         return self
 
     def contents(self, where: str) -> dict[str, str]:
-        """The login as ``Login`` takes it, read now."""
+        """Returns the login as ``Login`` takes it, read now."""
         if self.basic is not None:
             named = {"user": self.basic.user, "password": self.basic.password}
         else:
@@ -124,7 +124,7 @@ class NatsAccess(Section):
     tls: Tls | None = None
 
     def addresses(self, where: str) -> Addresses:
-        """Where to connect and how, with all secrets read; ``where`` says whose they are."""
+        """Returns where to connect, with all secrets read; ``where`` says whose they are."""
         from ebbflow.nats.address import Addresses
         from ebbflow.nats.login import Login, LoginError
 
@@ -142,7 +142,7 @@ class NatsAccess(Section):
 
 
 def _with_tls(url: str) -> str:
-    """The URL as one that does not do without TLS."""
+    """Returns the URL as one that does not do without TLS."""
     return f"tls://{url.strip().removeprefix('nats://').removeprefix('tls://')}"
 
 
@@ -158,7 +158,7 @@ class NatsSourceSpec(NatsAccess, SourceSection):
     )
 
     def plan(self, pipeline: str, vertex: str) -> FeedPlan:
-        """Return the feed, with all secrets read."""
+        """Returns the feed, with all secrets read."""
         from ebbflow.buffers.feed import FeedPlan
         from ebbflow.connectors.nats.source import NatsFeed, NatsSettings
 
@@ -187,7 +187,7 @@ class NatsTarget(NatsAccess):
         return self
 
     def settings(self, retried: bool) -> PublishSettings:
-        """Return where to publish, with all secrets read."""
+        """Returns where to publish, with all secrets read."""
         from ebbflow.connectors.nats.publishing import PublishSettings
 
         return PublishSettings(
@@ -203,7 +203,7 @@ class NatsSinkSpec(NatsTarget, SinkSection):
     """Publishes each message to whoever listens; whether anybody does is not known."""
 
     def plan(self, retried: bool) -> UserSink:
-        """Return the sink, with all secrets read."""
+        """Returns the sink, with all secrets read."""
         from ebbflow.connectors.nats.sink import NatsSink
 
         return UserSink(partial(NatsSink, self.settings(retried)))

@@ -40,7 +40,7 @@ def hush() -> None:
 
 
 def trouble(error: BaseException) -> Trouble:
-    """What caused an error, in its own words on one line."""
+    """Returns what caused an error, in its own words on one line."""
     causes = list(_causes(error))
     if not causes:
         return _python(error)
@@ -60,7 +60,7 @@ def trouble(error: BaseException) -> Trouble:
 
 
 def _state(cause: Any) -> str:
-    """The five letters and digits by which SQL knows an error; empty if it does not."""
+    """Returns the five letters and digits by which SQL knows an error; empty if it does not."""
     if _is(cause, _SQL_ERROR):
         return cause.getSQLState() or ""
     found = _SQLSTATE.search(cause.getMessage() or "")
@@ -78,7 +78,7 @@ def _first_line(text: str) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[Any]:
-    """The Java exceptions behind an error, the outermost first."""
+    """Returns the Java exceptions behind an error, the outermost first."""
     cause = error.java_exception if isinstance(error, Py4JJavaError) else None
     if isinstance(error, PySparkException):
         cause = getattr(error, "_origin", None)
@@ -91,7 +91,7 @@ def _causes(error: BaseException) -> Iterator[Any]:
 
 
 def _telling(causes: list[Any]) -> Any:
-    """The one that says most: the database's, else Spark's with a name for it, else the first."""
+    """Returns the cause that says most: the database's, else one that Spark names."""
     of_database = [one for one in causes if _is(one, _SQL_ERROR)]
     own = [one for one in of_database if not _is(one, "java.sql.BatchUpdateException")]
     if own or of_database:
@@ -103,7 +103,7 @@ def _telling(causes: list[Any]) -> Any:
 
 
 def _suspect(cause: Any) -> int | None:
-    """The row of the batch that a database failed on, if it says so."""
+    """Returns the row of the batch that a database failed on, if it says so."""
     if not _is(cause, "java.sql.BatchUpdateException"):
         return None
     if found := _ENTRY.search(cause.getMessage() or ""):

@@ -17,9 +17,9 @@ from ebbflow.connectors.spark.settings import SparkSourceSettings
 from ebbflow.connectors.spark.unread import (
     COLUMN,
     Unread,
-    asked_for,
     fields_of,
-    looked_for,
+    looks_for_unread,
+    options_for_unread,
     unread_of,
 )
 from ebbflow.errors import SetupError
@@ -46,7 +46,7 @@ class Table:
 
 
 def open_table(spark: SparkSession, settings: SparkSourceSettings, vertex: str) -> Table:
-    """Return the table, streamed if it can and should be; ``SetupError`` if nobody can read it."""
+    """Returns the table, streamed if it can and should be; ``SetupError`` if nobody can read it."""
     known = _PARSED.match(find_format(spark, settings.format, vertex))
     cannot = f"{vertex} cannot read {settings.format.name}"
     try:
@@ -67,30 +67,30 @@ class _Opening:
         self._spark = spark
         self._settings = settings
         self._kind = kind
-        self._options = settings.format.revealed()
+        self._options = settings.format.reveal_options()
 
     def table(self) -> Table:
         """With an eye on rows that cannot be read, where Spark tells of them."""
         settings = self._settings
         usual = str(self._spark.conf.get("spark.sql.columnNameOfCorruptRecord"))
-        if not looked_for(settings.format, self._kind, settings.schema, usual):
-            return Table(self._opened(settings.schema))
+        if not looks_for_unread(settings.format, self._kind, settings.schema, usual):
+            return Table(self._open(settings.schema))
         assert self._kind is not None
         fields = fields_of(settings.schema) if settings.schema else self._read(None).schema
         unread = unread_of(self._kind, fields, usual, dict(settings.format.options))
-        self._options |= asked_for()
-        return Table(self._opened(unread.schema), unread)
+        self._options |= options_for_unread()
+        return Table(self._open(unread.schema), unread)
 
-    def _opened(self, schema: str | None) -> DataFrame:
+    def _open(self, schema: str | None) -> DataFrame:
         settings = self._settings
         if settings.stream is False:
             return self._read(schema)
         try:
-            return self._streamed(schema)
+            return self._read_stream(schema)
         except PySparkException as error:
             if _NO_SCHEMA in str(error):
                 # Of files that are there the schema can be found out.
-                return self._streamed(self._read(None).schema.toDDL())
+                return self._read_stream(self._read(None).schema.toDDL())
             if settings.stream or _UNSTREAMED not in str(error):
                 raise
             return self._read(schema)
@@ -99,13 +99,13 @@ class _Opening:
         reader = self._spark.read.format(self._settings.format.name).options(**self._options)
         return (reader if schema is None else reader.schema(schema)).load()
 
-    def _streamed(self, schema: str | None) -> DataFrame:
+    def _read_stream(self, schema: str | None) -> DataFrame:
         reader = self._spark.readStream.format(self._settings.format.name).options(**self._options)
         return (reader if schema is None else reader.schema(schema)).load()
 
 
 def as_messages(table: Table, settings: SparkSourceSettings, vertex: str) -> DataFrame:
-    """The rows as messages; ``SetupError`` names the expression that does not work.
+    """Returns the rows as messages; ``SetupError`` names the expression that does not work.
 
     A row that could not be read has only its text for a value, and ``unread`` says why.
     """
@@ -122,7 +122,7 @@ def as_messages(table: Table, settings: SparkSourceSettings, vertex: str) -> Dat
 def _columns(table: Table, settings: SparkSourceSettings, vertex: str) -> dict[str, Column]:
     rows = table.rows
 
-    def evaluated(field: str, text: str, shape: Callable[[Column], Column]) -> Column:
+    def evaluate(field: str, text: str, shape: Callable[[Column], Column]) -> Column:
         try:
             rows.select(shape(F.expr(text)))
         except Exception as error:
@@ -131,20 +131,20 @@ def _columns(table: Table, settings: SparkSourceSettings, vertex: str) -> dict[s
             ) from None
         return shape(F.expr(text))
 
-    columns = {"value": _value(table, settings, evaluated)}
+    columns = {"value": _value(table, settings, evaluate)}
     if settings.keys is not None:
         listed = isinstance(_type(rows, settings.keys), ArrayType)
-        columns["keys"] = evaluated("keys", settings.keys, _keys if listed else _key)
+        columns["keys"] = evaluate("keys", settings.keys, _keys if listed else _key)
     if settings.event_time is not None:
-        columns["event_time"] = evaluated(
+        columns["event_time"] = evaluate(
             "eventTime", settings.event_time, lambda c: c.cast("timestamp")
         )
     if settings.id is not None:
-        columns["id"] = evaluated("id", settings.id, lambda c: c.cast("string"))
+        columns["id"] = evaluate("id", settings.id, lambda c: c.cast("string"))
     if settings.headers:
         parts: list[Column] = []
         for name, text in settings.headers:
-            shaped = evaluated(f"header {name}", text, lambda c: c.cast("string"))
+            shaped = evaluate(f"header {name}", text, lambda c: c.cast("string"))
             parts += [F.lit(name), shaped]
         columns["headers"] = F.map_filter(F.create_map(*parts), lambda _, value: value.isNotNull())
     return columns
@@ -153,15 +153,15 @@ def _columns(table: Table, settings: SparkSourceSettings, vertex: str) -> dict[s
 def _value(
     table: Table,
     settings: SparkSourceSettings,
-    evaluated: Callable[[str, str, Callable[[Column], Column]], Column],
+    evaluate: Callable[[str, str, Callable[[Column], Column]], Column],
 ) -> Column:
-    """As asked for, else the column of that name, else the whole row as JSON."""
+    """Returns the value as asked for, else the column of that name, else the row as JSON."""
     text = settings.value
     if text is None:
         text = "value" if "value" in table.columns else _whole(table.columns)
     if isinstance(_type(table.rows, text), BinaryType):
-        return evaluated("value", text, lambda c: c)
-    return evaluated("value", text, lambda c: c.cast("string").cast("binary"))
+        return evaluate("value", text, lambda c: c)
+    return evaluate("value", text, lambda c: c.cast("string").cast("binary"))
 
 
 def _whole(columns: Sequence[str]) -> str:
@@ -170,7 +170,7 @@ def _whole(columns: Sequence[str]) -> str:
 
 
 def _type(table: DataFrame, text: str) -> object:
-    """The type of an expression; ``None`` if it does not work, which is told elsewhere."""
+    """Returns the type of an expression; ``None`` if it does not work, which is told elsewhere."""
     try:
         return table.select(F.expr(text)).schema[0].dataType
     except Exception:

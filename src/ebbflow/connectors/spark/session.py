@@ -30,7 +30,7 @@ def leaving_active(spark: SparkSession) -> Iterator[None]:
 
 
 def clone_session(spark: SparkSession, settings: Mapping[str, tuple[str, str]]) -> SparkSession:
-    """Return a session that knows what the given one knows, views and functions, and adds its own.
+    """Returns a session that knows what the given one knows, views and functions, and adds its own.
 
     ``settings`` have what Spark has if nobody says anything, and what is better; whatever somebody
     has said stays.
@@ -43,7 +43,7 @@ def clone_session(spark: SparkSession, settings: Mapping[str, tuple[str, str]]) 
 
 
 def find_format(spark: SparkSession, format: Format, where: str) -> str:
-    """Return the class of Spark's that knows the format; ``SetupError`` if there is none."""
+    """Returns the class of Spark's that knows the format; ``SetupError`` if there is none."""
     sources = spark._jvm.org.apache.spark.sql.execution.datasources.DataSource  # type: ignore[union-attr]
     conf = spark._jsparkSession.sessionState().conf()
     try:

@@ -19,12 +19,12 @@ class Format:
     options: tuple[tuple[str, str], ...] = ()
     secrets: tuple[tuple[str, Secret], ...] = ()
 
-    def revealed(self) -> dict[str, str]:
-        """Return all options, as Spark takes them."""
+    def reveal_options(self) -> dict[str, str]:
+        """Returns all options, as Spark takes them."""
         return dict(self.options) | {name: secret.reveal() for name, secret in self.secrets}
 
     def without_secrets(self, text: str) -> str:
-        """Return the text with every secret in it covered."""
+        """Returns the text with every secret in it covered."""
         for _, secret in self.secrets:
             text = text.replace(secret.reveal(), "***")
         return text

@@ -107,7 +107,7 @@ class SparkFeed:
                 wait = min(2 * wait, _LONGEST_WAIT)
 
     def _stream(self) -> None:
-        writer = self._stored(None).writeStream.format("noop")
+        writer = self._storing_rows(None).writeStream.format("noop")
         writer = writer.option("checkpointLocation", self._file("checkpoint").as_uri())
         settings = self._settings
         if settings.available_now or self._spot.drain:
@@ -122,7 +122,7 @@ class SparkFeed:
             query.stop()
 
     def _watch(self, query: StreamingQuery) -> None:
-        """Return when the query has ended, or is to end; raises why it failed."""
+        """Returns when the query has ended, or is to end; raises why it failed."""
         while query.isActive and not self._stopping.wait(_LOOK):
             if self._failure is not None and query.lastProgress is not None:
                 self._failure = None
@@ -143,10 +143,10 @@ class SparkFeed:
             return
         group, title = self._group, f"{self._spot.vertex}, read once"
         self._spot.spark.sparkContext.setJobGroup(group, title, interruptOnCancel=True)
-        self._stored(self._query_id()).collect()
+        self._storing_rows(self._query_id()).collect()
         complete.touch()
 
-    def _stored(self, query: str | None) -> DataFrame:
+    def _storing_rows(self, query: str | None) -> DataFrame:
         spot = self._spot
         storing = Storing(
             spot.link.server, spot.pipeline, spot.vertex, spot.partitions, spot.largest, query
@@ -154,7 +154,7 @@ class SparkFeed:
         return self._rows.mapInArrow(partial(store_on_worker, storing=storing), SCHEMA)
 
     def _query_id(self) -> str:
-        """The same each time until everything is read, so that nothing is stored twice."""
+        """Returns the same id until everything is read, so that nothing is stored twice."""
         file = self._file("query")
         if not file.exists():
             file.write_text(uuid4().hex, encoding="utf-8")

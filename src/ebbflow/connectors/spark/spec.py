@@ -67,7 +67,7 @@ class SparkSection(Section):
     )
 
     def read_format(self, where: str) -> Format:
-        """Return the format, with the secrets read now; ``where`` says whose they are."""
+        """Returns the format, with the secrets read now; ``where`` says whose they are."""
         secrets = {
             name: secret.read(f"the option {name} of {where}")
             for name, secret in self.secret_options.items()
@@ -125,14 +125,14 @@ class SparkSourceSpec(SparkSection, SourceSection):
         return self
 
     def plan(self, pipeline: str, vertex: str) -> FeedPlan:
-        """Return the feed, with all secrets read."""
+        """Returns the feed, with all secrets read."""
         from ebbflow.buffers.feed import FeedPlan
         from ebbflow.connectors.spark.source import SparkFeed
 
         return FeedPlan(SparkFeed, self.settings(f"the source {vertex}"))
 
     def settings(self, where: str) -> SparkSourceSettings:
-        """Return what to read and how; ``where`` says whose the secrets are."""
+        """Returns what to read and how; ``where`` says whose the secrets are."""
         every = self.trigger.processing_time if self.trigger else None
         return SparkSourceSettings(
             format=self.read_format(where),
@@ -162,7 +162,7 @@ class SparkSinkSpec(SparkSection, SinkSection):
     )
 
     def plan(self, retried: bool) -> SparkSink:
-        """Return where batches are written, with all secrets read."""
+        """Returns where batches are written, with all secrets read."""
         settings = SparkSinkSettings(
             format=self.read_format("the Spark sink"),
             mode=self.mode,

@@ -77,7 +77,7 @@ class Unread:
         broken = self._text.isNotNull()
         if self.kind != "json":
             return broken
-        whole = [_is_whole(_named(one.name), one.dataType) for one in self.fields]
+        whole = [_is_whole(_column(one.name), one.dataType) for one in self.fields]
         return broken & ~(self._is_shared & _all(whole))
 
     @property
@@ -98,13 +98,13 @@ class Unread:
         return F.struct(error.alias("error"), size.alias("size"))
 
     def _missing(self) -> Column:
-        names = [F.when(_named(one.name).isNull(), F.lit(one.name)) for one in self.fields]
+        names = [F.when(_column(one.name).isNull(), F.lit(one.name)) for one in self.fields]
         return F.concat(
             F.lit("Spark could not read all of it; null is: "), F.concat_ws(", ", *names)
         )
 
     def _faults(self) -> Iterator[Column]:
-        """A text for each field that has something in it and was not read."""
+        """Returns a text for each field that has something in it and was not read."""
         if self.kind == "xml":
             return
         as_texts = _texts(self.fields, nested=self.kind == "json")
@@ -115,7 +115,7 @@ class Unread:
         faults = [
             fault
             for one in self.fields
-            for fault in _compared(one, _named(one.name), found.getField(one.name), one.name)
+            for fault in _compare(one, _column(one.name), found.getField(one.name), one.name)
         ]
         yield from faults
         if self.kind == "csv":
@@ -123,8 +123,8 @@ class Unread:
             yield F.when(none, f"it does not have the {len(self.fields)} columns of the schema")
 
 
-def looked_for(format: Format, kind: str | None, schema: str | None, usual: str) -> bool:
-    """Whether rows that cannot be read are ours to find; ``SetupError`` if that is unclear.
+def looks_for_unread(format: Format, kind: str | None, schema: str | None, usual: str) -> bool:
+    """Returns whether rows that cannot be read are ours to find; ``SetupError`` if that is unclear.
 
     ``usual`` is the name of the column for them that Spark knows without being told.
     """
@@ -148,7 +148,7 @@ def looked_for(format: Format, kind: str | None, schema: str | None, usual: str)
 
 
 def fields_of(schema: str) -> StructType:
-    """The fields of a schema as it is written."""
+    """Returns the fields of a schema as it is written."""
     found = StructType.fromDDL(schema)
     if not isinstance(found, StructType):
         raise SetupError(f"the schema {schema!r} names no columns.", "Write name TYPE, …")
@@ -167,12 +167,12 @@ def unread_of(kind: str, fields: StructType, usual: str, options: Mapping[str, s
     return Unread(kind, StructType(own), chosen)
 
 
-def asked_for() -> dict[str, str]:
-    """The options by which Spark keeps what it cannot read."""
+def options_for_unread() -> dict[str, str]:
+    """Returns the options by which Spark keeps what it cannot read."""
     return {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": COLUMN}
 
 
-def _named(name: str) -> Column:
+def _column(name: str) -> Column:
     quoted = name.replace("`", "``")
     return F.col(f"`{quoted}`")
 
@@ -185,7 +185,7 @@ def _all(conditions: Sequence[Column]) -> Column:
 
 
 def _is_whole(value: Column, kind: DataType) -> Column:
-    """Whether nothing in the value is null, at any depth."""
+    """Returns whether nothing in the value is null, at any depth."""
     inside = F.lit(True)
     if isinstance(kind, StructType):
         inside = _all([_is_whole(value.getField(one.name), one.dataType) for one in kind])
@@ -197,7 +197,7 @@ def _is_whole(value: Column, kind: DataType) -> Column:
 
 
 def _texts(fields: StructType, nested: bool) -> StructType:
-    """The same fields, each of them as text."""
+    """Returns the same fields, each of them as text."""
 
     def as_text(kind: DataType) -> DataType:
         return _texts(kind, nested) if nested and isinstance(kind, StructType) else StringType()
@@ -205,11 +205,11 @@ def _texts(fields: StructType, nested: bool) -> StructType:
     return StructType([StructField(one.name, as_text(one.dataType)) for one in fields])
 
 
-def _compared(one: StructField, read: Column, text: Column, path: str) -> Iterator[Column]:
+def _compare(one: StructField, read: Column, text: Column, path: str) -> Iterator[Column]:
     if isinstance(one.dataType, StructType):
         for inner in one.dataType:
             name = inner.name
-            yield from _compared(inner, read.getField(name), text.getField(name), f"{path}.{name}")
+            yield from _compare(inner, read.getField(name), text.getField(name), f"{path}.{name}")
         return
     kind = one.dataType.simpleString().upper()
     told = F.concat(F.lit(f"{path} cannot be read as {kind}: "), F.substring(text, 1, _SHOWN))

@@ -38,7 +38,7 @@ class UserSourceSpec(CodeSection, SourceSection):
     METHODS = ("read", "ack")
 
     def plan(self, pipeline: str, vertex: str) -> Pulled:
-        """Return the user's class, to be called in a process beside the task."""
+        """Returns the user's class, to be called in a process beside the task."""
         return Pulled(self.code)
 
 
@@ -46,5 +46,5 @@ class UserSinkSpec(CodeSection, SinkSection):
     """A function or class of the user's that is called with messages."""
 
     def plan(self, retried: bool) -> UserSink:
-        """Return the user's code."""
+        """Returns the user's code."""
         return UserSink(self.code)

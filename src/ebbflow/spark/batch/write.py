@@ -71,7 +71,7 @@ class Write:
         writer.mode(settings.mode).options(**self._options()).save()
 
     def _options(self) -> dict[str, str]:
-        given = self._settings.format.revealed()
+        given = self._settings.format.reveal_options()
         if self._settings.format.name.lower() == "jdbc":
             # All rows of a piece in one batch of the driver's: the row it names is the one.
             given = {"batchsize": str(self._most), **given}

@@ -28,7 +28,7 @@ _EDGES = {
 
 
 def check_graph(spec: PipelineSpec) -> Iterator[Finding]:
-    """Everything that can be wrong with the edges."""
+    """Reports what is wrong with the edges."""
     if not spec.vertices:
         return
     if not spec.edges:
@@ -89,7 +89,7 @@ def _unreachable(spec: PipelineSpec, links: set[Link]) -> Iterator[Finding]:
     # What lacks an incoming edge has been reported; what follows from it is not its fault.
     entered = {to for _, to in links}
     starts = {v.name for v in spec.vertices if v.kind is VertexKind.SOURCE or v.name not in entered}
-    reached = _reached(starts, links)
+    reached = _reachable_from(starts, links)
     for index, vertex in enumerate(spec.vertices):
         if vertex.name not in reached:
             message = f"no source leads to {vertex.kind} {vertex.name!r}"
@@ -102,15 +102,15 @@ def _apart(spec: PipelineSpec, links: set[Link]) -> Iterator[Finding]:
     both_ways = [*links, *((to, from_) for from_, to in links)]
     connected = {name for link in links for name in link}
     first = next((v.name for v in spec.vertices if v.name in connected), None)
-    seen = _reached({first} if first else set(), both_ways)
+    seen = _reachable_from({first} if first else set(), both_ways)
     for index, vertex in enumerate(spec.vertices):
         if vertex.name in connected - seen and vertex.kind is VertexKind.SOURCE:
-            seen |= _reached({vertex.name}, both_ways)
+            seen |= _reachable_from({vertex.name}, both_ways)
             message = f"source {vertex.name!r} is not connected with {first!r}: make it a pipeline"
             yield Finding("EB306", f"{message} of its own", ("spec", "vertices", index, "name"))
 
 
-def _reached(starts: set[str], links: Iterable[Link]) -> set[str]:
+def _reachable_from(starts: set[str], links: Iterable[Link]) -> set[str]:
     following: dict[str, list[str]] = defaultdict(list)
     for from_, to in links:
         following[from_].append(to)

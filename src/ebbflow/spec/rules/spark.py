@@ -16,7 +16,7 @@ _NAMES = {"sql": "SQL", "dataframe": "a DataFrame function"}
 
 
 def check_batches(spec: PipelineSpec) -> Iterator[Finding]:
-    """Everything that a pipeline's batch vertices cannot have."""
+    """Reports what a pipeline's batch vertices cannot have."""
     for index, vertex in enumerate(spec.vertices):
         path: FieldPath = ("spec", "vertices", index)
         if vertex.udf is not None and vertex.udf.query is not None:
@@ -27,7 +27,7 @@ def check_batches(spec: PipelineSpec) -> Iterator[Finding]:
 
 
 def check_no_batches(spec: MonoVertexSpec) -> Iterator[Finding]:
-    """A MonoVertex does everything in one task, which has no planner."""
+    """Reports batches in a MonoVertex: it does everything in one task, which has no planner."""
     body = spec.spec
     if body.udf is not None and (query := body.udf.query) is not None:
         message = f"a MonoVertex cannot have {_NAMES[query]}; write a Pipeline"

@@ -32,7 +32,7 @@ _DNS_1035 = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 def check_step(
     step: Vertex | MonoVertexBody, path: FieldPath, search: Path | None
 ) -> Iterator[Finding]:
-    """Everything that can be wrong with the parts that are there."""
+    """Reports what is wrong with the parts that are there."""
     if step.source is not None:
         yield from _source(step.source, (*path, "source"), search)
     if step.udf is not None:
@@ -45,7 +45,7 @@ def check_step(
 
 
 def check_name(name: str, path: FieldPath) -> Iterator[Finding]:
-    """A pipeline or vertex must have a name that fits into names of other things."""
+    """Reports a name that does not fit into the names of streams and subjects."""
     if _DNS_1035.fullmatch(name) is None:
         message = (
             f"{name!r} is not a valid name: use at most 63 lower-case letters, digits and '-', "
@@ -55,7 +55,7 @@ def check_name(name: str, path: FieldPath) -> Iterator[Finding]:
 
 
 def check_store(store: ServingStoreSpec | None, search: Path | None) -> Iterator[Finding]:
-    """Everything that can be wrong with the store for answers."""
+    """Reports what is wrong with the store for answers."""
     path: FieldPath = ("spec", "servingStore")
     if store is None:
         return
@@ -64,8 +64,8 @@ def check_store(store: ServingStoreSpec | None, search: Path | None) -> Iterator
         yield from _target(store.python, (*path, "python"), search, methods=("put", "get"))
 
 
-def joined(names: tuple[str, ...]) -> str:
-    """The names as a sentence lists them."""
+def join_names(names: tuple[str, ...]) -> str:
+    """Returns the names as a sentence lists them."""
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
@@ -84,7 +84,7 @@ def _udf(udf: Udf, path: FieldPath, search: Path | None) -> Iterator[Finding]:
     if udf.query is None:
         yield from _code(udf, path, search)
     elif len(given) > 1:
-        yield Finding("EB207", f"'udf' can be only one of {joined(given)}", path)
+        yield Finding("EB207", f"'udf' can be only one of {join_names(given)}", path)
     elif isinstance(udf.dataframe, str):
         yield from _target(udf.dataframe, (*path, "dataframe"), search)
 
@@ -108,7 +108,7 @@ def _sink_target(target: SinkTarget, path: FieldPath, search: Path | None) -> It
 def _code_of(
     section: SourceSpec | SinkTarget, path: FieldPath, search: Path | None
 ) -> Iterator[Finding]:
-    """Look at the user's code, if that is what is given."""
+    """Looks at the user's code, if that is what is given."""
     for kind in section.kinds:
         part = getattr(section, kind)
         if isinstance(part, CodeSection):
@@ -119,7 +119,7 @@ def _one_kind(section: OneOf, path: FieldPath) -> Iterator[Finding]:
     if not section.kinds:
         yield Finding("EB207", f"'{path[-1]}' needs one of {', '.join(section.KINDS)}", path)
     if len(section.kinds) > 1:
-        message = f"'{path[-1]}' can be only one of {joined(section.kinds)}"
+        message = f"'{path[-1]}' can be only one of {join_names(section.kinds)}"
         yield Finding("EB207", message, path)
 
 

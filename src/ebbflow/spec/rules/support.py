@@ -44,7 +44,7 @@ KINDS_NOT_YET = ("ServingPipeline", "InterStepBufferService")
 
 
 def check_support(spec: Spec) -> Iterator[Finding]:
-    """One finding for each use of a feature that is not there yet."""
+    """Reports each use of a feature that is not there yet."""
     data = spec.model_dump(by_alias=True, exclude_none=True)
     for pattern, (feature, needing) in NOT_YET.items():
         for path, value in _matches(data, pattern.replace("[]", ".[]").split("."), ()):

@@ -10,14 +10,14 @@ from ebbflow.spec.sections import Conditions, EdgeSpec, TagCondition
 
 
 def check_edge_tags(edge: EdgeSpec, path: FieldPath) -> Iterator[Finding]:
-    """Report a condition that names no tags; an edge may well have no condition."""
+    """Reports a condition that names no tags; an edge may well have no condition."""
     tags = edge.conditions.tags if edge.conditions is not None else None
     if tags is not None:
         yield from _tags(tags, (*path, "conditions"))
 
 
 def check_bypass(body: MonoVertexBody) -> Iterator[Finding]:
-    """Report a bypass that has no condition, or that leads to a sink that is missing."""
+    """Reports a bypass that has no condition, or that leads to a sink that is missing."""
     path: FieldPath = ("spec", "bypass")
     bypass, sink = body.bypass, body.sink
     yield from _condition(bypass.sink, (*path, "sink"))

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from ebbflow.spec.findings import FieldPath, Finding
 from ebbflow.spec.model import MonoVertexSpec, PipelineSpec, Vertex, VertexKind
-from ebbflow.spec.rules.steps import check_name, check_step, joined
+from ebbflow.spec.rules.steps import check_name, check_step, join_names
 from ebbflow.spec.rules.tags import check_bypass
 
 
 def check_vertices(spec: PipelineSpec, search: Path | None) -> Iterator[Finding]:
-    """Report what is wrong with each vertex of a pipeline, whatever its edges are."""
+    """Reports what is wrong with each vertex of a pipeline, whatever its edges are."""
     if not spec.vertices:
         yield Finding(
             "EB201", "the pipeline has no vertices: give it a source and a sink", ("spec",)
@@ -42,14 +42,14 @@ def _ends(spec: PipelineSpec) -> Iterator[Finding]:
 def _vertex(vertex: Vertex, path: FieldPath, search: Path | None) -> Iterator[Finding]:
     yield from check_name(vertex.name, (*path, "name"))
     if len(vertex.roles) != 1:
-        said = f"it has {joined(vertex.roles)}" if vertex.roles else "it has none of them"
+        said = f"it has {join_names(vertex.roles)}" if vertex.roles else "it has none of them"
         message = f"vertex {vertex.name!r} must have exactly one of source, udf and sink; {said}"
         yield Finding("EB206", message, path)
     yield from check_step(vertex, path, search)
 
 
 def check_monovertex(spec: MonoVertexSpec, search: Path | None) -> Iterator[Finding]:
-    """Report what is wrong with a MonoVertex, its name aside."""
+    """Reports what is wrong with a MonoVertex, its name aside."""
     body = spec.spec
     for code, part, section in (("EB203", "source", body.source), ("EB204", "sink", body.sink)):
         if section is None:
