@@ -148,10 +148,10 @@ def _feeders(spec: PipelineSpec, name: str) -> tuple[str, ...]:
 
 
 def _reachable(spec: PipelineSpec, name: str) -> list[str]:
-    found = [edge.to for edge in spec.edges_from(name)]
-    for one in found:
-        found += [edge.to for edge in spec.edges_from(one) if edge.to not in found]
-    return found
+    reached = [edge.to for edge in spec.edges_from(name)]
+    for vertex in reached:
+        reached += [edge.to for edge in spec.edges_from(vertex) if edge.to not in reached]
+    return reached
 
 
 def _edges(spec: PipelineSpec, name: str) -> tuple[Edge, ...]:

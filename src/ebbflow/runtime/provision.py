@@ -83,9 +83,9 @@ async def _leftover(link: Link, stream: str) -> StreamState | None:
 async def remove(link: Link, pipeline: str) -> None:
     """Deletes everything the pipeline has stored, dead letters too."""
     client = link.client
-    found = await api.names_of(client, f"ebb_{pipeline}_")
-    found += await api.names_of(client, f"KV_{Names(pipeline).positions}")
-    await api.delete(client, found)
+    stored = await api.names_of(client, f"ebb_{pipeline}_")
+    stored += await api.names_of(client, f"KV_{Names(pipeline).positions}")
+    await api.delete(client, stored)
 
 
 async def snapshot(link: Link, plans: Sequence[VertexPlan]) -> Snapshot:

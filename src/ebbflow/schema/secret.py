@@ -32,17 +32,17 @@ class SecretRef(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _is_here(cls, given: Any) -> Any:
+    def _is_here(cls, ref: Any) -> Any:
         """Kubernetes' form names a secret of the cluster, which is not at hand here."""
-        if isinstance(given, str):
+        if isinstance(ref, str):
             raise PydanticCustomError(
                 "EB109", "the secret itself does not belong here; write env: NAME or file: PATH"
             )
-        if isinstance(given, Mapping) and given.keys() & {"name", "key", "optional"}:
+        if isinstance(ref, Mapping) and ref.keys() & {"name", "key", "optional"}:
             raise PydanticCustomError(
                 "EB109", "secrets of Kubernetes cannot be read; write env: NAME or file: PATH"
             )
-        return given
+        return ref
 
     @model_validator(mode="after")
     def _says_one(self) -> SecretRef:

@@ -40,7 +40,7 @@ class Tls(Section):
         """Returns what the files hold, of those that are given: ``ca``, ``cert``, ``key``."""
         named = {"ca": self.ca_cert_secret, "cert": self.cert_secret, "key": self.key_secret}
         return {
-            name: given.read(f"the {name} for TLS of {where}").reveal()
-            for name, given in named.items()
-            if given is not None
+            name: secret.read(f"the {name} for TLS of {where}").reveal()
+            for name, secret in named.items()
+            if secret is not None
         }

@@ -51,9 +51,9 @@ class SinkKinds(TypedDict, total=False):
     spark: Mapping[str, Any]
 
 
-def fields_of(given: Any) -> Any:
+def fields_of(fields: Any) -> Any:
     """Returns a copy of the fields; what is no mapping stays as it is, for lint to report."""
-    return dict(given) if isinstance(given, Mapping) else given
+    return dict(fields) if isinstance(fields, Mapping) else fields
 
 
 def kinds_of(options: Mapping[str, Any], names: Iterable[str]) -> Part:
@@ -87,8 +87,8 @@ def udf(
     dataframe: Code | None = None,
 ) -> Part:
     """Returns a map."""
-    given = {"python": code, "sql": sql, "dataframe": dataframe}
-    part = {name: value for name, value in given.items() if value is not None}
+    ways = {"python": code, "sql": sql, "dataframe": dataframe}
+    part = {name: value for name, value in ways.items() if value is not None}
     return {**part, "mode": mode, **_retry_strategy(retry, on_failure)}
 
 
@@ -123,9 +123,9 @@ def conditions(tags: str | Iterable[str], operator: Operator) -> Part:
     return {"tags": {"operator": operator, "values": listed(tags)}}
 
 
-def store(given: Store) -> Part:
+def store(choice: Store) -> Part:
     """Returns a store for answers."""
-    return dict(given) if isinstance(given, Mapping) else {"python": given}
+    return dict(choice) if isinstance(choice, Mapping) else {"python": choice}
 
 
 def backoff(policy: Policy) -> Any:

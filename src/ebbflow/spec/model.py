@@ -247,8 +247,8 @@ class PipelineSpec(Resource):
 
         A source never does: it is where an order begins.
         """
-        one = self._vertex(vertex)
-        return one.kind is not VertexKind.SOURCE and (one.ordered or self.spec.ordered).enabled
+        step = self._vertex(vertex)
+        return step.kind is not VertexKind.SOURCE and (step.ordered or self.spec.ordered).enabled
 
     def _vertex(self, vertex: Vertex | str) -> Vertex:
         return self.vertex(vertex) if isinstance(vertex, str) else vertex

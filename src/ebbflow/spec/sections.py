@@ -38,8 +38,8 @@ class WaitsSpec(Section):
 
     def fill_from(self, defaults: Backoff) -> Backoff:
         """Returns the whole policy; a default cap never cuts an interval that was asked for."""
-        given = {name: getattr(self, name) for name in self.__class__.model_fields}
-        chosen = {name: value for name, value in given.items() if value is not None}
+        own = {name: getattr(self, name) for name in self.__class__.model_fields}
+        chosen = {name: value for name, value in own.items() if value is not None}
         interval = chosen.get("interval", defaults.interval)
         chosen.setdefault("cap", max(defaults.cap, interval))
         names = Backoff.__dataclass_fields__
@@ -165,10 +165,10 @@ class OneOf(Section):
 
 if TYPE_CHECKING:
     # Who reads a spec asks for its kind and its section, and names no connector.
-    class SourceKinds(OneOf):
+    class SourceFields(OneOf):
         """A field for each kind of source."""
 
-    class SinkKinds(OneOf):
+    class SinkFields(OneOf):
         """A field for each kind of sink."""
 
 else:
@@ -179,11 +179,11 @@ else:
         later = dict.fromkeys(not_yet, (Any, None))
         return create_model("OneOfKinds", __base__=OneOf, **fields_of, **later)
 
-    SourceKinds = _one_of({name: kind.section for name, kind in SOURCES.items()}, SOURCES_NOT_YET)
-    SinkKinds = _one_of({name: kind.section for name, kind in SINKS.items()}, SINKS_NOT_YET)
+    SourceFields = _one_of({name: kind.section for name, kind in SOURCES.items()}, SOURCES_NOT_YET)
+    SinkFields = _one_of({name: kind.section for name, kind in SINKS.items()}, SINKS_NOT_YET)
 
 
-class SourceSpec(SourceKinds):
+class SourceSpec(SourceFields):
     """Where messages come from: one of the kinds in the registry of connectors."""
 
     KINDS = (*SOURCES, *SOURCES_NOT_YET)
@@ -195,7 +195,7 @@ class SourceSpec(SourceKinds):
         return cast("SourceSection", getattr(self, self.kind))
 
 
-class SinkTarget(SinkKinds):
+class SinkTarget(SinkFields):
     """A place to write messages to: one of the kinds in the registry of connectors."""
 
     KINDS = (*SINKS, *SINKS_NOT_YET)

@@ -51,9 +51,9 @@ def validate(model: type[M], data: Any, *, python_names: bool) -> tuple[M | None
             spec = model.model_validate(rest, by_alias=True, by_name=python_names)
         except ValidationError as error:
             errors = error.errors(include_url=False)
-            findings = findings or [_finding(model, one) for one in errors]
-            for one in errors:
-                _set_aside(rest, one["loc"], one["type"])
+            findings = findings or [_finding(model, detail) for detail in errors]
+            for detail in errors:
+                _set_aside(rest, detail["loc"], detail["type"])
         else:
             return spec, findings
     return None, findings
@@ -78,10 +78,10 @@ def _finding(model: type[BaseModel], error: ErrorDetails) -> Finding:
         allowed = _LIMITS[kind].format(**error.get("ctx", {}))
         return Finding("EB104", f"{label} must be {allowed}, not {shown(error['input'])}", path)
     if kind in _EXPECTED:
-        given = _quote_input(
+        quoted = _quote_input(
             error, hidden=kind == "model_type" and _is_secret(_section(model, path))
         )
-        return Finding("EB103", f"{label} must be {_EXPECTED[kind]}, not {given}", path)
+        return Finding("EB103", f"{label} must be {_EXPECTED[kind]}, not {quoted}", path)
     return Finding("EB103", f"{label}: {error['msg']}", path)
 
 
@@ -99,7 +99,7 @@ def _is_secret(section: type[BaseModel]) -> bool:
     Whoever writes something else in its place may have written the secret.
     """
     held = [_class_in(field.annotation) for field in section.model_fields.values()]
-    return any(_names_secrets(one) for one in [section, *filter(None, held)])
+    return any(_names_secrets(part) for part in [section, *filter(None, held)])
 
 
 def _names_secrets(section: type[BaseModel]) -> bool:

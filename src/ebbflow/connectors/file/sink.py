@@ -137,9 +137,9 @@ def _mend(file: int) -> int:
         start = max(0, end - _LOOK_BACK)
         # As a rule the last byte is a line end, and there is nothing to look for.
         start = end - 1 if end == size else start
-        found = os.pread(file, end - start, start).rfind(b"\n")
-        if found >= 0:
-            end = start + found + 1
+        line_end = os.pread(file, end - start, start).rfind(b"\n")
+        if line_end >= 0:
+            end = start + line_end + 1
             break
         end = start
     if end < size:

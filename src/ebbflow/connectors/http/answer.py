@@ -79,26 +79,26 @@ def decide(datum: Datum, answer: HttpAnswer, retried: bool) -> Response:
 def decide_each(data: Sequence[Datum], answer: HttpAnswer, retried: bool) -> list[Response]:
     """Returns the responses for the messages of a batch."""
     if not 200 <= answer.status < 300:
-        return [decide(one, answer, retried) for one in data]
+        return [decide(datum, answer, retried) for datum in data]
     if not answer.whole:
         why = f"HTTP {answer.status}, with an answer too long to read"
-        return [Response.failure(one.id, why) for one in data]
-    found = _entries(answer.body)
-    if found is None:
-        return [Response.ok(one.id) for one in data]
-    return [_entry(one, found.get(one.id), retried) for one in data]
+        return [Response.failure(datum.id, why) for datum in data]
+    entries = _entries(answer.body)
+    if entries is None:
+        return [Response.ok(datum.id) for datum in data]
+    return [_entry(datum, entries.get(datum.id), retried) for datum in data]
 
 
 def _entries(body: bytes) -> dict[Any, Mapping[str, Any]] | None:
     """Returns the entries by id; none when the answer is no array."""
     try:
-        found = json.loads(body)
+        answer = json.loads(body)
     except ValueError:
         return None
-    if not isinstance(found, list):
+    if not isinstance(answer, list):
         return None
-    entries = [one for one in found if isinstance(one, Mapping)]
-    return {one["id"]: one for one in entries if isinstance(one.get("id"), str)}
+    entries = [entry for entry in answer if isinstance(entry, Mapping)]
+    return {entry["id"]: entry for entry in entries if isinstance(entry.get("id"), str)}
 
 
 def _entry(datum: Datum, entry: Mapping[str, Any] | None, retried: bool) -> Response:

@@ -27,7 +27,7 @@ from starlette.routing import Route
 from ebbflow import tls
 from ebbflow.buffers.feed import Spot
 from ebbflow.connectors.http.connection import GuardedConnection
-from ebbflow.connectors.http.request import Refusal
+from ebbflow.connectors.http.refusal import Refusal, unavailable
 from ebbflow.connectors.http.settings import Certificate, Endpoint
 from ebbflow.errors import SetupError
 from ebbflow.nats.address import Addresses
@@ -146,7 +146,7 @@ class HttpListener:
     def _unknown(self) -> Refusal:
         """Those who share the port are added one after another: who is not there yet may come."""
         if time.monotonic() - self._began < _SETTLING:
-            return Refusal(503, "there is no http source of that name here yet", retry=1)
+            return unavailable("there is no http source of that name here yet")
         return Refusal(404, "there is no http source of that name here")
 
 
@@ -195,14 +195,14 @@ def is_loopback(host: str) -> bool:
 
 def _resolve(host: str, port: int) -> list[tuple[int, Any]]:
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise SetupError(
             f"An http source is to listen on {host}, which is no address of this machine: "
             f"{error.strerror}.",
             "Correct its host.",
         ) from None
-    return [(family, address) for family, _, _, _, address in found]
+    return [(family, address) for family, _, _, _, address in addresses]
 
 
 def _bind(endpoint: Endpoint) -> socket.socket:

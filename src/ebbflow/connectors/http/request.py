@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from ebbflow.connectors.http.refusal import Refusal
 from ebbflow.core import frames
 
 ID, TIME, KEYS = "x-numaflow-id", "x-numaflow-event-time", "x-numaflow-keys"
@@ -31,27 +32,6 @@ _NOT_THE_MESSAGES = frozenset(
         "transfer-encoding", "upgrade", TIME,
     )
 )  # fmt: skip
-
-
-class Refusal(Exception):
-    """A request that is not taken, and what its sender is told.
-
-    ``retry`` is when to try again, in seconds. ``headers`` go with the answer.
-    """
-
-    def __init__(
-        self,
-        status: int,
-        reason: str,
-        retry: int | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(status, reason)
-        self.status = status
-        self.reason = reason
-        self.headers = dict(headers or {})
-        if retry is not None:
-            self.headers["retry-after"] = str(retry)
 
 
 @dataclass(frozen=True, slots=True)

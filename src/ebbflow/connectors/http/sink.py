@@ -131,8 +131,8 @@ class HttpSink:
             settings.method, settings.url, data=body, headers=headers, allow_redirects=False
         ) as response:
             wait = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
-            found, whole = await _read(response, longest)
-            return HttpAnswer(response.status, wait, found, whole)
+            content, whole = await _read(response, longest)
+            return HttpAnswer(response.status, wait, content, whole)
 
 
 async def _read(response: aiohttp.ClientResponse, longest: int) -> tuple[bytes, bool]:
@@ -149,12 +149,12 @@ def split_records(records: Sequence[Record], batch: BatchSettings) -> Iterator[l
     """Cuts the records into requests that keep to the batch's limits; each has at least one."""
     part: list[Record] = []
     size = 0
-    for one in records:
-        if part and (len(part) == batch.size or size + len(one[1]) > batch.max_bytes):
+    for datum, line in records:
+        if part and (len(part) == batch.size or size + len(line) > batch.max_bytes):
             yield part
             part, size = [], 0
-        part.append(one)
-        size += len(one[1])
+        part.append((datum, line))
+        size += len(line)
     if part:
         yield part
 

@@ -21,17 +21,16 @@ from starlette.requests import Request
 
 from ebbflow.buffers.feed import Spot
 from ebbflow.buffers.names import Names
-from ebbflow.connectors.http.body import Body
+from ebbflow.connectors.http.body import Body, Room
 from ebbflow.connectors.http.known_ids import KnownIds
 from ebbflow.connectors.http.listener import HttpListener, acquire, is_loopback, release
-from ebbflow.connectors.http.request import Envelope, Refusal
-from ebbflow.connectors.http.room import Room
+from ebbflow.connectors.http.refusal import Refusal, too_many, unavailable
+from ebbflow.connectors.http.request import Envelope
 from ebbflow.connectors.http.settings import HttpSourceSettings
 from ebbflow.errors import BufferFull, EbbflowError, MessageTooLarge, SetupError
 
 _MOST_BYTES = 64 * 1024 * 1024
 _GRACE = 5.0
-_AGAIN = 1
 _CHALLENGE = {"www-authenticate": "Bearer"}
 
 
@@ -125,7 +124,7 @@ class HttpFeed:
     async def _take_in(self, request: Request, body: Body) -> dict[str, object]:
         self._authorize(request.headers.get("authorization", ""))
         if failure := self.failure:
-            raise Refusal(503, failure, retry=_AGAIN)
+            raise unavailable(failure)
         now = time.time_ns() // 1000
         envelope = Envelope.of(request.headers.raw, now)
         with self._room.place(body.announced_size()) as place:
@@ -154,11 +153,11 @@ class HttpFeed:
             if envelope.given:
                 await self._known_ids.add(envelope.id)
         except BufferFull:
-            raise Refusal(429, "the buffer is full", retry=_AGAIN) from None
+            raise too_many("the buffer is full") from None
         except MessageTooLarge as error:
             raise Refusal(413, str(error)) from None
         except EbbflowError as error:
-            raise Refusal(503, _unconfirmed(error), retry=_AGAIN) from None
+            raise unavailable(_unconfirmed(error)) from None
 
 
 def _unconfirmed(error: EbbflowError) -> str:

@@ -149,8 +149,8 @@ class HttpSourceSpec(SourceSection):
     @property
     def port(self) -> int:
         """Where to listen, with TLS if there is a certificate."""
-        given = self.ports.http if self.tls is None else self.ports.https
-        return given if given is not None else 8_080 if self.tls is None else 8_443
+        port = self.ports.http if self.tls is None else self.ports.https
+        return port if port is not None else 8_080 if self.tls is None else 8_443
 
     def plan(self, pipeline: str, vertex: str) -> FeedPlan:
         """Returns the feed, with all secrets read."""

@@ -65,16 +65,16 @@ class Durable:
         ``SetupError`` when there is no such stream, or the consumer is not fit.
         """
         try:
-            found = await self._find(client)
-            if found is None:
+            consumer = await self._find(client)
+            if consumer is None:
                 body = {"stream_name": self.stream, "config": self.config(), "action": "create"}
                 await self._call(client, f"CONSUMER.CREATE.{self.stream}.{self.name}", body)
-                found = await self.info(client)
+                consumer = await self.info(client)
         except api.ApiError as error:
             if error.code == api.NOT_FOUND:
                 raise SetupError(f"There is no stream {self.stream}.", "Create it.") from None
             raise SetupError(f"NATS refused the consumer {self.name}: {error}.") from None
-        config: dict[str, Any] = found["config"]
+        config: dict[str, Any] = consumer["config"]
         if problem := next(self._problems(config), None):
             what, step = problem
             raise SetupError(f"Consumer {self.name} of stream {self.stream} {what}.", step)
@@ -149,8 +149,8 @@ def _beginning(start: str) -> dict[str, Any]:
 def _comparable(config: Mapping[str, Any], name: str) -> Any:
     value = config.get(name)
     if name == "filter_subjects":
-        one = config.get("filter_subject")
-        return sorted(value or ([one] if one else []))
+        subject = config.get("filter_subject")
+        return sorted(value or ([subject] if subject else []))
     return datetime.fromisoformat(value) if name == "opt_start_time" and value else value
 
 

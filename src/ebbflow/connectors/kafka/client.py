@@ -119,10 +119,10 @@ def find_topics(
 def _ask(client: Any, topic: str) -> KafkaError | None:
     """Returns why the topic cannot be used, or ``None`` if it can."""
     try:
-        found = client.list_topics(topic, timeout=_TRY_FOR).topics[topic]
+        answer = client.list_topics(topic, timeout=_TRY_FOR).topics[topic]
     except KafkaException as error:
         return error.args[0]  # type: ignore[no-any-return]
-    return found.error  # type: ignore[no-any-return]
+    return answer.error  # type: ignore[no-any-return]
 
 
 def explain_unreachable(
@@ -164,24 +164,26 @@ class Lookup:
 
     def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         """Returns the offset behind the last message of each."""
-        asked = [TopicPartition(*one, OFFSET_END) for one in partitions]
-        found = self._client.offsets_for_times(asked, timeout=_LOOKUP_WITHIN) if asked else []
-        return {(one.topic, one.partition): one.offset for one in found}
+        asked = [TopicPartition(*partition, OFFSET_END) for partition in partitions]
+        offsets = self._client.offsets_for_times(asked, timeout=_LOOKUP_WITHIN) if asked else []
+        return {(partition.topic, partition.partition): partition.offset for partition in offsets}
 
     def committed(self, partitions: Iterable[Partition]) -> dict[Partition, int | None]:
         """Returns what the group has committed of each; ``None`` where it never has."""
-        asked = [TopicPartition(*one) for one in partitions]
-        found = self._client.committed(asked, timeout=_LOOKUP_WITHIN) if asked else []
+        asked = [TopicPartition(*partition) for partition in partitions]
+        offsets = self._client.committed(asked, timeout=_LOOKUP_WITHIN) if asked else []
         return {
-            (one.topic, one.partition): None if one.offset == OFFSET_INVALID else one.offset
-            for one in found
+            (partition.topic, partition.partition): None
+            if partition.offset == OFFSET_INVALID
+            else partition.offset
+            for partition in offsets
         }
 
     def nothing_left(self, topics: Sequence[str]) -> bool:
         """Returns whether the group has committed everything that is in the topics."""
         every = [(topic, number) for topic in topics for number in self._numbers(topic)]
         ends, committed = self.ends(every), self.committed(every)
-        return all((committed[one] or 0) == ends[one] for one in every)
+        return all((committed[partition] or 0) == ends[partition] for partition in every)
 
     def _numbers(self, topic: str) -> list[int]:
         return list(

@@ -211,9 +211,9 @@ class Member:
             self._pause()
         elif self._paused:
             self._resume()
-        if found := self._consumer.consume(1, _POLL):
+        if records := self._consumer.consume(1, _POLL):
             # Noted before anything else is asked for: what comes next may take its partition away.
-            self._take_in(found)
+            self._take_in(records)
             self._take_in(self._consumer.consume(_AT_ONCE, 0))
 
     def _has_room(self) -> bool:
@@ -228,20 +228,20 @@ class Member:
         self._consumer.resume(self._consumer.assignment())
         self._paused = False
 
-    def _take_in(self, found: list[Message]) -> None:
+    def _take_in(self, records: list[Message]) -> None:
         with self._change:
-            for one in found:
-                progress, offset = self._partitions.get(_of(one)), one.offset()
+            for record in records:
+                progress, offset = self._partitions.get(_of(record)), record.offset()
                 if progress is None or offset is None:
                     continue
-                if one.error() is None:
+                if record.error() is None:
                     progress.fetched(offset)
-                    self._ahead.append(one)
+                    self._ahead.append(record)
                     self._all_done = False
-                elif _is_end(one):
+                elif _is_end(record):
                     progress.reached(offset)
             self._change.notify_all()
-        for error in (one.error() for one in found):
+        for error in (record.error() for record in records):
             if error is not None:
                 self._raise_unless_passing(error)
 
@@ -272,27 +272,29 @@ class Member:
         """Returns what there is to commit, each only once."""
         moved = []
         with self._change:
-            for one in partitions:
-                progress = self._partitions[one]
+            for partition in partitions:
+                progress = self._partitions[partition]
                 offset = progress.committable
                 if offset is not None and offset != progress.told:
                     progress.told = offset
-                    moved.append(TopicPartition(*one, offset))
+                    moved.append(TopicPartition(*partition, offset))
         return moved
 
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         """Has what was not committed be committed the next time."""
         with self._change:
-            for one in partitions:
-                progress = self._partitions.get((one.topic, one.partition))
-                if progress is not None and (error or one.error):
+            for partition in partitions:
+                progress = self._partitions.get((partition.topic, partition.partition))
+                if progress is not None and (error or partition.error):
                     progress.told = None
 
     # --- the group ------------------------------------------------------------------------------
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         with self._change:
-            self._partitions |= {(one.topic, one.partition): Progress() for one in partitions}
+            self._partitions |= {
+                (partition.topic, partition.partition): Progress() for partition in partitions
+            }
             self._assigned, self._all_done = True, False
         self._paused = True  # what was paused when it went is still so when it comes back
         own = dict(self._settings.access.config)
@@ -306,16 +308,18 @@ class Member:
         """
         with contextlib.suppress(KafkaException):
             committed = self._lookup.committed(self._ours(partitions))
-            ends = self._lookup.ends(one for one, offset in committed.items() if offset is None)
+            ends = self._lookup.ends(
+                partition for partition, offset in committed.items() if offset is None
+            )
             if ends:
-                offsets = [TopicPartition(*one, end) for one, end in ends.items()]
+                offsets = [TopicPartition(*partition, end) for partition, end in ends.items()]
                 _commit_for_certain(consumer, offsets)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         gone = self._ours(partitions)
         self._await_settling(gone)
-        for one in gone:
-            self._partitions[one].told = None
+        for partition in gone:
+            self._partitions[partition].told = None
         if moved := self._to_commit(gone):
             _commit_for_certain(consumer, moved)
         self._forget(gone)
@@ -324,8 +328,8 @@ class Member:
         self._forget(self._ours(partitions))
 
     def _ours(self, partitions: list[TopicPartition]) -> list[Partition]:
-        named = [(one.topic, one.partition) for one in partitions]
-        return [one for one in named if one in self._partitions]
+        named = [(partition.topic, partition.partition) for partition in partitions]
+        return [partition for partition in named if partition in self._partitions]
 
     def _await_settling(self, gone: list[Partition]) -> None:
         """Take nothing more of these, and wait a moment for what was taken."""
@@ -334,15 +338,18 @@ class Member:
             self._ahead = [record for record in self._ahead if _of(record) not in gone]
 
             def settled() -> bool:
-                left = {one: self._partitions[one].unsettled - untaken[one] for one in gone}
+                left = {
+                    partition: self._partitions[partition].unsettled - untaken[partition]
+                    for partition in gone
+                }
                 return self._leaving or not any(left.values())
 
             self._change.wait_for(settled, _HAND_OVER)
 
     def _forget(self, gone: list[Partition]) -> None:
         with self._change:
-            for one in gone:
-                del self._partitions[one]
+            for partition in gone:
+                del self._partitions[partition]
             self._ahead = [record for record in self._ahead if _of(record) in self._partitions]
             self._all_done = False
 
@@ -350,7 +357,9 @@ class Member:
 
     def _own_done(self) -> bool:
         every = self._partitions.values()
-        return self._assigned and all(one.ended and not one.unsettled for one in every)
+        return self._assigned and all(
+            progress.ended and not progress.unsettled for progress in every
+        )
 
     def _look(self) -> None:
         """See how far we are, and whether the group is done.
@@ -368,9 +377,9 @@ class Member:
 
     def _lag(self) -> int | None:
         with self._change:
-            nexts = {one: progress.next for one, progress in self._partitions.items()}
+            nexts = {partition: progress.next for partition, progress in self._partitions.items()}
         ends = self._lookup.ends(nexts)
-        behind = [ends[one] - at for one, at in nexts.items() if at is not None]
+        behind = [ends[partition] - at for partition, at in nexts.items() if at is not None]
         return sum(behind) if self._assigned and len(behind) == len(nexts) else None
 
 

@@ -21,12 +21,12 @@ Headers = Sequence[tuple[str, bytes | str | None]] | None
 
 def read_headers(key: bytes | str | None, headers: Headers) -> tuple[list[str], dict[str, str]]:
     """Returns a message's keys and headers from those of a record; the last of equal names wins."""
-    found = {name: _text(value) for name, value in headers or ()}
-    names = _key_names(found)
+    texts = {name: _text(value) for name, value in headers or ()}
+    names = _key_names(texts)
     if names is None:
-        return ([] if key is None else [_text(key)]), found
-    del found[KEY_COUNT]
-    return [found.pop(name) for name in names], found
+        return ([] if key is None else [_text(key)]), texts
+    del texts[KEY_COUNT]
+    return [texts.pop(name) for name in names], texts
 
 
 def _key_names(headers: Mapping[str, str]) -> list[str] | None:

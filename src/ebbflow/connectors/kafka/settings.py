@@ -22,7 +22,7 @@ class KafkaTls:
     def settings(self) -> dict[str, Any]:
         """In librdkafka's words."""
         pem = {"ssl.ca.pem": self.ca, "ssl.certificate.pem": self.cert, "ssl.key.pem": self.key}
-        return {name: one.reveal() for name, one in pem.items() if one is not None}
+        return {name: secret.reveal() for name, secret in pem.items() if secret is not None}
 
 
 @dataclass(frozen=True, slots=True)

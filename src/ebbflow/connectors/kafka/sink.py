@@ -52,8 +52,8 @@ class KafkaSink:
     def __init__(self, settings: KafkaSinkSettings) -> None:
         self._settings = settings
         self._producer: Any = None
-        given = producer_settings(settings)
-        longest = given.get("delivery.timeout.ms", given["message.timeout.ms"])
+        options = producer_settings(settings)
+        longest = options.get("delivery.timeout.ms", options["message.timeout.ms"])
         self._longest = (int(longest) or DEFAULTS["message.timeout.ms"]) / 1000 + _MARGIN
 
     def open(self) -> None:

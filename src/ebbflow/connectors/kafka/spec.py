@@ -50,16 +50,16 @@ OWN = {
 """Settings that ``config`` cannot have, and the field that says the same, if there is one."""
 
 
-def _config(given: Any) -> Any:
+def _config(config: Any) -> Any:
     """Returns the settings as texts, from a mapping or from Numaflow's lines."""
-    if isinstance(given, str):
+    if isinstance(config, str):
         try:
-            given = yaml.safe_load(given) or {}
+            config = yaml.safe_load(config) or {}
         except yaml.YAMLError:
-            given = None
-    if not isinstance(given, Mapping) or not all(map(_is_setting, given.items())):
+            config = None
+    if not isinstance(config, Mapping) or not all(map(_is_setting, config.items())):
         raise PydanticCustomError("EB103", "must be settings of librdkafka, as key: value lines")
-    return {str(key): _text(value) for key, value in given.items()}
+    return {str(key): _text(value) for key, value in config.items()}
 
 
 def _is_setting(item: tuple[Any, Any]) -> bool:
@@ -82,16 +82,16 @@ def _not_ours(config: dict[str, str]) -> dict[str, str]:
     return config
 
 
-def _some(given: tuple[str, ...]) -> tuple[str, ...]:
-    if not given:
+def _some(names: tuple[str, ...]) -> tuple[str, ...]:
+    if not names:
         raise PydanticCustomError("EB104", "must have at least one")
-    return given
+    return names
 
 
-def _topics(given: Any) -> Any:
-    if isinstance(given, str):
-        return [name.strip() for name in given.split(",")]
-    return given
+def _topics(topics: Any) -> Any:
+    if isinstance(topics, str):
+        return [name.strip() for name in topics.split(",")]
+    return topics
 
 
 def _topic(name: str) -> str:
@@ -139,7 +139,7 @@ class Sasl(Section):
     def _has_its_section(self) -> Sasl:
         sections = {"plain": self.plain, "scramsha256": self.scramsha256}
         sections |= {"scramsha512": self.scramsha512}
-        if [name for name, one in sections.items() if one is not None] != [self._section]:
+        if [name for name, section in sections.items() if section is not None] != [self._section]:
             raise PydanticCustomError(
                 "EB104",
                 "mechanism {mechanism} needs {section}: with userSecret and passwordSecret, "

@@ -21,20 +21,20 @@ _RESERVED = "nats-"
 
 def incoming(subject: str, headers: Mapping[str, str] | None) -> tuple[list[str], dict[str, str]]:
     """Returns the keys and headers of a message that has come; the subject is a header too."""
-    given = dict(headers or {})
-    keys = _keys(given.get(KEYS, ""))
+    own = dict(headers or {})
+    keys = _keys(own.get(KEYS, ""))
     if keys:
-        del given[KEYS]
-    return keys, given | {SUBJECT: subject}
+        del own[KEYS]
+    return keys, own | {SUBJECT: subject}
 
 
 def _keys(text: str) -> list[str]:
     try:
-        found = json.loads(text)
+        keys = json.loads(text)
     except ValueError:
         return []
-    fit = isinstance(found, list) and all(isinstance(key, str) for key in found)
-    return found if fit else []
+    fit = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
+    return keys if fit else []
 
 
 def outgoing(keys: Sequence[str], headers: Mapping[str, str]) -> dict[str, str]:

@@ -172,19 +172,19 @@ class NatsFeed:
                 await self._came.wait()
             elif chunk := self._chunk():
                 await self._put(chunk)
-                for one in chunk:
+                for came in chunk:
                     self._waiting.popleft()
-                    self._bytes -= one.size
+                    self._bytes -= came.size
 
     def _chunk(self) -> list[_Came]:
         """Returns what goes into the next frame: whatever has come, up to the size of a frame."""
         chunk: list[_Came] = []
         size = 0
-        for one in self._waiting:
-            if len(chunk) == _ROWS or (chunk and size + one.size > _BYTES):
+        for came in self._waiting:
+            if len(chunk) == _ROWS or (chunk and size + came.size > _BYTES):
                 break
-            chunk.append(one)
-            size += one.size
+            chunk.append(came)
+            size += came.size
         return chunk
 
     async def _put(self, chunk: list[_Came]) -> None:
@@ -211,11 +211,11 @@ def _size(message: Msg) -> int:
 
 
 def _rows(chunk: list[_Came]) -> pa.RecordBatch:
-    parts = [incoming(one.message.subject, one.message.headers) for one in chunk]
-    times = [one.at for one in chunk]
+    parts = [incoming(came.message.subject, came.message.headers) for came in chunk]
+    times = [came.at for came in chunk]
     columns = {
-        "id": [one.id for one in chunk],
-        "value": [one.message.data for one in chunk],
+        "id": [came.id for came in chunk],
+        "value": [came.message.data for came in chunk],
         "keys": [keys or None for keys, _ in parts],
         "headers": [list(headers.items()) for _, headers in parts],
         "event_time": times,

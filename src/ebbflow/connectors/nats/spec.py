@@ -107,9 +107,9 @@ class NatsAuth(Section):
         else:
             named = {kind: getattr(self, kind) for kind in _KINDS[1:]}
         return {
-            name: given.read(f"the {name} for {where}").reveal()
-            for name, given in named.items()
-            if given is not None
+            name: secret.read(f"the {name} for {where}").reveal()
+            for name, secret in named.items()
+            if secret is not None
         }
 
 
@@ -132,7 +132,7 @@ class NatsAccess(Section):
         url = self.url
         if self.tls is not None:
             secrets |= self.tls.contents(where)
-            url = ",".join(_with_tls(one) for one in url.split(","))
+            url = ",".join(_with_tls(part) for part in url.split(","))
         try:
             return Addresses.of(url, Login(**secrets))
         except LoginError as error:

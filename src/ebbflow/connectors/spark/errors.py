@@ -63,8 +63,8 @@ def _state(cause: Any) -> str:
     """Returns the five letters and digits by which SQL knows an error; empty if it does not."""
     if _is(cause, _SQL_ERROR):
         return cause.getSQLState() or ""
-    found = _SQLSTATE.search(cause.getMessage() or "")
-    return found[1] if found else ""
+    match = _SQLSTATE.search(cause.getMessage() or "")
+    return match[1] if match else ""
 
 
 def _python(error: BaseException) -> Trouble:
@@ -92,13 +92,13 @@ def _causes(error: BaseException) -> Iterator[Any]:
 
 def _telling(causes: list[Any]) -> Any:
     """Returns the cause that says most: the database's, else one that Spark names."""
-    of_database = [one for one in causes if _is(one, _SQL_ERROR)]
-    own = [one for one in of_database if not _is(one, "java.sql.BatchUpdateException")]
+    of_database = [cause for cause in causes if _is(cause, _SQL_ERROR)]
+    own = [cause for cause in of_database if not _is(cause, "java.sql.BatchUpdateException")]
     if own or of_database:
         return (own or of_database)[-1]
-    texts = {id(one): one.getMessage() or "" for one in causes}
-    inner = [one for one in causes if texts[id(one)] and not _WRAPPER.match(texts[id(one)])]
-    named = [one for one in inner if _CONDITION.match(texts[id(one)])]
+    texts = {id(cause): cause.getMessage() or "" for cause in causes}
+    inner = [cause for cause in causes if texts[id(cause)] and not _WRAPPER.match(texts[id(cause)])]
+    named = [cause for cause in inner if _CONDITION.match(texts[id(cause)])]
     return (named or [*reversed(inner)] or causes)[0]
 
 

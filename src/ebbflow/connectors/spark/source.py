@@ -99,9 +99,9 @@ class SparkFeed:
             except Exception as error:
                 if self._stopping.is_set():
                     return
-                found = trouble(error)
-                text = self._settings.format.without_secrets(found.text)
-                self._failure = f"{found.kind}: {text}"
+                cause = trouble(error)
+                text = self._settings.format.without_secrets(cause.text)
+                self._failure = f"{cause.kind}: {text}"
                 wait = _FIRST_WAIT if time.monotonic() - began > _LONGEST_WAIT else wait
                 self._stopping.wait(wait)
                 wait = min(2 * wait, _LONGEST_WAIT)

@@ -77,7 +77,7 @@ class Unread:
         broken = self._text.isNotNull()
         if self.kind != "json":
             return broken
-        whole = [_is_whole(_column(one.name), one.dataType) for one in self.fields]
+        whole = [_is_whole(_column(field.name), field.dataType) for field in self.fields]
         return broken & ~(self._is_shared & _all(whole))
 
     @property
@@ -98,7 +98,7 @@ class Unread:
         return F.struct(error.alias("error"), size.alias("size"))
 
     def _missing(self) -> Column:
-        names = [F.when(_column(one.name).isNull(), F.lit(one.name)) for one in self.fields]
+        names = [F.when(_column(field.name).isNull(), F.lit(field.name)) for field in self.fields]
         return F.concat(
             F.lit("Spark could not read all of it; null is: "), F.concat_ws(", ", *names)
         )
@@ -109,13 +109,15 @@ class Unread:
             return
         as_texts = _texts(self.fields, nested=self.kind == "json")
         if self.kind == "csv":
-            found = F.from_csv(self._text, as_texts.toDDL(), dict(self.options))
+            texts = F.from_csv(self._text, as_texts.toDDL(), dict(self.options))
         else:
-            found = F.from_json(self._text, as_texts, dict(self.options))
+            texts = F.from_json(self._text, as_texts, dict(self.options))
         faults = [
             fault
-            for one in self.fields
-            for fault in _compare(one, _column(one.name), found.getField(one.name), one.name)
+            for field in self.fields
+            for fault in _compare(
+                field, _column(field.name), texts.getField(field.name), field.name
+            )
         ]
         yield from faults
         if self.kind == "csv":
@@ -128,10 +130,10 @@ def looks_for_unread(format: Format, kind: str | None, schema: str | None, usual
 
     ``usual`` is the name of the column for them that Spark knows without being told.
     """
-    given = {name.lower(): value for name, value in format.options}
-    if kind is None or _ONE_VARIANT in given:
+    options = {name.lower(): value for name, value in format.options}
+    if kind is None or _ONE_VARIANT in options:
         return False
-    mode, column = given.get(_MODE), given.get(_CORRUPT)
+    mode, column = options.get(_MODE), options.get(_CORRUPT)
     if mode is not None and mode.upper() not in _MODES:
         raise SetupError(
             f"the mode {mode!r} is none of {', '.join(_MODES)}.",
@@ -149,15 +151,15 @@ def looks_for_unread(format: Format, kind: str | None, schema: str | None, usual
 
 def fields_of(schema: str) -> StructType:
     """Returns the fields of a schema as it is written."""
-    found = StructType.fromDDL(schema)
-    if not isinstance(found, StructType):
+    parsed = StructType.fromDDL(schema)
+    if not isinstance(parsed, StructType):
         raise SetupError(f"the schema {schema!r} names no columns.", "Write name TYPE, …")
-    return found
+    return parsed
 
 
 def unread_of(kind: str, fields: StructType, usual: str, options: Mapping[str, str]) -> Unread:
     """For rows with these fields; what Spark has added to them for such rows is left out."""
-    own = [one for one in fields if one.name != usual]
+    own = [field for field in fields if field.name != usual]
     if not own:
         raise SetupError(
             "no row that is there can be read, so that nothing tells which columns there are.",
@@ -178,21 +180,21 @@ def _column(name: str) -> Column:
 
 
 def _all(conditions: Sequence[Column]) -> Column:
-    found = F.lit(True)
+    all_hold = F.lit(True)
     for condition in conditions:
-        found = found & condition
-    return found
+        all_hold = all_hold & condition
+    return all_hold
 
 
 def _is_whole(value: Column, kind: DataType) -> Column:
     """Returns whether nothing in the value is null, at any depth."""
     inside = F.lit(True)
     if isinstance(kind, StructType):
-        inside = _all([_is_whole(value.getField(one.name), one.dataType) for one in kind])
+        inside = _all([_is_whole(value.getField(inner.name), inner.dataType) for inner in kind])
     elif isinstance(kind, ArrayType):
-        inside = F.forall(value, lambda one: _is_whole(one, kind.elementType))
+        inside = F.forall(value, lambda inner: _is_whole(inner, kind.elementType))
     elif isinstance(kind, MapType):
-        inside = F.forall(F.map_values(value), lambda one: _is_whole(one, kind.valueType))
+        inside = F.forall(F.map_values(value), lambda inner: _is_whole(inner, kind.valueType))
     return value.isNotNull() & inside
 
 
@@ -202,15 +204,15 @@ def _texts(fields: StructType, nested: bool) -> StructType:
     def as_text(kind: DataType) -> DataType:
         return _texts(kind, nested) if nested and isinstance(kind, StructType) else StringType()
 
-    return StructType([StructField(one.name, as_text(one.dataType)) for one in fields])
+    return StructType([StructField(field.name, as_text(field.dataType)) for field in fields])
 
 
-def _compare(one: StructField, read: Column, text: Column, path: str) -> Iterator[Column]:
-    if isinstance(one.dataType, StructType):
-        for inner in one.dataType:
+def _compare(field: StructField, read: Column, text: Column, path: str) -> Iterator[Column]:
+    if isinstance(field.dataType, StructType):
+        for inner in field.dataType:
             name = inner.name
             yield from _compare(inner, read.getField(name), text.getField(name), f"{path}.{name}")
         return
-    kind = one.dataType.simpleString().upper()
-    told = F.concat(F.lit(f"{path} cannot be read as {kind}: "), F.substring(text, 1, _SHOWN))
-    yield F.when(read.isNull() & text.isNotNull(), told)
+    kind = field.dataType.simpleString().upper()
+    fault = F.concat(F.lit(f"{path} cannot be read as {kind}: "), F.substring(text, 1, _SHOWN))
+    yield F.when(read.isNull() & text.isNotNull(), fault)

@@ -80,11 +80,11 @@ def _source(source: SourceSpec, path: FieldPath, search: Path | None) -> Iterato
 
 def _udf(udf: Udf, path: FieldPath, search: Path | None) -> Iterator[Finding]:
     names = ("python", "container", "sql", "dataframe")
-    given = tuple(name for name in names if getattr(udf, name) is not None)
+    ways = tuple(name for name in names if getattr(udf, name) is not None)
     if udf.query is None:
         yield from _code(udf, path, search)
-    elif len(given) > 1:
-        yield Finding("EB207", f"'udf' can be only one of {join_names(given)}", path)
+    elif len(ways) > 1:
+        yield Finding("EB207", f"'udf' can be only one of {join_names(ways)}", path)
     elif isinstance(udf.dataframe, str):
         yield from _target(udf.dataframe, (*path, "dataframe"), search)
 
@@ -143,12 +143,12 @@ def _target(
         yield Finding("EB401", f"{target!r} is not of the form module:attribute", path)
         return
     try:
-        found = targets.resolve(target, search)
+        code = targets.resolve(target, search)
     except TargetError as error:
         yield Finding("EB402", str(error), path)
         return
     for method in methods:
-        if not hasattr(found, method):
+        if not hasattr(code, method):
             reason = f"it has no method {method!r}"
             yield Finding("EB402", str(TargetError(target, reason)), path)
 
