@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from ebbflow.connectors.nats.connection import outside_link, renew_link
-from ebbflow.connectors.nats.publishing import PublishSettings
+from ebbflow.connectors.nats.messages import PublishSettings
 from ebbflow.errors import MessageTooLarge, PermanentPublishError, PublishError, SetupError
 from ebbflow.message import Datum, Response
 from ebbflow.nats.publish import Retry, publish

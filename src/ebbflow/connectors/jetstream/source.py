@@ -24,7 +24,7 @@ from nats.aio.msg import Msg
 from ebbflow.connectors.jetstream.acks import Acks
 from ebbflow.connectors.jetstream.durable import Durable
 from ebbflow.connectors.nats.connection import not_allowed, outside_link
-from ebbflow.connectors.nats.headers import incoming
+from ebbflow.connectors.nats.messages import read_headers
 from ebbflow.errors import AccessError, JetStreamUnavailable, SetupError
 from ebbflow.nats import api
 from ebbflow.nats.address import Addresses
@@ -265,7 +265,7 @@ class JetStreamSource(Source):
             return
         self._hand[offset] = _InHand(message.reply, len(message.data), now)
         self._bytes += len(message.data)
-        keys, headers = incoming(message.subject, message.headers)
+        keys, headers = read_headers(message.subject, message.headers)
         self._arrived.append(
             SourceMessage(
                 message.data,

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 import nats.errors
 
 from ebbflow.connectors.nats.connection import outside_link, renew_link
-from ebbflow.connectors.nats.publishing import PublishSettings
+from ebbflow.connectors.nats.messages import PublishSettings
 from ebbflow.errors import AccessError, MessageTooLarge, SetupError
 from ebbflow.message import Datum, Response
 from ebbflow.nats.outgoing import Outgoing

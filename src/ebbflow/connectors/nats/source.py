@@ -22,7 +22,7 @@ from nats.aio.msg import Msg
 
 from ebbflow.buffers.feed import Spot
 from ebbflow.connectors.nats.connection import leave, outside_client
-from ebbflow.connectors.nats.headers import incoming
+from ebbflow.connectors.nats.messages import read_headers
 from ebbflow.core import frames
 from ebbflow.errors import BufferFull, EbbflowError, SetupError
 from ebbflow.nats.address import Addresses
@@ -211,7 +211,7 @@ def _size(message: Msg) -> int:
 
 
 def _rows(chunk: list[_Came]) -> pa.RecordBatch:
-    parts = [incoming(came.message.subject, came.message.headers) for came in chunk]
+    parts = [read_headers(came.message.subject, came.message.headers) for came in chunk]
     times = [came.at for came in chunk]
     columns = {
         "id": [came.id for came in chunk],

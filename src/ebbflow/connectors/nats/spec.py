@@ -19,7 +19,7 @@ from ebbflow.schema.tls import Tls
 
 if TYPE_CHECKING:
     from ebbflow.buffers.feed import FeedPlan
-    from ebbflow.connectors.nats.publishing import PublishSettings
+    from ebbflow.connectors.nats.messages import PublishSettings
     from ebbflow.nats.address import Addresses
 
 _ANY_NAME = re.compile(r"(?:(?<=\.)|^)\*(?=\.|$)|(?:(?<=\.)|^)>$")
@@ -188,7 +188,7 @@ class NatsTarget(NatsAccess):
 
     def settings(self, retried: bool) -> PublishSettings:
         """Returns where to publish, with all secrets read."""
-        from ebbflow.connectors.nats.publishing import PublishSettings
+        from ebbflow.connectors.nats.messages import PublishSettings
 
         return PublishSettings(
             self.addresses("a NATS sink"),
