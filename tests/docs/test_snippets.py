@@ -71,7 +71,7 @@ def test_files_of_a_page_fit_together(page: Page, folder: Path) -> None:
         if path.suffix == ".yaml":
             assert [str(problem) for problem in lint(path)] == []
         else:
-            code = compile(path.read_text(encoding="utf-8"), path.name, "exec")
+            code = compile(path.read_text(encoding="utf-8"), path.name, "exec", dont_inherit=True)
             names: dict[str, Any] = {"__name__": path.stem}
             exec(code, names)
             for test in (v for n, v in names.items() if n.startswith("test_")):
