@@ -35,17 +35,17 @@ class Feed(Protocol):
 
     @property
     def exhausted(self) -> bool:
-        """Whether nothing more will come, for good; a drain then need not wait for it."""
+        """True when nothing more will ever come; a drain then need not wait for it."""
 
     @property
     def failure(self) -> str | None:
-        """Why it takes in nothing at the moment, on one line; ``None`` while all is well."""
+        """The reason why it takes in nothing at the moment; ``None`` while all is well."""
 
     def start(self) -> None:
-        """Begin; ``SetupError`` when it cannot, as with a port that is taken."""
+        """Begins; ``SetupError`` when it cannot, as with a port that is taken."""
 
     def stop(self) -> None:
-        """Take in nothing more; returns when everything taken in is stored or given back."""
+        """Takes in nothing more; returns when everything taken in is stored or given back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class FeedPlan:
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """Where a feed works: the vertex it feeds, and what there is on the driver.
+    """The vertex that a feed feeds, and what there is for it on the driver.
 
     ``tell`` shows a line to whoever watches the run. ``largest`` is the largest value that a
     message may have. ``memory`` is a folder for what has to be known after a restart; it need not
@@ -89,7 +89,7 @@ class Spot:
 
     @property
     def buffers(self) -> Buffers:
-        """Where to store what comes."""
+        """The buffers to store messages in."""
         return Buffers(self.link, Names(self.pipeline), self.vertex, self.partitions)
 
 
@@ -101,7 +101,7 @@ class Buffers:
         self._subjects = [names.buffer_subject(vertex, number) for number in range(partitions)]
 
     async def put(self, rows: pa.RecordBatch, msg_id: str, *, within: float = float("inf")) -> Ack:
-        """Store rows as one frame, on the link's loop; the same id again is stored once.
+        """Stores rows as one frame, on the link's loop; the same id again is stored once.
 
         ``BufferFull`` at once when there is no room; ``PublishTimeout`` when there was no answer
         ``within`` so many seconds.

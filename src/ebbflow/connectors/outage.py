@@ -1,4 +1,4 @@
-"""What a built-in sink says about a message whose target is away at the moment.
+"""The answer of built-in sinks for a message whose target is away at the moment.
 
 Trouble that is over by itself, an outage or a full disk, is not the message's fault: the vertex
 waits for the target. A sink with a ``retryStrategy`` reports a failure instead, because the

@@ -31,7 +31,7 @@ class Feeds:
 
     @contextmanager
     def running(self, link: Link, spark: Session, plans: Sequence[VertexPlan]) -> Iterator[None]:
-        """Let messages in for as long as the context lasts; a paused pipeline takes in none.
+        """Lets messages in for as long as the context lasts; a paused pipeline takes in none.
 
         When Spark dies, only what needs it is stopped: clients of the others notice nothing.
         """
@@ -56,7 +56,7 @@ class Feeds:
         self._feeds[vertex] = feed
 
     def stop(self, only_on_spark: bool = False) -> None:
-        """Take in nothing more, by any of them or by those that need Spark."""
+        """Takes in nothing more, by any of them or by those that need Spark."""
         for vertex, feed in reversed([*self._feeds.items()]):
             if feed.on_spark or not only_on_spark:
                 del self._feeds[vertex]
@@ -76,12 +76,12 @@ class Feeds:
         )
 
     def forget(self) -> None:
-        """Start over: no feed knows of an earlier run."""
+        """Starts over: no feed knows of an earlier run."""
         shutil.rmtree(self._memory, ignore_errors=True)
 
     @property
     def exhausted(self) -> bool:
-        """Whether nothing more will come in by any of them."""
+        """True when nothing more will come in by any of them."""
         return all(feed.exhausted for feed in self._feeds.values())
 
     def failure(self, vertex: str) -> str | None:

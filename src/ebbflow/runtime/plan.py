@@ -1,4 +1,4 @@
-"""What a vertex task needs to know, made on the driver (by ``planning``) and shipped to workers.
+"""The plan of a vertex: all that its tasks need to know, made on the driver and sent to workers.
 
 Plain data, without pydantic: workers start faster and nothing of the spec's checking is repeated.
 """
@@ -136,7 +136,7 @@ class VertexPlan:
 
     @property
     def whose(self) -> tuple[str, str, str]:
-        """Whom open user code on a worker belongs to."""
+        """The pipeline, vertex and run that open user code on a worker belongs to."""
         return self.pipeline, self.vertex, self.run
 
     @property

@@ -1,4 +1,4 @@
-"""From a spec to the plans of its vertices, on the driver."""
+"""The planner: makes the plans of all vertices from a spec, on the driver."""
 
 from __future__ import annotations
 

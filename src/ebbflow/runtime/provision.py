@@ -112,5 +112,5 @@ async def drained(link: Link, plans: Sequence[VertexPlan]) -> bool:
 
 
 def _exhausted(position: Position, run: str) -> bool:
-    """What an earlier run has left says nothing: more may have come to the source since."""
+    """Returns whether the source has ended in this run: since an earlier one more may have come."""
     return position.exhausted and position.owner.startswith(run)

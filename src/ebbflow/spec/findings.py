@@ -1,4 +1,4 @@
-"""What rules report: ``Finding``, and the table of all codes.
+"""Findings, which rules report, and the table of all codes.
 
 A code keeps its meaning for ever, so that scripts and people can rely on it; those of rules that
 are no more (EB307) are not used again. Rules speak of

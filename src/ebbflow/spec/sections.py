@@ -1,4 +1,4 @@
-"""What pipelines and MonoVertices are made of: sources, user code, sinks, retries, limits.
+"""The sections of pipelines and MonoVertices: sources, user code, sinks, retries, limits.
 
 All durations are whole milliseconds. See ``model`` for what a section does and does not promise.
 """

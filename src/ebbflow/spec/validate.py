@@ -143,7 +143,7 @@ def _copy(value: Any) -> Any:
 
 
 def _set_aside(data: Any, path: FieldPath, kind: str) -> None:
-    """Take the wrong field out, or put an empty one in where there has to be one."""
+    """Takes the wrong field out, or puts an empty one in where there has to be one."""
     if kind == "missing" and path[-1] not in _STAND_INS:
         path, kind = path[:-1], ""  # without it the whole section cannot be read
     for part in path[:-1]:

@@ -6,4 +6,4 @@ from ebbflow.core.verdict import Verdict
 
 
 def write(verdict: Verdict) -> None:
-    """Leave the verdict as it is: what has no outcome of its own is done."""
+    """Leaves the verdict as it is: what has no outcome of its own is done."""

@@ -37,7 +37,7 @@ _NO_LINE = NackOptions(
 
 @dataclass(frozen=True, slots=True)
 class FileSettings:
-    """Where to write and how. ``path`` may have ``{pipeline}``, ``{vertex}`` and ``{partition}``.
+    """A file and its form. ``path`` may have ``{pipeline}``, ``{vertex}`` and ``{partition}``.
 
     A file that has reached ``max_bytes`` is set aside under its name with a number. ``retried`` if
     the sink has a retry strategy.
@@ -56,7 +56,7 @@ class FileSink:
         self._settings = settings
 
     def open(self) -> None:
-        """See whether the file can be written to; if not, the vertex is shown as failing."""
+        """Sees whether the file can be written to; if not, the vertex is shown as failing."""
         try:
             with _lock(self._path(), None):
                 pass
@@ -64,7 +64,7 @@ class FileSink:
             raise SetupError(f"{self._path()} cannot be written: {error.strerror}.") from None
 
     def __call__(self, data: list[Datum]) -> list[Response]:
-        """Append what can be a line; all of it is on disk, or nothing is."""
+        """Appends what can be a line; all of it is on disk, or nothing is."""
         lines = [self._line(datum) for datum in data]
         try:
             self._append(b"".join(line for line in lines if line is not None))

@@ -1,4 +1,4 @@
-"""What the answer to an HTTP request says about the messages in it. Pure.
+"""The answers to the HTTP sink's requests, read as outcomes of the messages in them. Pure.
 
 A batch may be answered with a JSON array of ``{"id": …, "status": 503, "retry_after": 2}``, one
 entry for each message; ``error`` may say why. Any other answer is for all messages alike.
@@ -43,7 +43,7 @@ class HttpAnswer:
 
     @property
     def words(self) -> str:
-        """What it says, on one line."""
+        """The beginning of the body, on one line."""
         return " ".join(self.body.decode("utf-8", "replace").split())[:_FIRST_WORDS]
 
 

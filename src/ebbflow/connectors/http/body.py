@@ -51,7 +51,7 @@ class Room:
             raise too_many("too many requests are on their way")
 
     def grow(self, size: int) -> None:
-        """Have a place hold so much more."""
+        """Has a place hold so much more."""
         self.check(0, size)
         self._held += size
 
@@ -61,14 +61,14 @@ class Room:
 
 
 class RequestRoom:
-    """What one request holds."""
+    """The room that one request holds."""
 
     def __init__(self, room: Room, size: int) -> None:
         self._room = room
         self.size = size
 
     def cover(self, size: int) -> None:
-        """Make it large enough for a body of that size."""
+        """Makes it large enough for a body of that size."""
         if size > self.size:
             self._room.grow(size - self.size)
             self.size = size

@@ -45,7 +45,7 @@ class GuardedConnection(H11Protocol):
         self._late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a request."""
+        """Begins to wait for a request."""
         super().connection_made(transport)
         if len(self.connections) > self._most:
             self._end(HTTPStatus.SERVICE_UNAVAILABLE, "there are too many connections")
@@ -53,7 +53,7 @@ class GuardedConnection(H11Protocol):
             self._late = self.loop.call_later(self._within, self._give_up)
 
     def data_received(self, data: bytes) -> None:
-        """Read on; the time for a head runs from its first byte until it is there."""
+        """Reads on; the time for a head runs from its first byte until it is there."""
         if self._ended:
             return
         if self._late is None and not self._is_busy:
@@ -63,7 +63,7 @@ class GuardedConnection(H11Protocol):
             self._stop_waiting()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no longer."""
+        """Waits no longer."""
         self._stop_waiting()
         super().connection_lost(exc)
 
@@ -86,7 +86,7 @@ class GuardedConnection(H11Protocol):
         self._end(HTTPStatus.REQUEST_TIMEOUT, f"no request arrived within {self._within:g} s")
 
     def _end(self, status: HTTPStatus, reason: str, within: float = 0.0) -> None:
-        """Answer and close, ``within`` so long if somebody is still sending: while data comes in
+        """Answers and closes, ``within`` so long if somebody is still sending: while data comes in
         that nobody reads, closing would take the answer back.
         """
         self._ended = True

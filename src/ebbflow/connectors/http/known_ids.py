@@ -51,13 +51,13 @@ class KnownIds:
             del self._times[first]
 
     async def load(self) -> None:
-        """Read what earlier runs have written down."""
+        """Reads what earlier runs have written down."""
         for message in await read_subject(self._link.client, self._stream, self._subject):
             entry = json.loads(message.payload)
             self._times |= dict.fromkeys(entry["ids"], entry["at"])
 
     async def add(self, message_id: str) -> None:
-        """Write an id down; returns when that is confirmed, else a ``PublishError`` is raised."""
+        """Writes an id down; returns when that is confirmed, else a ``PublishError`` is raised."""
         loop = asyncio.get_running_loop()
         written = self._waiting.setdefault(message_id, loop.create_future())
         if self._writing is None:

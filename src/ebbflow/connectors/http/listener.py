@@ -45,10 +45,10 @@ class Taker(Protocol):
 
     @property
     def failure(self) -> str | None:
-        """Why it takes in nothing at the moment."""
+        """The reason why it takes in nothing at the moment; ``None`` while it does."""
 
     async def take(self, request: Request) -> dict[str, object]:
-        """Store what was posted and return the answer; ``Refusal`` if it is not stored."""
+        """Stores what was posted and returns the answer; ``Refusal`` if it is not stored."""
 
 
 class HttpListener:
@@ -74,19 +74,19 @@ class HttpListener:
 
     @property
     def failure(self) -> str | None:
-        """Why nobody is heard."""
+        """The reason why nobody is heard; ``None`` while all is well."""
         if self._serving is not None and self._serving.done():
             return "its web server has ended"
         return None if self.link.client.is_connected else "there is no connection to NATS"
 
     def add(self, vertex: str, taker: Taker) -> None:
-        """Have posts to the vertex taken in; the first of them begins to listen."""
+        """Has posts to the vertex taken in; the first of them begins to listen."""
         self.takers[vertex] = taker
         if self._serving is None:
             self._serving = self.link.submit(self._server.serve(sockets=[self._socket]))
 
     def stop(self) -> None:
-        """Listen no more, and let go of everything."""
+        """Listens no more, and lets go of everything."""
         self._server.should_exit = True
         if self._serving is not None:
             with contextlib.suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""What a post means: the message or messages in it, or why it is refused.
+"""A post read as the messages in it, or as the reason why it is refused.
 
 Everything here is about one request and changes nothing outside it. What is wrong with a request
 is a ``Refusal``, with the status and the reason that the client is told.
@@ -50,7 +50,7 @@ class Envelope:
 
     @classmethod
     def of(cls, raw: Iterable[tuple[bytes, bytes]], now: int) -> Envelope:
-        """From the headers, in lower case and in their order; ``Refusal`` if they are wrong."""
+        """Reads the headers, in lower case and in their order; ``Refusal`` if they are wrong."""
         headers = _joined(raw)
         given = headers.get(ID)
         return cls(

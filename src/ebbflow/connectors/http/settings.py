@@ -22,7 +22,7 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where to listen: in the clear, or with TLS if there is a certificate."""
+    """A host and port to listen on: in the clear, or with TLS if there is a certificate."""
 
     host: str
     port: int
@@ -31,7 +31,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class HttpSourceSettings:
-    """How posts are taken in. Times are in seconds.
+    """The limits within which posts are taken in. Times are in seconds.
 
     ``read_timeout`` is for one request to arrive as a whole, ``ack_wait`` for JetStream to confirm
     it; ``in_flight`` requests at most are between the two.
@@ -46,7 +46,7 @@ class HttpSourceSettings:
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """Whom to trust, and the client's own certificate with its key, in PEM form."""
+    """The authorities to trust, and the client's own certificate with its key, in PEM form."""
 
     ca: str | None = None
     cert: str | None = None
@@ -62,7 +62,7 @@ class ClientTls:
 
 @dataclass(frozen=True, slots=True)
 class BatchSettings:
-    """How many messages, and about how many bytes, there are at most in one request."""
+    """The most messages, and about the most bytes, of one request."""
 
     format: str = "ndjson"
     size: int = 500
@@ -71,7 +71,7 @@ class BatchSettings:
 
 @dataclass(frozen=True, slots=True)
 class HttpSinkSettings:
-    """Where to send messages and how. ``timeout`` is in seconds, for one request.
+    """An address to send messages to, and how. ``timeout`` is in seconds, for one request.
 
     ``concurrency`` is the number of requests at a time, ``login`` a user and a password,
     ``retried`` whether the sink has a retry strategy.

@@ -48,7 +48,7 @@ class HttpSink:
         self._gate = asyncio.Semaphore(settings.concurrency)
 
     async def open(self) -> None:
-        """Make the client; nothing is connected yet."""
+        """Makes the client; nothing is connected yet."""
         import aiohttp
 
         settings = self._settings
@@ -75,11 +75,11 @@ class HttpSink:
         return {"content-type": kind, **headers}
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Closes all connections."""
         await self._session.close()
 
     async def __call__(self, data: list[Datum]) -> list[Response]:
-        """Send all messages and return what the answers say about each."""
+        """Sends all messages and returns what the answers say about each."""
         batch = self._settings.batch
         if batch is None:
             return list(await asyncio.gather(*map(self._send, data)))

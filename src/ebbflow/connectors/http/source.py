@@ -55,13 +55,13 @@ class HttpFeed:
 
     @property
     def failure(self) -> str | None:
-        """Why it takes in nothing at the moment."""
+        """The reason why it takes in nothing at the moment; ``None`` while it does."""
         if self._stopping or self._listener is None:
             return "the run is stopping"
         return self._listener.failure
 
     def start(self) -> None:
-        """Listen; ``SetupError`` when that is not possible, or not safe."""
+        """Listens; ``SetupError`` when that is not possible, or not safe."""
         self._refuse_strangers()
         self._warn_of_listeners()
         listener = acquire(self._spot, self._settings.endpoint, self._settings.read_timeout)
@@ -101,7 +101,7 @@ class HttpFeed:
             )
 
     def stop(self) -> None:
-        """Refuse what comes, finish what is here, then stop listening."""
+        """Refuses what comes, finishes what is here, then stops listening."""
         self._stopping = True
         listener, self._listener = self._listener, None
         if listener is not None:
@@ -112,7 +112,7 @@ class HttpFeed:
     # --- as the listener sees it ----------------------------------------------------------------
 
     async def take(self, request: Request) -> dict[str, object]:
-        """Store what was posted and return the answer; ``Refusal`` if it is not stored."""
+        """Stores what was posted and returns the answer; ``Refusal`` if it is not stored."""
         body = Body(request, self._spot.largest)
         try:
             return await self._take_in(request, body)

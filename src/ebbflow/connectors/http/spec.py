@@ -85,7 +85,7 @@ class HttpUser(Section):
 
 
 class SinkAuth(Section):
-    """How to log in: with a bearer token, or with a user and password; exactly one of both."""
+    """A login: with a bearer token, or with a user and password; exactly one of both."""
 
     token: SecretRef | None = Field(default=None, description="the bearer token")
     basic: HttpUser | None = None
@@ -110,7 +110,7 @@ class CertificateSpec(Section):
 
 
 class Ports(Section):
-    """Where to listen: on ``https`` (8443) if there is a certificate, else on ``http`` (8080)."""
+    """The port to listen on: ``https`` (8443) with a certificate, else ``http`` (8080)."""
 
     http: Port | None = Field(default=None, description="the port, without `tls`; left out, 8080")
     https: Port | None = Field(default=None, description="the port, with `tls`; left out, 8443")
@@ -148,7 +148,7 @@ class HttpSourceSpec(SourceSection):
 
     @property
     def port(self) -> int:
-        """Where to listen, with TLS if there is a certificate."""
+        """The port to listen on."""
         port = self.ports.http if self.tls is None else self.ports.https
         return port if port is not None else 8_080 if self.tls is None else 8_443
 

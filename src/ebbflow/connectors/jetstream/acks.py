@@ -73,7 +73,7 @@ class Acks:
                 raise JetStreamUnavailable("acknowledgements", within, problem)
 
     async def _send_due(self) -> None:
-        """Send what is to be sent now, and wait a moment for the confirmation of all."""
+        """Sends what is to be sent now, and waits a moment for the confirmation of all."""
         now = time.monotonic()
         # While there is no connection, copies would pile up in the client.
         due = [one for one in self._open.items() if one[1].due <= now and self._client.is_connected]

@@ -25,15 +25,15 @@ class JetStreamSink:
         self._retry = Retry(attempts=-1, ack_wait=settings.ack_wait, until_room=True)
 
     def open(self) -> None:
-        """Connect; ``SetupError`` when that cannot be done."""
+        """Connects; ``SetupError`` when that cannot be done."""
         self._link = outside_link(self._settings.server, "jetstream sink")
 
     def close(self) -> None:
-        """End the connection; everything was confirmed before."""
+        """Ends the connection; everything was confirmed before."""
         self._link.close()
 
     def __call__(self, data: list[Datum]) -> list[Response]:
-        """Publish all, many at a time."""
+        """Publishes all, many at a time."""
         try:
             self._link = renew_link(self._link, "jetstream sink")
         except SetupError as error:

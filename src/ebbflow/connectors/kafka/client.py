@@ -50,7 +50,7 @@ _silent.propagate = False
 
 
 class Complaints:
-    """What a client has said about its connections, to explain why it does not get on.
+    """The errors that a client has reported about its connections: why it does not get on.
 
     ``tell`` hears when no broker can be reached or one refuses us, now and then.
     """
@@ -102,7 +102,7 @@ def find_topics(
     complaints: Complaints,
     made_by_asking: bool = False,
 ) -> None:
-    """Make sure that every topic is there; ``SetupError`` says what is wrong.
+    """Makes sure that every topic is there; ``SetupError`` says what is wrong.
 
     One that is made when it is asked for, as brokers may do for those who write, takes a moment.
     """
@@ -159,7 +159,7 @@ class Lookup:
         self._client: Consumer = make_client(Consumer, settings, Complaints())
 
     def close(self) -> None:
-        """End the connection."""
+        """Ends the connection."""
         self._client.close()
 
     def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:

@@ -107,13 +107,13 @@ class Member:
         self._thread = threading.Thread(target=self._follow, name="kafka-member", daemon=True)
 
     def join(self) -> None:
-        """Join the group; ``SetupError`` if the brokers or a topic are not there."""
+        """Joins the group; ``SetupError`` if the brokers or a topic are not there."""
         self._consumer = self._join_group()
         self._lookup = Lookup(consumer_settings(self._settings))
         self._thread.start()
 
     def leave(self) -> None:
-        """Commit what is settled and leave the group."""
+        """Commits what is settled and leaves the group."""
         with self._change:
             self._leaving = True
             self._change.notify_all()
@@ -144,13 +144,13 @@ class Member:
 
     @property
     def partitions(self) -> list[Partition]:
-        """What this member has at the moment."""
+        """The partitions that this member has at the moment."""
         with self._change:
             return sorted(self._partitions)
 
     @property
     def done(self) -> bool:
-        """Whether the whole group has read its topics to their ends and settled everything."""
+        """True when the whole group has read its topics to their ends and settled everything."""
         with self._change:
             return self._all_done and self._own_done()
 
@@ -204,7 +204,7 @@ class Member:
             self._change.wait_for(lambda: self._leaving, _QUIET)
 
     def _fetch(self) -> None:
-        """Get more, or only answer the group while there is no room."""
+        """Gets more, or only answers the group while there is no room."""
         with self._change:
             has_room = self._change.wait_for(self._has_room, _QUIET)
         if not has_room:
@@ -302,7 +302,7 @@ class Member:
             self._pin(consumer, partitions)
 
     def _pin(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Commit the end as the start of partitions that are read for the first time.
+        """Commits the end as the start of partitions that are read for the first time.
 
         Otherwise what comes before the first commit would be skipped if this member died.
         """
@@ -332,7 +332,7 @@ class Member:
         return [partition for partition in named if partition in self._partitions]
 
     def _await_settling(self, gone: list[Partition]) -> None:
-        """Take nothing more of these, and wait a moment for what was taken."""
+        """Takes nothing more of these, and waits a moment for what was taken."""
         with self._change:
             untaken = Counter(_of(record) for record in self._ahead)
             self._ahead = [record for record in self._ahead if _of(record) not in gone]
@@ -362,7 +362,7 @@ class Member:
         )
 
     def _look(self) -> None:
-        """See how far we are, and whether the group is done.
+        """Sees how far we are, and whether the group is done.
 
         It may not be though we are: partitions may be on their way to a member who has read
         nothing of them yet.
@@ -393,7 +393,7 @@ def _is_end(event: Message) -> bool:
 
 
 def _commit_for_certain(consumer: Consumer, offsets: list[TopicPartition]) -> None:
-    """Commit before going on. What cannot be committed will be given again."""
+    """Commits before going on. What cannot be committed will be given again."""
     deadline = time.monotonic() + _CERTAIN
     while True:
         try:

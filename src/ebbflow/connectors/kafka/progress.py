@@ -1,4 +1,4 @@
-"""How far one partition of a topic is: what may be committed, and what is still to be settled."""
+"""The progress in one partition of a topic: what may be committed, what is yet to be settled."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Progress:
 
     @property
     def unsettled(self) -> int:
-        """How many messages are in hand."""
+        """The number of messages in hand."""
         return len(self._open)
 
     @property

@@ -1,4 +1,4 @@
-"""How to get at Kafka, as plain data that is made on the driver and shipped to workers.
+"""The settings of the Kafka source and sink: plain data, made on the driver, for workers.
 
 It holds the contents of files and the secrets themselves, none of which shows in any text.
 """
@@ -72,7 +72,7 @@ class KafkaAccess:
 
 @dataclass(frozen=True, slots=True)
 class KafkaSourceSettings:
-    """What a Kafka source needs to know."""
+    """The topics to read, and the consumer group."""
 
     access: KafkaAccess
     topics: tuple[str, ...]
@@ -81,7 +81,7 @@ class KafkaSourceSettings:
 
 @dataclass(frozen=True, slots=True)
 class KafkaSinkSettings:
-    """What a Kafka sink needs to know; ``retried`` if it has a ``retryStrategy``."""
+    """The topic to write to; ``retried`` if the sink has a ``retryStrategy``."""
 
     access: KafkaAccess
     topic: str

@@ -57,7 +57,7 @@ class KafkaSink:
         self._longest = (int(longest) or DEFAULTS["message.timeout.ms"]) / 1000 + _MARGIN
 
     def open(self) -> None:
-        """Connect; ``SetupError`` if the brokers or the topic are not there."""
+        """Connects; ``SetupError`` if the brokers or the topic are not there."""
         producer = self._make_producer()
         access, topic = self._settings.access, self._settings.topic
         find_topics(producer, [topic], access, self._complaints, made_by_asking=True)
@@ -72,7 +72,7 @@ class KafkaSink:
         self._producer = None
 
     def __call__(self, data: list[Datum]) -> list[Response]:
-        """Send all, wait for all, and say what became of each."""
+        """Sends all, waits for all, and says what became of each."""
         if self._producer is None:  # after an error that the last one does not get over
             self._producer = self._make_producer()
         self._complaints.last = None
@@ -117,7 +117,7 @@ class KafkaSink:
         return errors
 
     def _produce(self, datum: Datum, answered: Callable[..., None], deadline: float) -> Error:
-        """Hand one to the producer; why it does not want it, or that there is no answer yet."""
+        """Hands one to the producer; why it does not want it, or that there is no answer yet."""
         while True:
             try:
                 self._producer.produce(

@@ -29,11 +29,11 @@ class KafkaSource(Source):
         self._member = Member(settings)
 
     def open(self) -> None:
-        """Join the group; ``SetupError`` if the brokers or a topic are not there."""
+        """Joins the group; ``SetupError`` if the brokers or a topic are not there."""
         self._member.join()
 
     def close(self) -> None:
-        """Commit what is settled and leave the group."""
+        """Commits what is settled and leaves the group."""
         self._member.leave()
 
     def read(self, limit: int, timeout: float) -> list[SourceMessage]:
@@ -54,7 +54,7 @@ class KafkaSource(Source):
 
     @property
     def exhausted(self) -> bool:
-        """Whether the group has read everything to the end, and everything is settled."""
+        """True when the group has read everything to the end, and everything is settled."""
         return self._member.done
 
 

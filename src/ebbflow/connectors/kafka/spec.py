@@ -163,7 +163,7 @@ class Sasl(Section):
 
 
 class KafkaSection(Section):
-    """How to get at Kafka."""
+    """The brokers, and how to log in there."""
 
     brokers: Brokers = Field(description="brokers to begin with, as `host:port`")
     config: Config = Field(

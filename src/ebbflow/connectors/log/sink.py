@@ -12,7 +12,7 @@ _AT_ONCE = 64 * 1024
 
 
 def write(verdict: Verdict, emit: Callable[[str], None], role: str = "sink") -> None:
-    """Hand the lines to ``emit``, many at once; it returns when they are on their way.
+    """Hands the lines to ``emit``, many at once; it returns when they are on their way.
 
     A line that is too long is cut, and says so.
     """

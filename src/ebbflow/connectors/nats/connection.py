@@ -43,7 +43,7 @@ async def outside_client(server: Addresses, what: str) -> SecuredClient:
 
 
 async def leave(client: SecuredClient) -> None:
-    """End a connection, whatever state it is in."""
+    """Ends a connection, whatever state it is in."""
     with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
         await asyncio.wait_for(client.close(), _LEAVE)
 

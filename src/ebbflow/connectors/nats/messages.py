@@ -60,7 +60,7 @@ def write_headers(keys: Sequence[str], headers: Mapping[str, str]) -> dict[str, 
 
 @dataclass(frozen=True, slots=True)
 class PublishSettings:
-    """Where to publish, and whether the sink has a retry strategy. ``ack_wait`` is in seconds."""
+    """A server and a subject to publish to; ``retried`` with a retry strategy. Times in seconds."""
 
     server: Addresses
     subject: str | None

@@ -26,15 +26,15 @@ class NatsSink:
         self._settings = settings
 
     def open(self) -> None:
-        """Connect; ``SetupError`` when that cannot be done."""
+        """Connects; ``SetupError`` when that cannot be done."""
         self._link = outside_link(self._settings.server, "nats sink")
 
     def close(self) -> None:
-        """End the connection; the server has seen everything before."""
+        """Ends the connection; the server has seen everything before."""
         self._link.close()
 
     def __call__(self, data: list[Datum]) -> list[Response]:
-        """Publish all, and wait until the server has seen them."""
+        """Publishes all, and waits until the server has seen them."""
         try:
             self._link = renew_link(self._link, "nats sink")
         except SetupError as error:
@@ -61,7 +61,7 @@ class NatsSink:
         return message
 
     async def _send(self, messages: Iterable[Outgoing]) -> set[str]:
-        """Send them; returned are the subjects that the login may not publish to."""
+        """Sends them; returned are the subjects that the login may not publish to."""
         client, denied = self._link.client, set[str]()
         if not client.is_connected:  # it would be kept in the client, and come as a copy later
             raise nats.errors.Error("there is no connection")

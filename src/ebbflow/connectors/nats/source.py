@@ -41,7 +41,7 @@ _TELL_EVERY = 10.0
 
 @dataclass(frozen=True, slots=True)
 class NatsSettings:
-    """What to subscribe to, and where; members of a ``queue`` share the messages."""
+    """A server and a subject to subscribe to; members of a ``queue`` share the messages."""
 
     server: Addresses
     subject: str
@@ -79,7 +79,7 @@ class NatsFeed:
 
     @property
     def failure(self) -> str | None:
-        """That nothing can come, or that it is dropped."""
+        """The reason why messages cannot come, or are dropped; ``None`` while all is well."""
         if (why := self._client.ended) is not None:
             return f"NATS at {self._settings.server} ended the connection: {why}; start again"
         if not self._client.is_connected:
@@ -89,11 +89,11 @@ class NatsFeed:
         return f"{self._trouble}; {self._dropped:,} messages were dropped"
 
     def start(self) -> None:
-        """Subscribe; ``SetupError`` when there is no connection or it is not allowed."""
+        """Subscribes; ``SetupError`` when there is no connection or it is not allowed."""
         self._spot.link.run(self._begin())
 
     def stop(self) -> None:
-        """Take in nothing more, and store what has come."""
+        """Takes in nothing more, and stores what has come."""
         self._spot.link.run(self._end())
 
     async def _begin(self) -> None:
@@ -165,7 +165,7 @@ class NatsFeed:
     # --- storing --------------------------------------------------------------------------------
 
     async def _store(self) -> None:
-        """Store what waits, frame after frame, until told to stop and all is stored."""
+        """Stores what waits, frame after frame, until told to stop and all is stored."""
         while not (self._stopping and not self._waiting):
             if not self._waiting:
                 self._came.clear()

@@ -87,7 +87,7 @@ class NatsUser(Section):
 
 
 class NatsAuth(Section):
-    """How to log in, in one of the ways; ``creds`` is the text of a .creds file."""
+    """A login, in one of four ways; ``creds`` is the text of a .creds file."""
 
     basic: NatsUser | None = None
     token: SecretRef | None = None

@@ -1,4 +1,4 @@
-"""What went wrong behind an exception of Spark's: the database's, the user's or Spark's own words.
+"""The cause behind an exception of Spark's: the database's, the user's or Spark's own words.
 
 Spark wraps an error once for each layer it passes, with stack traces, plans and numbers of tasks.
 Of all that only what caused it says something to whoever has to correct a row or a query.
@@ -34,7 +34,7 @@ _LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
 def hush() -> None:
-    """Keep PySpark from printing a trace of its own for each error, which we tell in a line."""
+    """Keeps PySpark from printing a trace of its own for each error, which we tell in a line."""
     for name in _LOGGERS:
         logging.getLogger(name).disabled = True
 

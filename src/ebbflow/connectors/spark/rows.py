@@ -1,4 +1,4 @@
-"""From the rows of a table to messages: expressions in SQL, checked before anything is read."""
+"""Rows of a table made messages, by expressions in SQL that are checked before any is read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PARSED = re.compile(r"org\.apache\.spark\.sql\.execution\.datasources\.(?:v2\.)
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What a source reads. ``unread`` finds the rows that Spark could not read, where it can."""
+    """The rows that a source reads. ``unread`` finds those that Spark could not read."""
 
     rows: DataFrame
     unread: Unread | None = None

@@ -32,7 +32,7 @@ class Format:
 
 @dataclass(frozen=True, slots=True)
 class SparkSourceSettings:
-    """What to read, when, and how its rows become messages: expressions in SQL.
+    """A format to read, when to read it, and SQL that makes messages of its rows.
 
     ``stream`` of ``None`` is whatever the format can. ``every`` is a trigger in seconds.
     """
@@ -51,7 +51,7 @@ class SparkSourceSettings:
 
 @dataclass(frozen=True, slots=True)
 class SparkSinkSettings:
-    """Where batches are written and which columns they have.
+    """A format to write batches with, and the columns that they have.
 
     ``schema`` is what values are as JSON; ``columns`` are names with expressions in SQL.
     """

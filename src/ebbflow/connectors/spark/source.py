@@ -57,16 +57,16 @@ class SparkFeed:
 
     @property
     def exhausted(self) -> bool:
-        """Whether the query has ended by itself."""
+        """True when the query has ended by itself."""
         return self._exhausted
 
     @property
     def failure(self) -> str | None:
-        """Why the query failed last, until it works again."""
+        """The last failure of the query, until it works again."""
         return self._failure
 
     def start(self) -> None:
-        """Begin; ``SetupError`` when there is nothing to read or an expression does not work."""
+        """Begins; ``SetupError`` when there is nothing to read or an expression does not work."""
         hush()
         spark = clone_session(self._spot.spark, _SETTINGS)
         table = open_table(spark, self._settings, self._spot.vertex)
@@ -75,7 +75,7 @@ class SparkFeed:
         self._thread.start()
 
     def stop(self) -> None:
-        """Read nothing more; a micro-batch that is not stored is read again by the next run."""
+        """Reads nothing more; a micro-batch that is not stored is read again by the next run."""
         self._stopping.set()
         with contextlib.suppress(Py4JError, OSError):  # nothing runs in a JVM that has died
             self._spot.spark.sparkContext.cancelJobGroup(self._group)
@@ -130,13 +130,13 @@ class SparkFeed:
             query.awaitTermination(1)
 
     def _finish(self, query: StreamingQuery) -> None:
-        """Leave a micro-batch some time to end: one that does not is stored twice in part."""
+        """Leaves a micro-batch some time to end: one that does not is stored twice in part."""
         deadline = time.monotonic() + _GRACE
         while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
             time.sleep(_LOOK / 5)
 
     def _read(self) -> None:
-        """Read everything once, in this run or one before it."""
+        """Reads everything once, in this run or one before it."""
         complete = self._file("complete")
         if complete.exists():
             self._spot.tell(f"{self._spot.vertex} was read by an earlier run; --fresh reads again")

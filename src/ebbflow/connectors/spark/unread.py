@@ -42,7 +42,7 @@ _SHOWN = 100
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """How rows that cannot be read are found in one table; all columns are for its rows.
+    """Finds the rows of one table that cannot be read; all columns are for its rows.
 
     ``fields`` are what a row is to have, without what is added here.
     """
@@ -53,7 +53,7 @@ class Unread:
 
     @property
     def schema(self) -> str:
-        """What to have Spark read."""
+        """The schema that Spark is to read."""
         return StructType([*self.fields, StructField(COLUMN, StringType())]).toDDL()
 
     @property
@@ -62,14 +62,14 @@ class Unread:
 
     @property
     def _is_shared(self) -> Column:
-        """Whether the text is of several rows."""
+        """True for a text that several rows share."""
         if self.kind == "json":
             return F.regexp_like(F.substring(self._text, 1, 64), F.lit(r"^\s*\["))
         return F.lit(self.kind == "xml")
 
     @property
     def is_broken(self) -> Column:
-        """Whether the row could not be read.
+        """True for a row that could not be read.
 
         Of a JSON array Spark tells only that something in it is broken. A row of it that misses
         nothing has been read.
@@ -82,13 +82,13 @@ class Unread:
 
     @property
     def value(self) -> Column:
-        """What the file has in place of the row."""
+        """The text that the file has in place of the row."""
         cut = F.substring(self._text, 1, _SHARED_LENGTH)
         return F.when(self._is_shared, cut).otherwise(self._text).cast("binary")
 
     @property
     def why(self) -> Column:
-        """What is wrong with it, as far as that shows, and how long it was.
+        """The fault of the row, as far as that shows, and the length of its text.
 
         Every column is looked at: one that is not, Spark does not read, and finds nothing wrong.
         """

@@ -1,4 +1,4 @@
-"""What must hold of a model, one module a subject. A rule yields a finding for each breach.
+"""The rules that a model must keep, one module a subject. A breach is a finding.
 
 steps      source, udf and sink, their user code and their retries
 vertices   the vertices of a pipeline, and a MonoVertex as a whole

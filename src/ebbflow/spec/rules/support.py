@@ -1,4 +1,4 @@
-"""What the model knows and the runtime does not do yet.
+"""Features that the model knows and the runtime does not have yet.
 
 Lint refuses these, so that nothing in a spec is silently without effect. When the runtime learns
 one, its line here goes.
