@@ -11,7 +11,7 @@ from typing import assert_never
 from ebbflow.connectors.blackhole import sink as blackhole
 from ebbflow.connectors.log import sink as log
 from ebbflow.connectors.plans import BlackholeSink, LogSink, SinkPlan, SparkSink, UserSink
-from ebbflow.core.arrival import setting_aside
+from ebbflow.core.arrival import set_aside_dead
 from ebbflow.core.blame import Outage
 from ebbflow.core.calling import (
     Handler,

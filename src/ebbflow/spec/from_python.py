@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict
 
 from ebbflow.core.system_errors import named
 from ebbflow.durations import Backoff
-from ebbflow.schema.literals import Code, Mode, OnFailure, TagOperator
+from ebbflow.schema.literals import Code, Mode, OnFailure
 
 Policy = Backoff | Mapping[str, Any]
 """A back-off, or its fields: ``{"interval": "2s", "steps": 3}``, in camel case or snake case."""
@@ -118,7 +118,7 @@ def sink(
     return part
 
 
-def conditions(tags: str | Iterable[str], operator: Operator) -> Part:
+def conditions(tags: str | Iterable[str], operator: TagOperator) -> Part:
     """Returns what a message must be like to go one way."""
     return {"tags": {"operator": operator, "values": listed(tags)}}
 
