@@ -1,4 +1,4 @@
-"""How an input message ends at a vertex: a closed set of outcomes, one for each input.
+"""The outcomes: a closed set of ways in which an input message ends at a vertex.
 
 ``Outcome`` is matched exhaustively wherever it is acted upon, so a new way to end cannot be
 forgotten anywhere. ``Counts`` has one counter for each end; for every vertex and at all times
@@ -81,7 +81,7 @@ DONE = Done()
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a vertex has done with its messages.
+    """The numbers of messages that a vertex has read, ended and written.
 
     ``written`` counts output messages, once for each edge or sink they were given to; all others
     count inputs. ``served`` and ``on_success`` say more about messages that are also ``done``.
@@ -109,7 +109,7 @@ class Counts:
         return self.done + self.redelivered + self.dead_lettered + self.dropped + self.fallback
 
     def as_dict(self) -> dict[str, int]:
-        """The counters by name, in the order of the summary."""
+        """Returns the counters by name, in the order of the summary."""
         return asdict(self)
 
 

@@ -14,9 +14,9 @@ from ebbflow.core.copies import (
     NOTHING,
     LastChunk,
     Stamp,
-    dumped,
+    dump_known,
     is_copy,
-    loaded,
+    load_known,
     with_frame,
 )
 from ebbflow.core.frames import Rows
@@ -86,7 +86,7 @@ def test_what_is_known_is_kept_with_the_position(read, other):
     known = NOTHING
     for stamp in read:
         known = with_frame(known, stamp)
-    assert loaded(json.loads(json.dumps(dumped(known)))) == known
+    assert load_known(json.loads(json.dumps(dump_known(known)))) == known
     stored = Position("x").settled(Span(Mark(9), known=known), Position("x").counts).to_json()
     assert Position.from_json(stored).done.known == known
 
@@ -103,7 +103,7 @@ def test_of_a_chunk_with_many_frames_the_last_ones_are_known():
         known = with_frame(known, Stamp("in.0", "aa", (1, 0, 0, 0), f"{number:016x}"))
     assert len(known["in.0"].rows) == MOST
     assert known["in.0"].rows[-1] == f"{MOST + 9:016x}"
-    assert len(json.dumps(dumped(known))) < 20 * MOST
+    assert len(json.dumps(dump_known(known))) < 20 * MOST
 
 
 def test_a_frame_of_an_earlier_chunk_was_late():

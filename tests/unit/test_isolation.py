@@ -7,7 +7,7 @@ from collections.abc import Collection
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.core.isolation import Found, Trouble, isolate
+from ebbflow.core.isolation import Isolated, Trouble, isolate
 
 BAD = Trouble("BadRow", "no good")
 DOWN = Trouble("Down", "nobody is there")
@@ -36,7 +36,7 @@ class Table:
         return None
 
 
-def found(table: Table, count: int, enough=lambda: False) -> Found:
+def found(table: Table, count: int, enough=lambda: False) -> Isolated:
     return isolate(0, count, table.write, enough)
 
 

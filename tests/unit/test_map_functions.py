@@ -335,11 +335,11 @@ def test_lists_of_the_user_are_copied_so_that_they_may_be_used_again():
         return Message(b"", keys=keys, tags=tags, metadata=metadata)
 
     outputs = mapped(target, "a", "b").outputs
-    assert [said.metadata for said in outputs.said.values()] == [
+    assert [extras.metadata for extras in outputs.extras.values()] == [
         {"g": {"k": b"a"}},
         {"g": {"k": b"b"}},
     ]
-    assert [said.keys for said in outputs.said.values()] == [["ka"], ["kb"]]
+    assert [extras.keys for extras in outputs.extras.values()] == [["ka"], ["kb"]]
     assert outputs.tags == [("ta",), ("tb",)]
 
 

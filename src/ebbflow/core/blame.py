@@ -1,4 +1,4 @@
-"""Whose fault a failure is: the message's, or that of a system that user code needs.
+"""Decides whose fault a failure is: the message's, or that of a system that user code needs.
 
 A failure of a message is counted on it. A failure of a system is counted on nobody: the message
 comes back as it was, and the vertex waits. An exception on the list of ``system_errors`` is a
@@ -47,14 +47,14 @@ class Outage:
 
     @classmethod
     def of(cls, error: BaseException) -> Outage:
-        """From the error that showed it."""
+        """Returns the outage that an error shows."""
         named = isinstance(error, Unavailable)
         what = error.what if isinstance(error, Unavailable) else describe(error)
         return cls(what, True, named, retry_after(error))
 
 
 class Blame:
-    """What the calls of one handler have shown so far. ``outage`` while its system is away.
+    """The record of one handler's calls. ``outage`` is set while its system is away.
 
     ``streak`` are the messages that have failed alike one after another, without a pass.
     """
@@ -79,12 +79,12 @@ class Blame:
         )
 
     def passed(self) -> None:
-        """Some message has passed."""
+        """Notes that some message has passed."""
         self._passes += 1
         self.acquit()
 
     def acquit(self) -> None:
-        """The system is there: messages passed beside those that failed."""
+        """Notes that the system is there: messages passed beside those that failed."""
         self.outage = None
         self._calls = 0
         self._failing.clear()
@@ -94,7 +94,7 @@ class Blame:
     def is_the_systems(
         self, error: BaseException, ids: Sequence[str], blamed: bool, beside: bool = False
     ) -> bool:
-        """Whether a system is to blame for a call that failed on the messages with these ids.
+        """Returns whether a system is to blame for a call that failed on these messages.
 
         ``blamed`` if one of them has failed on its own account before, ``beside`` if others passed
         at the same time.
@@ -107,29 +107,30 @@ class Blame:
             if not away:
                 self._believe_less()
             return False
-        found = (
-            self._is_away(ids, blamed) if away else self._fails_alike(error, ids, blamed, beside)
-        )
-        if found:
+        if away:
+            blames_system = self._is_away(ids, blamed)
+        else:
+            blames_system = self._fails_alike(error, ids, blamed, beside)
+        if blames_system:
             self._suspect(ids)
             self._calls += 1
             self.outage = Outage.of(error) if away else Outage(describe(error), certain=False)
-        return found
+        return blames_system
 
     def means_away(self, error: BaseException) -> bool:
-        """Whether the error itself says that a system is away."""
+        """Returns whether the error itself says that a system is away."""
         return self._systems.means_away(error)
 
     def _others_decided(self, ids: Sequence[str]) -> bool:
-        """Whether one of the messages failed before and others have passed since."""
-        if not any(self._suspects.get(one, self._passes) < self._passes for one in ids):
+        """Returns whether one of the messages failed before and others have passed since."""
+        if not any(self._suspects.get(row_id, self._passes) < self._passes for row_id in ids):
             return False
-        for one in ids:
-            self._suspects.pop(one, None)
+        for row_id in ids:
+            self._suspects.pop(row_id, None)
         return True
 
     def _believe_less(self) -> None:
-        """What failed alike were bad messages: it takes twice as many the next time."""
+        """Asks for twice as many the next time: what failed alike were bad messages."""
         if self._mistaken_at != self._passes:
             self._mistaken_at = self._passes
             self._enough *= 2
@@ -141,7 +142,7 @@ class Blame:
     def _fails_alike(
         self, error: BaseException, ids: Sequence[str], blamed: bool, beside: bool
     ) -> bool:
-        """Whether there have been enough; a call with several messages says nothing about each."""
+        """Returns whether enough failed alike; a call with several says nothing about each."""
         if self.outage is not None and type(error) is self._alike:
             return True
         if beside or blamed or len(ids) > 1:

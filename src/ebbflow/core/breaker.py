@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # the limit is part of specs, which are checked without Arrow
 
 @dataclass(frozen=True, slots=True)
 class BreakerLimit:
-    """How many of the last ``window`` messages may be dead letters, as a share of them.
+    """The share of the last ``window`` messages that may be dead letters.
 
     Fewer letters than the share of a whole window never trip it; a share of 1 switches it off.
     """

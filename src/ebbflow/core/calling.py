@@ -1,4 +1,4 @@
-"""Calls of user code: handlers made ready on a worker, and the ways to give them rows.
+"""Calls user code: its functions and classes, in each mode.
 
 A map or transformer takes a ``Datum`` and returns or yields messages. A sink takes a list of data
 and returns responses. Each may be a plain function, an ``async`` one, or a class: a class is made

@@ -1,4 +1,4 @@
-"""Knowing copies: which frames of a buffer its reader has had before, however long ago.
+"""Recognises copies: frames of a buffer that its reader has read before, however long ago.
 
 A chunk that was published but not recorded is published again after a crash, and its frames are in
 the buffer twice unless the server still knows their ids, which it does for two minutes. The reader
@@ -29,7 +29,7 @@ _ID = re.compile(rf"([^:]+):([^:]+):(\d+):{_MARK}-[\d.]+:{_MARK}-[\d.]+:[^:]+:([
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Which frame it is: whose, of which chunk, and with which rows.
+    """A frame's identity: its writer, where its chunk begins, and a hash of its rows.
 
     ``lineage`` is another one when the writer was started over, and ``begins`` counts from 0 again.
     """
@@ -41,17 +41,17 @@ class Stamp:
 
     @classmethod
     def of(cls, writer: str | None, msg_id: str | None) -> Stamp | None:
-        """From a frame's headers; ``None`` for one that no task of a vertex has written."""
-        found = _ID.fullmatch(msg_id) if writer and msg_id else None
-        if found is None or f"{found[2]}.{found[3]}" != writer:
+        """Returns the stamp in a frame's headers; ``None`` if no task of a vertex wrote it."""
+        parts = _ID.fullmatch(msg_id) if writer and msg_id else None
+        if parts is None or f"{parts[2]}.{parts[3]}" != writer:
             return None
-        begins = tuple(int(number or 0) for number in found.groups()[3:7])
-        return cls(writer, found[1], begins, found[8][:_LENGTH])
+        begins = tuple(int(number or 0) for number in parts.groups()[3:7])
+        return cls(writer, parts[1], begins, parts[8][:_LENGTH])
 
 
 @dataclass(frozen=True, slots=True)
 class LastChunk:
-    """What was read of the last chunk of a writer: hashes of the rows of its frames."""
+    """The part of a writer's last chunk that was read: hashes of the rows of its frames."""
 
     lineage: str
     begins: tuple[int, ...]
@@ -65,15 +65,20 @@ NOTHING: Known = {}
 
 
 def is_copy(known: Known, stamp: Stamp) -> bool:
-    """Whether a frame was read before."""
+    """Returns whether a frame was read before."""
     last = known.get(stamp.writer)
+    # A writer of another lineage counts its marks from 0 again: nothing of it is older, and taking
+    # it for a copy would lose it.
     if last is None or last.lineage != stamp.lineage:
         return False
     return stamp.begins < last.begins or (stamp.begins == last.begins and stamp.rows in last.rows)
 
 
 def with_frame(known: Known, stamp: Stamp) -> Known:
-    """What is known when the last row of a frame is read, too."""
+    """Returns what is known when the last row of a frame is read, too.
+
+    Not before the last row: a frame of which some rows are unread is no copy when it comes again.
+    """
     last = known.get(stamp.writer)
     if last is None or (last.lineage, last.begins) != (stamp.lineage, stamp.begins):
         last = LastChunk(stamp.lineage, stamp.begins)
@@ -81,15 +86,15 @@ def with_frame(known: Known, stamp: Stamp) -> Known:
     return {**known, stamp.writer: LastChunk(last.lineage, last.begins, rows)}
 
 
-def dumped(known: Known) -> dict[str, list[Any]]:
-    """As a position is stored: small, for it is written with every chunk."""
+def dump_known(known: Known) -> dict[str, list[Any]]:
+    """Returns what is stored with a position: small, for it is written with every chunk."""
     return {
         writer: [last.lineage, [*last.begins], "".join(last.rows)] for writer, last in known.items()
     }
 
 
-def loaded(stored: Mapping[str, Any]) -> Known:
-    """From what was stored."""
+def load_known(stored: Mapping[str, Any]) -> Known:
+    """Returns what is known from what was stored."""
     return {
         writer: LastChunk(lineage, tuple(begins), _cut(rows))
         for writer, (lineage, begins, rows) in stored.items()

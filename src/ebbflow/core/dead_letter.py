@@ -41,27 +41,27 @@ class Letter:
     unread: bool = False
 
     def fitting(self, limit: int) -> Letter:
-        """This letter, cut if it would not fit into a message of ``limit`` bytes.
+        """Returns this letter, cut if it would not fit into a message of ``limit`` bytes.
 
         The value is cut first. Where the facts alone are too much, those that help least go; of
         the id nothing is ever cut, so a letter fits whenever its id leaves room for it.
         """
-        if len(self.value) + self._taken() <= limit:
+        if len(self.value) + self._header_size() <= limit:
             return self
         letter = replace(self, size=self.size or len(self.value))
-        if letter._taken() > limit:
+        if letter._header_size() > limit:
             letter = replace(letter, headers={}, metadata={}, keys=[], traceback=None)
-        if letter._taken() > limit:
+        if letter._header_size() > limit:
             error = None if letter.error is None else letter.error[:_BRIEF]
             letter = replace(letter, reason=letter.reason[:_BRIEF], error=error)
-        return replace(letter, value=self.value[: max(0, limit - letter._taken())])
+        return replace(letter, value=self.value[: max(0, limit - letter._header_size())])
 
-    def _taken(self) -> int:
-        """What the headers take of a message, with room for those that publishing adds."""
+    def _header_size(self) -> int:
+        """Returns the bytes that the headers take, with room for those that publishing adds."""
         return sum(len(k) + len(v) + 4 for k, v in self.to_headers().items()) + 1024
 
     def to_headers(self) -> dict[str, str]:
-        """The facts as message headers; absent facts have no header."""
+        """Returns the facts as message headers; absent facts have no header."""
         metadata = {
             group: {key: base64.b64encode(value).decode() for key, value in entries.items()}
             for group, entries in self.metadata.items()
@@ -73,9 +73,9 @@ class Letter:
             "Error": self.error,
             "Traceback": self.traceback,
             "Deliveries": self.deliveries,
-            "First-Seen": _iso(self.first_seen),
-            "Last-Seen": _iso(self.last_seen),
-            "Event-Time": _iso(self.event_time),
+            "First-Seen": _format_time(self.first_seen),
+            "Last-Seen": _format_time(self.last_seen),
+            "Event-Time": _format_time(self.event_time),
             "Keys": self.keys or None,
             "Headers": self.headers or None,
             "Metadata": metadata or None,
@@ -87,13 +87,13 @@ class Letter:
 
     @classmethod
     def from_message(cls, value: bytes, headers: Mapping[str, str]) -> Letter:
-        """The letter that a message of the dead-letter stream holds."""
+        """Returns the letter that a message of the dead-letter stream holds."""
         facts = {
             name.removeprefix(PREFIX): json.loads(text)
             for name, text in headers.items()
             if name.startswith(PREFIX)
         }
-        last_seen = _time(facts["Last-Seen"])
+        last_seen = _parse_time(facts["Last-Seen"])
         assert last_seen is not None
         return cls(
             id=facts["Id"],
@@ -103,9 +103,9 @@ class Letter:
             error=facts.get("Error"),
             traceback=facts.get("Traceback"),
             deliveries=facts["Deliveries"],
-            first_seen=_time(facts.get("First-Seen")),
+            first_seen=_parse_time(facts.get("First-Seen")),
             last_seen=last_seen,
-            event_time=_time(facts.get("Event-Time")),
+            event_time=_parse_time(facts.get("Event-Time")),
             keys=facts.get("Keys", []),
             headers=facts.get("Headers", {}),
             metadata={
@@ -117,9 +117,9 @@ class Letter:
         )
 
 
-def _iso(time: datetime | None) -> str | None:
+def _format_time(time: datetime | None) -> str | None:
     return None if time is None else time.astimezone(UTC).isoformat()
 
 
-def _time(text: str | None) -> datetime | None:
+def _parse_time(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)

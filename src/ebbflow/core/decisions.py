@@ -1,4 +1,4 @@
-"""What has been decided about the rows of a chunk, and the verbs that write it down.
+"""The decisions about the rows of a chunk, and the verbs that write them down.
 
 An input without an outcome is done: only what ends otherwise is written down one by one, and the
 outputs are gathered as columns, so the normal case costs next to nothing. Nobody outside this
@@ -103,7 +103,7 @@ class Decisions:
 
     @property
     def unreached(self) -> int | None:
-        """Where an ordered vertex stopped: user code has not seen the rows from there on."""
+        """The first row that user code has not seen, where an ordered vertex stopped."""
         return self._unreached
 
     # --- ends -----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Frames: how messages travel between vertices.
+"""Frames, in which messages travel between vertices.
 
 A frame is one JetStream message that holds an Arrow record batch of up to ``MAX_ROWS`` rows, one
 row a message. Rows keep everything that must survive a redelivery: how often the message was
@@ -49,7 +49,7 @@ _END_BYTES = 8
 
 
 def encode(batch: pa.RecordBatch) -> bytes:
-    """The batch as the payload of one JetStream message."""
+    """Returns the batch as the payload of one JetStream message."""
     options = _LZ4 if batch.nbytes > _WORTH_COMPRESSING else _PLAIN
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, SCHEMA, options=options) as writer:
@@ -59,7 +59,7 @@ def encode(batch: pa.RecordBatch) -> bytes:
 
 
 def decode(payload: bytes) -> pa.RecordBatch:
-    """The batch of an encoded frame; ``ValueError`` when it is not a frame of this version."""
+    """Returns the batch of an encoded frame; ``ValueError`` if it is no frame of this version."""
     if payload[:8] != _MAGIC:
         raise ValueError(f"not an Ebbflow frame of version 1: starts with {payload[:8]!r}")
     try:
@@ -74,7 +74,7 @@ def decode(payload: bytes) -> pa.RecordBatch:
 
 
 def batch_of(columns: dict[str, Any], rows: int) -> pa.RecordBatch:
-    """A batch from columns given as Arrow arrays or lists; those left out are null or 1st-time."""
+    """Returns a batch of columns, Arrow arrays or lists; those left out say a first delivery."""
     absent: dict[str, Any] = {"deliveries": _repeat(1, rows)}
     absent |= {"failures": _repeat(0, rows), "retries": _repeat(0, rows)}
     arrays = [_array(columns.get(f.name, absent.get(f.name)), f, rows) for f in SCHEMA]
@@ -96,50 +96,52 @@ def _array(column: Any, field: pa.Field, rows: int) -> pa.Array:
 
 
 def empty() -> pa.RecordBatch:
-    """A batch of no rows."""
+    """Returns a batch of no rows."""
     return batch_of({"id": [], "value": []}, 0)
 
 
 def with_columns(batch: pa.RecordBatch, **columns: Any) -> pa.RecordBatch:
-    """The batch with some columns replaced."""
+    """Returns the batch with some columns replaced."""
     kept = {name: batch.column(name) for name in batch.schema.names}
     return batch_of(kept | columns, batch.num_rows)
 
 
-def taken(batch: pa.RecordBatch, indexes: Sequence[int]) -> pa.RecordBatch:
-    """The rows at the indexes, in their order."""
+def take_rows(batch: pa.RecordBatch, indexes: Sequence[int]) -> pa.RecordBatch:
+    """Returns the rows at the indexes, in their order."""
     return batch.take(pa.array(indexes, pa.int64()))  # typed: an empty list would have no type
 
 
 def concat(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """One batch of all rows, in order."""
+    """Returns one batch of all rows, in order."""
     if len(batches) == 1:
         return batches[0]
     return pa.concat_batches(batches) if batches else empty()
 
 
 def split(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The batch cut into frames, the same way for the same rows each time."""
+    """Yields the batch cut into frames, the same way for the same rows each time."""
+    # A replay has to cut where the first attempt did. Frames with other rows would have other ids,
+    # and what both attempts published would be there twice.
     if not batch.num_rows:
         return
     average = max(1, batch.nbytes // batch.num_rows)
     step = max(1, min(MAX_ROWS, MAX_BYTES // average))
     for start in range(0, batch.num_rows, step):
-        yield from _halved(batch.slice(start, step))
+        yield from _halve_if_large(batch.slice(start, step))
 
 
-def _halved(frame: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The average can hide a few huge rows; they must not share a frame."""
+def _halve_if_large(frame: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yields pieces: the average can hide a few huge rows, and they must not share a frame."""
     if frame.num_rows == 1 or frame.nbytes <= 2 * MAX_BYTES:
         yield frame
     else:
         half = frame.num_rows // 2
-        yield from _halved(frame.slice(0, half))
-        yield from _halved(frame.slice(half))
+        yield from _halve_if_large(frame.slice(0, half))
+        yield from _halve_if_large(frame.slice(half))
 
 
 def fingerprint(ids: Sequence[str] | pa.StringArray) -> str:
-    """A hash of row ids: equal for the same messages, different for any others."""
+    """Returns a hash of row ids: equal for the same messages, different for any others."""
     column = ids if isinstance(ids, pa.StringArray) else pa.array(ids, pa.string())
     _, offsets, texts = column.buffers()
     ends = memoryview(offsets).cast("B").cast("i")[column.offset : column.offset + len(column) + 1]
@@ -164,7 +166,7 @@ class Rows:
         return int(self.batch.num_rows)
 
     def column(self, name: str) -> list[Any]:
-        """The column as a list; headers and metadata as dictionaries."""
+        """Returns the column as a list; headers and metadata as dictionaries."""
         try:
             return self._columns[name]
         except KeyError:
@@ -183,7 +185,7 @@ class Rows:
         return values
 
     def data(self) -> list[Datum]:
-        """Every row as user code sees it."""
+        """Returns every row as user code sees it."""
         return [RowDatum(self, index) for index in range(len(self))]
 
 

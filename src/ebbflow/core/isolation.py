@@ -1,4 +1,4 @@
-"""Finding the rows that make a batch fail: it is tried again in ever smaller pieces.
+"""Finds the rows that make a batch fail: tries the batch again in ever smaller pieces.
 
 Some work is done for many rows in one call, which succeeds or fails as a whole: a query, a write to
 a table. Pieces are tried from the first row to the last, so what is decided is always a run of rows
@@ -18,7 +18,7 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Why an attempt failed: what the error is called, and what it says.
+    """The error of an attempt: what it is called, and what it says.
 
     ``of_data`` if it says so itself that a value is to blame. ``suspects`` are the rows that it
     speaks of, counted from the first of the attempt: where to look first, whether right or not.
@@ -31,13 +31,13 @@ class Trouble:
 
     @property
     def sentence(self) -> str:
-        """What it says, with a full stop."""
+        """The text with a full stop."""
         return f"{self.text.rstrip('.')}."
 
 
 @dataclass(slots=True)
-class Found:
-    """What is known about the rows before ``end``: those in ``blamed`` failed, all others are done.
+class Isolated:
+    """The rows before ``end`` are decided: those in ``blamed`` failed, all others are done.
 
     ``general`` is why nothing works at the moment, if that is so.
     """
@@ -51,10 +51,10 @@ Attempt = Callable[[int, int], Trouble | None]
 """Does the work for the rows from the first index up to the second; ``None`` if that succeeded."""
 
 
-def isolate(start: int, end: int, attempt: Attempt, enough: Callable[[], bool]) -> Found:
-    """Do the work for the rows from ``start`` up to ``end``.
+def isolate(start: int, end: int, attempt: Attempt, enough: Callable[[], bool]) -> Isolated:
+    """Does the work for the rows from ``start`` up to ``end``; returns what is decided.
 
-    Once ``enough`` says so, what is decided is returned, if that is anything.
+    Once ``enough`` says so, it returns as soon as anything is decided.
     """
     return _Search(start, attempt).run(start, end, enough)
 
@@ -62,41 +62,41 @@ def isolate(start: int, end: int, attempt: Attempt, enough: Callable[[], bool]) 
 class _Search:
     def __init__(self, start: int, attempt: Attempt) -> None:
         self._attempt = attempt
-        self._found = Found(start)
+        self._isolated = Isolated(start)
         self._suspects: set[int] = set()
         self._misled = False
 
-    def run(self, start: int, end: int, enough: Callable[[], bool]) -> Found:
-        found, pieces = self._found, [(start, end)]
+    def run(self, start: int, end: int, enough: Callable[[], bool]) -> Isolated:
+        isolated, pieces = self._isolated, [(start, end)]
         tried = False
-        while pieces and not (found.end > start and enough()):
+        while pieces and not (isolated.end > start and enough()):
             low, high = pieces.pop()
             trouble = self._attempt(low, high)
             if trouble is None:
-                self._succeeded(low, high)
+                self._note_success(low, high)
                 continue
             if (not tried or high - low == 1) and not trouble.of_data:
-                found.general = self._attempt(low, low)
-                if found.general is not None:
+                isolated.general = self._attempt(low, low)
+                if isolated.general is not None:
                     break
             tried = True
             if high - low == 1:
-                found.blamed[low], found.end = trouble, high
+                isolated.blamed[low], isolated.end = trouble, high
             else:
-                pieces += reversed(self._pieces(low, high, trouble))
-        return found
+                pieces += reversed(self._cut(low, high, trouble))
+        return isolated
 
-    def _succeeded(self, low: int, high: int) -> None:
-        self._found.end = high
+    def _note_success(self, low: int, high: int) -> None:
+        self._isolated.end = high
         if low in self._suspects and high - low == 1:
             self._misled = True
 
-    def _pieces(self, low: int, high: int, trouble: Trouble) -> list[tuple[int, int]]:
-        """What to try next: around the rows that the error names, or else halves."""
+    def _cut(self, low: int, high: int, trouble: Trouble) -> list[tuple[int, int]]:
+        """Returns what to try next: around the rows that the error names, or else halves."""
         named = {low + suspect for suspect in trouble.suspects if low <= low + suspect < high}
         if not named or self._misled:
             middle = (low + high) // 2
             return [(low, middle), (middle, high)]
         self._suspects |= named
-        cuts = sorted({low, high, *named, *(one + 1 for one in named)})
+        cuts = sorted({low, high, *named, *(row + 1 for row in named)})
         return list(pairwise(cuts))

@@ -29,7 +29,8 @@ class Watch:
         )
 
     def stop(self) -> None:
-        """Watch no more. Killed first: it must not see the pipe end, the pid may be another's."""
+        """Ends the watch."""
+        # Killed first: it must not see the pipe end, for the pid may be another's by then.
         self._process.kill()
         self._process.wait()
         assert self._process.stdin is not None

@@ -65,7 +65,7 @@ class Step:
 
 
 class Way(Enum):
-    """Where a message goes from a step: on to the next one, or straight to a sink."""
+    """The ways of a message from a step: on to the next one, or straight to a sink."""
 
     ON = "on"
     SINK = "sink"
@@ -159,7 +159,7 @@ class _Run:
         if stops.isdisjoint(roots):
             return batch, roots
         kept = [n for n, root in enumerate(roots) if root not in stops]
-        return frames.taken(batch, kept), [roots[n] for n in kept]
+        return frames.take_rows(batch, kept), [roots[n] for n in kept]
 
     def _advance(self, level: _Level, step: Step) -> _Level:
         """Gives the messages to a step; returns those that go on to the next."""
@@ -188,7 +188,7 @@ class _Run:
         following = _Level()
         for way, level in ((Way.ON, following), *self._levels.items()):
             own = [roots[outputs.parents[row]] for row in rows[way]]
-            level.add(frames.taken(batch, rows[way]), own)
+            level.add(frames.take_rows(batch, rows[way]), own)
         return following
 
     def _give_to_sinks(self, level: _Level) -> None:

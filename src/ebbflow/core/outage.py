@@ -1,4 +1,4 @@
-"""Waiting for a system that is away: longer and longer, for people to see, over with a success."""
+"""Waits for a system that is away: longer each time, in sight of people, until a call succeeds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT_ON_UNAVAILABLE = Backoff(interval=100, steps=2**31 - 1, factor=2.0, cap=
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What is waited for, how many seconds already, and in how many the next try is due.
+    """The wait for a system: for what, how many seconds already, and until the next try.
 
     ``certain`` and ``named`` are those of the ``Outage``.
     """
@@ -28,7 +28,7 @@ class Waiting:
 
 
 class Patience:
-    """Whether to wait, and for how long, at one place that may meet with outages."""
+    """Decides whether to wait, and for how long, at one place that may meet with outages."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Patience:
         return self._outage is not None
 
     def meet(self, outage: Outage) -> None:
-        """A try has met with an outage; the next is due after a longer wait."""
+        """Notes that a try has met with an outage; the next is due after a longer wait."""
         now = self._clock()
         if self._outage is None:
             self._since, self._tries = now, 0
@@ -57,16 +57,16 @@ class Patience:
         self._next = now + wait / 1000
 
     def end(self) -> None:
-        """A try has gone well."""
+        """Notes that a try has gone well."""
         self._outage = None
 
     def ready_in(self) -> float:
-        """Seconds until there may be another try; nothing if there is no outage."""
+        """Returns the seconds until there may be another try; 0 if there is no outage."""
         return 0.0 if self._outage is None else max(0.0, self._next - self._clock())
 
     @property
     def waiting(self) -> Waiting | None:
-        """What people are told."""
+        """The wait as people are told of it; ``None`` if there is no outage."""
         if self._outage is None:
             return None
         seconds = self._clock() - self._since

@@ -1,4 +1,4 @@
-"""The messages that user code returned for a chunk, and how they become rows of the next frames.
+"""Outputs: the messages that user code returned for a chunk, and the rows they become.
 
 Outputs come message by message (``Outputs``) or as whole columns (``ColumnOutputs``). Either way
 a row's id is the way the message took, so ids stay unique where branches meet again, and whatever
@@ -22,9 +22,9 @@ from ebbflow.message import Message, Metadata
 
 INHERITED = ("event_time", "headers", "metadata")
 GIVEN = ("value", "keys", "event_time", "headers")
-"""What whole columns may say about outputs."""
+"""The columns that a columnar map may set for its outputs."""
 DELIVERY = ("deliveries", "failures", "retries", "nack_reason", "first_seen")
-"""What a row inherits as well when it stays in the vertex of its input."""
+"""The columns that a row inherits as well when it stays in the vertex of its input."""
 
 NOBODY = -1
 """The parent of an output that comes from the chunk as a whole."""
@@ -33,8 +33,8 @@ NOBODY = -1
 LONGEST_ID = 240
 
 
-class Said(NamedTuple):
-    """What a message says beside its value; most say nothing."""
+class Extras(NamedTuple):
+    """The facts of a message beside its value; most messages have none."""
 
     keys: Sequence[str] | None = None
     tags: Sequence[str] = ()
@@ -42,8 +42,8 @@ class Said(NamedTuple):
     metadata: Metadata | None = None
 
     @classmethod
-    def of(cls, message: Message) -> Said:
-        """Copies: the lists are the user's, who may go on with them."""
+    def of(cls, message: Message) -> Extras:
+        """Returns copies: the lists are the user's, who may go on with them."""
         keys, own = message.keys, message.metadata
         return cls(
             None if keys is None else list(keys),
@@ -53,22 +53,22 @@ class Said(NamedTuple):
         )
 
 
-_NOTHING = Said()
+_NOTHING = Extras()
 
 
 class Outputs:
     """Messages one by one, as columns; ``parents`` are indexes of inputs.
 
-    ``said`` has an entry only for the outputs that say more than their values.
+    ``extras`` has an entry only for the outputs that say more than their values.
     """
 
-    __slots__ = ("indexes", "parents", "said", "values")
+    __slots__ = ("extras", "indexes", "parents", "values")
 
     def __init__(self) -> None:
         self.parents: list[int] = []
         self.indexes: list[int] = []
         self.values: list[bytes] = []
-        self.said: dict[int, Said] = {}
+        self.extras: dict[int, Extras] = {}
 
     def __len__(self) -> int:
         return len(self.values)
@@ -84,60 +84,61 @@ class Outputs:
         return self._column("event_time") or [None] * len(self)
 
     def _column(self, name: str) -> list[Any]:
-        """What was said for each output; nothing at all if nobody said anything."""
-        if not self.said:
+        """Returns the fact for each output; an empty list if no output has any facts."""
+        if not self.extras:
             return []
-        return [getattr(self.said.get(row, _NOTHING), name) for row in range(len(self))]
+        return [getattr(self.extras.get(row, _NOTHING), name) for row in range(len(self))]
 
     def add(self, parent: int, index: int, message: Message) -> None:
-        """Append one output; the parent's other outputs have been checked before."""
+        """Appends one output; the parent's other outputs have been checked before."""
         if not message.is_plain:
-            self.said[len(self.values)] = Said.of(message)
+            self.extras[len(self.values)] = Extras.of(message)
         self.add_plain(parent, message.value, index)
 
     def add_plain(self, parent: int, value: bytes, index: int = 0) -> None:
-        """Append one output that says nothing but its value."""
+        """Appends one output that says nothing but its value."""
         self.parents.append(parent)
         self.indexes.append(index)
         self.values.append(value)
 
     def extend(self, at: Sequence[int], others: Outputs) -> None:
-        """Append outputs of some of the inputs; the first of them is the input at ``at[0]``."""
+        """Appends outputs of some of the inputs; the first of them is the input at ``at[0]``."""
         first = len(self)
-        self.said.update({first + row: said for row, said in others.said.items()})
+        self.extras.update({first + row: extras for row, extras in others.extras.items()})
         self.parents += [at[parent] for parent in others.parents]
         self.indexes += others.indexes
         self.values += others.values
 
     def cut(self, end: int) -> Outputs:
-        """The outputs of the inputs before ``end``; those of retried inputs come behind others."""
+        """Returns the outputs of the inputs before ``end``."""
+        # Each is looked at: those of retried inputs come behind those of later ones.
         rows = [row for row, parent in enumerate(self.parents) if parent < end]
         kept = Outputs()
         kept.parents = [self.parents[row] for row in rows]
         kept.indexes = [self.indexes[row] for row in rows]
         kept.values = [self.values[row] for row in rows]
-        kept.said = {new: self.said[row] for new, row in enumerate(rows) if row in self.said}
+        kept.extras = {new: self.extras[row] for new, row in enumerate(rows) if row in self.extras}
         return kept
 
     def batch(
         self, rows: Rows, name: str, now: datetime | None, inherited: Sequence[str] = INHERITED
     ) -> pa.RecordBatch:
-        """The outputs as rows; ``name`` is the step they came from.
+        """Returns the outputs as rows; ``name`` is the step they came from.
 
         ``now`` is when they are first seen, or ``None`` if that is inherited.
         """
-        columns = _inherited(self, rows, name, now, inherited)
+        columns = _inherit(self, rows, name, now, inherited)
         columns["value"] = self.values
         for column in ("keys", "event_time", "metadata"):
             own = self._column(column)
-            if any(given is not None for given in own):
-                columns[column] = _chosen(own, columns[column])
+            if any(value is not None for value in own):
+                columns[column] = _fill_in(own, columns[column])
         return frames.batch_of(columns, len(self))
 
 
-def _chosen(own: Sequence[Any], inherited: pa.Array) -> list[Any]:
+def _fill_in(own: Sequence[Any], inherited: pa.Array) -> list[Any]:
     pairs = zip(own, inherited.to_pylist(), strict=True)
-    return [given if mine is None else mine for mine, given in pairs]
+    return [parents_value if value is None else value for value, parents_value in pairs]
 
 
 @dataclass(slots=True)
@@ -159,7 +160,7 @@ class ColumnOutputs:
         tags: list[Sequence[str]],
         columns: dict[str, pa.Array],
     ) -> None:
-        """Append the outputs of one call."""
+        """Appends the outputs of one call."""
         self.parents += parents
         self.indexes += indexes
         self.tags += tags
@@ -192,20 +193,20 @@ class ColumnOutputs:
         self, rows: Rows, name: str, now: datetime | None, inherited: Sequence[str] = INHERITED
     ) -> pa.RecordBatch:
         """As for ``Outputs``."""
-        columns = _inherited(self, rows, name, now, inherited)
+        columns = _inherit(self, rows, name, now, inherited)
         for column in GIVEN:
             if any(column in piece for piece in self.pieces):
-                columns[column] = self._joined(column, columns.get(column))
+                columns[column] = self._join(column, columns.get(column))
         return frames.batch_of(columns, len(self))
 
-    def _joined(self, column: str, inherited: pa.Array) -> pa.Array:
+    def _join(self, column: str, inherited: pa.Array) -> pa.Array:
         start, arrays = 0, []
         for piece in self.pieces:
             count = len(piece["value"])
             own = piece.get(column)
             if own is None or own.null_count:
-                given = inherited.slice(start, count)
-                own = given if own is None else pc.coalesce(own, given)
+                parents_values = inherited.slice(start, count)
+                own = parents_values if own is None else pc.coalesce(own, parents_values)
             arrays.append(own)
             start += count
         return pa.concat_arrays(arrays)
@@ -214,10 +215,10 @@ class ColumnOutputs:
 AnyOutputs = Outputs | ColumnOutputs
 
 
-def _inherited(
+def _inherit(
     outputs: AnyOutputs, rows: Rows, name: str, now: datetime | None, inherited: Sequence[str]
 ) -> dict[str, Any]:
-    """The columns of outputs before user code has its say."""
+    """Returns the columns that the outputs have from their inputs, before what user code set."""
     batch, columns = rows.batch, {}
     if outputs.parents != list(range(len(rows))):
         batch = batch.select([*inherited, "keys", "id"]).take(pa.array(outputs.parents, pa.int64()))
@@ -230,25 +231,28 @@ def _inherited(
 
 
 def event_times(outputs: AnyOutputs | None, rows: Rows) -> list[datetime]:
-    """Event times among which is the earliest of the outputs, given or inherited."""
-    given = [t for t in outputs.event_times if t] if isinstance(outputs, Outputs) else []
-    if not given or (outputs is not None and len(given) < len(outputs)):
+    """Returns event times, set or inherited, among which is the earliest of the outputs."""
+    times = [t for t in outputs.event_times if t] if isinstance(outputs, Outputs) else []
+    if not times or (outputs is not None and len(times) < len(outputs)):
         inherited = pc.min(rows.batch.column("event_time")).as_py()
-        given += [] if inherited is None else [inherited]
-    return [t if t.tzinfo else t.replace(tzinfo=UTC) for t in given]
+        times += [] if inherited is None else [inherited]
+    return [t if t.tzinfo else t.replace(tzinfo=UTC) for t in times]
 
 
 def output_ids(parents: pa.Array, indexes: Sequence[int], name: str) -> pa.Array:
-    """The ids of outputs: the parent's way and this step, numbered from the second output on."""
+    """Returns the ids of outputs: the parent's way and this step, numbered from the second on.
+
+    Nothing random is in them: a replay makes the same ids, which is how copies are known.
+    """
     if len(parents) and pc.max(pc.binary_length(parents)).as_py() > LONGEST_ID:
-        parents = pa.array([_shortened(parent) for parent in parents.to_pylist()], pa.string())
+        parents = pa.array([_shorten_way(parent) for parent in parents.to_pylist()], pa.string())
     if not any(indexes):
         return pc.binary_join_element_wise(parents, name, "/")
     names = pa.array([f"{name}.{i}" if i else name for i in indexes], pa.string())
     return pc.binary_join_element_wise(parents, names, "/")
 
 
-def _shortened(way: str) -> str:
+def _shorten_way(way: str) -> str:
     if len(way.encode()) <= LONGEST_ID:
         return way
     # What the message came from stays readable; the way since then is told by its hash.

@@ -1,4 +1,4 @@
-"""How far a partition of a vertex is, as one record that is replaced by compare-and-set.
+"""The position: how far a partition of a vertex is, in one record replaced by compare-and-set.
 
 A vertex reads two streams: its inlet (the buffer, or the source) and its redeliveries. Each has a
 ``Mark`` up to which everything is settled (``done``) and one up to which publishing may have begun
@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from ebbflow.core.copies import NOTHING, Known, dumped, loaded
+from ebbflow.core.copies import NOTHING, Known, dump_known, load_known
 from ebbflow.outcome import Counts
 
 LINEAGE = "EBBFLOW_LINEAGE"
@@ -60,6 +60,10 @@ class Position:
     ``halted`` says why the breaker has stopped it, if it has.
     ``owner`` is the task that claimed it, ``attempts`` counts the tasks that have taken up the
     present intent, and ``exhausted`` is set when a source has nothing more to give, for good.
+
+    A position is never changed, only replaced. ``done`` may move only when all publications of the
+    chunk are confirmed, and ``intent`` has to be written before the first of them: whatever is
+    between the two is replayed, and nothing else is.
     """
 
     lineage: str
@@ -75,7 +79,7 @@ class Position:
     counts: Counts = field(default_factory=Counts)
 
     def claimed(self, owner: str, run: str = "") -> Position:
-        """As a new task of ``run`` takes it over; the old one's next write will fail.
+        """Returns the position as a new task of ``run`` takes it; the old one's next write fails.
 
         Whether the source is exhausted is for the new task to say: more may have come since. A new
         run resumes what was halted.
@@ -90,7 +94,7 @@ class Position:
         )
 
     def intending(self, end: Span) -> Position:
-        """Before anything of the chunk that ends at ``end`` is published."""
+        """Returns the position to write before anything of the chunk up to ``end`` is published."""
         return replace(self, intent=end, attempts=max(1, self.attempts))
 
     def settled(
@@ -100,7 +104,9 @@ class Position:
         watermark: datetime | None = None,
         held: Held | None = None,
     ) -> Position:
-        """After everything of the chunk that ends at ``end`` is confirmed."""
+        """Returns the position to write when everything of the chunk up to ``end`` is confirmed."""
+        # The counts change in the same write as ``done``: a crash before it counts nothing, and the
+        # replay counts the chunk once.
         return replace(
             self,
             done=end,
@@ -118,11 +124,14 @@ class Position:
 
     @property
     def repeated(self) -> Mark | None:
-        """How far redeliveries are read, if the chunk at hand was begun before; else ``None``."""
+        """The mark up to which redeliveries are read, if the chunk at hand was begun before.
+
+        Whoever replays looks there for what the earlier attempt has stored already.
+        """
         return self.done.redelivery if self.attempts > 1 else None
 
     def to_json(self) -> bytes:
-        """The record as it is stored."""
+        """Returns the record as it is stored."""
         return json.dumps(
             {
                 "lineage": self.lineage,
@@ -138,13 +147,13 @@ class Position:
                 "watermark": self.watermark.isoformat() if self.watermark else None,
                 "held": asdict(self.held) if self.held else None,
                 "counts": self.counts.as_dict(),
-                "known": dumped(self.done.known),
+                "known": dump_known(self.done.known),
             }
         ).encode()
 
     @classmethod
     def from_json(cls, raw: bytes) -> Position:
-        """The record from what was stored."""
+        """Returns the record from what was stored, also by earlier versions."""
         stored: dict[str, Any] = json.loads(raw)
         return cls(
             lineage=stored["lineage"],
@@ -153,7 +162,7 @@ class Position:
             done=Span(
                 Mark(*stored["done"]),
                 Mark(*stored["redelivery_done"]),
-                loaded(stored.get("known", NOTHING)),
+                load_known(stored.get("known", NOTHING)),
             ),
             intent=Span(Mark(*stored["intent"]), Mark(*stored["redelivery_intent"])),
             attempts=stored["attempts"],
@@ -170,7 +179,11 @@ def _dump(mark: Mark) -> list[int]:
 
 
 def chunk_key(lineage: str, vertex: str, partition: int, start: Span, end: Span) -> str:
-    """A name for the rows between two spans that no other rows of any run will ever have."""
+    """Returns a name for the rows between two spans that no other rows of any run will have.
+
+    It has to be the same in a replay, so it is made of marks alone; and another one after a fresh
+    start, whose marks begin at 0 again, so the lineage is in it.
+    """
     inlet = f"{_text(start.inlet)}-{_text(end.inlet)}"
     redelivery = f"{_text(start.redelivery)}-{_text(end.redelivery)}"
     return f"{lineage}:{vertex}:{partition}:{inlet}:{redelivery}"

@@ -1,4 +1,4 @@
-"""What user code prints, caught and handed on in whole lines.
+"""Catches what user code prints and hands it on in whole lines.
 
 Printing never fails and never decides about a message: any text is taken, whatever characters it
 has. Of one line, or of one text printed at once, more than ``LONGEST`` characters are cut off, and
@@ -17,14 +17,14 @@ _STANDARD_ERROR = 2
 
 
 def cut(text: str, more: int = 0) -> str:
-    """The text, without what is too much of it; ``more`` characters are gone already."""
+    """Returns the text without what is too much of it; ``more`` characters are gone already."""
     more += max(0, len(text) - LONGEST)
     return f"{text[:LONGEST]}… ({more:,} more characters cut off)" if more else text
 
 
 @contextmanager
 def redirected(emit: Callable[[str], None]) -> Iterator[None]:
-    """Give ``emit`` everything that is printed in this process while the context lasts."""
+    """Gives ``emit`` everything that is printed in this process while the context lasts."""
     lines = _Lines(emit)
     with redirect_stdout(lines), redirect_stderr(lines):
         yield
@@ -44,7 +44,7 @@ class Collected:
         self._lost = 0
 
     def add(self, text: str) -> None:
-        """Keep the lines if there is room."""
+        """Keeps the lines if there is room."""
         if len(text) > self._room:
             self._lost += text.count("\n") + 1
             return
@@ -52,7 +52,7 @@ class Collected:
         self._kept.append(text)
 
     def take(self) -> str:
-        """All that was kept since the last time; it says so if that is not all there was."""
+        """Returns all that was kept since the last time, and says how much was cut off."""
         lost = [f"… ({self._lost:,} more lines cut off)"] if self._lost else []
         text = "\n".join([*self._kept, *lost])
         self._forget()
@@ -92,7 +92,7 @@ class _Lines(io.TextIOBase):
         self._length += len(text)
 
     def finish(self, newline: str = "") -> None:
-        """Hand on what there is of a line, if anything."""
+        """Hands on what there is of a line, if anything."""
         if self._length or newline:
             text = "".join(self._open)
             self._open, length, self._length = [], self._length, 0

@@ -1,13 +1,19 @@
 """The publications of a chunk, each kind by itself: redeliveries, letters, answers, outputs.
 
 All are functions of the chunk, the verdict and the time alone: a replay that decides the same
-makes the same publications with the same ids, to the same partitions.
+makes the same publications with the same ids, to the same partitions. Every dead letter of a
+pipeline is built here, also that of a row which its source could not read.
+
+The id of a publication is the key of its chunk and a hash of the rows in it. It must depend on
+nothing else. With less (the chunk alone) what a replay decides differently is dropped as a copy,
+and its messages are lost; with more (a time, a number of tries) the same messages are stored twice.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import re
 import zlib
 from collections import defaultdict
@@ -41,7 +47,11 @@ _SAFE_KEY = re.compile(rf"[-/_=a-zA-Z0-9]{{1,{_LONGEST_KEY}}}")
 
 
 class Stage(IntEnum):
-    """When a publication must be confirmed: everything of a stage before the next begins."""
+    """The order of publishing: everything of a stage is confirmed before the next one begins.
+
+    Redeliveries come before outputs as a second safeguard beside the hash in the ids: user code
+    that only improves from one try to the next would lose nothing even without the hash.
+    """
 
     REDELIVER = 1
     DEAD_LETTER = 2
@@ -81,9 +91,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a chunk is being settled. ``max_payload`` is the server's limit for one message.
+    """A partition of a vertex with its edges. ``max_payload`` is the server's limit of a message.
 
-    ``bucket`` is where answers are stored, if they are stored by us.
+    ``bucket`` holds the answers, unless a store of the user's does.
     """
 
     vertex: str
@@ -93,12 +103,12 @@ class Place:
     bucket: str | None = None
 
 
-def redeliveries(
+def build_redeliveries(
     chunk: Chunk, again: Mapping[int, Redeliver | Retry], place: Place, now: datetime
 ) -> Iterator[Publication]:
-    """Frames for the vertex itself, one or more for each time that rows are due."""
+    """Yields frames for the vertex itself, one or more for each time that rows are due."""
     groups: dict[int, list[int]] = defaultdict(list)
-    now_ms = -int(-now.timestamp() * 1000 // 1)
+    now_ms = math.ceil(now.timestamp() * 1000)  # rounded up: a redelivery is never early
     for index in sorted(again):
         delay = again[index].delay
         groups[due_time(now_ms, delay) if delay else 0].append(index)
@@ -109,6 +119,7 @@ def redeliveries(
                 Stage.REDELIVER,
                 place.vertex,
                 place.partition,
+                # Without the due time: a replay comes later, and would store the rows twice.
                 f"{chunk.key}:again:{_fingerprint(frame)}",
                 frames.encode(frame),
                 due=due or None,
@@ -118,8 +129,8 @@ def redeliveries(
 def again_rows(
     batch: pa.RecordBatch, indexes: Sequence[int], how: Sequence[Redeliver | Retry]
 ) -> pa.RecordBatch:
-    """The rows as they come back: a redelivery counts as a delivery, a retry does not."""
-    taken = frames.taken(batch, indexes)
+    """Returns the rows as they come back: a redelivery counts as a delivery, a retry does not."""
+    taken = frames.take_rows(batch, indexes)
     retries = [h.retries if isinstance(h, Retry) else 0 for h in how]
     more = pa.array([0 if isinstance(h, Retry) else 1 for h in how], pa.uint32())
     return frames.with_columns(
@@ -131,16 +142,16 @@ def again_rows(
     )
 
 
-def letters(
+def build_letters(
     chunk: Chunk, dead: Mapping[int, DeadLetter], place: Place, now: datetime
 ) -> Iterator[Publication]:
-    """One plain message for each dead letter."""
+    """Yields one plain message for each dead letter."""
     if not dead:
         return
     # From the batch, not from the lists that user code was shown and may have changed.
-    rows = Rows(frames.taken(chunk.rows.batch, sorted(dead)))
+    rows = Rows(frames.take_rows(chunk.rows.batch, sorted(dead)))
     for number, (_, why) in enumerate(sorted(dead.items())):
-        letter = _letter(rows, number, why, place.vertex, now).fitting(place.max_payload)
+        letter = _build_letter(rows, number, why, place.vertex, now).fitting(place.max_payload)
         yield Publication(
             Stage.DEAD_LETTER,
             place.vertex,
@@ -151,7 +162,7 @@ def letters(
         )
 
 
-def _letter(rows: Rows, index: int, why: DeadLetter, vertex: str, now: datetime) -> Letter:
+def _build_letter(rows: Rows, index: int, why: DeadLetter, vertex: str, now: datetime) -> Letter:
     facts = {name: rows.column(name)[index] for name in _LETTER_FACTS}
     facts["metadata"].pop(arrival.MARK, None)
     return Letter(
@@ -166,13 +177,13 @@ def _letter(rows: Rows, index: int, why: DeadLetter, vertex: str, now: datetime)
     )
 
 
-def answers(
-    chunk: Chunk, given: Mapping[int, Sequence[bytes]], place: Place
+def build_answers(
+    chunk: Chunk, answers: Mapping[int, Sequence[bytes]], place: Place
 ) -> Iterator[Publication]:
-    """One entry of the serving store for each answer; a replay writes the same entry again."""
+    """Yields an entry of the serving store for each answer; a replay writes the same again."""
     # From the batch, not from the headers that user code was shown and may have changed.
     rows = Rows(chunk.rows.batch)
-    for index, payloads in sorted(given.items()):
+    for index, payloads in sorted(answers.items()):
         assert place.bucket is not None
         request = answer_key(request_id(rows, index))
         own = frames.fingerprint([rows.column("id")[index]])
@@ -188,7 +199,7 @@ def answers(
 
 
 def answer_key(request: str) -> str:
-    """The request's id as one part of a key, whatever is in it; different ids stay different."""
+    """Returns the request's id as one part of a key; different ids stay different."""
     if _SAFE_KEY.fullmatch(request) and not request.startswith("="):
         return request
     encoded = base64.urlsafe_b64encode(request.encode()).decode()
@@ -198,7 +209,7 @@ def answer_key(request: str) -> str:
     return "==" + hashlib.blake2b(request.encode(), digest_size=32).hexdigest()
 
 
-def outputs(
+def build_outputs(
     chunk: Chunk,
     verdict: Verdict,
     finished: Sequence[int],
@@ -206,25 +217,25 @@ def outputs(
     now: datetime,
     watermark: datetime | None,
 ) -> tuple[list[Publication], int, int]:
-    """The output publications, the number of rows in them, and of inputs that went nowhere."""
+    """Returns the outputs, how many rows they have, and how many inputs went nowhere."""
     if not place.edges:
         return [], len(finished), 0
     if verdict.outputs is None:
         everything = len(finished) == len(chunk.rows)
-        batch = chunk.rows.batch if everything else frames.taken(chunk.rows.batch, finished)
+        batch = chunk.rows.batch if everything else frames.take_rows(chunk.rows.batch, finished)
         parents, tags = finished, [()] * len(finished)
     else:
         batch = verdict.outputs.batch(chunk.rows, place.vertex, now)
         parents, tags = verdict.outputs.parents, verdict.outputs.tags  # type: ignore[assignment]
-    return _routed(chunk, batch, parents, tags, place, _origin(place, watermark))
+    return _route_outputs(chunk, batch, parents, tags, place, _origin_headers(place, watermark))
 
 
-def _origin(place: Place, watermark: datetime | None) -> dict[str, str]:
+def _origin_headers(place: Place, watermark: datetime | None) -> dict[str, str]:
     origin = {FROM: f"{place.vertex}.{place.partition}"}
     return origin if watermark is None else origin | {WATERMARK: watermark.isoformat()}
 
 
-def _routed(
+def _route_outputs(
     chunk: Chunk,
     batch: pa.RecordBatch,
     parents: Sequence[int],
@@ -232,31 +243,31 @@ def _routed(
     place: Place,
     headers: dict[str, str],
 ) -> tuple[list[Publication], int, int]:
-    found: list[Publication] = []
-    unreached: set[int] | None = None
+    publications: list[Publication] = []
+    unreached: set[int] | None = None  # the inputs that no edge has taken anything of
     written = 0
     traced = any(edge.discards for edge in place.edges)
     for edge, indexes in zip(place.edges, route(place.edges, tags), strict=True):
         everything = len(indexes) == batch.num_rows
-        chosen = batch if everything else frames.taken(batch, indexes)
+        chosen = batch if everything else frames.take_rows(batch, indexes)
         own = parents if everything else [parents[i] for i in indexes]
-        found += _frames_for(chunk, edge, chosen, headers, own if traced else ())
+        publications += _build_frames(chunk, edge, chosen, headers, own if traced else ())
         if unreached is None:
             unreached = set() if everything else set(parents) - {NOBODY}
         unreached.difference_update(own if unreached else ())
         written += len(indexes)
-    return found, written, len(unreached or ())
+    return publications, written, len(unreached or ())
 
 
-def _frames_for(
+def _build_frames(
     chunk: Chunk,
     edge: Edge,
     batch: pa.RecordBatch,
     headers: dict[str, str],
     parents: Sequence[int],
 ) -> Iterator[Publication]:
-    for partition, rows in _by_partition(batch, edge).items():
-        share = batch if rows is None else frames.taken(batch, rows)
+    for partition, rows in _split_by_partition(batch, edge).items():
+        share = batch if rows is None else frames.take_rows(batch, rows)
         own = parents if rows is None or not parents else [parents[i] for i in rows]
         start = 0
         for number, frame in enumerate(frames.split(share)):
@@ -277,18 +288,18 @@ def _frames_for(
             start += frame.num_rows
 
 
-def _by_partition(batch: pa.RecordBatch, edge: Edge) -> dict[int | None, list[int] | None]:
-    """Which rows go to which partition; ``None`` stands for any partition, and for all rows."""
+def _split_by_partition(batch: pa.RecordBatch, edge: Edge) -> dict[int | None, list[int] | None]:
+    """Returns the rows for each partition; ``None`` stands for any partition, and for all rows."""
     if not edge.keyed:
         return {None: None}
-    found: dict[int | None, list[int] | None] = defaultdict(list)
+    rows: dict[int | None, list[int] | None] = defaultdict(list)
     for index, keys in enumerate(batch.column("keys").to_pylist()):
-        found[partition_of(keys or (), edge.partitions)].append(index)  # type: ignore[union-attr]
-    return found
+        rows[partition_of(keys or (), edge.partitions)].append(index)  # type: ignore[union-attr]
+    return rows
 
 
 def partition_of(keys: Sequence[str], partitions: int) -> int:
-    """The partition that all messages with these keys go to."""
+    """Returns the partition that all messages with these keys go to."""
     return zlib.crc32("\x1f".join(keys).encode()) % partitions
 
 

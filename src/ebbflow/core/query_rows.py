@@ -1,4 +1,4 @@
-"""The rows that a query made of a whole batch of messages, and the messages they become.
+"""The rows that a query made of a whole batch, and how they become messages.
 
 A row with the ``id`` of an input is an output of that input, as with a columnar map: it inherits
 what is not given, and an input without a row is dropped. A query without ``id``, such as one that

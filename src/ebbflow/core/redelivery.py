@@ -1,4 +1,4 @@
-"""The rules of redelivery: whether a message comes back after a nack or an error, and when.
+"""Decides whether, when and how often a message is redelivered: the rules of nack and exceptions.
 
 Guarantees: ``max_deliveries: n`` allows exactly n redeliveries; a redelivery is never due before
 the delay asked for is over; an exception can be retried only as often as the policy says.

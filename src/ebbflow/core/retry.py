@@ -1,4 +1,4 @@
-"""Retrying what user code reports as failed: FAILURE from a sink, ``to_fail`` from a map.
+"""Retries what user code reports as failed: FAILURE from a sink, ``to_fail`` from a map.
 
 Only the failed rows are given to user code again, in their order. Short waits are waited out on
 the spot, up to a second in all for a chunk; longer ones go through the redeliveries of the vertex
@@ -75,7 +75,7 @@ def _retry_on_the_spot(
 def _retry(verdict: Verdict, at: list[int], call: Operator) -> None:
     failures = verdict.decisions.take_failed(at)
     retries = [failures[index].retries + 1 for index in at]
-    batch = frames.taken(verdict.rows.batch, at)
+    batch = frames.take_rows(verdict.rows.batch, at)
     part = verdict.part(Rows(frames.with_columns(batch, retries=retries), verdict.rows.watermark))
     call(part)
     verdict.decisions.merge(at, part.decisions)

@@ -1,4 +1,4 @@
-"""Which edges an output follows: tag conditions as Numaflow has them.
+"""Chooses the edges that an output follows: tag conditions as Numaflow has them.
 
 No condition forwards to all. ``or`` wants any of the values among the tags, ``and`` all of them,
 ``not`` none of them; a message without tags has an empty set of them.
@@ -29,7 +29,7 @@ class Edge:
     discards: bool = False
 
     def accepts(self, tags: Sequence[str]) -> bool:
-        """Whether a message with these tags goes this way."""
+        """Returns whether a message with these tags goes this way."""
         if not self.values:
             return True
         if self.operator == "and":
@@ -38,7 +38,7 @@ class Edge:
 
 
 def route(edges: Sequence[Edge], tags: Sequence[Sequence[str]]) -> list[Sequence[int]]:
-    """For each edge the indexes of the outputs that follow it."""
+    """Returns for each edge the indexes of the outputs that follow it."""
     return [
         range(len(tags))
         if not edge.values

@@ -1,4 +1,4 @@
-"""The call of user code that is running in this process, for whoever watches how long it takes.
+"""The call of user code that runs in this process, for the watch over its time.
 
 User code runs on one thread, one call at a time. Whoever calls it says so here, in a way that
 costs next to nothing: a watch looks now and then whether it is still the same call. ``async`` code
@@ -20,7 +20,7 @@ _BEATS = 8
 
 
 class Running:
-    """What runs now. ``with RUNNING:`` is one call, or many when ``row`` is set for each.
+    """The call that runs now. ``with RUNNING:`` is one call, or many when ``row`` is set for each.
 
     ``limit`` is how many seconds a call may take, if that is limited. ``beat`` changes while an
     event loop goes round: what waits there is not stuck. ``guard`` sets the clock that ends calls
@@ -49,12 +49,12 @@ class Running:
 
     @property
     def state(self) -> tuple[int, int, int] | None:
-        """The same for as long as a call makes no step."""
+        """A value that stays the same for as long as a call makes no step."""
         return (self.number, self.row, self.beat) if self.active else None
 
     @property
     def call(self) -> tuple[int, int] | None:
-        """Which call it is that is running, if one is."""
+        """The number and row of the call that is running, if one is."""
         return (self.number, self.row) if self.active else None
 
 
@@ -62,7 +62,7 @@ RUNNING = Running()
 
 
 async def in_time(awaitable: Awaitable[Any], limit: float | None) -> Any:
-    """What the awaitable results in, or ``CallTimeout``; then it is cancelled."""
+    """Returns the awaitable's result; cancels it and raises ``CallTimeout`` when time is over."""
     if limit is None:
         return await awaitable
     task = asyncio.ensure_future(awaitable)
@@ -75,7 +75,7 @@ async def in_time(awaitable: Awaitable[Any], limit: float | None) -> Any:
 
 @contextmanager
 def beating() -> Iterator[None]:
-    """Show that the event loop goes round, for as long as the context lasts."""
+    """Shows that the event loop goes round, for as long as the context lasts."""
     if RUNNING.limit is None:
         yield
         return

@@ -16,10 +16,19 @@ from typing import assert_never
 
 import pyarrow as pa
 
-from ebbflow.core import publications as publishing
 from ebbflow.core.frames import Rows
 from ebbflow.core.outputs import NOBODY
-from ebbflow.core.publications import Chunk, Place, Publication, Stage
+from ebbflow.core.publications import (
+    Chunk,
+    Place,
+    Publication,
+    Stage,
+    again_rows,
+    build_answers,
+    build_letters,
+    build_outputs,
+    build_redeliveries,
+)
 from ebbflow.core.verdict import Verdict
 from ebbflow.outcome import (
     Counts,
@@ -36,7 +45,7 @@ from ebbflow.outcome import (
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """What a chunk comes to. ``reasons`` are the nack reasons, each with its number of rows.
+    """The end of a chunk. ``reasons`` are the nack reasons, each with its number of rows.
 
     ``returned`` are the rows that go back to the source they came from, by index, and
     ``histories`` are these rows as they are to be when it gives them again.
@@ -49,13 +58,13 @@ class Settlement:
     histories: pa.RecordBatch | None = None
 
     def stages(self) -> Iterator[list[Publication]]:
-        """The publications of each stage that has any, in order."""
+        """Yields the publications of each stage that has any, in order."""
         for stage in Stage:
             if these := [p for p in self.publications if p.stage is stage]:
                 yield these
 
     def counts_without(self, discarded: Collection[Publication]) -> Counts:
-        """The counts when some outputs were given up: inputs of which nothing is left are drops."""
+        """Returns the counts if some outputs were given up; inputs without any left are drops."""
         if not discarded:
             return self.counts
         kept = {
@@ -74,8 +83,12 @@ class Settlement:
         )
 
 
-class Sorted:
-    """The inputs by the kind of their outcome; ``finished`` are those that were processed."""
+class SortedInputs:
+    """The inputs by the kind of their outcome; ``finished`` are those that were processed.
+
+    Only what is finished may leave outputs: an output of an input that comes back would be there
+    twice in the end.
+    """
 
     def __init__(self, rows: Rows, verdict: Verdict) -> None:
         self.again: dict[int, Redeliver | Retry] = {}
@@ -84,12 +97,13 @@ class Sorted:
         self.finished: Sequence[int]
         unfinished: set[int] = set()
         for index, outcome in verdict.outcomes.items():
-            if not self._finishes(index, outcome):
+            if not self._sort(index, outcome):
                 unfinished.add(index)
         every = range(len(rows))
         self.finished = [i for i in every if i not in unfinished] if unfinished else every
 
-    def _finishes(self, index: int, outcome: object) -> bool:
+    def _sort(self, index: int, outcome: object) -> bool:
+        """Notes the outcome; returns whether the input was processed."""
         match outcome:
             case Redeliver() | Retry():
                 self.again[index] = outcome
@@ -120,25 +134,24 @@ def settle(
     watermark: datetime | None = None,
     returning: Collection[int] = (),
 ) -> Settlement:
-    """Turn the verdict on a chunk into publications and counts. ``now`` starts every delay.
+    """Turns the verdict on a chunk into publications and counts. ``now`` starts every delay.
 
     ``returning`` are the rows that, if they are to come again, come from their source.
     """
-    ends = Sorted(chunk.rows, verdict)
+    ends = SortedInputs(chunk.rows, verdict)
     returned = {index: how for index, how in ends.again.items() if index in returning}
     kept = {index: how for index, how in ends.again.items() if index not in returned}
-    outputs, written, unrouted = publishing.outputs(
-        chunk, verdict, ends.finished, place, now, watermark
-    )
+    outputs, written, unrouted = build_outputs(chunk, verdict, ends.finished, place, now, watermark)
+    # The order of the stages; see ``Stage`` for what is lost in any other.
     publications = [
-        *publishing.redeliveries(chunk, kept, place, now),
-        *publishing.letters(chunk, ends.dead, place, now),
-        *publishing.answers(chunk, verdict.answers, place),
+        *build_redeliveries(chunk, kept, place, now),
+        *build_letters(chunk, ends.dead, place, now),
+        *build_answers(chunk, verdict.answers, place),
         *outputs,
     ]
     counts = Counts(
         read=len(chunk.rows),
-        written=_written(verdict, written, ends),
+        written=_count_written(verdict, written, ends),
         done=len(ends.finished) - unrouted,
         redelivered=len(ends.again),
         dead_lettered=len(ends.dead),
@@ -148,18 +161,20 @@ def settle(
         on_success=ends.ends["on_success"],
     )
     histories = None
+    # What goes back to its source is not published here as well: it would come twice. How often it
+    # was delivered is kept beside it, because its source does not know.
     if returned:
-        histories = publishing.again_rows(chunk.rows.batch, [*returned], [*returned.values()])
-    return Settlement(publications, counts, _reasons(ends.again), returned, histories)
+        histories = again_rows(chunk.rows.batch, [*returned], [*returned.values()])
+    return Settlement(publications, counts, _count_reasons(ends.again), returned, histories)
 
 
-def _written(verdict: Verdict, outputs: int, ends: Sorted) -> int:
+def _count_written(verdict: Verdict, outputs: int, ends: SortedInputs) -> int:
     decisions = verdict.decisions
     if decisions.written is not None:
         return decisions.written
     return decisions.emitted_rows + outputs + ends.ends["fallback"] + ends.ends["on_success"]
 
 
-def _reasons(again: dict[int, Redeliver | Retry]) -> dict[str, int]:
+def _count_reasons(again: dict[int, Redeliver | Retry]) -> dict[str, int]:
     texts = (o.error if isinstance(o, Retry) else o.reason or "nacked" for o in again.values())
     return dict(Counter(texts))

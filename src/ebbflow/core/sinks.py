@@ -92,7 +92,7 @@ def run_on_success(verdict: Verdict, sinks: Sinks, pause: Pause) -> None:
         return
     assert sinks.on_success is not None
     at = sorted(messages)
-    batch = _replace_facts(frames.taken(verdict.rows.batch, at), [messages[i] for i in at])
+    batch = _replace_facts(frames.take_rows(verdict.rows.batch, at), [messages[i] for i in at])
     part = verdict.part(Rows(batch, verdict.rows.watermark), _last_sink(verdict.rules))
     call_with_retries(part, sinks.on_success, sinks.strategy, pause, "on-success sink")
     _conclude(verdict, at, part, Succeeded())

@@ -1,4 +1,4 @@
-"""Which exceptions say that a system is away, and not that a message is bad.
+"""The exceptions that say that a system is away, and not that a message is bad.
 
 ``Unavailable`` says so itself. So do the connection and time-out errors of the standard library and
 of well-known clients, PEP 249's ``OperationalError`` and ``InterfaceError``, and the errors that
@@ -66,7 +66,9 @@ WELL_KNOWN = {
 }
 """Classes of well-known clients by package; a module inside the package will do."""
 
-_WELL_KNOWN = frozenset(f"{name}:{one}" for name, found in WELL_KNOWN.items() for one in found)
+_WELL_KNOWN = frozenset(
+    f"{package}:{name}" for package, names in WELL_KNOWN.items() for name in names
+)
 # The class of PEP 249 in whose tree such a name has to stand, or any program's own would count.
 _PEP_249 = {"OperationalError": {"DatabaseError"}, "InterfaceError": {"Error", "DBAPIError"}}
 _HTTP_AWAY = frozenset({502, 503, 504})
@@ -81,12 +83,12 @@ class SystemErrors:
     more: frozenset[str] = frozenset()
 
     def means_away(self, error: BaseException) -> bool:
-        """Whether the error, or one that it was explicitly raised from, says a system is away."""
-        return any(self._is_listed(one) for one in _causes(error))
+        """Returns whether the error, or one that it was raised from, says that a system is away."""
+        return any(self._is_listed(cause) for cause in _causes(error))
 
     def _is_listed(self, error: BaseException) -> bool:
         if isinstance(error, BaseExceptionGroup):
-            return all(self.means_away(one) for one in error.exceptions)
+            return all(self.means_away(member) for member in error.exceptions)
         if isinstance(error, _TYPES) or _is_network(error) or _is_pep_249(type(error)):
             return True
         return _is_refused_request(error) or any(map(self._is_named, _names(type(error))))
@@ -100,19 +102,20 @@ LISTED = SystemErrors()
 
 
 def retry_after(error: BaseException) -> int | None:
-    """Milliseconds that the error itself asks to wait, if it does."""
-    found = (one.retry_after for one in _causes(error) if isinstance(one, Unavailable))
-    return next(found, None)
+    """Returns the milliseconds that the error itself asks to wait, if it does."""
+    waits = (cause.retry_after for cause in _causes(error) if isinstance(cause, Unavailable))
+    return next(waits, None)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    found: BaseException | None = error
+    """Yields the error and those that it was raised from."""
+    cause: BaseException | None = error
     for _ in range(_DEEPEST):
-        if found is None:
+        if cause is None:
             return
-        yield found
-        reason = getattr(found, "reason", None)  # urllib keeps the cause there
-        found = found.__cause__ or (reason if isinstance(reason, BaseException) else None)
+        yield cause
+        reason = getattr(cause, "reason", None)  # urllib keeps the cause there
+        cause = cause.__cause__ or (reason if isinstance(reason, BaseException) else None)
 
 
 def _is_network(error: BaseException) -> bool:
@@ -125,7 +128,7 @@ def _is_pep_249(kind: type) -> bool:
 
 
 def _names(kind: type) -> Iterator[str]:
-    """Every name that the class and its bases go by: in their modules and in those around them."""
+    """Yields every name of the class and its bases: in their modules and in those around them."""
     for cls in kind.__mro__:
         module = cls.__module__
         while module:
@@ -134,11 +137,11 @@ def _names(kind: type) -> Iterator[str]:
 
 
 def _is_refused_request(error: BaseException) -> bool:
-    """An HTTP client's error for an answer, or gRPC's, that says the other side is away."""
+    """Returns whether it is the error of an HTTP or gRPC answer that says the server is away."""
     response = getattr(error, "response", None)
     status: Any = getattr(error, "code", None)
     statuses = [getattr(error, "status", None), getattr(response, "status_code", None), status]
-    if any(type(one) is int and one in _HTTP_AWAY for one in statuses):
+    if any(type(code) is int and code in _HTTP_AWAY for code in statuses):
         return True
     if callable(status) and any(name == "grpc:RpcError" for name in _names(type(error))):
         return getattr(status(), "name", None) in _GRPC_AWAY
@@ -146,7 +149,8 @@ def _is_refused_request(error: BaseException) -> bool:
 
 
 def named(classes: Iterable[str | type]) -> frozenset[str]:
-    """Classes, or names of some, as ``SystemErrors`` takes them."""
+    """Returns the names of classes as ``SystemErrors`` takes them; a name may be given as such."""
     return frozenset(
-        one if isinstance(one, str) else f"{one.__module__}:{one.__qualname__}" for one in classes
+        kind if isinstance(kind, str) else f"{kind.__module__}:{kind.__qualname__}"
+        for kind in classes
     )

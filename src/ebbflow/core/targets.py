@@ -27,12 +27,12 @@ _found_in: dict[str, Path] = {}
 
 
 def well_formed(target: str) -> bool:
-    """Whether the target reads ``module:attribute``; either may have dots."""
+    """Returns whether the target reads ``module:attribute``; either may have dots."""
     return _TARGET.fullmatch(target) is not None
 
 
 def resolve(target: str, search: Path | None = None) -> Callable[..., Any]:
-    """Import the target and return it; ``search`` is the folder to look in first."""
+    """Imports the target and returns it; ``search`` is the folder to look in first."""
     match = _TARGET.fullmatch(target)
     if match is None:
         raise TargetError(target, "it is not of the form module:attribute")
@@ -62,7 +62,7 @@ def _is_from(module: ModuleType, folder: Path, top: str) -> bool:
 
 
 def _make_way(top: str, target: str) -> None:
-    """Forget a module of the same name that belongs to another pipeline."""
+    """Forgets a module of the same name that belongs to another pipeline."""
     if top not in _found_in:
         raise TargetError(
             target, f"another module named {top!r} is already in use; give yours a different name"
@@ -101,15 +101,15 @@ def _place(error: BaseException) -> str:
 
 
 def _attribute(module: ModuleType, attribute: str, target: str) -> Callable[..., Any]:
-    found: Any = module
+    value: Any = module
     for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise TargetError(target, _missing(found, part))
-        found = getattr(found, part)
-    if not callable(found):
-        kind = type(found).__name__
+        if not hasattr(value, part):
+            raise TargetError(target, _missing(value, part))
+        value = getattr(value, part)
+    if not callable(value):
+        kind = type(value).__name__
         raise TargetError(target, f"{attribute!r} is of type {kind}, not a function or class")
-    return found  # type: ignore[no-any-return]
+    return value  # type: ignore[no-any-return]
 
 
 def _missing(holder: Any, part: str) -> str:

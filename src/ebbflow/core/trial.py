@@ -1,4 +1,4 @@
-"""The calls of user code on the rows of a chunk, and who is to blame for those that fail.
+"""Calls user code on the rows of a chunk, and decides who is to blame for calls that fail.
 
 Rows whose failure is a system's come back as they were (``Retry``, with nothing counted), and so do
 the rows that were not tried because it was clear that they would fail, too.

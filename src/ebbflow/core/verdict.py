@@ -1,4 +1,4 @@
-"""The verdict of user code on a chunk: its rows, the rules they are held to, and the decisions.
+"""The verdict on a chunk: an outcome for every input, and the outputs.
 
 User code returns, yields, raises and answers; a verdict turns each of these into a decision about
 the input. A nack among the outputs of an input takes back all its siblings. An error is counted on
@@ -124,7 +124,7 @@ class Verdict:
     def part_at(self, indexes: Sequence[int], rules: Rules | None = None) -> Verdict:
         """Returns an empty verdict on the rows at the indexes, as they came."""
         # From the batch, not from the lists that user code was shown and may have changed.
-        taken = frames.taken(self.rows.batch, indexes)
+        taken = frames.take_rows(self.rows.batch, indexes)
         return self.part(Rows(taken, self.rows.watermark), rules)
 
     def under(self, rules: Rules) -> Verdict:

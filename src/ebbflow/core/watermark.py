@@ -1,4 +1,4 @@
-"""The watermark: up to which event time everything has been seen, as far as one can know.
+"""The watermark: the event time up to which everything has been seen, as far as one can know.
 
 A source's watermark follows the earliest event time of each chunk it makes, nacked and dropped
 messages included. Frames carry the watermark of the task that wrote them. A reader's watermark is
@@ -20,22 +20,22 @@ class Watermark:
         self._heard: dict[str, datetime | None] = dict.fromkeys(feeders)
 
     def hear(self, frames: Iterable[tuple[str | None, datetime | None]]) -> None:
-        """Take in the frames of a chunk: for each who wrote it, and their watermark then.
+        """Takes in the frames of a chunk: for each who wrote it, and their watermark then.
 
         Of several frames of one writer the first counts for this chunk, because rows of the first
         may be older than what the last one promises.
         """
-        told: dict[str, datetime] = {}
+        heard: dict[str, datetime] = {}
         for feeder, watermark in frames:
             if feeder in self._heard and watermark is not None:
-                told.setdefault(feeder, watermark)
-        self._heard |= told
+                heard.setdefault(feeder, watermark)
+        self._heard |= heard
         known = [time for time in self._heard.values() if time is not None]
         if known and len(known) == len(self._heard):
             self._rise(min(known))
 
     def made(self, event_times: Iterable[datetime]) -> None:
-        """A source has made messages with these event times."""
+        """Follows the event times of messages that a source has made."""
         earliest = min(event_times, default=None)
         if earliest is not None:
             self._rise(earliest)

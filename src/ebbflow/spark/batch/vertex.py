@@ -24,7 +24,7 @@ from ebbflow.connectors.plans import BlackholeSink
 from ebbflow.connectors.spark.errors import hush
 from ebbflow.connectors.spark.session import clone_session, leaving_active
 from ebbflow.core.blame import Outage
-from ebbflow.core.isolation import Found, Trouble, isolate
+from ebbflow.core.isolation import Isolated, Trouble, isolate
 from ebbflow.core.position import Position, Span, chunk_key
 from ebbflow.core.watermark import Watermark
 from ebbflow.errors import SparkError, Unavailable
@@ -232,7 +232,7 @@ class BatchPartition:
         finally:
             self._work.forget()
 
-    def _decided(self, window: Window, low: int, high: int, whole: bool) -> Found:
+    def _decided(self, window: Window, low: int, high: int, whole: bool) -> Isolated:
         began = time.monotonic()
 
         def enough() -> bool:
@@ -246,7 +246,7 @@ class BatchPartition:
             raise _stopped()
         return found
 
-    def _give_up(self, found: Found, high: int) -> None:
+    def _give_up(self, found: Isolated, high: int) -> None:
         """Nothing works: it is the strategy's turn if there is one, else the vertex waits."""
         why = found.general
         assert why is not None
@@ -274,7 +274,7 @@ class BatchPartition:
 
     # --- settling -------------------------------------------------------------------------------
 
-    def _settle(self, window: Window, low: int, found: Found) -> None:
+    def _settle(self, window: Window, low: int, found: Isolated) -> None:
         plan, start, end = self._plan, self._position.done, window.span(found.end)
         count = found.end - low
         if isinstance(plan.role, SinksPlan) and not found.blamed:
