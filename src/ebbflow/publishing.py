@@ -11,9 +11,7 @@ or their publisher is closed.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import os
-import threading
 from collections.abc import AsyncIterable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
@@ -25,6 +23,8 @@ from ebbflow.acks import Ack
 from ebbflow.errors import PublishError
 from ebbflow.nats.address import INBOX, Addresses
 from ebbflow.nats.bulk import WINDOW, Feed, check_window, publish_all
+from ebbflow.nats.connect import connect
+from ebbflow.nats.link import LoopThread
 from ebbflow.nats.login import Login
 from ebbflow.nats.outgoing import Outgoing, check_subject
 from ebbflow.nats.publish import Sending
@@ -59,7 +59,7 @@ class AsyncPublisher:
         self._waiting: set[asyncio.Task[Any]] = set()
 
     async def __aenter__(self) -> Self:
-        self._client = await self.addresses.connect("ebbflow publisher")
+        self._client = await connect(self.addresses, "ebbflow publisher")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -144,7 +144,7 @@ class Publisher:
     ) -> None:
         self._inner = AsyncPublisher(url, login=login, inbox_prefix=inbox_prefix, **options)
         self._inner._entering = "with Publisher(...) as publisher"
-        self._thread: _LoopThread | None = None
+        self._thread: LoopThread | None = None
 
     @property
     def options(self) -> PublishOptions:
@@ -152,9 +152,9 @@ class Publisher:
         return self._inner.options
 
     def __enter__(self) -> Self:
-        self._thread = _LoopThread()
+        self._thread = LoopThread("ebbflow publisher")
         try:
-            self._wait(self._thread.submit(self._inner.__aenter__()))
+            self._thread.run(self._inner.__aenter__())
         except BaseException:
             self._thread.stop()
             self._thread = None
@@ -170,7 +170,7 @@ class Publisher:
         thread = self._open()
         self._thread = None
         try:
-            self._wait(thread.submit(self._inner.__aexit__()))
+            thread.run(self._inner.__aexit__())
         finally:
             thread.stop()
 
@@ -189,7 +189,7 @@ class Publisher:
         """
         thread = self._open()
         call = self._inner.publish(subject, data, headers=headers, msg_id=msg_id, **options)
-        return self._wait(thread.submit(call))
+        return thread.run(call)
 
     def publish_many(
         self,
@@ -209,48 +209,11 @@ class Publisher:
         except BaseException:
             future.cancel()
             raise
-        return self._wait(future)
+        return thread.wait(future)
 
-    def _open(self) -> _LoopThread:
+    def _open(self) -> LoopThread:
         if self._thread is None:
             raise RuntimeError(f"the publisher is not open; use it inside: {self._inner._entering}")
         if self._thread.process != os.getpid():
             raise RuntimeError("the publisher was opened in another process; open one in this one")
         return self._thread
-
-    @staticmethod
-    def _wait(future: concurrent.futures.Future[T]) -> T:
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # Ctrl-C ends the call and not only the waiting for it
-            raise
-
-
-class _LoopThread:
-    """An event loop on a thread of its own."""
-
-    def __init__(self) -> None:
-        self.process = os.getpid()
-        self._running: concurrent.futures.Future[asyncio.AbstractEventLoop] = (
-            concurrent.futures.Future()
-        )
-        self._end = asyncio.Event()
-        self._thread = threading.Thread(
-            target=asyncio.run, args=(self._serve(),), name="ebbflow publisher", daemon=True
-        )
-        self._thread.start()
-        self.loop = self._running.result()
-
-    async def _serve(self) -> None:
-        self._running.set_result(asyncio.get_running_loop())
-        await self._end.wait()
-
-    def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Start a coroutine on the loop."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-
-    def stop(self) -> None:
-        """End everything that runs on the loop, and the thread."""
-        self.loop.call_soon_threadsafe(self._end.set)
-        self._thread.join()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ebbflow.datasource import pull, ranges
+from ebbflow.datasource import ranges
 from ebbflow.datasource.leader import Leader
 from ebbflow.datasource.offsets import Range
 from ebbflow.nats import api
@@ -34,14 +34,14 @@ async def planned(link, stream, subject=None, ahead=0):
 async def rest(reader):
     found = []
     while block := await reader.block():
-        found += [one.sequence for one in block]
+        found += block.seqs
     await reader.close()
     return found
 
 
 def node_of(cluster, reader):
     """The node that the reader's consumer is on."""
-    call = f"CONSUMER.INFO.{reader._wanted.stream}.{reader._pull._consumer.name}"
+    call = f"CONSUMER.INFO.{reader._wanted.stream}.{reader._pull.name}"
     name = cluster.link.run(api.call(cluster.link.client, call))["cluster"]["leader"]
     return next(node for node in cluster.all if node.name == name)
 
@@ -51,7 +51,7 @@ def begun(cluster, link, wanted, node):
     while True:
         reader = ranges.RangeReader(link, wanted)
         link.run(reader.open())
-        found = [one.sequence for one in link.run(reader.block())]
+        found = link.run(reader.block()).seqs
         if node in (None, node_of(cluster, reader)):
             return reader, found
         link.run(reader.close())
@@ -87,7 +87,7 @@ def test_a_range_is_read_whole_from_a_node_that_lags_behind(cluster, stream, nam
 def test_a_range_is_read_whole_when_a_node_is_killed(
     cluster, stream, names, monkeypatch, small_blocks, lost
 ):
-    monkeypatch.setattr(pull, "_SILENCE", 1.0)
+    monkeypatch.setattr(ranges, "_SILENCE", 1.0)
     cluster.link.run(publish(cluster.link, f"{names.pipeline}.new", 1_000))
     with cluster.linked() as link:
         reader, found = begun(cluster, link, link.run(planned(link, stream)), None)

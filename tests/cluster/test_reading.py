@@ -78,7 +78,7 @@ class Follower:
     def _consumer_on(self, cluster):
         # A server may not know it yet, and the reader may have made another one meanwhile.
         with contextlib.suppress(api.ApiError):
-            call = f"CONSUMER.INFO.{self.reader.stream}.{self.reader._consumer.name}"
+            call = f"CONSUMER.INFO.{self.reader.stream}.{self.reader._follower.consumer.name}"
             info = cluster.link.run(api.call(cluster.link.client, call))
             return info["cluster"]["leader"]
 

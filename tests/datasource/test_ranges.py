@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ebbflow.datasource import leader, pull, ranges
+from ebbflow.datasource import leader, ranges
 from ebbflow.datasource.leader import Leader
 from ebbflow.datasource.offsets import Range
 from ebbflow.errors import DataLoss, DataSourceError, JetStreamUnavailable
@@ -264,7 +264,7 @@ def test_a_server_that_does_not_answer_is_reported(fragile, pid, monkeypatch):
 
 
 def test_a_server_that_was_killed_and_is_back_is_read_on(fragile, pid, monkeypatch):
-    monkeypatch.setattr(pull, "_SILENCE", 0.3)
+    monkeypatch.setattr(ranges, "_SILENCE", 0.3)
     for name in ("_FIRST_BLOCK", "_LARGEST_BLOCK"):
         monkeypatch.setattr(ranges, name, 10)
     fragile.fill(35)

@@ -15,6 +15,7 @@ from ebbflow.core.position import Mark
 from ebbflow.core.publications import FROM
 from ebbflow.nats import api
 from ebbflow.nats.publish import BUFFER, publish
+from ebbflow.nats.pull import LightConsumer, PullConsumer
 
 
 @pytest.fixture
@@ -130,24 +131,25 @@ def test_a_reader_whose_consumer_vanished_goes_on_after_the_last_frame(link, buf
     buffer(1, 1)
     one = reader()
     assert take(one, 2) == ["0", "1"]
-    link.run(api.call(link.client, f"CONSUMER.DELETE.{one.stream}.{one._consumer.name}"))
+    link.run(api.call(link.client, f"CONSUMER.DELETE.{one.stream}.{one._follower.consumer.name}"))
     buffer(1, 1)
 
     assert take(one, 2) == ["2", "3"]
 
 
-def test_frames_that_a_consumer_delivers_again_are_taken_once(link, names, buffer):
+def test_frames_that_a_consumer_delivers_again_are_taken_once(link, names, buffer, monkeypatch):
     """A server may begin earlier than it was asked to, on a replica that lags behind."""
+    make = LightConsumer.make
 
-    class Early(FrameReader):
-        def _config(self):
-            return super()._config() | {"opt_start_seq": max(1, self._seen - 2)}
+    async def make_early(self, client, subject, after, idle):
+        return await make(self, client, subject, max(0, after - 2), idle)
 
+    monkeypatch.setattr(LightConsumer, "make", make_early)
     buffer(1, 1, 1, 1, 1)
     wake = threading.Event()
-    one = Early(link, names.buffer("v", 0), names.buffer_subject("v", 0), Mark(2), wake)
+    one = FrameReader(link, names.buffer("v", 0), names.buffer_subject("v", 0), Mark(2), wake)
     assert take(one, 3) == ["2", "3", "4"]
-    link.run(api.call(link.client, f"CONSUMER.DELETE.{one.stream}.{one._consumer.name}"))
+    link.run(api.call(link.client, f"CONSUMER.DELETE.{one.stream}.{one._follower.consumer.name}"))
     buffer(1, 1)
 
     assert take(one, 2) == ["5", "6"]
@@ -155,22 +157,24 @@ def test_frames_that_a_consumer_delivers_again_are_taken_once(link, names, buffe
     one.close()
 
 
-def test_a_frame_that_got_lost_is_asked_for_again_though_none_follows(link, names, buffer):
-    class Forgetful(FrameReader):
-        lost = 0
+@pytest.mark.parametrize("frames_after", [0, 1])
+def test_a_frame_that_got_lost_is_asked_for_again(link, names, buffer, monkeypatch, frames_after):
+    """The next frame shows the gap, or else the heartbeat of the consumer."""
+    receive, lost = PullConsumer._receive, []
 
-        async def _arrived(self, message):
-            if message.reply.startswith("$JS.ACK.") and not self.lost:
-                self.lost += 1
-            else:
-                await super()._arrived(message)
+    async def lose_the_first(self, message):
+        if message.reply.startswith("$JS.ACK.") and not lost:
+            lost.append(message)
+        else:
+            await receive(self, message)
 
+    monkeypatch.setattr(PullConsumer, "_receive", lose_the_first)
     wake = threading.Event()
-    one = Forgetful(link, names.buffer("v", 0), names.buffer_subject("v", 0), Mark(), wake)
-    buffer(1)
+    one = FrameReader(link, names.buffer("v", 0), names.buffer_subject("v", 0), Mark(), wake)
+    buffer(*[1] * (1 + frames_after))
 
-    assert take(one, 1) == ["0"]
-    assert one.lost == 1
+    assert take(one, 1 + frames_after) == [str(number) for number in range(1 + frames_after)]
+    assert len(lost) == 1
     one.close()
 
 

@@ -20,6 +20,7 @@ from ebbflow.buffers import streams
 from ebbflow.errors import SetupError
 from ebbflow.nats import api
 from ebbflow.nats.address import Addresses
+from ebbflow.nats.connect import connect
 from ebbflow.nats.locate import linked
 from ebbflow.publishing import Login, Publisher
 from tests.jetstream.securing import Authority, Nkey, Operator, nats_server
@@ -264,7 +265,7 @@ def test_closing_in_the_moment_a_server_goes_away_raises_nothing(tmp_path):
     """At whichever step of its reconnecting the client is."""
 
     async def close_after(steps: int, place: Addresses) -> None:
-        client = await place.connect("test")
+        client = await connect(place, "test")
         os.kill(int((tmp_path / str(steps) / "nats.pid").read_text()), signal.SIGKILL)
         while client.is_connected:
             await asyncio.sleep(0)

@@ -9,7 +9,6 @@ Nothing is looked up for a chunk that is settled for the first time.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,9 +17,10 @@ from ebbflow.buffers.names import Names
 from ebbflow.core.position import Mark
 from ebbflow.core.publications import Publication, Stage
 from ebbflow.core.settlement import Settlement
+from ebbflow.errors import JetStreamUnavailable
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.publish import MSG_ID
-from ebbflow.nats.pull import LightConsumer
+from ebbflow.nats.pull import NANOS, Deliveries, LightConsumer, PullConsumer, PullRequest, Word
 from ebbflow.nats.stored import read_page, snapshot
 
 # The server leaves the id out when a schedule comes due, but names the subject it waited on.
@@ -28,7 +28,6 @@ _SCHEDULER = "Nats-Scheduler"
 _AT_A_TIME = 1_000
 _ANSWER_WITHIN = 10.0
 _IDLE_CONSUMER = 30.0
-_NANOS = 1_000_000_000
 
 
 async def without_stored(
@@ -83,31 +82,28 @@ async def _stored_redeliveries(
 
 
 async def _headers_after(client: SecuredClient, stream: str, after: int) -> list[dict[str, str]]:
-    """The headers of all messages behind a sequence, in order.
+    """Returns the headers of all messages behind a sequence, in order.
 
     One that comes due meanwhile is moved to the end, so it is met at its old place or there.
     """
-    consumer = LightConsumer(stream)
-    inbox = await client.subscribe(client.new_inbox(), pending_msgs_limit=-1)
+    consumer, read = LightConsumer(stream), Deliveries.of(())
+    pull = PullConsumer(client, stream, consumer.name, read.extend)
+    await pull.open()
     try:
         facts = await consumer.make(client, "", after, _IDLE_CONSUMER, headers_only=True)
         left = int(facts["num_pending"])
-        found: list[dict[str, str]] = []
+        expires = int(_ANSWER_WITHIN / 2 * NANOS)
         while left:
-            request = {"batch": _AT_A_TIME, "expires": int(_ANSWER_WITHIN / 2 * _NANOS)}
-            await client.publish(
-                consumer.pull_subject, json.dumps(request).encode(), reply=inbox.subject
-            )
-            for _ in range(_AT_A_TIME):
-                message = await inbox.next_msg(timeout=_ANSWER_WITHIN)
-                headers = dict(message.headers or {})
-                if "Status" in headers:  # what was left is gone
-                    return found
-                found.append(headers)
-                left = int(message.reply.rpartition(".")[2])
-                if not left:
-                    break
-        return found
+            # No more than are there: the answer is complete then, and nobody waits for its end.
+            request = PullRequest(batch=min(left, _AT_A_TIME), expires=expires)
+            status = await pull.fetch(request, silence=_ANSWER_WITHIN)
+            if status.word in (Word.SILENCE, Word.GAP):
+                # Half of what is stored would pass for all of it, and the rest be stored twice.
+                raise JetStreamUnavailable(pull.subject, _ANSWER_WITHIN, status.word.value)
+            if status.word is not Word.FULL:
+                break  # what was left is gone
+            left = read.pending
+        return [headers or {} for headers in read.headers]
     finally:
-        await inbox.unsubscribe()
+        await pull.close()
         await consumer.forget(client)

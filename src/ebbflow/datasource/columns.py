@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pyarrow as pa
 from pyspark.sql.types import (
     BinaryType,
@@ -16,8 +14,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from ebbflow.datasource.pull import Stored
 from ebbflow.errors import DataSourceError
+from ebbflow.nats.pull import Deliveries
 from ebbflow.suggest import did_you_mean
 
 READ = StructType(
@@ -53,16 +51,16 @@ def check_read(schema: StructType) -> None:
         )
 
 
-def batch(messages: Sequence[Stored]) -> pa.RecordBatch:
-    """Messages as Spark takes them."""
-    times = [one.nanos // _NANOS_PER_MICRO for one in messages]
-    headers = [list((one.headers or {}).items()) for one in messages]
+def batch(messages: Deliveries) -> pa.RecordBatch:
+    """Returns messages as Spark takes them."""
+    times = [nanos // _NANOS_PER_MICRO for nanos in messages.nanos]
+    headers = [list((header or {}).items()) for header in messages.headers]
     arrays = [
-        pa.array([one.subject for one in messages], pa.string()),
-        pa.array([one.sequence for one in messages], pa.int64()),
+        pa.array(messages.subjects, pa.string()),
+        pa.array(messages.seqs, pa.int64()),
         pa.array(times, _READ_ARROW.field("time").type),
         pa.array(headers, _READ_ARROW.field("headers").type),
-        pa.array([one.data for one in messages], pa.binary()),
+        pa.array(messages.payloads, pa.binary()),
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=_READ_ARROW)
 

@@ -14,22 +14,26 @@ import sys
 import time
 from collections.abc import Iterator
 
+import nats.errors
 import pyarrow as pa
 
 from ebbflow.datasource import columns
 from ebbflow.datasource.leader import PATIENCE, PERMISSIONS, Facts, Leader
 from ebbflow.datasource.offsets import Range
 from ebbflow.datasource.planning import connect
-from ebbflow.datasource.pull import End, Pull, Stored
 from ebbflow.errors import AccessError, DataSourceError
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link
+from ebbflow.nats.pull import Deliveries, LightConsumer, PullConsumer, PullRequest, Word
 
 _BLOCK_BYTES = 8 * 1024 * 1024
 # A request may bring messages from behind the range: the first ones ask for few.
 _FIRST_BLOCK, _LARGEST_BLOCK = 1_000, 16_000
 # A replica that lags is looked at again so often before another one may be chosen.
 _LAG, _LOOKS = 0.05, 20
+_SILENCE = 3.0
+_GOES_ON = (Word.DRY, Word.FULL, Word.TOO_LARGE)
+"""The words after which the same consumer is asked again; after any other it is given up."""
 
 
 def read(server: Addresses, wanted: Range) -> Iterator[pa.RecordBatch]:
@@ -56,31 +60,37 @@ class RangeReader:
         self._leader = Leader(link.client, wanted.stream, wanted.subject)
         self._wanted = wanted
         self._seen = wanted.after
-        self._pull: Pull | None = None
+        self._consumer: LightConsumer | None = None
+        self._pull: PullConsumer | None = None
+        self._block = Deliveries.of(())
         self._most = _FIRST_BLOCK
         self._size = _BLOCK_BYTES
 
     async def open(self) -> None:
-        """Begin, if the range is still there."""
+        """Begins, if the range is still there."""
         self._seen = self._wanted.available(await self._facts()).after
 
     async def close(self) -> None:
-        """End, whether everything was read or not."""
+        """Ends, whether everything was read or not; the consumer is deleted."""
         pull, self._pull = self._pull, None
-        if pull is not None:
-            await pull.close()
+        consumer, self._consumer = self._consumer, None
+        with contextlib.suppress(nats.errors.Error):
+            if pull is not None:
+                await pull.close()
+            if consumer is not None:
+                await consumer.forget(self._client)
 
-    async def block(self) -> list[Stored]:
-        """The next messages of the range; none when all have been returned."""
+    async def block(self) -> Deliveries:
+        """Returns the next messages of the range; none when it has returned all."""
         looks = 0
         deadline = time.monotonic() + PATIENCE
         while self._seen < self._wanted.until:
-            messages, end = await self._pulled()
+            messages, word = await self._fetch()
             if messages:
                 deadline = time.monotonic() + PATIENCE
-                if within := await self._within(messages):
+                if within := await self._cut_to_range(messages):
                     return within
-            elif end is End.DRY and await self._nothing_left():
+            elif word is Word.DRY and await self._nothing_left():
                 self._seen = self._wanted.until
             elif time.monotonic() > deadline:
                 raise self._stalled()
@@ -89,32 +99,47 @@ class RangeReader:
                 if looks % _LOOKS == 0:
                     await self.close()
                 await asyncio.sleep(_LAG)
-        return []
+        return Deliveries.of(())
 
-    async def _pulled(self) -> tuple[list[Stored], End]:
+    async def _fetch(self) -> tuple[Deliveries, Word]:
+        """Returns what one request brings, and why it is not more."""
         most = min(self._most, self._wanted.until - self._seen)
         self._most = min(2 * self._most, _LARGEST_BLOCK)
-        if self._pull is None:
-            self._pull = await Pull.behind(self._client, self._leader, self._seen)
+        pull = self._pull or await self._open_pull()
+        self._block = block = Deliveries.of(())
         try:
-            messages, end = await self._pull.block(most, self._size)
+            request = PullRequest(batch=most, max_bytes=self._size, no_wait=True)
+            status = await pull.fetch(request, silence=_SILENCE)
         except AccessError as error:
             raise DataSourceError(error.what, PERMISSIONS) from None
-        if end is End.GONE:
+        if status.word not in _GOES_ON:
             await self.close()
-        if end is End.TOO_LARGE and not messages:
+        if status.word is Word.TOO_LARGE and not block:
             self._size *= 2
-        return messages, end
+        return block, status.word
 
-    async def _within(self, messages: list[Stored]) -> list[Stored]:
-        """Those of the range, when it is known that none was lost before or among them."""
+    async def _open_pull(self) -> PullConsumer:
+        """Makes a consumer of the messages behind the last one seen."""
+        behind = self._seen
+        self._consumer, _ = await self._leader.consume_after(behind)
+        self._pull = PullConsumer(
+            self._client,
+            self._wanted.stream,
+            self._consumer.name,
+            lambda deliveries: self._block.extend(deliveries.behind(behind)),
+        )
+        await self._pull.open()
+        return self._pull
+
+    async def _cut_to_range(self, messages: Deliveries) -> Deliveries:
+        """Returns those of the range, when it is known that none was lost before or among them."""
         until, whole = self._wanted.until, self._seen
-        self._seen = min(until, messages[-1].sequence)
-        within = [one for one in messages if one.sequence <= until]
-        for one in within:
-            if one.sequence != whole + 1:
+        self._seen = min(until, messages.seqs[-1])
+        within = messages.up_to(until)
+        for seq in within.seqs:
+            if seq != whole + 1:
                 break
-            whole = one.sequence
+            whole = seq
         if whole < self._seen and self._wanted.fail_on_loss:
             self._wanted.check_loss(await self._facts(), whole)
         return within

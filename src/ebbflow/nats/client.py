@@ -16,15 +16,13 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import nats.errors
 from nats.aio.client import Client
 
 from ebbflow.errors import AccessError
-
-if TYPE_CHECKING:
-    from ebbflow.nats.address import Addresses
+from ebbflow.nats.address import Addresses
 
 OnDenial = Callable[[AccessError], None]
 
@@ -36,7 +34,7 @@ _VERBS = {"Publish": "publish", "Subscription": "subscribe"}
 
 
 class SecuredClient(Client):
-    """A connection as ``Addresses`` makes it. ``denied`` is a subscription that it may not have."""
+    """A connection as ``connect`` makes it. ``denied`` is a subscription that it may not have."""
 
     def __init__(self, addresses: Addresses) -> None:
         self._answers = _Answers()

@@ -1,9 +1,9 @@
 """One connection to NATS per process, used from ordinary blocking code.
 
-nats-py lives on an event loop. ``Link`` runs that loop on a thread of its own and hands
-coroutines to it. Spark forks its Python workers, and neither a loop nor a socket survives a fork,
-so links are kept by process id. The client's own reconnecting never gives up: how long to wait is
-decided by whoever waits.
+nats-py lives on an event loop. A ``LoopThread`` runs that loop on a thread of its own and hands
+coroutines to it; a ``Link`` is one with a connection. Spark forks its Python workers, and neither a
+loop nor a socket survives a fork, so links are kept by process id. The client's own reconnecting
+never gives up: whoever waits decides for how long.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import concurrent.futures
 import contextlib
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import nats.errors
@@ -21,49 +21,84 @@ import nats.errors
 from ebbflow.errors import SetupError
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.client import SecuredClient
+from ebbflow.nats.connect import connect
 
 T = TypeVar("T")
 
 OLDEST_SERVER = (2, 12)
+_STOP_WITHIN = 5.0
 _ADVICE = "Start it, correct --nats or EBBFLOW_NATS_URL, or leave both out for the embedded server."
 
 
-class Link:
+class LoopThread:
+    """An event loop on a thread of its own. ``process`` is the only one that it runs in."""
+
+    def __init__(self, name: str) -> None:
+        self.process = os.getpid()
+        self._end = asyncio.Event()
+        running: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
+        self._thread = threading.Thread(
+            target=asyncio.run, args=(self._serve(running),), name=name, daemon=True
+        )
+        self._thread.start()
+        self.loop = running.result()
+
+    async def _serve(self, running: concurrent.futures.Future[asyncio.AbstractEventLoop]) -> None:
+        running.set_result(asyncio.get_running_loop())
+        await self._end.wait()
+
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+        """Runs a coroutine on the loop and returns its result; not to be called on the loop.
+
+        Whatever ends the wait ends the coroutine too, be it ``TimeoutError`` or Ctrl-C.
+        """
+        return self.wait(self.submit(coroutine), timeout)
+
+    @staticmethod
+    def wait(future: concurrent.futures.Future[T], timeout: float | None = None) -> T:
+        """Returns the result of what was submitted; an end of the wait ends that as well."""
+        try:
+            return future.result(timeout)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Starts a coroutine on the loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Has the loop call a function, without waiting for it."""
+        self.loop.call_soon_threadsafe(function)
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Ends everything that runs on the loop, and the thread."""
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self._end.set)
+            self._thread.join(timeout)
+
+
+class Link(LoopThread):
     """A connection and the thread its event loop runs on.
 
     ``advice`` ends the error when there is nobody to connect to.
     """
 
     def __init__(self, server: Addresses, advice: str = _ADVICE) -> None:
+        super().__init__("nats")
         self.server = server
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="nats", daemon=True)
-        self._thread.start()
         try:
-            self.client: SecuredClient = self.run(server.connect("ebbflow", advice), timeout=60)
+            self.client: SecuredClient = self.run(connect(server, "ebbflow", advice), timeout=60)
         except BaseException:
-            self._stop_loop()
+            self.stop(_STOP_WITHIN)
             raise
-
-    def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-        """Run a coroutine on the link's loop and wait for its result."""
-        future = self.submit(coroutine)
-        try:
-            return future.result(timeout)
-        except concurrent.futures.TimeoutError:
-            future.cancel()
-            raise
-
-    def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Start a coroutine on the link's loop."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def flush(self) -> None:
-        """Wait until the server has seen everything sent so far."""
+        """Waits until the server has seen everything sent so far."""
         self.run(self.client.flush(10), timeout=15)
 
     def check(self) -> None:
-        """``SetupError`` when the server has ended the connection for good."""
+        """Raises ``SetupError`` when the server has ended the connection for good."""
         if (why := self.client.ended) is not None:
             raise SetupError(
                 f"NATS at {self.server} ended the connection: {why}.",
@@ -71,18 +106,16 @@ class Link:
             )
 
     def close(self) -> None:
-        """Close the connection and end the thread."""
+        """Closes the connection and ends the thread."""
+        if not self._thread.is_alive():
+            return
         with contextlib.suppress(nats.errors.Error, OSError, concurrent.futures.TimeoutError):
             self.run(self.client.close(), timeout=5)
-        self._stop_loop()
-
-    def _stop_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=5)
+        self.stop(_STOP_WITHIN)
 
 
 def check_version(link: Link) -> None:
-    """Refuse a server that cannot schedule messages, or that has JetStream switched off."""
+    """Refuses a server that cannot schedule messages, or that has JetStream switched off."""
     version = link.client.connected_server_version
     if (version.major, version.minor) < OLDEST_SERVER:
         raise SetupError(
@@ -101,7 +134,7 @@ _links: dict[tuple[int, Addresses], Link] = {}
 
 
 def worker_link(server: Addresses) -> Link:
-    """The link of this process to the server; made on first use and then kept while it is good."""
+    """Returns this process's link to the server: made on first use, kept while it is good."""
     key = (os.getpid(), server)
     link = _links.get(key)
     if link is not None and (link.client.denied is not None or link.client.ended is not None):

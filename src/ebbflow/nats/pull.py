@@ -1,31 +1,47 @@
-"""Consumers for reading a stream in order, and what the messages say that consumers deliver.
+"""The pull consumer under every reader of a stream: requests, their inbox, the server's words.
 
-A light consumer keeps no state worth saving: no acks, no leases, in the memory of one server. Any
-reader that loses one makes another right behind the last message it has seen.
+Messages come out in batches, as columns. Each reader adds a policy of its own. ``Follower`` keeps
+requests ahead and goes on with a new consumer when one is lost. The JetStream source fetches from a
+durable consumer that several processes share. The data source fetches blocks of a bounded size.
+
+A ``LightConsumer`` keeps no state worth saving: no acks, no leases, in the memory of one server.
+Any reader that loses one makes another right behind the last message it has seen.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
+import math
 import secrets
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from enum import Enum
+from typing import Any, Required, TypedDict
 
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 
 from ebbflow.nats import api
 from ebbflow.nats.client import SecuredClient
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+NANOS = 1_000_000_000
+"""Nanoseconds in a second: JetStream counts time in them."""
+
 # A consumer is put on any server. One that was lost just now may still be chosen, and does not
 # answer: another attempt chooses again.
 _CREATE = 1.5
-_NANOS = 1_000_000_000
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_DELIVERED = "$JS.ACK."
+_TOKENS = 9
 
 
 @dataclass(frozen=True, slots=True)
 class LightConsumer:
-    """One that is to be made, under a name that no other has."""
+    """A consumer for one reader, under a name that no other has."""
 
     stream: str
     name: str = field(default_factory=lambda: f"r{secrets.token_hex(8)}")
@@ -38,7 +54,7 @@ class LightConsumer:
         idle: float,
         headers_only: bool = False,
     ) -> dict[str, Any]:
-        """Make it, for messages behind a sequence; its facts are returned.
+        """Makes it on the server, for messages behind a sequence, and returns its facts.
 
         An empty subject is for all. The server forgets it after ``idle`` seconds without a request.
         ``JetStreamUnavailable`` soon, when the server chosen does not answer: make another one.
@@ -52,45 +68,266 @@ class LightConsumer:
             "headers_only": headers_only,
             "mem_storage": True,
             "num_replicas": 1,
-            "inactive_threshold": int(idle * _NANOS),
+            "inactive_threshold": int(idle * NANOS),
         }
         request = {"stream_name": self.stream, "config": config, "action": "create"}
         call = f"CONSUMER.CREATE.{self.stream}.{self.name}"
         return await api.call(client, call, request, patience=_CREATE)
 
-    @property
-    def pull_subject(self) -> str:
-        """Where it is asked for messages."""
-        return pull_subject(self.stream, self.name)
-
     async def forget(self, client: SecuredClient) -> None:
-        """Have it deleted, without waiting: the server forgets idle consumers by itself."""
+        """Has it deleted, without waiting: the server forgets idle consumers by itself."""
         await client.publish(f"$JS.API.CONSUMER.DELETE.{self.stream}.{self.name}", b"")
 
 
-def pull_subject(stream: str, consumer: str) -> str:
-    """Where a consumer is asked for messages."""
-    return f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+@dataclass(frozen=True, slots=True)
+class Deliveries:
+    """A batch of delivered messages as columns, in the order of their delivery.
 
+    ``numbers`` count the deliveries of the consumer. ``nanos`` are when the messages were stored,
+    since 1970. An answer to a message, such as its acknowledgement, goes to its reply subject.
+    """
 
-class Delivery(NamedTuple):
-    """What the reply subject of a delivered message says: which message, and which delivery."""
-
-    seq: int
-    number: int
-    nanos: int
+    subjects: list[str]
+    replies: list[str]
+    headers: list[dict[str, str] | None]
+    payloads: list[bytes]
+    seqs: list[int]
+    numbers: list[int]
+    nanos: list[int]
 
     @classmethod
-    def of(cls, message: Msg) -> Delivery | None:
-        """``None`` for what is no message of the stream but a word of the server's about it."""
-        if not message.reply.startswith("$JS.ACK."):
-            return None
+    def of(cls, messages: Sequence[Msg]) -> Deliveries:
+        """Reads sequence, number and time from the reply subjects of messages of one consumer."""
         # $JS.ACK.stream.consumer.deliveries.seq.number.time.pending, or longer with a domain.
-        tokens = message.reply.split(".")
-        first = 5 if len(tokens) == 9 else 7
-        return cls(*map(int, tokens[first : first + 3]))
+        tokens = [message.reply.split(".") for message in messages]
+        first = 5 if tokens and len(tokens[0]) == _TOKENS else 7
+        return cls(
+            [message.subject for message in messages],
+            [message.reply for message in messages],
+            [message.headers for message in messages],
+            [message.data for message in messages],
+            [int(parts[first]) for parts in tokens],
+            [int(parts[first + 1]) for parts in tokens],
+            [int(parts[first + 2]) for parts in tokens],
+        )
+
+    def __len__(self) -> int:
+        return len(self.seqs)
+
+    def behind(self, seq: int) -> Deliveries:
+        """Returns the messages behind a sequence: all of them, as a rule.
+
+        On a replica that lags behind, a consumer may begin earlier than it was told to.
+        """
+        first = bisect_right(self.seqs, seq)
+        return self._cut(first, len(self)) if first else self
+
+    def up_to(self, seq: int) -> Deliveries:
+        """Returns the messages up to and including a sequence."""
+        end = bisect_right(self.seqs, seq)
+        return self if end == len(self) else self._cut(0, end)
+
+    def _cut(self, first: int, end: int) -> Deliveries:
+        return Deliveries(*(getattr(self, name)[first:end] for name in self.__slots__))
+
+    def extend(self, more: Deliveries) -> None:
+        """Adds the messages of a later batch."""
+        for name in self.__slots__:
+            getattr(self, name).extend(getattr(more, name))
+
+    def stored_at(self, row: int) -> datetime:
+        """Returns when the message in a row was stored."""
+        return EPOCH + timedelta(microseconds=self.nanos[row] // 1000)
 
     @property
-    def time(self) -> datetime:
-        """When the message was stored."""
-        return EPOCH + timedelta(microseconds=self.nanos // 1000)
+    def pending(self) -> int:
+        """The number of messages that the consumer had left when it delivered the last one."""
+        return int(self.replies[-1].rpartition(".")[2])
+
+
+class Word(Enum):
+    """How it stands with a request: the server's own word, or what this side makes of the rest."""
+
+    HEARTBEAT = "the consumer is there and has nothing new"
+    DRY = "the consumer has no more at the moment"
+    EXPIRED = "the time of the request is over"
+    FULL = "the answer is as large as it may be"
+    TOO_LARGE = "the next message alone is larger than the answer may be"
+    GONE = "the consumer was deleted, moved or lost its server"
+    ABSENT = "nobody answers for the consumer"
+    REFUSED = "the server does not take the request"
+    GAP = "something was lost on the way"
+    SILENCE = "nothing came in time"
+
+
+_BY_CODE = {
+    "100": Word.HEARTBEAT,
+    "404": Word.DRY,
+    "408": Word.EXPIRED,
+    "409": Word.GONE,
+    "503": Word.ABSENT,
+}
+_BY_TEXT = {
+    "409 Batch Completed": Word.FULL,
+    "409 Message Size Exceeds MaxBytes": Word.TOO_LARGE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A word about a request, and the server's text.
+
+    ``left`` is how many messages the request still had coming. ``delivered`` is the number of the
+    consumer's last delivery.
+    """
+
+    word: Word
+    text: str = ""
+    left: int = 0
+    delivered: int = 0
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> Status:
+        """Reads the headers of a message that is no message of the stream."""
+        code = headers.get("Status", "")
+        text = f"{code} {headers.get('Description', '')}".strip()
+        return cls(
+            _BY_TEXT.get(text) or _BY_CODE.get(code, Word.REFUSED),
+            text,
+            int(headers.get("Nats-Pending-Messages", 0)),
+            int(headers.get("Nats-Last-Consumer", 0)),
+        )
+
+
+class PullRequest(TypedDict, total=False):
+    """What a request asks for, as the server takes it. Times are in nanoseconds."""
+
+    batch: Required[int]
+    expires: int
+    max_bytes: int
+    no_wait: bool
+    idle_heartbeat: int
+
+
+Take = Callable[[Deliveries], None]
+Hear = Callable[[Status], None]
+
+
+class PullConsumer:
+    """Asks one consumer for messages. Everything happens on the client's loop.
+
+    ``take`` gets the messages, a batch at a time, and ``hear`` the words about requests that nobody
+    waits for. A consumer that is ``in_step`` has one reader, so the numbers of its deliveries have
+    no gap. After one that has, nothing more is taken, and the word is ``GAP``.
+    """
+
+    def __init__(
+        self,
+        client: SecuredClient,
+        stream: str,
+        name: str,
+        take: Take,
+        hear: Hear = lambda _: None,
+        *,
+        in_step: bool = True,
+    ) -> None:
+        self.name = name
+        self.subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}"
+        self.heard = 0
+        """The number of messages and words that have arrived so far."""
+        self.next_delivery = 1
+        """The number that the next delivery has to have."""
+        self._client = client
+        self._take = take
+        self._hear = hear
+        self._in_step = in_step
+        self._inbox = client.new_inbox()
+        self._subscription: Subscription | None = None
+        self._batch: list[Msg] = []
+        self._is_over = False
+        self._requests = 0
+        self._missing = 0
+        self._answer: asyncio.Future[Status] | None = None
+
+    async def open(self) -> None:
+        """Listens for deliveries, before the first request."""
+        self._subscription = await self._client.subscribe(
+            f"{self._inbox}.*", cb=self._receive, pending_msgs_limit=-1, pending_bytes_limit=-1
+        )
+
+    async def close(self) -> None:
+        """Listens no more; what is still on its way is not taken."""
+        self._is_over = True
+        if self._subscription is not None:
+            await self._subscription.unsubscribe()
+
+    async def request(self, request: PullRequest) -> None:
+        """Sends a request, without waiting for anything."""
+        self._requests += 1
+        reply = f"{self._inbox}.{self._requests}"
+        await self._client.publish(self.subject, json.dumps(request).encode(), reply=reply)
+
+    async def fetch(
+        self, request: PullRequest, *, silence: float = math.inf, within: float = math.inf
+    ) -> Status:
+        """Sends a request and returns with the word that ends it, when ``take`` has it all.
+
+        The word is ``SILENCE`` when nothing came for ``silence`` seconds, or when the answer was
+        not complete ``within`` so many. ``AccessError`` when the login may not ask.
+        """
+        self._missing = request["batch"]
+        self._answer = asyncio.get_running_loop().create_future()
+        if self._is_over:
+            return Status(Word.GAP)
+        async with self._client.unless_denied(self.subject):
+            await self.request(request)
+            return await self._wait(self._answer, silence, time.monotonic() + within)
+
+    async def _wait(
+        self, answer: asyncio.Future[Status], silence: float, deadline: float
+    ) -> Status:
+        while True:
+            heard = self.heard
+            timeout = min(silence, deadline - time.monotonic())
+            await asyncio.wait([answer], timeout=None if timeout == math.inf else max(0.0, timeout))
+            if answer.done():
+                return answer.result()
+            if heard == self.heard or time.monotonic() >= deadline:
+                return Status(Word.SILENCE)
+
+    async def _receive(self, message: Msg) -> None:
+        self.heard += 1
+        if message.reply.startswith(_DELIVERED):
+            # A burst of messages is here at once: they are handed on together.
+            if not self._batch:
+                asyncio.get_running_loop().call_soon(self._hand_on)
+            self._batch.append(message)
+        else:
+            # In their order: a word is about the deliveries before it.
+            self._hand_on()
+            self._tell(Status.of(message.headers or {}), message.subject)
+
+    def _hand_on(self) -> None:
+        messages, self._batch = self._batch, []
+        if not messages or self._is_over:
+            return
+        deliveries = Deliveries.of(messages)
+        if self._in_step and not self._follows(deliveries.numbers):
+            # Of the whole batch nothing is taken: the next consumer delivers it again.
+            self._is_over = True
+            self._tell(Status(Word.GAP))
+            return
+        self._take(deliveries)
+        self._missing -= len(messages)
+        if self._missing <= 0 and self._answer is not None and not self._answer.done():
+            self._answer.set_result(Status(Word.FULL))
+
+    def _follows(self, numbers: list[int]) -> bool:
+        first, self.next_delivery = self.next_delivery, self.next_delivery + len(numbers)
+        return numbers == list(range(first, self.next_delivery))
+
+    def _tell(self, status: Status, subject: str | None = None) -> None:
+        if self._answer is None:
+            self._hear(status)
+        elif subject in (None, f"{self._inbox}.{self._requests}") and not self._answer.done():
+            self._answer.set_result(status)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
@@ -19,7 +20,6 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 import nats.errors
-from nats.aio.msg import Msg
 
 from ebbflow.connectors.jetstream.acks import Acks
 from ebbflow.connectors.jetstream.durable import Durable
@@ -28,13 +28,12 @@ from ebbflow.connectors.nats.messages import read_headers
 from ebbflow.errors import AccessError, JetStreamUnavailable, SetupError
 from ebbflow.nats import api
 from ebbflow.nats.address import Addresses
-from ebbflow.nats.pull import Delivery, pull_subject
+from ebbflow.nats.pull import NANOS, Deliveries, PullConsumer, PullRequest, Status, Word
 from ebbflow.source import NackOffset, Source, SourceMessage
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_NANOS = 1_000_000_000
 # An election takes up to ten seconds. A run that is told to stop waits for longer than this.
 _CONFIRM = 20.0
 _GRACE = 1.0
@@ -43,7 +42,6 @@ _LOOK = 2.0
 # In hand at once, and in one answer: the read-ahead of a vertex is counted in messages only.
 _MOST_BYTES = 128 * 1024 * 1024
 _ANSWER_BYTES = 16 * 1024 * 1024
-_TOO_LARGE = "Message Size Exceeds MaxBytes"
 _BOUNDS = {"batch": "max_batch", "expires": "max_expires", "max_bytes": "max_bytes"}
 """What a request asks for, and what a consumer calls the most that it may ask for."""
 
@@ -74,9 +72,6 @@ class JetStreamSource(Source):
         self._hand: dict[bytes, _InHand] = {}
         self._bytes = 0
         self._arrived: deque[SourceMessage] = deque()
-        self._request = 0
-        self._missing = 0
-        self._status = ""
         self._connected = True
         self._is_open = False
 
@@ -166,14 +161,13 @@ class JetStreamSource(Source):
                 "a delay count, and hold up the others when there are so many; -1 is better"
             )
         self._answer_bytes = max(_ANSWER_BYTES, 2 * client.max_payload)
-        self._bounds = {ours: config.get(theirs) for ours, theirs in _BOUNDS.items()}
-        self._inbox = client.new_inbox()
-        self._ended = asyncio.Event()
+        self._bounds = {ours: config.get(theirs) or sys.maxsize for ours, theirs in _BOUNDS.items()}
         self._acks = await Acks.on(client)
-        await client.subscribe(
-            f"{self._inbox}.*", cb=self._received, pending_msgs_limit=-1, pending_bytes_limit=-1
-        )
-        keep = self._keep(config["ack_wait"] / _NANOS)
+        stream, name = self._durable.stream, self._durable.name
+        # Other processes are given deliveries in between, so their numbers are not in step.
+        self._pull = PullConsumer(client, stream, name, self._receive, in_step=False)
+        await self._pull.open()
+        keep = self._keep(config["ack_wait"] / NANOS)
         self._keeping = asyncio.get_running_loop().create_task(keep)
 
     async def _info(self) -> dict[str, Any]:
@@ -211,66 +205,51 @@ class JetStreamSource(Source):
         return now
 
     async def _ask(self, limit: int, timeout: float) -> None:
-        """One request; it ends when there is no more at hand, or nothing came in time."""
-        wanted = {
-            "batch": limit,
-            "expires": max(1, round(timeout * _NANOS)),
-            "max_bytes": self._answer_bytes,
-        }
-        request = {name: min(n, self._bounds[name] or n) for name, n in wanted.items()}
-        self._request += 1
-        self._missing, self._status = request["batch"], ""
-        self._ended.clear()
-        subject = pull_subject(self._durable.stream, self._durable.name)
-        client = self._link.client
-        async with client.unless_denied(subject):
-            await client.publish(
-                subject,
-                json.dumps(request | {"no_wait": True}).encode(),
-                reply=f"{self._inbox}.{self._request}",
-            )
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), timeout + _GRACE)
-        await self._look_at_status()
+        """Sends one request; it ends when there is no more at hand, or nothing came in time."""
+        bounds = self._bounds
+        request = PullRequest(
+            batch=min(limit, bounds["batch"]),
+            expires=min(max(1, round(timeout * NANOS)), bounds["expires"]),
+            max_bytes=min(self._answer_bytes, bounds["max_bytes"]),
+            no_wait=True,
+        )
+        await self._judge(await self._pull.fetch(request, within=timeout + _GRACE))
 
-    async def _look_at_status(self) -> None:
-        """What is over by itself after a while is waited for; the rest ends the source."""
-        match self._status.partition(" ")[0]:
-            case "" | "404" | "408":
+    async def _judge(self, status: Status) -> None:
+        """Waits for what is over by itself after a while; the rest ends the source."""
+        match status.word:
+            case Word.FULL | Word.DRY | Word.EXPIRED | Word.SILENCE:
                 return
-            case "409" if self._arrived:
+            case Word.GONE | Word.TOO_LARGE if self._arrived:
                 return
-            case "409" | "503" if _TOO_LARGE not in self._status:
+            case Word.GONE | Word.ABSENT:
                 if await self._durable.is_gone(self._link.client):
                     raise self._gone("it was deleted")
                 await asyncio.sleep(_PAUSE)
             case _:
-                raise SetupError(f"NATS refused to give messages: {self._status}.")
+                raise SetupError(f"NATS refused to give messages: {status.text}.")
 
-    async def _received(self, message: Msg) -> None:
-        if (delivery := Delivery.of(message)) is not None:
-            self._deliver(message, delivery)
-            self._missing -= 1
-            if self._missing == 0:
-                self._ended.set()
-        elif message.subject == f"{self._inbox}.{self._request}":
-            headers = message.headers or {}
-            self._status = f"{headers.get('Status', '')} {headers.get('Description', '')}".strip()
-            self._ended.set()
+    def _receive(self, deliveries: Deliveries) -> None:
+        now = time.monotonic()
+        for row, seq in enumerate(deliveries.seqs):
+            offset, reply = b"%d" % seq, deliveries.replies[row]
+            if held := self._hand.get(offset):
+                held.reply, held.since = reply, now  # given again: it was not kept in time
+            else:
+                self._take_in_hand(offset, reply, deliveries, row, now)
 
-    def _deliver(self, message: Msg, delivery: Delivery) -> None:
-        offset, now = b"%d" % delivery.seq, time.monotonic()
-        if known := self._hand.get(offset):
-            known.reply, known.since = message.reply, now  # given again: it was not kept in time
-            return
-        self._hand[offset] = _InHand(message.reply, len(message.data), now)
-        self._bytes += len(message.data)
-        keys, headers = read_headers(message.subject, message.headers)
+    def _take_in_hand(
+        self, offset: bytes, reply: str, deliveries: Deliveries, row: int, now: float
+    ) -> None:
+        payload = deliveries.payloads[row]
+        self._hand[offset] = _InHand(reply, len(payload), now)
+        self._bytes += len(payload)
+        keys, headers = incoming(deliveries.subjects[row], deliveries.headers[row])
         self._arrived.append(
             SourceMessage(
-                message.data,
+                payload,
                 offset,
-                delivery.time,
+                deliveries.stored_at(row),
                 keys,
                 headers,
                 partition=0,  # whichever process has it, it is the same message

@@ -13,6 +13,7 @@ import nats.errors
 from ebbflow.errors import AccessError, SetupError
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.client import SecuredClient
+from ebbflow.nats.connect import connect
 from ebbflow.nats.link import Link
 
 _LEAVE = 5.0
@@ -37,7 +38,7 @@ def renew_link(link: Link, what: str) -> Link:
 async def outside_client(server: Addresses, what: str) -> SecuredClient:
     """Returns a connection on the loop that this is called on."""
     try:
-        return await server.connect("ebbflow")
+        return await connect(server, "ebbflow")
     except SetupError as error:
         raise _unreached(error, what) from None
 
