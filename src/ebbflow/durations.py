@@ -52,11 +52,11 @@ def _parse(text: str) -> Fraction:
 class Backoff:
     """Waits that grow: ``interval``, ``interval * factor``, … at most ``cap`` (milliseconds).
 
-    ``steps`` is the number of retries after the first call.
+    ``steps`` is the number of retries after the first call: no end of them, if left out.
     """
 
     interval: int
-    steps: int
+    steps: int = 2**31 - 1
     factor: float = 1.0
     cap: int = 2**32 - 1
     jitter: float = 0.0
@@ -69,6 +69,10 @@ class Backoff:
             return self.cap
         spread = 1 + self.jitter * (2 * chance - 1)
         return int(min(grown * spread, self.cap))
+
+    def seconds(self, retry: int) -> float:
+        """Returns the wait before the given retry (1 is the first) in seconds."""
+        return self.wait(retry) / 1000
 
 
 DEFAULT_ON_ERROR = Backoff(interval=1_000, steps=5, factor=2.0, cap=60_000)

@@ -32,7 +32,15 @@ def test_a_run_that_has_ended_or_was_cut_off_is_not_in_the_way(link, names):
     with alone(link, names):
         pass
     other = Link(link.server)
-    alone(other, names).__enter__()
+    cut_off = alone(other, names)
+    cut_off.__enter__()
     other.close()
+    with alone(link, names):
+        pass
+
+
+def test_a_run_that_failed_answers_nobody_any_more(link, names):
+    with pytest.raises(ZeroDivisionError), alone(link, names):
+        raise ZeroDivisionError
     with alone(link, names):
         pass

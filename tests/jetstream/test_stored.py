@@ -102,7 +102,7 @@ def test_a_stream_that_never_held_anything_is_read_as_empty(link, stream):
 
 
 def test_a_read_that_nobody_answers_is_told(link, names, monkeypatch):
-    monkeypatch.setattr(streams, "PATIENCE", 0.3)
+    monkeypatch.setattr(api, "PATIENCE", 0.3)
     with pytest.raises(
         JetStreamUnavailable, match=r"did not carry out DIRECT\.GET\.\w+ within 0\.3 s: 503"
     ):

@@ -185,3 +185,8 @@ def test_without_chance_waits_never_shrink(backoff, retry):
 @pytest.mark.parametrize(("chance", "expected"), [(0.0, 500), (0.5, 1000), (0.75, 1250)])
 def test_jitter_spreads_evenly_around_the_wait(chance, expected):
     assert Backoff(1000, 1, jitter=0.5).wait(1, chance) == expected
+
+
+def test_a_back_off_without_a_number_of_steps_has_no_end():
+    forever = Backoff(interval=500, factor=2.0, cap=30_000)
+    assert [forever.seconds(retry) for retry in (1, 2, 3, 10_000)] == [0.5, 1.0, 2.0, 30.0]

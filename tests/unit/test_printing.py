@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -90,3 +91,14 @@ def test_collected_text_is_kept_up_to_a_bound_and_says_what_is_missing():
 
 def test_what_is_short_is_not_cut():
     assert cut("text") == "text"
+
+
+def test_the_last_line_before_an_exception_is_handed_on():
+    def fail():
+        print("about to fail", end="")
+        raise ZeroDivisionError
+
+    lines = []
+    with pytest.raises(ZeroDivisionError), redirected(lines.append):
+        fail()
+    assert lines == ["about to fail"]

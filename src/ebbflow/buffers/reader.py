@@ -28,9 +28,6 @@ from ebbflow.nats.link import Link
 from ebbflow.nats.publish import MSG_ID
 from ebbflow.nats.pull import Deliveries
 
-Origin = tuple[str | None, datetime | None]
-"""The task that wrote a frame, and its watermark then."""
-
 
 class FrameReader(Inlet):
     """Follows one subject. ``take`` is called by one thread; everything else is on the link's.
@@ -99,12 +96,12 @@ class FrameReader(Inlet):
         """An arrival wakes the task."""
         return 3600.0
 
-    def take(self, limit: int, most_frames: int = MOST_MESSAGES) -> list[pa.RecordBatch]:
-        """Up to ``limit`` rows that are here already; moves ``mark`` behind them.
+    def take(self, limit: int) -> list[pa.RecordBatch]:
+        """Returns up to ``limit`` rows that are here already; moves ``mark`` behind them.
 
         ``origins`` then says where the frames came from.
         """
-        return self._take(limit, _MOST_FRAMES)
+        return self._take(limit, MOST_MESSAGES)
 
     def take_frame(self, limit: int) -> list[pa.RecordBatch]:
         """Returns up to ``limit`` rows of one frame, which ``give_back`` can undo in part."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ebbflow.core.blame import Outage
 from ebbflow.durations import Backoff
 
-DEFAULT_ON_UNAVAILABLE = Backoff(interval=100, steps=2**31 - 1, factor=2.0, cap=1_000)
+DEFAULT_ON_UNAVAILABLE = Backoff(interval=100, factor=2.0, cap=1_000)
 """Soon there again when the system is: the longest wait is a second."""
 
 

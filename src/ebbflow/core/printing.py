@@ -26,9 +26,11 @@ def cut(text: str, more: int = 0) -> str:
 def redirected(emit: Callable[[str], None]) -> Iterator[None]:
     """Gives ``emit`` everything that is printed in this process while the context lasts."""
     lines = _Lines(emit)
-    with redirect_stdout(lines), redirect_stderr(lines):
-        yield
-    lines.finish()
+    try:
+        with redirect_stdout(lines), redirect_stderr(lines):
+            yield
+    finally:
+        lines.finish()  # the last line before an exception says most about it
 
 
 class Collected:

@@ -9,6 +9,7 @@ with its path and what is left; once there is room, a server that has complained
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -17,13 +18,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from ebbflow.durations import Backoff
+
 _EVERY = 1.0
 _MIB = 1024 * 1024
 # A write fails only if less is left than one message takes, which is 8 MiB at most.
 _LOW = 16 * _MIB
 _FULL = 1 * _MIB
 _ROOM = 32 * _MIB
-_FIRST_WAIT, _LONGEST_WAIT = 5.0, 60.0
+_RESTART_WAITS = Backoff(interval=5_000, factor=2.0, cap=60_000)
+# Restarts that are closer together than this are one trouble.
+_RECENT = 120.0
 _COMPLAINTS = (b"no space left on device", b"disk quota exceeded")
 _MOST_READ = 1 * _MIB
 
@@ -59,8 +64,8 @@ class DiskWatch:
         self._log = _Log(folder / "server.log")
         self._told = ""
         self._has_complained = False
-        self._wait = _FIRST_WAIT
-        self._restarted_at = -_LONGEST_WAIT
+        self._restarts = 0
+        self._restarted_at = -math.inf
 
     def look(self) -> None:
         """Tell what has changed, and restart the server if that is what it takes to go on."""
@@ -82,10 +87,10 @@ class DiskWatch:
     def _heal(self, left: int) -> None:
         """Not again and again: an error that a restart does not mend has another reason."""
         now = self._clock()
-        if now - self._restarted_at < self._wait:
+        since = now - self._restarted_at
+        if since < _RESTART_WAITS.seconds(self._restarts):
             return
-        recent = now - self._restarted_at < 2 * _LONGEST_WAIT
-        self._wait = min(2 * self._wait, _LONGEST_WAIT) if recent else _FIRST_WAIT
+        self._restarts = self._restarts + 1 if since < _RECENT else 1
         self._restarted_at = now
         self._server.restart()
         self._log.skip()

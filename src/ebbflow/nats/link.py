@@ -64,7 +64,10 @@ class LoopThread:
             raise
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Starts a coroutine on the loop."""
+        """Starts a coroutine on the loop; ``RuntimeError`` when the loop has ended."""
+        if not self._thread.is_alive():
+            coroutine.close()
+            raise RuntimeError("the connection to NATS is closed")
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def call_soon(self, function: Callable[[], object]) -> None:

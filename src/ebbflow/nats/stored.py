@@ -18,13 +18,14 @@ from typing import Any
 import nats.errors
 from nats.aio.msg import Msg
 
+from ebbflow.durations import Backoff
 from ebbflow.errors import JetStreamUnavailable
 from ebbflow.nats import api
 from ebbflow.nats.client import SecuredClient
 
 _NO_MESSAGE = 10037
 # A server that hangs may be the one that is asked; the next time it is another one, as a rule.
-_SILENCE, _LONGEST_SILENCE = 0.5, 4.0
+_SILENCE = Backoff(interval=500, factor=2.0, cap=4_000)
 _PAUSE = 0.05
 _LOOKS = 10
 _IN_FLIGHT = 16
@@ -165,9 +166,10 @@ async def _direct_read(
 ) -> tuple[list[StoredMessage], dict[str, str]]:
     """What a replica has, and its closing words; asked again while nobody answers."""
     deadline = time.monotonic() + api.PATIENCE
-    silence = _SILENCE
+    attempt = 0
     while True:
-        found, end = await _ask(client, stream, request, silence)
+        attempt += 1
+        found, end = await _ask(client, stream, request, _SILENCE.seconds(attempt))
         status = end.get("Status", "silence")
         if status == "204" or (status == "404" and not found):
             return found, end
@@ -175,7 +177,6 @@ async def _direct_read(
             raise api.ApiError(int(status), end.get("Description", "refused"))
         if time.monotonic() > deadline:
             raise JetStreamUnavailable(f"DIRECT.GET.{stream}", api.PATIENCE, status)
-        silence = min(2 * silence, _LONGEST_SILENCE)
         await asyncio.sleep(_PAUSE)
 
 

@@ -42,9 +42,11 @@ class Listener:
         """Hear what tasks have to tell, for as long as the context lasts."""
         subject = self._names.event_subject()
         subscription = link.run(link.client.subscribe(subject, cb=self._hear))
-        yield
-        with contextlib.suppress(Exception):
-            link.run(subscription.unsubscribe(), timeout=5)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(Exception):
+                link.run(subscription.unsubscribe(), timeout=5)
 
     def reason(self, vertex: str) -> str | None:
         """Why the vertex last sent a message back, if it ever did."""

@@ -39,10 +39,13 @@ def alone(link: Link, names: Names) -> Iterator[None]:
         await message.respond(me.encode())
 
     subscription = link.run(link.client.subscribe(names.run_subject, cb=answer))
-    link.flush()
-    yield
-    with contextlib.suppress(Exception):
-        link.run(subscription.unsubscribe(), timeout=5)
+    try:
+        link.flush()
+        yield
+    finally:
+        # Whoever asks next must not be answered by a run that has failed.
+        with contextlib.suppress(Exception):
+            link.run(subscription.unsubscribe(), timeout=5)
 
 
 async def _other_run(link: Link, names: Names) -> str | None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from pyspark import InheritableThread
 
+from ebbflow.durations import Backoff
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.spark.batch.vertex import run_batches
 from ebbflow.spark.epoch import Epochs
@@ -24,7 +25,7 @@ from ebbflow.spark.epoch import Epochs
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
+_WAITS = Backoff(interval=500, factor=2.0, cap=30_000)
 _STEADY = 60.0
 # Seconds that an epoch has to hear that it is the last one.
 _CLOSING = 10.0
@@ -75,25 +76,23 @@ class VertexSupervisor:
         self._thread.join(timeout)
 
     def _run(self) -> None:
-        wait = _FIRST_WAIT
+        failures = 0
         careful = False
         while self._open or not self._stopping.is_set():
             self.epoch += 1
             self._began = time.monotonic()
             try:
                 self._run_epoch(careful)
-                self._failure, careful, wait = None, False, _FIRST_WAIT
+                self._failure, careful, failures = None, False, 0
             except Exception as error:
                 if self._stopping.is_set():
                     return
                 self.restarts += 1
                 self._failure = explain(error)
                 careful = _WORKER_DIED in str(error)
-                if time.monotonic() - self._began > _STEADY:
-                    wait = _FIRST_WAIT
+                failures = 1 if time.monotonic() - self._began > _STEADY else failures + 1
                 self._began = math.inf
-                self._stopping.wait(wait)
-                wait = min(wait * 2, _LONGEST_WAIT)
+                self._stopping.wait(_WAITS.seconds(failures))
 
     def _run_epoch(self, careful: bool) -> None:
         plan = self.plan

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict
 
 from ebbflow.core.system_errors import named
 from ebbflow.durations import Backoff
-from ebbflow.schema.literals import Code, Mode, OnFailure
+from ebbflow.schema.literals import Code, Mode, OnFailure, TagOperator
 
 Policy = Backoff | Mapping[str, Any]
 """A back-off, or its fields: ``{"interval": "2s", "steps": 3}``, in camel case or snake case."""

@@ -24,7 +24,6 @@ import nats.errors
 from ebbflow.connectors.jetstream.acks import Acks
 from ebbflow.connectors.jetstream.durable import Durable
 from ebbflow.connectors.nats.connection import not_allowed, outside_link
-from ebbflow.connectors.nats.messages import read_headers
 from ebbflow.errors import AccessError, JetStreamUnavailable, SetupError
 from ebbflow.nats import api
 from ebbflow.nats.address import Addresses
@@ -244,7 +243,7 @@ class JetStreamSource(Source):
         payload = deliveries.payloads[row]
         self._hand[offset] = _InHand(reply, len(payload), now)
         self._bytes += len(payload)
-        keys, headers = incoming(deliveries.subjects[row], deliveries.headers[row])
+        keys, headers = read_headers(deliveries.subjects[row], deliveries.headers[row])
         self._arrived.append(
             SourceMessage(
                 payload,

@@ -29,12 +29,15 @@ from ebbflow.connectors.spark.rows import as_messages, open_table
 from ebbflow.connectors.spark.session import clone_session
 from ebbflow.connectors.spark.settings import SparkSourceSettings
 from ebbflow.connectors.spark.storing import SCHEMA, Storing, store_on_worker
+from ebbflow.durations import Backoff
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-_FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
+_WAITS = Backoff(interval=500, factor=2.0, cap=30_000)
+# A query that has run for so long before it failed starts over with the shortest wait.
+_STEADY = 30.0
 _LOOK = 0.25
 _GRACE = 5.0
 # Without a trigger a query looks for new rows all the time; a tenth of a second is soon enough.
@@ -86,7 +89,7 @@ class SparkFeed:
         return f"ebbflow/{self._spot.pipeline}/{self._spot.vertex}/read"
 
     def _run(self) -> None:
-        wait = _FIRST_WAIT
+        failures = 0
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
@@ -102,9 +105,8 @@ class SparkFeed:
                 cause = trouble(error)
                 text = self._settings.format.without_secrets(cause.text)
                 self._failure = f"{cause.kind}: {text}"
-                wait = _FIRST_WAIT if time.monotonic() - began > _LONGEST_WAIT else wait
-                self._stopping.wait(wait)
-                wait = min(2 * wait, _LONGEST_WAIT)
+                failures = 1 if time.monotonic() - began > _STEADY else failures + 1
+                self._stopping.wait(_WAITS.seconds(failures))
 
     def _stream(self) -> None:
         writer = self._storing_rows(None).writeStream.format("noop")

@@ -27,6 +27,7 @@ from ebbflow.core.blame import Outage
 from ebbflow.core.isolation import Isolated, Trouble, isolate
 from ebbflow.core.position import Position, Span, chunk_key
 from ebbflow.core.watermark import Watermark
+from ebbflow.durations import Backoff
 from ebbflow.errors import SparkError, Unavailable
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import Tally
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 _GRACE = 15.0
 # How long to look for the rows that make a batch fail before what is known is settled.
 _SEARCH = 5.0
-_FIRST_WAIT, _LONGEST_WAIT = 0.05, 0.25
+_IDLE_WAITS = Backoff(interval=100, factor=2.0, cap=250)
 # Batches are small for Spark: adapting to them, and many tasks, cost twice the time of the work.
 _SETTINGS = {
     "spark.sql.adaptive.enabled": ("true", "false"),
@@ -165,14 +166,14 @@ class BatchPartition:
         self._position: Position = self._link.run(self._store.claim())
         self._watermark = Watermark(self._plan.feeders, self._position.watermark)
         try:
-            wait = _FIRST_WAIT
+            idle = 0
             while not self._over():
                 worked = self._work_on()
                 self._events.waits(self._patience.waiting, None)
                 self._events.tell_now_and_then()
-                wait = _FIRST_WAIT if worked else min(2 * wait, _LONGEST_WAIT)
+                idle = 0 if worked else idle + 1
                 if not worked:
-                    self._stopping.wait(self._patience.ready_in() or wait)
+                    self._stopping.wait(self._patience.ready_in() or _IDLE_WAITS.seconds(idle))
         finally:
             self._work.forget()
             self._events.flush()
