@@ -26,13 +26,13 @@ from ebbflow.core.dead_letter import PREFIX, Letter
 from ebbflow.errors import EbbflowError, SetupError
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
-from ebbflow.nats.publish import Retry, publish
+from ebbflow.nats.publish import PublishRetry, publish
 from ebbflow.nats.stored import StoredMessage, read_one, read_page, snapshot
 
 _PAGE = 256
 _PAGE_BYTES = 4 * 1024 * 1024
 _IN_FLIGHT = 64
-_PATIENT = Retry(attempts=-1, ack_wait=20)
+_PATIENT = PublishRetry(attempts=-1, ack_wait=20)
 _SHOWN = 8
 
 Which = int | str

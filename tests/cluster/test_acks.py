@@ -11,7 +11,7 @@ from ebbflow.connectors.jetstream.source import JetStreamSettings, JetStreamSour
 from ebbflow.nacks import NackOptions
 from ebbflow.nats import api
 from ebbflow.nats.bulk import publish_all
-from ebbflow.nats.publish import Retry, publish
+from ebbflow.nats.publish import PublishRetry, publish
 from ebbflow.source import NackOffset
 
 pytestmark = pytest.mark.slow
@@ -35,7 +35,7 @@ def test_acks_and_nacks_are_not_lost_while_nobody_leads(cluster, names):
     cluster.make(config)
     client = cluster.link.client
     values = [b"%d" % n for n in range(300)]
-    patient = Retry(attempts=-1, ack_wait=30.0)
+    patient = PublishRetry(attempts=-1, ack_wait=30.0)
     storing = publish_all(lambda value: publish(client, stream, value, retry=patient), values, 50)
     cluster.link.run(storing)
     source = JetStreamSource(JetStreamSettings(cluster.link.server, Durable(stream, "c")))

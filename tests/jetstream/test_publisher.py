@@ -9,7 +9,7 @@ import pytest
 from ebbflow.buffers import streams
 from ebbflow.errors import BufferFull, NoStreamResponse, PermanentPublishError, PublishTimeout
 from ebbflow.nats import api
-from ebbflow.nats.publish import Retry, publish
+from ebbflow.nats.publish import PublishRetry, publish
 
 
 def send(link, subject, **options):
@@ -29,14 +29,14 @@ def test_the_same_id_is_stored_once(link, names, ensure):
 def test_nobody_listening_is_an_error_after_the_attempts_are_used_up(link, names):
     began = time.monotonic()
     with pytest.raises(NoStreamResponse) as failed:
-        send(link, names.buffer_subject("nobody", 0), retry=Retry(wait=0.1, attempts=2))
+        send(link, names.buffer_subject("nobody", 0), retry=PublishRetry(wait=0.1, attempts=2))
 
     assert failed.value.attempts == 3
     assert 0.2 <= time.monotonic() - began < 1
 
 
 def test_the_deadline_ends_endless_attempts(link, names):
-    retry = Retry(wait=0.1, attempts=-1, ack_wait=0.45)
+    retry = PublishRetry(wait=0.1, attempts=-1, ack_wait=0.45)
     began = time.monotonic()
     with pytest.raises(PublishTimeout):
         send(link, names.buffer_subject("nobody", 0), retry=retry)
@@ -52,7 +52,9 @@ def test_a_full_buffer_is_told_apart_or_waited_for(link, names, ensure):
         send(link, subject)
 
     waiting = link.submit(
-        publish(link.client, subject, b"y", retry=Retry(wait=0.02, ack_wait=5, until_room=True))
+        publish(
+            link.client, subject, b"y", retry=PublishRetry(wait=0.02, ack_wait=5, until_room=True)
+        )
     )
     assert not waiting.done()
     link.run(api.purge(link.client, names.buffer("v", 0), subject, 1))

@@ -14,7 +14,7 @@ from ebbflow.core.frames import fingerprint
 from ebbflow.core.publications import Publication, Stage
 from ebbflow.core.settlement import Settlement
 from ebbflow.errors import BufferFull
-from ebbflow.nats.publish import BUFFER, Retry, Tally, publish
+from ebbflow.nats.publish import BUFFER, PublishRetry, Tally, publish, publish_when_room
 
 IN_FLIGHT = 256
 
@@ -23,7 +23,7 @@ async def publish_all(
     client: Client,
     names: Names,
     settlement: Settlement,
-    retry: Retry = BUFFER,
+    retry: PublishRetry = BUFFER,
     tally: Tally | None = None,
 ) -> list[Publication]:
     """Return when everything is confirmed, with the outputs that a full buffer did not take.
@@ -59,22 +59,24 @@ def _lanes(stage: list[Publication]) -> Iterable[list[Publication]]:
 
 
 async def _publish(
-    client: Client, names: Names, publication: Publication, retry: Retry, tally: Tally | None
+    client: Client, names: Names, publication: Publication, retry: PublishRetry, tally: Tally | None
 ) -> bool:
-    """Whether it was stored; only what may be discarded can fail to be.
-
-    A full buffer is back-pressure: however hard to try is bounded, room is waited for.
-    """
+    """Returns ``True`` when it is stored; only what may be discarded can fail to be."""
     subject, headers = address(names, publication)
-    data, msg_id = publication.payload, publication.msg_id
-    while True:
-        try:
-            await publish(client, subject, data, headers, msg_id=msg_id, retry=retry, tally=tally)
-            return True
-        except BufferFull:
-            if publication.discards:
-                return False
-        await asyncio.sleep(retry.wait)
+    send = publish if publication.discards else publish_when_room
+    try:
+        await send(
+            client,
+            subject,
+            publication.payload,
+            headers,
+            msg_id=publication.msg_id,
+            retry=retry,
+            tally=tally,
+        )
+    except BufferFull:
+        return False
+    return True
 
 
 def address(names: Names, publication: Publication) -> tuple[str, dict[str, str]]:

@@ -19,7 +19,7 @@ from ebbflow.acks import Ack
 from ebbflow.buffers.names import Names
 from ebbflow.core import frames
 from ebbflow.nats.link import Link
-from ebbflow.nats.publish import BUFFER, publish
+from ebbflow.nats.publish import BUFFER, publish, publish_when_room
 
 Session = Any
 """The run's SparkSession. Only the feed of a Spark source uses it, so no other needs Spark."""
@@ -106,8 +106,32 @@ class Buffers:
         ``BufferFull`` at once when there is no room; ``PublishTimeout`` when there was no answer
         ``within`` so many seconds.
         """
-        # Copies are recognised by their stream, so the same id must go to the same one.
-        subject = self._subjects[zlib.crc32(msg_id.encode()) % len(self._subjects)]
-        retry = replace(BUFFER, ack_wait=within)
-        payload = frames.encode(rows)
+        retry, payload = replace(BUFFER, ack_wait=within), frames.encode(rows)
+        subject = self._subject(msg_id)
         return await publish(self._link.client, subject, payload, msg_id=msg_id, retry=retry)
+
+    async def put_when_room(
+        self,
+        rows: pa.RecordBatch,
+        msg_id: str,
+        *,
+        within: float = float("inf"),
+        on_full: Callable[[], None] = lambda: None,
+    ) -> Ack:
+        """Stores rows as ``put`` does, but waits for room for as long as it takes.
+
+        ``within`` is for an answer. ``on_full`` is called each time there is no room.
+        """
+        retry, payload = replace(BUFFER, ack_wait=within), frames.encode(rows)
+        return await publish_when_room(
+            self._link.client,
+            self._subject(msg_id),
+            payload,
+            msg_id=msg_id,
+            retry=retry,
+            on_full=on_full,
+        )
+
+    def _subject(self, msg_id: str) -> str:
+        # Copies are recognised by their stream, so the same id must go to the same one.
+        return self._subjects[zlib.crc32(msg_id.encode()) % len(self._subjects)]

@@ -29,7 +29,7 @@ from ebbflow.core import frames
 from ebbflow.errors import JetStreamUnavailable
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
-from ebbflow.nats.publish import Retry, Tally, publish
+from ebbflow.nats.publish import PublishRetry, Tally, publish
 from ebbflow.nats.stored import read_one, read_subject
 
 _FACTS = ("deliveries", "failures", "retries", "first_seen", "nack_reason")
@@ -66,7 +66,13 @@ class Ledger:
     """
 
     def __init__(
-        self, link: Link, names: Names, vertex: str, partition: int, partitions: int, retry: Retry
+        self,
+        link: Link,
+        names: Names,
+        vertex: str,
+        partition: int,
+        partitions: int,
+        retry: PublishRetry,
     ) -> None:
         self._link = link
         self._stream = names.ledger

@@ -16,7 +16,7 @@ from ebbflow.core.position import Position
 from ebbflow.errors import Fenced, PermanentPublishError
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.link import Link
-from ebbflow.nats.publish import BUFFER, Retry, Tally, publish
+from ebbflow.nats.publish import BUFFER, PublishRetry, Tally, publish
 from ebbflow.nats.stored import read_last, read_one
 
 _IN_PROCESS = 10164
@@ -32,7 +32,7 @@ class PositionStore:
         names: Names,
         vertex: str,
         partition: int,
-        retry: Retry = BUFFER,
+        retry: PublishRetry = BUFFER,
         tally: Tally | None = None,
     ) -> None:
         self._client = client

@@ -49,7 +49,7 @@ _SILENCE = (TimeoutError, nats.errors.TimeoutError, nats.errors.OutboundBufferLi
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
+class PublishRetry:
     """How long and how often to try. ``attempts`` of -1 goes on until the deadline.
 
     ``until_room`` waits for a full stream as well, within the same deadline; finding it full uses
@@ -63,7 +63,7 @@ class Retry:
     until_room: bool = False
 
 
-BUFFER = Retry(wait=0.05, attempts=-1, ack_wait=float("inf"))
+BUFFER = PublishRetry(wait=0.05, attempts=-1, ack_wait=float("inf"))
 """For vertices, unless the spec says otherwise: never gives up; a stop cancels the wait."""
 
 
@@ -112,7 +112,7 @@ class Sending:
         subject: str,
         payload: bytes,
         headers: Mapping[str, str],
-        retry: Retry,
+        retry: PublishRetry,
         clock: Callable[[], float] = time.monotonic,
         tally: Tally | None = None,
     ) -> None:
@@ -254,7 +254,7 @@ async def publish(
     headers: Mapping[str, str] | None = None,
     *,
     msg_id: str | None = None,
-    retry: Retry | None = None,
+    retry: PublishRetry | None = None,
     clock: Callable[[], float] = time.monotonic,
     tally: Tally | None = None,
 ) -> Ack:
@@ -267,8 +267,37 @@ async def publish(
     sent = dict(headers or {})
     if msg_id is not None:
         sent[MSG_ID] = msg_id
-    sending = Sending(client, subject, payload, sent, retry or Retry(), clock, tally)
+    sending = Sending(client, subject, payload, sent, retry or PublishRetry(), clock, tally)
     return await sending.confirmed()
+
+
+async def publish_when_room(
+    client: Client,
+    subject: str,
+    payload: bytes,
+    headers: Mapping[str, str] | None = None,
+    *,
+    msg_id: str | None = None,
+    retry: PublishRetry,
+    tally: Tally | None = None,
+    on_full: Callable[[], None] = lambda: None,
+) -> Ack:
+    """Publishes one message like ``publish``, and waits for a full stream for as long as it takes.
+
+    A full buffer is back-pressure and no failure, so the bounds of ``retry`` are for everything
+    else: they begin anew whenever there may be room. ``until_room`` is the other way to wait, for
+    callers with a deadline of their own: there the time without room counts. ``on_full`` is called
+    each time the stream is found full.
+    """
+    while True:
+        try:
+            return await publish(
+                client, subject, payload, headers, msg_id=msg_id, retry=retry, tally=tally
+            )
+        except BufferFull:
+            on_full()
+        # The same message again, with the same id: it is stored once.
+        await asyncio.sleep(retry.wait)
 
 
 def check_size(client: Client, payload: bytes, headers: Mapping[str, str]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TypedDict
 
-from ebbflow.nats.publish import Retry
+from ebbflow.nats.publish import PublishRetry
 
 DEFAULT_ACK_WAIT = 5.0
 
@@ -63,13 +63,13 @@ class PublishOptions:
         changes: OptionNames = {**unbound, **options}
         return replace(self, **changes)
 
-    def retry(self) -> Retry:
+    def retry(self) -> PublishRetry:
         """What they mean for a call that begins now."""
         if self.deadline is not None:
             ack_wait = (self.deadline - datetime.now(UTC)).total_seconds()
         else:
             ack_wait = DEFAULT_ACK_WAIT if self.ack_wait is None else self.ack_wait
-        return Retry(
+        return PublishRetry(
             wait=self.retry_wait,
             attempts=self.retry_attempts,
             ack_wait=ack_wait,

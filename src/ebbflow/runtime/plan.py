@@ -19,7 +19,7 @@ from ebbflow.core.routing import Edge
 from ebbflow.core.system_errors import LISTED, SystemErrors
 from ebbflow.durations import Backoff
 from ebbflow.nats.address import Addresses
-from ebbflow.nats.publish import BUFFER, Retry
+from ebbflow.nats.publish import BUFFER, PublishRetry
 from ebbflow.runtime.source_process.client import SourcePlan
 from ebbflow.schema.literals import Code, Mode
 
@@ -127,7 +127,7 @@ class VertexPlan:
     paused: bool = False
     bucket: str | None = None
     bucket_ttl: int = 0
-    publish: Retry = BUFFER
+    publish: PublishRetry = BUFFER
     systems: SystemErrors = LISTED
     on_unavailable: Backoff = DEFAULT_ON_UNAVAILABLE
     breaker: BreakerLimit = DEFAULT_LIMIT

@@ -15,7 +15,7 @@ from ebbflow.core.monovertex import Bypass
 from ebbflow.core.retry import RetryStrategy
 from ebbflow.core.routing import Edge
 from ebbflow.nats.address import Addresses
-from ebbflow.nats.publish import BUFFER, Retry
+from ebbflow.nats.publish import BUFFER, PublishRetry
 from ebbflow.runtime.plan import (
     TABLE_ROWS,
     DataFrameMap,
@@ -56,7 +56,7 @@ def make_plans(
     return [_vertex(spec, vertex, shared) for vertex in _downstream_order(spec)]
 
 
-def _publish(options: sections.Publish) -> Retry:
+def _publish(options: sections.Publish) -> PublishRetry:
     ack_wait = math.inf if options.ack_wait is None else options.ack_wait / 1000
     return replace(
         BUFFER,

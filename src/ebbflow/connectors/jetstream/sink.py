@@ -11,7 +11,7 @@ from ebbflow.connectors.nats.connection import outside_link, renew_link
 from ebbflow.connectors.nats.messages import PublishSettings
 from ebbflow.errors import MessageTooLarge, PermanentPublishError, PublishError, SetupError
 from ebbflow.message import Datum, Response
-from ebbflow.nats.publish import Retry, publish
+from ebbflow.nats.publish import PublishRetry, publish
 
 _WINDOW = 500
 
@@ -22,7 +22,7 @@ class JetStreamSink:
     def __init__(self, settings: PublishSettings) -> None:
         self._settings = settings
         # Sent again for as long as there is time: after silence, without a leader, without room.
-        self._retry = Retry(attempts=-1, ack_wait=settings.ack_wait, until_room=True)
+        self._retry = PublishRetry(attempts=-1, ack_wait=settings.ack_wait, until_room=True)
 
     def open(self) -> None:
         """Connects; ``SetupError`` when that cannot be done."""

@@ -24,7 +24,7 @@ from ebbflow.buffers.feed import Spot
 from ebbflow.connectors.nats.connection import leave, outside_client
 from ebbflow.connectors.nats.messages import read_headers
 from ebbflow.core import frames
-from ebbflow.errors import BufferFull, EbbflowError, SetupError
+from ebbflow.errors import EbbflowError, SetupError
 from ebbflow.nats.address import Addresses
 
 MOST_WAITING = 64 * 1024 * 1024
@@ -34,7 +34,7 @@ MOST_WAITING = 64 * 1024 * 1024
 _OVERHEAD = 512
 _ROWS, _BYTES = 1_000, 256 * 1024
 _STORE_WITHIN = 5.0
-_ROOM_WAIT = 0.05
+_PAUSE = 0.05
 _STOP_WITHIN = 20.0
 _TELL_EVERY = 10.0
 
@@ -191,17 +191,20 @@ class NatsFeed:
         rows, buffers = _rows(chunk), self._spot.buffers
         while True:
             try:
-                await buffers.put(rows, chunk[0].id, within=_STORE_WITHIN)
-            except BufferFull:
-                # Only what is lost by it is trouble; otherwise it is back-pressure.
-                self._trouble = "the buffer is full" if self._dropped else None
+                await buffers.put_when_room(
+                    rows, chunk[0].id, within=_STORE_WITHIN, on_full=self._meet_full_buffer
+                )
             except EbbflowError as error:
                 self._trouble = str(error)
             else:
                 self._trouble = None
                 return
             # The same again, which is stored once.
-            await asyncio.sleep(_ROOM_WAIT)
+            await asyncio.sleep(_PAUSE)
+
+    def _meet_full_buffer(self) -> None:
+        # Only what is lost by it is trouble; otherwise it is back-pressure.
+        self._trouble = "the buffer is full" if self._dropped else None
 
 
 def _size(message: Msg) -> int:

@@ -24,11 +24,10 @@ from pyspark import TaskContext
 from ebbflow.buffers.feed import Buffers
 from ebbflow.buffers.names import Names
 from ebbflow.core import frames
-from ebbflow.core.arrival import mark_dead
-from ebbflow.errors import BufferFull, EbbflowError, MessageTooLarge
+from ebbflow.core.arrival import marked
+from ebbflow.errors import EbbflowError, MessageTooLarge
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link, worker_link
-from ebbflow.nats.publish import BUFFER
 from ebbflow.outcome import DeadLetter
 
 SCHEMA = "stored bigint"
@@ -123,7 +122,8 @@ class _Task:
 
         async def put(frame: pa.RecordBatch, start: int) -> None:
             async with gate:
-                await self._put(frame, f"{self._place}:{start}:{_content(frame, self._given)}")
+                msg_id = f"{self._place}:{start}:{_content(frame, self._given)}"
+                await self._buffers.put_when_room(frame, msg_id)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -132,14 +132,6 @@ class _Task:
                     first += frame.num_rows
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
-
-    async def _put(self, frame: pa.RecordBatch, msg_id: str) -> None:
-        while True:
-            try:
-                await self._buffers.put(frame, msg_id)
-                return
-            except BufferFull:
-                await asyncio.sleep(BUFFER.wait)
 
 
 def _event_times(given: pa.Array | None, now: pa.Scalar, unread: list[Any]) -> pa.Array:
