@@ -19,7 +19,7 @@ from ebbflow.buffers import streams
 from ebbflow.core import frames
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
-from ebbflow.nats.locate import embedded, linked
+from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.nats.publish import BUFFER, publish
 from ebbflow.testing.live import until
 
@@ -43,18 +43,18 @@ class Ground:
     def fresh(self, *configs: dict[str, Any]) -> None:
         """These streams, and no others."""
         client = self.link.client
-        self.link.run(api.delete(client, self.link.run(api.names_of(client, ""))))
+        self.link.run(api.delete(client, self.link.run(api.list_streams(client, ""))))
         for config in configs:
             self.link.run(streams.ensure(client, config))
 
     def messages(self, stream: str) -> int:
         """How many messages a stream holds."""
-        state = self.link.run(api.state(self.link.client, stream))
+        state = self.link.run(api.read_state(self.link.client, stream))
         return state.messages if state else 0
 
     def span(self, stream: str) -> float:
         """Seconds between the first and the last message that the server stored."""
-        state = self.link.run(api.info(self.link.client, stream))
+        state = self.link.run(api.read_info(self.link.client, stream))
         first, last = (datetime.fromisoformat(state[f"{end}_ts"]) for end in ("first", "last"))
         return (last - first).total_seconds()
 
@@ -91,8 +91,8 @@ def prepared(folder: Path, tasks: int, seed: int) -> Iterator[Ground]:
     from ebbflow.spark.session import session
 
     with (
-        embedded(folder / "state") as server,
-        linked(server) as link,
+        start_embedded(folder / "state") as server,
+        open_link(server) as link,
         session("bench", None, tasks, folder / "logs", {}, None) as spark,
     ):
         yield Ground(link, spark, seed)

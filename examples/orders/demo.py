@@ -27,7 +27,7 @@ from ebbflow.cli.run import ExitCode
 from ebbflow.deadletters import DeadLetters, StoredLetter
 from ebbflow.errors import EbbflowError
 from ebbflow.nats.embedded import StateFolder
-from ebbflow.nats.locate import connected
+from ebbflow.nats.locate import open_link_for_run
 from ebbflow.spec.lint import load
 
 PIPELINE = Path(__file__).parent / "pipeline.yaml"
@@ -123,7 +123,7 @@ def shown(path: Path) -> str:
 def counted(made: int, state: Path, database: Path) -> Tally:
     with sqlite3.connect(database) as connection:
         stored = {number for (number,) in connection.execute("SELECT number FROM orders")}
-    with connected(state, None) as link:
+    with open_link_for_run(state, None) as link:
         letters = tuple(DeadLetters(link, load(PIPELINE).name).list())
     return Tally(made, stored, letters)
 

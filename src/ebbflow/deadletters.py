@@ -27,7 +27,7 @@ from ebbflow.errors import EbbflowError, SetupError
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import PublishRetry, publish
-from ebbflow.nats.stored import StoredMessage, read_one, read_page, snapshot
+from ebbflow.nats.stored import StoredMessage, read_one, read_page, take_snapshot
 
 _PAGE = 256
 _PAGE_BYTES = 4 * 1024 * 1024
@@ -59,107 +59,107 @@ class DeadLetters:
     def __init__(self, link: Link, pipeline: str) -> None:
         self._link = link
         self._names = Names(pipeline)
-        self._streams = set(link.run(api.names_of(link.client, "ebb_")))
+        self._streams = set(link.run(api.list_streams(link.client, "ebb_")))
         if self._names.dead_letters not in self._streams:
-            raise _unknown(pipeline, self._streams)
+            raise _explain_unknown(pipeline, self._streams)
         self._routes: dict[str, Sequence[int]] = {}
 
     def counts(self) -> dict[str, int]:
-        """How many letters each vertex has; vertices without letters are left out."""
-        info = self._link.run(self._info())
-        found = info.get("subjects") or {}
-        return {name.rpartition(".")[2]: count for name, count in sorted(found.items())}
+        """Returns how many letters each vertex has; vertices without letters are left out."""
+        info = self._link.run(self._read_info())
+        subjects = info.get("subjects") or {}
+        return {name.rpartition(".")[2]: count for name, count in sorted(subjects.items())}
 
     def list(self, vertex: str | None = None, limit: int | None = None) -> Iterator[StoredLetter]:
-        """The letters there are now, oldest first, read page by page while they are taken."""
+        """Yields the letters there are now, oldest first; reads them page by page."""
         left = limit
-        for message in self._messages(vertex):
+        for message in self._read_all(vertex):
             if left is not None:
                 if left <= 0:
                     return
                 left -= 1
-            yield self._stored(message)
+            yield self._parse(message)
 
     def get(self, *which: Which) -> tuple[StoredLetter, ...]:
-        """The letters meant, oldest first; ``EbbflowError`` if there is none for some of them."""
-        numbers = {one for one in which if isinstance(one, int)}
-        ids = {one for one in which if isinstance(one, str)}
-        found = {message.seq: self._stored(message) for message in map(self._raw, numbers)}
+        """Returns the letters meant, oldest first; ``EbbflowError`` if some do not exist."""
+        numbers = {number for number in which if isinstance(number, int)}
+        ids = {message_id for message_id in which if isinstance(message_id, str)}
+        letters = {message.seq: self._parse(message) for message in map(self._read, numbers)}
         if ids:
-            found |= {one.number: one for one in self.list() if one.letter.id in ids}
-        for missing in sorted(ids - {one.letter.id for one in found.values()}):
-            raise self._no_letter(f"of message {missing!r}")
-        return tuple(found[number] for number in sorted(found))
+            letters |= {entry.number: entry for entry in self.list() if entry.letter.id in ids}
+        for missing in sorted(ids - {entry.letter.id for entry in letters.values()}):
+            raise self._explain_missing(f"of message {missing!r}")
+        return tuple(letters[number] for number in sorted(letters))
 
     def replay(self, letters: Iterable[StoredLetter], *, dry_run: bool = False) -> int:
-        """Send messages back to their vertices as on their first delivery; returns how many.
+        """Sends messages back to their vertices as on their first delivery; returns how many.
 
         Letters that cannot be replayed stay where they are. They do not keep others from being
         replayed, and end the call with an ``EbbflowError`` that says why each of them stays.
         """
         replayed = 0
         refused: Refused = defaultdict(set)
-        for page in _pages(letters):
-            sendable = [one for one in page if self._may_return(one, refused)]
+        for page in _cut_pages(letters):
+            sendable = [entry for entry in page if self._may_return(entry, refused)]
             if not dry_run:
                 self._link.run(self._send_back(sendable))
             replayed += len(sendable)
         if refused:
-            raise EbbflowError(_refusal(replayed, refused, dry_run))
+            raise EbbflowError(_explain_refused(replayed, refused, dry_run))
         return replayed
 
     def numbers(self, *which: Which) -> Sequence[int]:
-        """The numbers of the letters meant, also of what is in the stream and is no letter."""
-        found = {self._raw(one).seq for one in which if isinstance(one, int)}
-        if ids := [one for one in which if isinstance(one, str)]:
-            found |= {one.number for one in self.get(*ids)}
-        return sorted(found)
+        """Returns the numbers of the letters meant, also of what is in the stream and no letter."""
+        numbers = {self._read(number).seq for number in which if isinstance(number, int)}
+        if ids := [message_id for message_id in which if isinstance(message_id, str)]:
+            numbers |= {entry.number for entry in self.get(*ids)}
+        return sorted(numbers)
 
     def purge(self, *which: Which) -> int:
-        """Delete the letters meant; returns how many. ``EbbflowError`` if one does not exist."""
-        found = self.numbers(*which)
-        self._link.run(self._delete_all(found))
-        return len(found)
+        """Deletes the letters meant; returns how many. ``EbbflowError`` if one does not exist."""
+        numbers = self.numbers(*which)
+        self._link.run(self._delete_all(numbers))
+        return len(numbers)
 
     def purge_all(self, vertex: str | None = None) -> int:
-        """Delete every letter, or every letter of one vertex; returns how many."""
+        """Deletes every letter, or every letter of one vertex; returns how many."""
         return self._link.run(self._purge_all(vertex or "*"))
 
     async def _purge_all(self, vertex: str) -> int:
         # Counted first: a purge that is repeated because its answer got lost finds nothing.
-        info = await self._info(vertex)
+        info = await self._read_info(vertex)
         subject, last = self._names.dead_letter_subject(vertex), info["last_seq"]
         await api.purge(self._link.client, self._names.dead_letters, subject, last)
         return sum((info.get("subjects") or {}).values())
 
     # --- reading ----------------------------------------------------------------------------
 
-    def _messages(self, vertex: str | None) -> Iterator[StoredMessage]:
+    def _read_all(self, vertex: str | None) -> Iterator[StoredMessage]:
         # What dies while this runs is not part of it; a replay could go on for ever otherwise.
         run, client, stream = self._link.run, self._link.client, self._names.dead_letters
         subject = self._names.dead_letter_subject(vertex or "*")
-        there = run(snapshot(client, stream))
+        there = run(take_snapshot(client, stream))
         start = there.first
         while page := run(read_page(client, stream, subject, start, there)):
             yield from page
             start = page[-1].seq + 1
 
-    def _raw(self, number: int) -> StoredMessage:
+    def _read(self, number: int) -> StoredMessage:
         # From the leader: another server may still have a letter that was deleted.
-        found = self._link.run(self._find(number)) if number > 0 else None
-        if found is None:
-            raise self._no_letter(f"with number {number}")
-        return found
+        message = self._link.run(self._find(number)) if number > 0 else None
+        if message is None:
+            raise self._explain_missing(f"with number {number}")
+        return message
 
     async def _find(self, number: int) -> StoredMessage | None:
         return await read_one(self._link.client, self._names.dead_letters, seq=number)
 
-    async def _info(self, vertex: str = "*") -> dict[str, Any]:
+    async def _read_info(self, vertex: str = "*") -> dict[str, Any]:
         subject = self._names.dead_letter_subject(vertex)
         client, stream = self._link.client, self._names.dead_letters
-        return await api.info(client, stream, subjects_filter=subject)
+        return await api.read_info(client, stream, subjects_filter=subject)
 
-    def _stored(self, message: StoredMessage) -> StoredLetter:
+    def _parse(self, message: StoredMessage) -> StoredLetter:
         if f"{PREFIX}Id" not in message.headers:
             raise EbbflowError(
                 f"Message {message.seq} of stream {self._names.dead_letters} is not a dead letter. "
@@ -167,7 +167,7 @@ class DeadLetters:
             )
         return StoredLetter(message.seq, Letter.from_message(message.payload, message.headers))
 
-    def _no_letter(self, which: str) -> EbbflowError:
+    def _explain_missing(self, which: str) -> EbbflowError:
         pipeline = self._names.pipeline
         return EbbflowError(
             f"There is no dead letter {which} in {pipeline}. "
@@ -176,25 +176,25 @@ class DeadLetters:
 
     # --- sending back -----------------------------------------------------------------------
 
-    def _may_return(self, one: StoredLetter, refused: Refused) -> bool:
+    def _may_return(self, entry: StoredLetter, refused: Refused) -> bool:
         why = None
-        if one.letter.unread:
+        if entry.letter.unread:
             why = (
                 "a source could not read this, so there is no message to send back; correct the "
                 "row, or the schema, and have the source read it again"
             )
-        elif one.letter.size is not None:
+        elif entry.letter.size is not None:
             why = (
                 "the value was cut because it was too large to be kept whole; send the original "
                 "message to the source again"
             )
-        elif not self._partitions(one.letter.vertex):
+        elif not self._partitions(entry.letter.vertex):
             why = (
-                f"the pipeline has no vertex {one.letter.vertex!r} any more; run a pipeline that "
+                f"the pipeline has no vertex {entry.letter.vertex!r} any more; run a pipeline that "
                 "has it once, then replay"
             )
         if why is not None:
-            refused[why].add(one.number)
+            refused[why].add(entry.number)
         return why is None
 
     def _partitions(self, vertex: str) -> Sequence[int]:
@@ -214,29 +214,29 @@ class DeadLetters:
     async def _send_back(self, letters: Sequence[StoredLetter]) -> None:
         gate = asyncio.Semaphore(_IN_FLIGHT)
         ends = await asyncio.gather(
-            *(self._return(one, gate) for one in letters), return_exceptions=True
+            *(self._return(entry, gate) for entry in letters), return_exceptions=True
         )
         for error in ends:
             if error is not None:
                 raise error
 
-    async def _return(self, one: StoredLetter, gate: asyncio.Semaphore) -> None:
-        """Publish, have it confirmed, and only then delete: the order is the guarantee."""
+    async def _return(self, entry: StoredLetter, gate: asyncio.Semaphore) -> None:
+        """Publishes, has it confirmed, and only then deletes: the order is the guarantee."""
         async with gate:
-            letter = one.letter
+            letter = entry.letter
             # A frame of its own for each letter: a repeated replay of other letters beside it
             # would cut larger frames differently, and copies would no longer be recognised.
             await publish(
                 self._link.client,
-                self._names.due_subject(letter.vertex, self._partition(letter)),
-                frames.encode(_row(letter)),
-                msg_id=f"replay:{one.number}:{frames.fingerprint([letter.id])}",
+                self._names.due_subject(letter.vertex, self._choose_partition(letter)),
+                frames.encode(_to_row(letter)),
+                msg_id=f"replay:{entry.number}:{frames.fingerprint([letter.id])}",
                 retry=_PATIENT,
             )
-            await self._delete(one.number)
+            await self._delete(entry.number)
 
-    def _partition(self, letter: Letter) -> int:
-        """The same partition each time, because copies are recognised only within a stream."""
+    def _choose_partition(self, letter: Letter) -> int:
+        """Chooses the same partition each time: a stream recognises only copies of its own."""
         partitions = self._partitions(letter.vertex)
         digest = hashlib.blake2b(letter.id.encode(), digest_size=8).digest()
         return partitions[int.from_bytes(digest) % len(partitions)]
@@ -258,8 +258,8 @@ class DeadLetters:
                 raise EbbflowError(f"Dead letter {number} was not deleted: {error}.") from error
 
 
-def _row(letter: Letter) -> pa.RecordBatch:
-    """The message as on its first delivery: nothing of its failures is kept."""
+def _to_row(letter: Letter) -> pa.RecordBatch:
+    """Returns the message as on its first delivery: nothing of its failures is kept."""
     metadata = [(group, list(entries.items())) for group, entries in letter.metadata.items()]
     columns = {
         "id": [letter.id],
@@ -273,13 +273,13 @@ def _row(letter: Letter) -> pa.RecordBatch:
     return frames.batch_of(columns, 1)
 
 
-def _pages(letters: Iterable[StoredLetter]) -> Iterator[Sequence[StoredLetter]]:
-    """The letters in groups small enough to be held at once."""
+def _cut_pages(letters: Iterable[StoredLetter]) -> Iterator[Sequence[StoredLetter]]:
+    """Yields the letters in groups small enough to be held at once."""
     page: list[StoredLetter] = []
     size = 0
-    for one in letters:
-        page.append(one)
-        size += len(one.letter.value)
+    for entry in letters:
+        page.append(entry)
+        size += len(entry.letter.value)
         if len(page) >= _PAGE or size >= _PAGE_BYTES:
             yield page
             page, size = [], 0
@@ -287,7 +287,7 @@ def _pages(letters: Iterable[StoredLetter]) -> Iterator[Sequence[StoredLetter]]:
         yield page
 
 
-def _unknown(pipeline: str, existing: Iterable[str]) -> SetupError:
+def _explain_unknown(pipeline: str, existing: Iterable[str]) -> SetupError:
     first, last = Names("|").dead_letters.split("|")
     known = sorted(
         name.removeprefix(first).removesuffix(last) for name in existing if name.endswith(last)
@@ -297,7 +297,7 @@ def _unknown(pipeline: str, existing: Iterable[str]) -> SetupError:
     return SetupError(f"No pipeline {pipeline!r} has run here.", step)
 
 
-def _refusal(replayed: int, refused: Refused, dry_run: bool) -> str:
+def _explain_refused(replayed: int, refused: Refused, dry_run: bool) -> str:
     verb = "Would replay" if dry_run else "Replayed"
     lines = [f"{verb} {replayed:,}, but not these:"]
     for why, numbers in refused.items():

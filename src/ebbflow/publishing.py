@@ -3,9 +3,9 @@
     with Publisher("nats://localhost:4222") as publisher:
         ack = publisher.publish("orders.new", b"...")
 
-What is returned is stored. Every message has an id that is the same on every attempt, so that one
-which was sent again is stored once. Calls end by their deadline, or at once when they are cancelled
-or their publisher is closed.
+A call that returns an ``Ack`` has stored its message. Every message has an id that is the same on
+every attempt, so a message that was sent again is stored once. Calls end by their deadline, or at
+once when they are cancelled or their publisher is closed. This module exports the errors too.
 """
 
 from __future__ import annotations
@@ -15,25 +15,50 @@ import os
 from collections.abc import AsyncIterable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, Unpack
 
 from nats.aio.client import Client
 
 from ebbflow.acks import Ack
-from ebbflow.errors import PublishError
+from ebbflow.errors import (
+    AccessError,
+    BufferFull,
+    MessageTooLarge,
+    NoStreamResponse,
+    PermanentPublishError,
+    PublishError,
+    PublishTimeout,
+    SetupError,
+)
 from ebbflow.nats.address import INBOX, Addresses
-from ebbflow.nats.bulk import WINDOW, Feed, check_window, publish_all
+from ebbflow.nats.bulk import WINDOW, Handover, check_window, publish_in_window
 from ebbflow.nats.connect import connect
 from ebbflow.nats.link import LoopThread
-from ebbflow.nats.login import Login
-from ebbflow.nats.outgoing import Outgoing, check_subject
+from ebbflow.nats.login import Login, LoginError
+from ebbflow.nats.outgoing import OptionNames, Outgoing, PublishOptions, check_subject
 from ebbflow.nats.publish import Sending
-from ebbflow.nats.publish_options import OptionNames, PublishOptions
 
-__all__ = ["Ack", "AsyncPublisher", "Login", "Outgoing", "PublishOptions", "Publisher"]
+__all__ = [
+    "AccessError",
+    "Ack",
+    "AsyncPublisher",
+    "BufferFull",
+    "Login",
+    "LoginError",
+    "MessageTooLarge",
+    "NoStreamResponse",
+    "Outgoing",
+    "PermanentPublishError",
+    "PublishError",
+    "PublishOptions",
+    "PublishTimeout",
+    "Publisher",
+    "Sendable",
+    "SetupError",
+]
 
-T = TypeVar("T")
-Message = Outgoing | tuple[str, bytes]
+Sendable = Outgoing | tuple[str, bytes]
+"""A message, or only its subject and its data."""
 
 
 class AsyncPublisher:
@@ -78,49 +103,52 @@ class AsyncPublisher:
         msg_id: str | None = None,
         **options: Unpack[OptionNames],
     ) -> Ack:
-        """Publish one message and return when it is stored; otherwise a ``PublishError`` is raised.
+        """Publishes one message and returns when it is stored; raises a ``PublishError`` otherwise.
 
-        ``options`` are those of ``PublishOptions``.
+        ``options`` are those of ``PublishOptions``. A message that could never be sent is a
+        ``MessageTooLarge`` or a ``ValueError``.
         """
         message = Outgoing(subject, data, headers, msg_id)
-        return await self._start(message, self.options.changed(options))
+        return await self._start(message, self.options.with_changes(options))
 
     async def publish_many(
         self,
-        messages: AsyncIterable[Message] | Iterable[Message],
+        messages: AsyncIterable[Sendable] | Iterable[Sendable],
         *,
         window: int = WINDOW,
         **options: Unpack[OptionNames],
     ) -> list[Ack]:
-        """Publish messages with at most ``window`` on their way; return their acks in their order.
+        """Publishes messages with at most ``window`` on their way; returns the acks in their order.
 
         They are stored in their order too, but for those that have to be sent again. After the
         first ``PublishError`` no more are sent; it is raised when it is known of all that were sent
         whether they are stored, which its ``acks`` tell. ``options`` hold for each message.
         """
         check_window(window)
-        chosen = self.options.changed(options)
-        return await publish_all(lambda m: self._start(Outgoing.of(m), chosen), messages, window)
+        chosen = self.options.with_changes(options)
+        return await publish_in_window(
+            lambda m: self._start(Outgoing.of(m), chosen), messages, window
+        )
 
     def _start(self, message: Outgoing, options: PublishOptions) -> Coroutine[Any, Any, Ack]:
         if self._client is None:
             raise RuntimeError(f"the publisher is not open; use it inside: {self._entering}")
         headers = message.headers or {}
-        return self._confirmed(
-            Sending(self._client, message.subject, message.data, headers, options.retry())
+        return self._confirm(
+            Sending(self._client, message.subject, message.data, headers, options.to_retry())
         )
 
-    async def _confirmed(self, sending: Sending) -> Ack:
+    async def _confirm(self, sending: Sending) -> Ack:
         task = asyncio.current_task()
         assert task is not None
         self._waiting.add(task)
         try:
-            return await sending.confirmed()
+            return await sending.confirm()
         except asyncio.CancelledError:
             # Closing cancels what waits. Whoever was cancelled besides has to hear of that.
             if self._client is not None or task.uncancel() > 0:
                 raise
-            raise sending.refusal(PublishError, "the publisher was closed") from None
+            raise sending.explain(PublishError, "the publisher was closed") from None
         finally:
             self._waiting.discard(task)
 
@@ -167,7 +195,7 @@ class Publisher:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        thread = self._open()
+        thread = self._require_thread()
         self._thread = None
         try:
             thread.run(self._inner.__aexit__())
@@ -183,35 +211,36 @@ class Publisher:
         msg_id: str | None = None,
         **options: Unpack[OptionNames],
     ) -> Ack:
-        """Publish one message and return when it is stored; otherwise a ``PublishError`` is raised.
+        """Publishes one message and returns when it is stored; raises a ``PublishError`` otherwise.
 
-        ``options`` are those of ``PublishOptions``.
+        ``options`` are those of ``PublishOptions``. A message that could never be sent is a
+        ``MessageTooLarge`` or a ``ValueError``.
         """
-        thread = self._open()
+        thread = self._require_thread()
         call = self._inner.publish(subject, data, headers=headers, msg_id=msg_id, **options)
         return thread.run(call)
 
     def publish_many(
         self,
-        messages: Iterable[Message],
+        messages: Iterable[Sendable],
         *,
         window: int = WINDOW,
         **options: Unpack[OptionNames],
     ) -> list[Ack]:
-        """As ``AsyncPublisher.publish_many``; the messages are taken on the calling thread."""
+        """Does what ``AsyncPublisher.publish_many`` does, with messages of the calling thread."""
         check_window(window)
-        thread = self._open()
-        feed: Feed[Message] = Feed(thread.loop, window)
-        future = thread.submit(self._inner.publish_many(feed, window=window, **options))
-        future.add_done_callback(feed.stop)
+        thread = self._require_thread()
+        handover: Handover[Sendable] = Handover(thread.loop, window)
+        future = thread.submit(self._inner.publish_many(handover, window=window, **options))
+        future.add_done_callback(handover.stop)
         try:
-            feed.fill(messages)
+            handover.fill(messages)
         except BaseException:
             future.cancel()
             raise
         return thread.wait(future)
 
-    def _open(self) -> LoopThread:
+    def _require_thread(self) -> LoopThread:
         if self._thread is None:
             raise RuntimeError(f"the publisher is not open; use it inside: {self._inner._entering}")
         if self._thread.process != os.getpid():

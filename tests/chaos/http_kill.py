@@ -27,7 +27,7 @@ import aiohttp
 
 from ebbflow.buffers.names import Names
 from ebbflow.buffers.positions import read_all
-from ebbflow.nats.locate import embedded, linked
+from ebbflow.nats.locate import open_link, start_embedded
 from tests.chaos.kill_and_restart import kill_tree
 
 PIPELINE = Path(__file__).parent / "pipeline"
@@ -225,7 +225,7 @@ class HttpChaos:
 
     def _count(self, kills: int, seconds: float) -> Tally:
         lines = Counter(self._lines())
-        with embedded(self._folder / ".ebbflow") as server, linked(server) as link:
+        with start_embedded(self._folder / ".ebbflow") as server, open_link(server) as link:
             positions = link.run(read_all(link, Names("posts")))
         stored = positions["in", 0].counts.read
         return Tally(

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from ebbflow.nats.locate import embedded, linked
+from ebbflow.nats.locate import open_link, start_embedded
 from tests.chaos.tally import FORMS, Tally, count, write_pipeline, written
 
 # One kill in four comes while things are being started, the others while messages flow.
@@ -42,7 +42,7 @@ class Chaos:
         while done < kills and not self._run_and_kill():
             done += 1
         self._start().wait(600)
-        with embedded(self._folder / ".ebbflow") as server, linked(server) as link:
+        with start_embedded(self._folder / ".ebbflow") as server, open_link(server) as link:
             return count(self._folder, self._messages, done, link)
 
     def _start(self) -> subprocess.Popen[bytes]:

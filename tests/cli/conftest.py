@@ -13,7 +13,7 @@ from ebbflow.buffers.names import Names
 from ebbflow.core.dead_letter import Letter
 from ebbflow.deadletters import DeadLetters
 from ebbflow.nats.link import Link
-from ebbflow.nats.locate import embedded
+from ebbflow.nats.locate import start_embedded
 from ebbflow.nats.publish import publish
 from ebbflow.nats.stored import StoredMessage, read_subject
 
@@ -75,15 +75,15 @@ class Written:
 def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A state folder whose server runs, as if a pipeline did."""
     folder = tmp_path_factory.mktemp("cli") / "state"
-    with embedded(folder):
+    with start_embedded(folder):
         yield folder
 
 
 @pytest.fixture(scope="session")
 def link(state: Path) -> Iterator[Link]:
-    from ebbflow.nats.locate import reached
+    from ebbflow.nats.locate import open_link_to_pipeline
 
-    with reached(state, None) as link:
+    with open_link_to_pipeline(state, None) as link:
         yield link
 
 

@@ -9,7 +9,7 @@ from ebbflow.core.frames import Rows
 from ebbflow.deadletters import DeadLetters
 from ebbflow.errors import EbbflowError, SetupError
 from ebbflow.nats.link import Link
-from ebbflow.nats.locate import embedded, reached
+from ebbflow.nats.locate import open_link_to_pipeline, start_embedded
 from ebbflow.nats.publish import publish
 from tests.cli.conftest import LETTER, Written
 from tests.jetstream.securing import address
@@ -124,7 +124,7 @@ def test_two_replays_at_once_send_every_message_back_once(pipeline: Written, sta
         pipeline.bury(id=f"in-{number}")
 
     def replay_all() -> None:
-        with reached(state, None) as link:
+        with open_link_to_pipeline(state, None) as link:
             letters = DeadLetters(link, pipeline.name)
             letters.replay(letters.list())
 
@@ -249,8 +249,8 @@ def test_an_unknown_pipeline_is_told_with_the_known_ones(pipeline: Written) -> N
 def test_a_place_where_nothing_ran_says_how_to_name_another(tmp_path: Path) -> None:
     state = tmp_path / "state"
     with (
-        embedded(state),
-        reached(state, None) as link,
+        start_embedded(state),
+        open_link_to_pipeline(state, None) as link,
         pytest.raises(SetupError) as caught,
     ):
         DeadLetters(link, "orders")
@@ -261,5 +261,5 @@ def test_a_place_where_nothing_ran_says_how_to_name_another(tmp_path: Path) -> N
 
 def test_letters_are_reached_by_url_too(pipeline: Written, link: Link) -> None:
     pipeline.bury()
-    with reached(Path("/nowhere"), address(link.server)) as other:
+    with open_link_to_pipeline(Path("/nowhere"), address(link.server)) as other:
         assert numbers(DeadLetters(other, pipeline.name)) == [1]

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ebbflow.cli.main import app
-from ebbflow.nats.locate import embedded, reached
+from ebbflow.nats.locate import open_link_to_pipeline, start_embedded
 from tests.cli.conftest import Written
 
 Dlq = Callable[..., Result]
@@ -193,7 +193,7 @@ def test_a_folder_where_nothing_ran_is_not_created(tmp_path: Path) -> None:
 
 def test_letters_are_there_when_the_pipeline_does_not_run(tmp_path: Path) -> None:
     folder = tmp_path / "state"
-    with embedded(folder), reached(folder, None) as link:
+    with start_embedded(folder), open_link_to_pipeline(folder, None) as link:
         Written(link, "orders").bury()
     result = CliRunner().invoke(app, ["dlq", "list", "orders", "--state", str(folder)])
     assert result.stdout.endswith("\n1 dead letter\n")

@@ -26,14 +26,14 @@ async def publish(link, subject, number):
 
 async def planned(link, stream, subject=None, ahead=0):
     """A range as the driver plans it, and so many messages that are yet to come."""
-    now = await Leader(link.client, stream).facts()
+    now = await Leader(link.client, stream).read_facts()
     until = now.last + ahead
     return Range(stream, now.created, subject, now.first - 1, until, fail_on_loss=True)
 
 
 async def rest(reader):
     found = []
-    while block := await reader.block():
+    while block := await reader.read_block():
         found += block.seqs
     await reader.close()
     return found
@@ -51,7 +51,7 @@ def begun(cluster, link, wanted, node):
     while True:
         reader = ranges.RangeReader(link, wanted)
         link.run(reader.open())
-        found = link.run(reader.block()).seqs
+        found = link.run(reader.read_block()).seqs
         if node in (None, node_of(cluster, reader)):
             return reader, found
         link.run(reader.close())

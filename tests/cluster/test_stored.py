@@ -120,7 +120,7 @@ def test_the_state_of_a_stream_never_goes_back_while_leaders_change(cluster, nam
         with cluster.linked(cluster.followers_of(stream)[0]) as link:
             while not stop.is_set():
                 stored = len(steady.acked)
-                state = link.run(api.state(link.client, stream))
+                state = link.run(api.read_state(link.client, stream))
                 states.append((stored, state.last_seq))
                 with contextlib.suppress(nats.errors.TimeoutError):
                     raw = link.run(link.client.request(f"$JS.API.STREAM.INFO.{stream}", b"", 0.3))
@@ -154,7 +154,7 @@ def test_reads_wait_for_a_leader_and_one_that_was_replaced_does_not_count(cluste
             position = other.run(PositionStore(other.client, names, "v", 0).claim())
             assert reading.result(30).keys() == {("v", 0)}
             print(f"read and written {time.monotonic() - began:.1f} s after the leader was halted")
-            states = [old.submit(api.state(old.client, stream)) for _ in range(20)]
+            states = [old.submit(api.read_state(old.client, stream)) for _ in range(20)]
             found = old.submit(read_all(old, names))
             time.sleep(0.02)  # on their way into the node
         assert {state.result(30).last_seq for state in states} == {2}

@@ -65,4 +65,4 @@ def test_streams_that_are_deleted_while_leaders_change_are_gone(cluster, names):
         cluster.step_down(name)
     cluster.link.run(api.delete(cluster.link.client, [*made, made[0]]))
 
-    assert cluster.link.run(api.names_of(cluster.link.client, made[0][:-1])) == []
+    assert cluster.link.run(api.list_streams(cluster.link.client, made[0][:-1])) == []

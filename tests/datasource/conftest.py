@@ -14,7 +14,7 @@ from ebbflow.datasource import register
 from ebbflow.nats import api
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link
-from ebbflow.nats.locate import NATS_URL, embedded, linked
+from ebbflow.nats.locate import NATS_URL, open_link, start_embedded
 from tests.jetstream.securing import address
 
 _numbers = count()
@@ -22,7 +22,7 @@ _numbers = count()
 
 @pytest.fixture(scope="session")
 def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Link]:
-    with embedded(tmp_path_factory.mktemp("state")) as server, linked(server) as link:
+    with start_embedded(tmp_path_factory.mktemp("state")) as server, open_link(server) as link:
         yield link
 
 
@@ -88,7 +88,7 @@ class Stream:
             await asyncio.sleep(0.01)
 
     async def _last(self) -> int:
-        state = await api.state(self.link.client, self.name)
+        state = await api.read_state(self.link.client, self.name)
         assert state is not None
         return state.last_seq
 

@@ -11,7 +11,7 @@ from pyspark.sql.streaming.datasource import ReadLimit
 
 from ebbflow.datasource import JetStreamDataSource
 from ebbflow.datasource.columns import READ
-from ebbflow.datasource.stream import StreamReader
+from ebbflow.datasource.readers import StreamReader
 from tests.datasource.conftest import Stream
 from tests.jetstream.securing import address
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbflow.datasource.leader import Facts
-from ebbflow.datasource.limit import limited
-from ebbflow.datasource.offsets import Offset, Range, first_behind
+from ebbflow.datasource.offsets import Offset, Range, find_start
+from ebbflow.datasource.planning import search_end
 from ebbflow.errors import DataLoss, DataSourceError
 
 NOW = Facts("ORDERS", "2026-01-01T00:00:00Z", first=11, last=100)
@@ -22,12 +22,12 @@ WANTED = Range("ORDERS", NOW.created, None, after=50, until=60, fail_on_loss=Tru
 
 
 def test_an_offset_survives_a_checkpoint():
-    assert Offset.of(json.loads(json.dumps(OFFSET.stored()))) == OFFSET
+    assert Offset.from_checkpoint(json.loads(json.dumps(OFFSET.to_checkpoint()))) == OFFSET
 
 
 def test_a_checkpoint_of_something_else_is_refused():
     with pytest.raises(DataSourceError, match="The checkpoint is not one of a stream in JetStream"):
-        Offset.of({"logOffset": 3})
+        Offset.from_checkpoint({"logOffset": 3})
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ def test_another_stream_than_that_of_the_checkpoint_is_refused(offset, text):
 def test_a_first_batch_that_is_replayed_begins_where_it_began_the_first_time():
     first_end = Offset("ORDERS", NOW.created, began=7, sequence=20)
     asked_again = Offset("ORDERS", NOW.created, began=90, sequence=90)
-    assert first_behind(asked_again, first_end) == 7
-    assert first_behind(first_end, first_end.moved(30)) == 20
+    assert find_start(asked_again, first_end) == 7
+    assert find_start(first_end, first_end.at(30)) == 20
 
 
 @settings(deadline=None, print_blob=True)
@@ -107,7 +107,7 @@ def test_a_limited_batch_is_never_too_large_and_never_empty(others, most):
         asked.append(until)
         return bisect_right(messages, until)
 
-    end = asyncio.run(limited(0, 5_000, most, count))
+    end = asyncio.run(search_end(0, 5_000, most, count))
     assert 1 <= bisect_right(messages, end) <= most
     assert len(asked) <= 4
     if len(messages) <= most:
@@ -118,5 +118,5 @@ def test_messages_that_lie_evenly_fill_a_limited_batch():
     async def count(until: int) -> int:
         return until // 1_000
 
-    end = asyncio.run(limited(0, 50_000_000, 400, count))
+    end = asyncio.run(search_end(0, 50_000_000, 400, count))
     assert 320 <= end // 1_000 <= 400

@@ -17,14 +17,14 @@ from ebbflow.datasource.leader import Leader
 from ebbflow.datasource.offsets import Range
 from ebbflow.errors import DataLoss, DataSourceError, JetStreamUnavailable
 from ebbflow.nats.link import Link
-from ebbflow.nats.locate import embedded, linked
+from ebbflow.nats.locate import open_link, start_embedded
 from tests.cluster.cluster import thread_states, until
 from tests.datasource.conftest import Stream
 
 
 def whole(stream: Stream, **changes: Any) -> Range:
     """Everything that is in the stream now."""
-    now = stream.link.run(Leader(stream.link.client, stream.name).facts())
+    now = stream.link.run(Leader(stream.link.client, stream.name).read_facts())
     wanted = Range(now.stream, now.created, None, now.first - 1, now.last, fail_on_loss=True)
     return replace(wanted, **changes)
 
@@ -234,14 +234,14 @@ def test_a_work_queue_is_refused(make):
 
 def test_a_stream_that_there_is_not_is_named(link):
     with pytest.raises(DataSourceError) as error:
-        link.run(Leader(link.client, "NOBODY").facts())
+        link.run(Leader(link.client, "NOBODY").read_facts())
     assert str(error.value) == ("There is no stream NOBODY. Make it, or correct the option stream.")
 
 
 @pytest.fixture
 def fragile(tmp_path: Path) -> Iterator[Stream]:
     """A stream on a server of its own, which is started again when it is killed."""
-    with embedded(tmp_path) as server, linked(server) as link:
+    with start_embedded(tmp_path) as server, open_link(server) as link:
         yield Stream(link, "FRAGILE", storage="file")
 
 
@@ -258,7 +258,7 @@ def test_a_server_that_does_not_answer_is_reported(fragile, pid, monkeypatch):
         with pytest.raises(
             JetStreamUnavailable, match=r"carry out STREAM.INFO.FRAGILE within 0.5 s"
         ):
-            fragile.link.run(Leader(fragile.link.client, "FRAGILE").facts())
+            fragile.link.run(Leader(fragile.link.client, "FRAGILE").read_facts())
     finally:
         os.kill(pid, signal.SIGCONT)
 

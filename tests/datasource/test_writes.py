@@ -16,7 +16,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import StructType
 
 from ebbflow.datasource import JetStreamDataSource
-from ebbflow.datasource.writer import message, rows
+from ebbflow.datasource.writer import to_message, to_messages
 from ebbflow.errors import DataSourceError
 from ebbflow.nats.locate import NATS_URL
 from tests.datasource.conftest import Stream
@@ -234,25 +234,25 @@ def test_columns_that_cannot_be_published_are_refused(columns, text):
 
 
 def test_an_id_is_the_same_for_the_same_row_and_another_for_anything_else():
-    first = message("q-1-0-7", b"data", "s", {"k": "v"}, None).msg_id
-    assert message("q-1-0-7", b"data", "s", {"k": "v"}, None).msg_id == first
+    first = to_message("q-1-0-7", b"data", "s", {"k": "v"}, None).msg_id
+    assert to_message("q-1-0-7", b"data", "s", {"k": "v"}, None).msg_id == first
     others = [
-        message("q-1-0-8", b"data", "s", {"k": "v"}, None),
-        message("q-2-0-7", b"data", "s", {"k": "v"}, None),
-        message("q-1-0-7", b"other", "s", {"k": "v"}, None),
-        message("q-1-0-7", b"data", "t", {"k": "v"}, None),
-        message("q-1-0-7", b"data", "s", {"k": "w"}, None),
-        message("q-1-0-7", b"data", "s", {}, None),
+        to_message("q-1-0-8", b"data", "s", {"k": "v"}, None),
+        to_message("q-2-0-7", b"data", "s", {"k": "v"}, None),
+        to_message("q-1-0-7", b"other", "s", {"k": "v"}, None),
+        to_message("q-1-0-7", b"data", "t", {"k": "v"}, None),
+        to_message("q-1-0-7", b"data", "s", {"k": "w"}, None),
+        to_message("q-1-0-7", b"data", "s", {}, None),
     ]
     assert len({first, *(one.msg_id for one in others)}) == 7
 
 
 def test_an_id_of_the_users_own_is_kept():
-    assert message("q", b"", "s", {}, "mine").msg_id == "mine"
-    assert message("q", b"", "s", {"Nats-Msg-Id": "theirs"}, None).msg_id == "theirs"
+    assert to_message("q", b"", "s", {}, "mine").msg_id == "mine"
+    assert to_message("q", b"", "s", {"Nats-Msg-Id": "theirs"}, None).msg_id == "theirs"
 
 
 def test_rows_are_numbered_over_all_batches_of_a_task():
     batch = pa.record_batch({"data": ["a", "b"]})
-    ids = [one.msg_id or "" for one in rows(batch, "s", "write-3", 10_000)]
+    ids = [one.msg_id or "" for one in to_messages(batch, "s", "write-3", 10_000)]
     assert [one.rpartition("-")[0] for one in ids] == ["write-3-10000", "write-3-10001"]

@@ -10,7 +10,7 @@ import pytest
 
 from ebbflow.deadletters import DeadLetters
 from ebbflow.nats import api
-from ebbflow.nats.locate import embedded, linked
+from ebbflow.nats.locate import open_link, start_embedded
 from tests.chaos.kill_and_restart import kill_tree
 
 pytestmark = pytest.mark.slow
@@ -39,8 +39,8 @@ def work(datum):
 
 def forget_all_ids(folder):
     """As if more than the two minutes had gone by for which the server knows copies."""
-    with embedded(folder) as server, linked(server) as link:
-        for name in link.run(api.names_of(link.client, "")):
+    with start_embedded(folder) as server, open_link(server) as link:
+        for name in link.run(api.list_streams(link.client, "")):
             config = link.run(api.call(link.client, f"STREAM.INFO.{name}"))["config"]
             config["duplicate_window"] = 100_000_000
             link.run(api.call(link.client, f"STREAM.UPDATE.{name}", config))
@@ -48,7 +48,7 @@ def forget_all_ids(folder):
 
 
 def letters(folder):
-    with embedded(folder) as server, linked(server) as link:
+    with start_embedded(folder) as server, open_link(server) as link:
         return Counter(one.letter.id for one in DeadLetters(link, "whole").list())
 
 

@@ -15,7 +15,7 @@ from examples.cluster.nodes import ports_from
 
 from ebbflow.buffers import streams
 from ebbflow.nats.address import Addresses
-from ebbflow.nats.locate import linked
+from ebbflow.nats.locate import open_link
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +58,7 @@ def test_three_nodes_run_and_come_back_until_the_program_is_stopped(tmp_path: Pa
         hosts = ",".join(f"nats://127.0.0.1:{port + node}" for node in range(3))
         assert lines[3] == f"Ready: {hosts}. Ctrl-C stops them.\n"
 
-        with linked(Addresses.of(hosts.replace("://", "://me:12345@"))) as link:
+        with open_link(Addresses.of(hosts.replace("://", "://me:12345@"))) as link:
             config = {"name": "s", "subjects": ["s"], "num_replicas": 3}
             link.run(streams.ensure(link.client, config))
 

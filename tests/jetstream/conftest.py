@@ -10,7 +10,7 @@ import pytest
 
 from ebbflow.buffers.names import Names
 from ebbflow.nats.link import Link
-from ebbflow.nats.locate import embedded, linked
+from ebbflow.nats.locate import open_link, start_embedded
 from tests.jetstream.securing import Authority
 from tests.sources.outside import outside
 
@@ -21,7 +21,7 @@ _numbers = count()
 
 @pytest.fixture(scope="session")
 def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Link]:
-    with embedded(tmp_path_factory.mktemp("state")) as server, linked(server) as link:
+    with start_embedded(tmp_path_factory.mktemp("state")) as server, open_link(server) as link:
         yield link
 
 

@@ -30,7 +30,7 @@ class TestStream:
 
     @property
     def messages(self):
-        return self._link.run(api.state(self._link.client, self.name)).messages
+        return self._link.run(api.read_state(self._link.client, self.name)).messages
 
 
 class Listener:

@@ -34,7 +34,7 @@ def address(server: Addresses) -> str:
 @contextlib.contextmanager
 def nats_server(folder: Path, config: str, port: int = 0) -> Iterator[int]:
     """A server with JetStream and this configuration, on the loopback interface only."""
-    port = port or _free_port()
+    port = port or _pick_port()
     folder.mkdir(parents=True, exist_ok=True)
     paths = {"log_file": folder / "nats.log", "pid_file": folder / "nats.pid"}
     lines = [f"{name}: {json.dumps(str(path))}\n" for name, path in paths.items()]
@@ -71,7 +71,7 @@ def reload(folder: Path, config: str) -> None:
         time.sleep(0.01)
 
 
-def _free_port() -> int:
+def _pick_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -23,7 +23,7 @@ from ebbflow.errors import AccessError, PermanentPublishError, SetupError
 from ebbflow.nats import api
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link, worker_link
-from ebbflow.nats.locate import linked
+from ebbflow.nats.locate import open_link
 from ebbflow.nats.publish import BUFFER, publish
 from ebbflow.nats.stored import read_last
 from ebbflow.publishing import Login, Outgoing, Publisher
@@ -53,7 +53,7 @@ class Guarded:
     ) -> Iterator[Guarded]:
         """Serve, with a stream on ``orders.*`` and the streams of a vertex."""
         with nats_server(self.folder, self.config(publish, subscribe)) as self.port:
-            with linked(self.as_("admin", "a")) as link:
+            with open_link(self.as_("admin", "a")) as link:
                 for config in (
                     {"name": "ORDERS", "subjects": ["orders.*", "Orders.*"]},
                     streams.buffer_config(NAMES, "v", 0, 100),
@@ -126,7 +126,7 @@ def test_of_many_messages_those_before_the_denied_one_are_known_to_be_stored(ser
 
 
 def test_a_subject_that_differs_in_case_only_is_not_blamed(server):
-    with server.denying(publish=["Orders.X"]), linked(server.me) as link:
+    with server.denying(publish=["Orders.X"]), open_link(server.me) as link:
 
         async def both() -> list[object]:
             calls = [publish(link.client, name, b"") for name in ("orders.x", "Orders.X")] * 5
@@ -170,24 +170,24 @@ def test_a_call_of_jetstream_is_not_repeated_when_it_is_denied(server):
     config = streams.buffer_config(NAMES, "v", 0, 100)
     with (
         server.denying(publish=[call]),
-        linked(server.me) as link,
+        open_link(server.me) as link,
         at_once(AccessError, server.told("publish", call)),
     ):
         link.run(streams.ensure(link.client, config))
 
 
 def test_a_denied_inbox_is_named_by_the_first_call(server):
-    with server.denying(subscribe=["_INBOX.>"]), linked(server.me) as link:
+    with server.denying(subscribe=["_INBOX.>"]), open_link(server.me) as link:
         told = server.told("subscribe", "_INBOX.").removesuffix(f". {STEP}")
         for _ in range(2):
             with at_once(AccessError, told):
-                link.run(api.names_of(link.client, ""))
+                link.run(api.list_streams(link.client, ""))
 
 
 def test_a_denied_subscription_ends_the_next_request(server):
     """As the tasks' word to stop: without it a run could not end."""
     subject = NAMES.control_subject
-    with server.denying(subscribe=[subject]), linked(server.me) as link:
+    with server.denying(subscribe=[subject]), open_link(server.me) as link:
 
         async def listen_and_claim() -> None:
             await link.client.subscribe(subject)
@@ -201,7 +201,7 @@ def test_a_position_that_may_not_be_written_is_named(server):
     subject = "$KV.ebb_p_positions.v.0"
     with (
         server.denying(publish=[subject]),
-        linked(server.me) as link,
+        open_link(server.me) as link,
         at_once(PermanentPublishError, f"{subject}: refused by the server"),
     ):
         link.run(PositionStore(link.client, NAMES, "v", 0).claim())
@@ -209,7 +209,7 @@ def test_a_position_that_may_not_be_written_is_named(server):
 
 def test_a_denied_direct_read_is_named(server):
     call = "$JS.API.DIRECT.GET.KV_ebb_p_positions"
-    with server.denying(publish=[call]), linked(server.me) as link:
+    with server.denying(publish=[call]), open_link(server.me) as link:
         link.run(PositionStore(link.client, NAMES, "v", 0).claim())
         with at_once(AccessError, server.told("publish", call)):
             link.run(read_last(link.client, "KV_ebb_p_positions", "$KV.ebb_p_positions.>"))
@@ -223,7 +223,7 @@ def test_a_reader_that_may_not_make_a_consumer_says_so(server):
     call = "$JS.API.CONSUMER.CREATE.ebb_p_v_0.*"
     with (
         server.denying(publish=[call]),
-        linked(server.me) as link,
+        open_link(server.me) as link,
         at_once(AccessError, server.told("publish", call).partition("*")[0]),
     ):
         reader(link, threading.Event())
@@ -231,7 +231,7 @@ def test_a_reader_that_may_not_make_a_consumer_says_so(server):
 
 def test_a_reader_that_may_not_ask_for_messages_says_so(server):
     call = "$JS.API.CONSUMER.MSG.NEXT.ebb_p_v_0.*"
-    with server.denying(publish=[call]), linked(server.me) as link:
+    with server.denying(publish=[call]), open_link(server.me) as link:
         wake = threading.Event()
         following = reader(link, wake)
         assert wake.wait(1)
@@ -242,7 +242,7 @@ def test_a_reader_that_may_not_ask_for_messages_says_so(server):
 
 def test_a_reader_that_may_not_purge_says_so(server):
     call = "$JS.API.STREAM.PURGE.ebb_p_v_0"
-    with server.denying(publish=[call]), linked(server.me) as link:
+    with server.denying(publish=[call]), open_link(server.me) as link:
         frame = frames.encode(frames.batch_of({"id": ["1"], "value": [b""]}, 1))
         link.run(publish(link.client, NAMES.buffer_subject("v", 0), frame, retry=BUFFER))
         wake = threading.Event()
@@ -272,21 +272,21 @@ def test_a_permission_that_is_taken_away_is_named_and_one_that_is_given_is_used(
 def test_a_worker_whose_inbox_was_taken_away_connects_anew_when_it_has_it_again(server):
     with server.denying():
         link = worker_link(server.me)
-        link.run(api.names_of(link.client, ""))
+        link.run(api.list_streams(link.client, ""))
         reload(server.folder, server.config(subscribe=["_INBOX.>"]))
         waits_for(lambda: link.client.denied is not None)
         with pytest.raises(AccessError, match="subscribe to _INBOX"):
-            link.run(api.names_of(link.client, ""))
+            link.run(api.list_streams(link.client, ""))
         reload(server.folder, server.config())
         again = worker_link(server.me)
         assert again is not link
         assert worker_link(server.me) is again
-        assert "ORDERS" in again.run(api.names_of(again.client, ""))
+        assert "ORDERS" in again.run(api.list_streams(again.client, ""))
         again.close()
 
 
 def test_a_link_whose_login_was_taken_away_says_so(server):
-    with server.denying(), linked(server.me) as link:
+    with server.denying(), open_link(server.me) as link:
         link.check()
         reload(server.folder, server.config().replace('"me"', '"you"'))
         waits_for(lambda: link.client.ended is not None)
@@ -301,7 +301,7 @@ def test_a_link_whose_login_was_taken_away_says_so(server):
 
 
 def test_nothing_is_kept_of_requests_that_are_over(server):
-    with server.denying(publish=["orders.no"]), linked(server.me) as link:
+    with server.denying(publish=["orders.no"]), open_link(server.me) as link:
 
         async def many() -> list[object]:
             calls = [publish(link.client, f"orders.{n % 7}", b"") for n in range(500)]

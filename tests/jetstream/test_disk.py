@@ -15,7 +15,7 @@ from ebbflow.errors import SetupError
 from ebbflow.nats import api
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.disk import DiskWatch
-from ebbflow.nats.locate import embedded, linked
+from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.nats.publish import BUFFER, Tally, publish
 from tests.jetstream.securing import nats_server
 from tests.sources.outside import until
@@ -32,7 +32,7 @@ def test_what_a_full_disk_did_not_take_is_stored_once_when_there_is_room(small_d
         sent = (publish(client, subject, data, msg_id=str(n), retry=BUFFER) for n in range(40))
         return await asyncio.gather(*sent)
 
-    with embedded(small_disk.folder, tell=told.put) as server, linked(server) as link:
+    with start_embedded(small_disk.folder, tell=told.put) as server, open_link(server) as link:
         link.run(streams.ensure(link.client, streams.buffer_config(NAMES, "v", 0, 1_000)))
         sending = link.submit(publish_all(link.client))
         text = told.get(timeout=30)
@@ -44,7 +44,7 @@ def test_what_a_full_disk_did_not_take_is_stored_once_when_there_is_room(small_d
         small_disk.enlarge("200m")
         assert "NATS was restarted" in told.get(timeout=30)
         acks = sending.result(60)
-        state = link.run(api.state(link.client, NAMES.buffer("v", 0)))
+        state = link.run(api.read_state(link.client, NAMES.buffer("v", 0)))
     assert sorted(ack.seq for ack in acks) == list(range(1, 41))
     assert state.messages == 40
 
@@ -56,7 +56,7 @@ def test_a_run_on_a_disk_that_is_full_from_the_start_is_refused(small_disk):
         while True:
             file.write(bytes(4096))
     told = r"No space left on device\. Make room there"
-    with pytest.raises(SetupError, match=told), embedded(state):
+    with pytest.raises(SetupError, match=told), start_embedded(state):
         pass
 
 
@@ -72,7 +72,7 @@ def test_a_server_that_is_out_of_storage_is_asked_until_it_has_some_and_quoted(t
         return await asyncio.gather(*sent)
 
     store = f'jetstream {{ store_dir: "{tmp_path}", max_file_store: 4MB }}'
-    with nats_server(tmp_path, store) as port, linked(Addresses.of(f"127.0.0.1:{port}")) as link:
+    with nats_server(tmp_path, store) as port, open_link(Addresses.of(f"127.0.0.1:{port}")) as link:
         link.run(streams.ensure(link.client, streams.dead_letter_config(NAMES)))
         with pytest.raises(SetupError, match="has no room to set aside for stream ebb_test_v_0"):
             link.run(streams.ensure(link.client, streams.buffer_config(NAMES, "v", 0, 9)))

@@ -7,7 +7,7 @@ import queue
 import pytest
 
 from ebbflow.nats.embedded import EmbeddedServer, StateFolder
-from ebbflow.nats.locate import linked
+from ebbflow.nats.locate import open_link
 from ebbflow.nats.publish import Tally
 from ebbflow.runtime.events import Events
 from ebbflow.runtime.listener import Listener
@@ -60,7 +60,7 @@ def test_telling_does_not_fail_when_the_server_is_gone(tmp_path, names):
     folder = StateFolder(tmp_path)
     folder.acquire()
     server = EmbeddedServer(folder)
-    with linked(server.start()) as link:
+    with open_link(server.start()) as link:
         events = Events(link, names, "v", 0, Tally())
         server.stop()
         for _ in range(40):

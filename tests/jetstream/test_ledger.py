@@ -11,7 +11,7 @@ from ebbflow.buffers import streams
 from ebbflow.buffers.ledger import History, Ledger
 from ebbflow.core import frames
 from ebbflow.nats import api
-from ebbflow.nats.locate import embedded, linked
+from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.nats.publish import BUFFER, Tally
 
 SEEN = datetime(2026, 8, 1, 12, tzinfo=UTC)
@@ -56,7 +56,7 @@ def stored(link, names, ensure):
     ensure(streams.ledger_config(names))
 
     def count():
-        state = link.run(api.state(link.client, names.ledger))
+        state = link.run(api.read_state(link.client, names.ledger))
         return state.messages
 
     return count
@@ -81,7 +81,7 @@ def test_the_next_task_knows_everything_about_a_nacked_message(task):
 
 def test_only_the_facts_are_kept_and_not_the_value(link, names, task):
     task().write(2, "a")
-    message = link.run(api.state(link.client, names.ledger))
+    message = link.run(api.read_state(link.client, names.ledger))
     assert message.messages == 1
     task().write(2, *(f"{number:050}" for number in range(2_000)))
     assert task().deliveries(f"{1_999:050}") == 2
@@ -157,11 +157,11 @@ def test_a_message_that_moves_to_another_partition_keeps_its_history(task, store
 
 
 def test_entries_survive_a_restart_of_the_server(tmp_path, names):
-    with embedded(tmp_path / "state") as server, linked(server) as link:
+    with start_embedded(tmp_path / "state") as server, open_link(server) as link:
         link.run(streams.ensure(link.client, streams.ledger_config(names)))
         Task(link, names).write(2, "a", "b")
         Task(link, names).end("b")
-    with embedded(tmp_path / "state") as server, linked(server) as link:
+    with start_embedded(tmp_path / "state") as server, open_link(server) as link:
         task = Task(link, names)
         assert task.deliveries("a") == 2
 

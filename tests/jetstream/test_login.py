@@ -15,7 +15,7 @@ import pytest
 
 from ebbflow.errors import SetupError
 from ebbflow.nats.address import Addresses
-from ebbflow.nats.locate import connected, own_server
+from ebbflow.nats.locate import find_own_server, open_link_for_run
 from ebbflow.nats.login import VARIABLES
 from ebbflow.publishing import AsyncPublisher, Login, Publisher
 from tests.jetstream.securing import Authority, Nkey, Operator
@@ -63,7 +63,7 @@ def test_a_login_travels_to_workers_and_finds_their_connection_again(everything)
         arrived = pickle.loads(pickle.dumps(place))
         assert arrived == place == copy.deepcopy(place)
         assert {place: "link"}[arrived] == "link"
-        assert arrived.login.given == login.given
+        assert arrived.login.held == login.held
 
 
 @pytest.mark.parametrize(
@@ -138,17 +138,17 @@ def test_a_certificate_goes_with_its_own_key_only(authority):
 
 def test_tls_checks_names_and_is_not_old(authority):
     for login in (Login(), Login(ca=f"# Häßlich\n{authority.pem}\nmore")):
-        context = login.tls()
+        context = login.make_tls_context()
         assert context.check_hostname
         assert context.verify_mode is ssl.CERT_REQUIRED
         assert context.minimum_version is ssl.TLSVersion.TLSv1_2
-    assert len(Login(ca=authority.pem).tls().get_ca_certs()) == 1
+    assert len(Login(ca=authority.pem).make_tls_context().get_ca_certs()) == 1
 
 
 def test_no_key_stays_behind_on_disk(authority, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     own = authority.issue("client")
-    Login(cert=own.cert, key=own.key).tls()
+    Login(cert=own.cert, key=own.key).make_tls_context()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -282,12 +282,12 @@ def test_two_logins_are_refused(kind):
 
 def test_the_environments_login_is_for_the_users_own_server(monkeypatch, tmp_path):
     monkeypatch.setenv("EBBFLOW_NATS_TOKEN", SECRET)
-    assert own_server("nats://host").login == Login(token=SECRET)
-    assert own_server("nats://host", Login(token="other")).login == Login(token="other")
-    with connected(tmp_path, None) as link:
+    assert find_own_server("nats://host").login == Login(token=SECRET)
+    assert find_own_server("nats://host", Login(token="other")).login == Login(token="other")
+    with open_link_for_run(tmp_path, None) as link:
         assert link.server.login.user == "ebbflow"
     with pytest.raises(SetupError) as refused:
-        own_server(f"nats://me:{SECRET}@host")
+        find_own_server(f"nats://me:{SECRET}@host")
     assert str(refused.value) == (
         "There are two logins for NATS: one in its URL, and beside it a token. "
         "Take it out of --nats or EBBFLOW_NATS_URL, or leave the other one out."
@@ -298,7 +298,7 @@ def test_a_login_without_a_server_is_refused(tmp_path):
     told = "There is a login for NATS, but no server to log in to. Name its URL."
     with (
         pytest.raises(SetupError, match=f"^{told}$"),
-        connected(tmp_path, None, login=Login(token=SECRET)),
+        open_link_for_run(tmp_path, None, login=Login(token=SECRET)),
     ):
         pass
     assert os.listdir(tmp_path) == []

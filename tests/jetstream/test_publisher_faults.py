@@ -22,7 +22,7 @@ from ebbflow.errors import (
 )
 from ebbflow.nats import api
 from ebbflow.nats.embedded import EmbeddedServer, StateFolder
-from ebbflow.nats.locate import linked
+from ebbflow.nats.locate import open_link
 from ebbflow.publishing import Ack, AsyncPublisher, Outgoing, Publisher
 from tests.jetstream.securing import address
 
@@ -39,12 +39,12 @@ class Fragile:
         self.server = self.process.start()
         self.url = address(self.server)
         config = {"name": "s", "subjects": ["s"], "storage": "file"}
-        with linked(self.server) as link:
+        with open_link(self.server) as link:
             link.run(streams.ensure(link.client, config))
 
     def stored(self):
-        with linked(self.server) as link:
-            return link.run(api.state(link.client, "s")).messages
+        with open_link(self.server) as link:
+            return link.run(api.read_state(link.client, "s")).messages
 
     def publish_while_it_hangs(self, publisher, **options):
         with ThreadPoolExecutor(1) as pool:

@@ -64,19 +64,19 @@ def test_publishers_refuse_wrong_options_when_they_are_made(kind):
 
 
 def test_defaults_are_those_of_adr_22():
-    retry = PublishOptions().retry()
+    retry = PublishOptions().to_retry()
     assert (retry.wait, retry.attempts, retry.ack_wait, retry.attempt_timeout) == (0.25, 2, 5, 1)
-    assert PublishOptions(ack_wait=math.inf).retry().ack_wait == math.inf
+    assert PublishOptions(ack_wait=math.inf).to_retry().ack_wait == math.inf
 
 
 def test_a_new_bound_replaces_the_old_one():
     soon = datetime.now(UTC) + timedelta(seconds=60)
-    changed = PublishOptions(ack_wait=3).changed({"deadline": soon})
+    changed = PublishOptions(ack_wait=3).with_changes({"deadline": soon})
     assert (changed.ack_wait, changed.deadline) == (None, soon)
-    assert 59 < changed.retry().ack_wait <= 60
-    back = changed.changed({"ack_wait": 2, "retry_wait": 1})
+    assert 59 < changed.to_retry().ack_wait <= 60
+    back = changed.with_changes({"ack_wait": 2, "retry_wait": 1})
     assert (back.ack_wait, back.deadline, back.retry_wait) == (2, None, 1)
-    assert changed.changed({"retry_wait": 1}).deadline == soon
+    assert changed.with_changes({"retry_wait": 1}).deadline == soon
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_what_is_done_is_deleted_and_what_is_not_stays(link, names, buffer, read
     take(one, 2)
     link.run(one._purge(one.mark.seq))
 
-    assert link.run(api.state(link.client, names.buffer("v", 0))).messages == 1
+    assert link.run(api.read_state(link.client, names.buffer("v", 0))).messages == 1
     assert take(reader(one.mark), 1) == ["2"]
 
 

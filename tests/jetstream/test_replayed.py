@@ -95,7 +95,7 @@ def test_what_is_missing_is_written_by_the_replay(link, names, streams_of_v):
 def test_what_was_read_before_the_chunk_is_no_copy(link, names, streams_of_v):
     """A message that is redelivered for the second time is in the stream for the first one."""
     link.run(publish_all(link.client, names, settlement(60_000)))
-    state = link.run(api.info(link.client, names.redelivery("v", 0)))
+    state = link.run(api.read_info(link.client, names.redelivery("v", 0)))
     after = Mark(state["last_seq"])
     replay = link.run(without_stored(link.client, names, settlement(60_000), after))
     assert [one.stage for one in replay.publications] == [Stage.REDELIVER] * 2

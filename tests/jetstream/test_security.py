@@ -21,7 +21,7 @@ from ebbflow.errors import SetupError
 from ebbflow.nats import api
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.connect import connect
-from ebbflow.nats.locate import linked
+from ebbflow.nats.locate import open_link
 from ebbflow.publishing import Login, Publisher
 from tests.jetstream.securing import Authority, Nkey, Operator, nats_server
 
@@ -32,11 +32,11 @@ USERS = f'authorization {{ users: [ {{ user: "me", password: "{SECRET}" }} ] }}\
 def gets_in(port: int, login: Login | None = None, host: str = "tls://localhost") -> bool:
     """Whether JetStream does what it is asked, over a link and for a publisher."""
     url = f"{host}:{port}"
-    with linked(Addresses.of(url, login)) as link:
+    with open_link(Addresses.of(url, login)) as link:
         link.run(streams.ensure(link.client, {"name": "s", "subjects": ["s"]}))
         with Publisher(url, login=login) as publisher:
             publisher.publish("s", b"")
-        return link.run(api.state(link.client, "s")).messages > 0
+        return link.run(api.read_state(link.client, "s")).messages > 0
 
 
 @contextmanager
@@ -236,7 +236,7 @@ def test_a_connection_with_tls_and_creds_is_made_again_after_a_restart(authority
     with nats_server(tmp_path, config) as port:
         publisher = Publisher(f"tls://localhost:{port}", login=login, ack_wait=30)
         publisher.__enter__()
-        with linked(publisher._inner.addresses) as link:
+        with open_link(publisher._inner.addresses) as link:
             link.run(streams.ensure(link.client, {"name": "s", "subjects": ["s"]}))
     try:
         with nats_server(tmp_path, config, port):
@@ -257,7 +257,7 @@ def test_of_several_servers_one_that_lets_in_is_enough(authority, tmp_path):
     ):
         for _ in range(4):  # the order is a matter of chance
             urls = ",".join(f"tls://localhost:{port}" for port in (no_tls, 1, wrong, right))
-            with linked(Addresses.of(urls, login)) as link:
+            with open_link(Addresses.of(urls, login)) as link:
                 assert link.client.connected_url.port == right
 
 

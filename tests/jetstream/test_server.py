@@ -24,12 +24,12 @@ from ebbflow.nats import api
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.embedded import EmbeddedServer, StateFolder
 from ebbflow.nats.link import Link, check_version
-from ebbflow.nats.locate import embedded, linked, own_server
+from ebbflow.nats.locate import find_own_server, open_link, start_embedded
 from ebbflow.nats.login import Login
 
 
 def test_it_listens_on_loopback_only_and_its_password_is_its_owners_alone(tmp_path):
-    with embedded(tmp_path) as server:
+    with start_embedded(tmp_path) as server:
         assert str(server).startswith("nats://127.0.0.1:")
         password = tmp_path / "nats" / "password"
         assert stat.S_IMODE(password.stat().st_mode) == 0o600
@@ -48,7 +48,7 @@ def test_a_password_in_a_url_is_shown_nowhere(url):
 
 def test_a_wrong_password_is_refused(tmp_path):
     with (
-        embedded(tmp_path) as server,
+        start_embedded(tmp_path) as server,
         pytest.raises(SetupError, match="refused the login"),
     ):
         Link(replace(server, login=Login(user="ebbflow", password="guess")))
@@ -59,7 +59,7 @@ def test_what_was_stored_is_there_after_the_server_was_killed(tmp_path):
     folder.acquire()
     server = EmbeddedServer(folder)
     try:
-        with linked(server.start()) as link:
+        with open_link(server.start()) as link:
             config = {"name": "kept", "subjects": ["kept"], "storage": "file"}
             link.run(streams.ensure(link.client, config))
             first = server.pid
@@ -67,7 +67,7 @@ def test_what_was_stored_is_there_after_the_server_was_killed(tmp_path):
             deadline = time.monotonic() + 10
             while server.pid == first and time.monotonic() < deadline:
                 time.sleep(0.02)
-            assert link.run(api.state(link.client, "kept")).messages == 0
+            assert link.run(api.read_state(link.client, "kept")).messages == 0
         assert server.restarts == 1
     finally:
         server.stop()
@@ -82,7 +82,7 @@ def test_a_server_left_by_a_killed_owner_is_ended_before_the_next_one(tmp_path):
     orphan._stopping.set()  # its owner is gone and watches no more
     folder.release()
 
-    with embedded(tmp_path) as server, linked(server):
+    with start_embedded(tmp_path) as server, open_link(server):
         assert orphan._process.wait(5) == -signal.SIGKILL
     orphan.stop()
 
@@ -90,8 +90,8 @@ def test_a_server_left_by_a_killed_owner_is_ended_before_the_next_one(tmp_path):
 OWNER = """
 import sys, time
 from pathlib import Path
-from ebbflow.nats.locate import embedded
-with embedded(Path(sys.argv[1])):
+from ebbflow.nats.locate import start_embedded
+with start_embedded(Path(sys.argv[1])):
     print("ready", flush=True)
     time.sleep(600)
 """
@@ -128,7 +128,7 @@ def test_a_server_that_was_restarted_ends_with_its_owner_as_well(tmp_path):
 
 def test_a_stop_leaves_no_process_behind(tmp_path):
     before = set(psutil.Process().children())
-    with embedded(tmp_path):
+    with start_embedded(tmp_path):
         started = set(psutil.Process().children()) - before
         assert len(started) == 2
     assert not [one for one in started if one.is_running()]
@@ -140,15 +140,15 @@ def test_garbage_in_its_small_files_is_written_anew(tmp_path):
     for name in ("password", "pid", "port", "nats.conf", "../lock"):
         (tmp_path / "nats" / name).write_bytes(noise.randbytes(300))
 
-    with embedded(tmp_path) as server, linked(server) as link:
-        assert link.run(api.state(link.client, "kept")).messages == 1
+    with start_embedded(tmp_path) as server, open_link(server) as link:
+        assert link.run(api.read_state(link.client, "kept")).messages == 1
         (tmp_path / "lock").write_bytes(noise.randbytes(300))
         with pytest.raises(SetupError, match=r"belongs to a running instance\. Stop"):
             StateFolder(tmp_path).acquire()
 
 
 def stored_in(folder):
-    with embedded(folder) as server, linked(server) as link:
+    with start_embedded(folder) as server, open_link(server) as link:
         config = {"name": "kept", "subjects": ["kept"], "storage": "file"}
         link.run(streams.ensure(link.client, config))
         link.run(link.client.publish("kept", b"x"))
@@ -160,7 +160,7 @@ def stored_in(folder):
 def test_messages_that_cannot_be_read_any_more_are_not_lost_without_a_word(tmp_path, file):
     (stored_in(tmp_path) / file).write_bytes(random.Random(7).randbytes(300))
 
-    with pytest.raises(SetupError) as refused, embedded(tmp_path):
+    with pytest.raises(SetupError) as refused, start_embedded(tmp_path):
         pass
     assert str(refused.value) == (
         f"The stream kept in the state folder {tmp_path} is damaged, and the messages in it cannot "
@@ -174,14 +174,14 @@ def test_a_stream_whose_making_was_cut_short_is_no_reason_to_stay_away(tmp_path)
     for block in stream.glob("msgs/*"):
         block.unlink()
 
-    with embedded(tmp_path) as server, linked(server) as link:
+    with start_embedded(tmp_path) as server, open_link(server) as link:
         config = {"name": "kept", "subjects": ["kept"], "storage": "file"}
         link.run(streams.ensure(link.client, config))
 
 
 def test_what_cannot_be_written_in_the_folder_is_named(tmp_path):
     (tmp_path / "nats" / "password").mkdir(parents=True)
-    with pytest.raises(SetupError) as refused, embedded(tmp_path):
+    with pytest.raises(SetupError) as refused, start_embedded(tmp_path):
         pass
     assert str(refused.value) == (
         f"Cannot write to the state folder {tmp_path}: Is a directory "
@@ -190,7 +190,7 @@ def test_what_cannot_be_written_in_the_folder_is_named(tmp_path):
 
 
 def test_a_folder_has_one_owner_at_a_time(tmp_path):
-    with embedded(tmp_path), pytest.raises(SetupError) as refused, embedded(tmp_path):
+    with start_embedded(tmp_path), pytest.raises(SetupError) as refused, start_embedded(tmp_path):
         pass
     assert str(refused.value) == (
         f"The state folder {tmp_path} belongs to a running instance (process {os.getpid()}). "
@@ -210,7 +210,7 @@ def test_a_server_that_is_not_there_is_told_at_once_and_clearly():
 
 def test_a_url_that_is_none_is_told_at_once_and_clearly():
     with pytest.raises(SetupError) as refused:
-        own_server("http://somewhere")
+        find_own_server("http://somewhere")
     assert str(refused.value) == (
         "'http://somewhere' is not a NATS URL; write for example nats://localhost:4222. "
         "Correct --nats or EBBFLOW_NATS_URL."

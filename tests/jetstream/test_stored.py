@@ -10,12 +10,12 @@ from ebbflow.nats import api
 from ebbflow.nats.publish import publish
 from ebbflow.nats.stored import (
     _direct_read,
-    _last_by_leader,
+    _read_last_from_leader,
     read_last,
     read_one,
     read_page,
     read_subject,
-    snapshot,
+    take_snapshot,
 )
 
 
@@ -63,7 +63,7 @@ def test_the_leader_and_a_replica_say_the_same(link, stream):
 
     replica = link.run(_direct_read(link.client, stream.name, {"multi_last": [subject]}))[0]
     leader = link.run(
-        _last_by_leader(link.client, stream.name, [f"{stream.name}.{k}" for k in "ab"])
+        _read_last_from_leader(link.client, stream.name, [f"{stream.name}.{k}" for k in "ab"])
     )
 
     assert [(one.seq, one.subject, one.payload) for one in leader] == [
@@ -86,7 +86,7 @@ def test_a_subject_is_read_over_any_number_of_pages_and_without_what_was_deleted
 
 def test_what_comes_after_the_snapshot_is_not_part_of_it(link, stream):
     stream("a", "a")
-    there = link.run(snapshot(link.client, stream.name))
+    there = link.run(take_snapshot(link.client, stream.name))
     stream("a")
     subject = f"{stream.name}.a"
 

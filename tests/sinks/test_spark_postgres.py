@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from ebbflow.deadletters import DeadLetters
-from ebbflow.nats.locate import embedded, linked
+from ebbflow.nats.locate import open_link, start_embedded
 
 pytestmark = pytest.mark.slow
 
@@ -113,7 +113,7 @@ def test_good_rows_are_in_the_table_and_bad_ones_are_dead_letters_with_the_datab
     assert ended.returncode == 0, ended.stdout
     good = [f"o{n}" for n in range(500) if n not in ERRORS]
     assert sorted(postgres.ask("SELECT id FROM orders")) == sorted(good)
-    with embedded(tmp_path / ".ebbflow") as server, linked(server) as link:
+    with start_embedded(tmp_path / ".ebbflow") as server, open_link(server) as link:
         letters = {one.letter.id: one.letter for one in DeadLetters(link, "orders").list()}
     assert set(letters) == {f"in-{number}/in" for number in ERRORS}
     for number, error in ERRORS.items():

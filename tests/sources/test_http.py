@@ -21,14 +21,14 @@ import trustme
 
 from ebbflow.connectors.http.settings import Certificate, Endpoint, HttpSourceSettings
 from ebbflow.errors import SetupError
-from ebbflow.nats.locate import embedded, linked
+from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.secret import Secret
 from tests.sources.posting import LOOPBACK, NDJSON, asked, in_background, posting
 
 
 @pytest.fixture(scope="module")
 def link(tmp_path_factory):
-    with embedded(tmp_path_factory.mktemp("nats")) as server, linked(server) as link:
+    with start_embedded(tmp_path_factory.mktemp("nats")) as server, open_link(server) as link:
         yield link
 
 
@@ -226,8 +226,8 @@ def test_the_same_id_posted_by_many_at_the_same_time_is_stored_once(source):
 def test_ids_are_known_after_a_restart_of_everything_though_the_buffer_is_empty(tmp_path):
     for run in range(2):
         with (
-            embedded(tmp_path / "nats") as server,
-            linked(server) as link,
+            start_embedded(tmp_path / "nats") as server,
+            open_link(server) as link,
             posting(link, tmp_path, pipeline="again") as source,
         ):
             for n in range(500):
@@ -571,17 +571,17 @@ def test_a_stop_does_not_wait_for_ever_for_a_slow_client(link, tmp_path, monkeyp
 
 def test_without_nats_it_refuses_and_goes_on_when_nats_is_back(tmp_path):
     with contextlib.ExitStack() as first:
-        server = first.enter_context(embedded(tmp_path / "nats", port=free_port()))
-        link = first.enter_context(linked(server))
+        server = first.enter_context(start_embedded(tmp_path / "nats", port=free_port()))
+        link = first.enter_context(open_link(server))
         with posting(link, tmp_path) as source:
             assert source.ask("GET", "/health").body == {"status": "ok"}
             first.pop_all().close()
             wait_for(lambda: source.feed.failure is not None)
             answer = source.post(b"x", x_numaflow_id="a")
             health = source.ask("GET", "/health")
-            with embedded(tmp_path / "nats", port=port_of(server)) as server:
+            with start_embedded(tmp_path / "nats", port=port_of(server)) as server:
                 wait_for(lambda: source.post(b"x", x_numaflow_id="a").status == 200)
-                with linked(server) as source.link:
+                with open_link(server) as source.link:
                     assert source.values() == [b"x"]
 
     assert (answer.status, answer.reason) == (503, "there is no connection to NATS")
@@ -599,8 +599,8 @@ def port_of(server):
 
 def test_posts_in_flight_when_nats_dies_are_not_answered_with_200(tmp_path):
     with contextlib.ExitStack() as first:
-        server = first.enter_context(embedded(tmp_path / "nats", port=free_port()))
-        link = first.enter_context(linked(server))
+        server = first.enter_context(start_embedded(tmp_path / "nats", port=free_port()))
+        link = first.enter_context(open_link(server))
         with posting(link, tmp_path, ack_wait=1.0) as source:
             stop = threading.Event()
             taken: list[str] = []
@@ -625,7 +625,10 @@ def test_posts_in_flight_when_nats_dies_are_not_answered_with_200(tmp_path):
             for thread, results in threads:
                 thread.join(20)
                 assert results == [None]
-            with embedded(tmp_path / "nats", port=port_of(server)) as again, linked(again) as link:
+            with (
+                start_embedded(tmp_path / "nats", port=port_of(server)) as again,
+                open_link(again) as link,
+            ):
                 source.link = link
                 stored = {row["id"] for row in source.rows()}
 

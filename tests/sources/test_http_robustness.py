@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from ebbflow.nats.locate import embedded, linked
+from ebbflow.nats.locate import open_link, start_embedded
 from tests.sources.posting import NDJSON, posting
 
 CASES = int(os.environ.get("EBBFLOW_CASES", "150"))
@@ -39,8 +39,8 @@ VALUES = [
 def source(tmp_path_factory):
     folder = tmp_path_factory.mktemp("nats")
     with (
-        embedded(folder) as server,
-        linked(server) as link,
+        start_embedded(folder) as server,
+        open_link(server) as link,
         posting(link, folder, read_timeout=0.5) as source,
     ):
         yield source

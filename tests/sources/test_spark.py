@@ -18,7 +18,7 @@ from ebbflow.cli.display import PlainLines
 from ebbflow.connectors.spark.storing import SCHEMA, Storing, store_on_worker
 from ebbflow.errors import SetupError
 from ebbflow.nats import api
-from ebbflow.nats.locate import embedded, linked
+from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.spark.run import Silent
 
 pytestmark = pytest.mark.slow
@@ -131,14 +131,14 @@ def test_a_stop_lets_a_micro_batch_end_so_that_nothing_is_stored_twice(run, fold
 
 def test_a_task_that_is_run_again_stores_nothing_twice_and_other_rows_beside(spark, tmp_path):
     names = Names("test")
-    with embedded(tmp_path / "state") as server, linked(server) as link:
+    with start_embedded(tmp_path / "state") as server, open_link(server) as link:
         link.run(streams.ensure(link.client, streams.buffer_config(names, "in", 0, 100)))
         storing = Storing(server, "test", "in", 1, 1_000_000, query="read")
 
         def stored(*values):
             rows = spark.sql(f"SELECT explode(array{values}) AS value")
             rows.mapInArrow(partial(store_on_worker, storing=storing), SCHEMA).collect()
-            return link.run(api.state(link.client, names.buffer("in", 0))).messages
+            return link.run(api.read_state(link.client, names.buffer("in", 0))).messages
 
         assert stored("a", "b") == 1
         assert stored("a", "b") == 1

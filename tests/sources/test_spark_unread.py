@@ -10,7 +10,7 @@ from ebbflow.connectors.spark.session import clone_session, leaving_active
 from ebbflow.connectors.spark.settings import Format, SparkSourceSettings
 from ebbflow.deadletters import DeadLetters
 from ebbflow.errors import EbbflowError, SetupError
-from ebbflow.nats.locate import embedded, linked
+from ebbflow.nats.locate import open_link, start_embedded
 
 pytestmark = pytest.mark.slow
 
@@ -102,7 +102,7 @@ def test_user_code_is_not_given_what_could_not_be_read_and_a_replay_of_it_is_ref
 
     assert (counts.read, counts.done, counts.dead_lettered) == (3, 2, 1)
     assert sorted(journal.read()) == ["A", "B"]
-    with embedded(tmp_path / "state") as server, linked(server) as link:
+    with start_embedded(tmp_path / "state") as server, open_link(server) as link:
         letters = DeadLetters(link, "test")
         (one,) = letters.list()
         assert (one.letter.size, one.letter.metadata) == (9_000_000, {})

@@ -12,7 +12,7 @@ import pytest
 from ebbflow import Pipeline
 from ebbflow.core.dead_letter import Letter
 from ebbflow.deadletters import DeadLetters
-from ebbflow.nats.locate import embedded, linked
+from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.spark.run import Silent, Summary, VertexView, run_pipeline
 
 
@@ -49,7 +49,7 @@ def server_letters(tmp_path: Path) -> Callable[[str], list[Letter]]:
     """The dead letters that a finished run left behind."""
 
     def read(pipeline: str) -> list[Letter]:
-        with embedded(tmp_path / "state") as server, linked(server) as link:
+        with start_embedded(tmp_path / "state") as server, open_link(server) as link:
             return [stored.letter for stored in DeadLetters(link, pipeline).list()]
 
     return read

@@ -10,7 +10,7 @@ from ebbflow.buffers.names import Names
 from ebbflow.buffers.positions import read_all
 from ebbflow.core import frames
 from ebbflow.core.publications import FROM
-from ebbflow.nats.locate import embedded, linked
+from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.nats.publish import publish
 
 pytestmark = pytest.mark.slow
@@ -21,7 +21,7 @@ def write_again(state, rows):
     names = Names("test")
     # Its ids are known for a tenth of a second, as if the last run was two minutes ago.
     window = streams.buffer_config(names, "work", 0, 10_000) | {"duplicate_window": 10**8}
-    with embedded(state) as server, linked(server) as link:
+    with start_embedded(state) as server, open_link(server) as link:
         link.run(streams.ensure(link.client, window))
         last = link.run(read_all(link, names))["work", 0].done.known["in.0"]
         a, b, c, d = last.begins

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from ebbflow import Message, Pipeline, Response
-from ebbflow.nats.locate import embedded
+from ebbflow.nats.locate import start_embedded
 from ebbflow.spark.run import Silent
 
 pytestmark = pytest.mark.slow
@@ -47,7 +47,7 @@ def test_a_pipeline_on_a_full_disk_waits_and_goes_on_when_there_is_room(
         place = {"state": small_disk.folder}
         if whose == "own":
             # It mends itself; that is not the run's business here.
-            server = stack.enter_context(embedded(small_disk.folder))
+            server = stack.enter_context(start_embedded(small_disk.folder))
             place = {"nats": server.urls[0], "login": server.login}
         summary = run(pipeline, watcher=MakingRoom(), **place)
 

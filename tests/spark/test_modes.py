@@ -13,7 +13,7 @@ import pytest
 
 from ebbflow import Message, MonoVertex, NackOptions, Pipeline, Response
 from ebbflow.buffers.answers import NatsStore
-from ebbflow.nats.locate import embedded, linked
+from ebbflow.nats.locate import open_link, start_embedded
 
 pytestmark = pytest.mark.slow
 
@@ -163,7 +163,7 @@ def test_answers_are_stored_under_the_request_and_found_again(run, tmp_path):
     summary = run(pipeline.map("m", lambda d: [Message(d.value)] * 2).sink("out", serve))
 
     assert summary.vertices["out"].served == 20
-    with embedded(tmp_path / "state") as server, linked(server) as link:
+    with start_embedded(tmp_path / "state") as server, open_link(server) as link:
         answers = NatsStore(link, "answers")
         assert answers.get("in-3") == [b"answer to 3"] * 2
         assert answers.get("in-99") == []
@@ -178,7 +178,7 @@ def test_a_monovertex_stores_every_answer_that_came_of_a_request(run, tmp_path):
     counts = run(mono.map(lambda d: [Message(b"one"), Message(b"two")]).sink(serve))
 
     assert counts.vertices["test"].served == 5
-    with embedded(tmp_path / "state") as server, linked(server) as link:
+    with start_embedded(tmp_path / "state") as server, open_link(server) as link:
         assert sorted(NatsStore(link, "answers").get("test-3")) == [b"one", b"two"]
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ebbflow import Message, MonoVertex, NackOptions, Pipeline, Response
 from ebbflow.deadletters import DeadLetters
-from ebbflow.nats.locate import embedded, linked
+from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.spark.run import run_pipeline
 from tests.spark.conftest import Failures, Journal
 
@@ -193,7 +193,7 @@ def test_random_user_code_on_random_topologies_ends_every_message_exactly_once(p
         summary = run_pipeline(
             built(plan, journal).spec, drain=True, timeout="60s", state=state, watcher=Failures()
         )
-        with embedded(state) as server, linked(server) as link:
+        with start_embedded(state) as server, open_link(server) as link:
             letters = Counter(s.letter.vertex for s in DeadLetters(link, "test").list())
 
     assert summary.ended == "drained"

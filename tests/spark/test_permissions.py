@@ -25,7 +25,7 @@ from ebbflow.cli.main import app
 from ebbflow.errors import AccessError, SetupError
 from ebbflow.nats import api
 from ebbflow.nats.address import Addresses
-from ebbflow.nats.locate import linked
+from ebbflow.nats.locate import open_link
 from ebbflow.nats.stored import read_last
 from ebbflow.publishing import Login
 from ebbflow.runtime.permissions import permissions_of
@@ -56,7 +56,7 @@ class Watched:
         reload(self.folder, self._config(allowed))
 
     def _config(self, allowed: Permissions) -> str:
-        (self.folder / "me.conf").write_text(allowed.config())
+        (self.folder / "me.conf").write_text(allowed.to_config())
         return (
             'trace: true\nauthorization { users: [ { user: "admin", password: "a" }, '
             '{ user: "me", password: "m", include "me.conf" } ] }\n'
@@ -155,8 +155,8 @@ class Impatient(Silent):
 
 def have_changed(server: Watched) -> None:
     """As an earlier version might have made the streams: the next run brings them up to date."""
-    with linked(server.as_("admin", "a")) as link:
-        found = link.run(api.names_of(link.client, ""))
+    with open_link(server.as_("admin", "a")) as link:
+        found = link.run(api.list_streams(link.client, ""))
         for stream in found:
             config = link.run(api.call(link.client, f"STREAM.INFO.{stream}"))["config"]
             changed = config | {"duplicate_window": config["duplicate_window"] // 2}
@@ -199,7 +199,7 @@ def test_a_pipeline_needs_every_one_of_its_permissions_and_nothing_else(run, ser
         third = run(pipeline, fresh=True, **options)
         assert third.totals["out"].served == 9
 
-        with linked(server.as_("admin", "a")) as link:
+        with open_link(server.as_("admin", "a")) as link:
             assert NatsStore(link, "answers-p").get("in-0") == [b"an answer"]
         assert server.violations() == []
         assert unused(allowed, server) == []
@@ -255,7 +255,7 @@ def test_another_pipeline_is_out_of_reach(run, server, name):
     stream = f"ebb_{name}_out_0"
     with server.serving(permissions_of(mine.spec)):
         run(theirs, nats=server.url, login=Login(user="admin", password="a"))
-        with linked(server.as_("me", "m", Names("p").inbox)) as link:
+        with open_link(server.as_("me", "m", Names("p").inbox)) as link:
             for call in (
                 f"STREAM.INFO.{stream}",
                 f"STREAM.DELETE.{stream}",
@@ -270,10 +270,10 @@ def test_another_pipeline_is_out_of_reach(run, server, name):
             with pytest.raises(AccessError, match=r"STREAM\.INFO"):
                 link.run(read_last(link.client, f"KV_ebb_{name}_positions", ">"))
             for subject in chain.from_iterable(permissions_of(theirs.spec).subscribe.values()):
-                with linked(server.as_("me", "m", Names("p").inbox)) as listening:
+                with open_link(server.as_("me", "m", Names("p").inbox)) as listening:
                     listening.run(listening.client.subscribe(subject))
                     with pytest.raises(AccessError, match=re.escape(subject)):
-                        listening.run(api.names_of(listening.client, ""))
+                        listening.run(api.list_streams(listening.client, ""))
 
 
 def without(allowed: Permissions, subject: str) -> Permissions:
@@ -307,7 +307,7 @@ def test_a_run_without_a_permission_names_it_and_goes_on_once_it_has_it(run, ser
             "the login may not publish to it",
             seen[0],
         )
-        with linked(server.as_("admin", "a")) as link:
+        with open_link(server.as_("admin", "a")) as link:
             link.run(streams.ensure(link.client, streams.redelivery_config(Names("p"), "old", 0)))
             with pytest.raises(SetupError) as refused:
                 run(pipeline, nats=server.url, login=login)

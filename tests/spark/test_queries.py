@@ -12,7 +12,7 @@ from ebbflow.buffers.names import Names
 from ebbflow.buffers.positions import PositionStore
 from ebbflow.errors import SetupError
 from ebbflow.nats.embedded import StateFolder
-from ebbflow.nats.locate import linked
+from ebbflow.nats.locate import open_link
 from tests.spark.conftest import Failures
 
 pytestmark = pytest.mark.slow
@@ -254,7 +254,7 @@ def test_a_partition_that_somebody_else_has_claimed_is_settled_by_one_of_them(
             super().look(views)
             if not self.claimed and views["q"].counts.done:
                 self.claimed = True
-                with linked(StateFolder(tmp_path / "state").running_server()) as link:
+                with open_link(StateFolder(tmp_path / "state").find_running_server()) as link:
                     link.run(PositionStore(link.client, Names("test"), "q", 0).claim())
 
     source = Pipeline("test").source("in", generator={"messages": 1_500, "rpu": 300})

@@ -10,7 +10,7 @@ import pytest
 
 from ebbflow import Message, NackOptions, Pipeline, Response, nack
 from ebbflow.deadletters import DeadLetters
-from ebbflow.nats.locate import embedded, linked
+from ebbflow.nats.locate import open_link, start_embedded
 
 pytestmark = pytest.mark.slow
 
@@ -190,7 +190,7 @@ def test_a_replayed_dead_letter_comes_back_as_a_first_delivery(run, journal, tmp
         return generated(1).map("stubborn", stubborn).sink("out", blackhole=True)
 
     run(pipeline())
-    with embedded(tmp_path / "state") as server, linked(server) as link:
+    with start_embedded(tmp_path / "state") as server, open_link(server) as link:
         letters = DeadLetters(link, "test")
         assert letters.replay(letters.list()) == 1
         assert list(letters.list()) == []

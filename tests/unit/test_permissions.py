@@ -45,8 +45,8 @@ def concrete(allowed: Permissions) -> set[str]:
 def test_no_pipeline_gets_at_anything_of_another(one, other, its, others):
     if one == other:
         return
-    mine = needed(Names(one), its, f"answers-{one}")
-    theirs = needed(Names(other), others, f"answers-{other}")
+    mine = derive_permissions(Names(one), its, f"answers-{one}")
+    theirs = derive_permissions(Names(other), others, f"answers-{other}")
     patterns = subjects(mine.publish) + subjects(mine.subscribe)
     common = {"$JS.API.STREAM.NAMES"}
     for subject in concrete(theirs) - common:
@@ -55,7 +55,7 @@ def test_no_pipeline_gets_at_anything_of_another(one, other, its, others):
 
 @given(LABEL, VERTICES)
 def test_wildcards_stand_only_behind_the_name_of_the_pipeline(name, vertices):
-    allowed = needed(Names(name), vertices, "answers")
+    allowed = derive_permissions(Names(name), vertices, "answers")
     for pattern in subjects(allowed.publish) + subjects(allowed.subscribe):
         fixed = pattern.split("*")[0].split(">")[0]
         assert (
@@ -68,7 +68,7 @@ def test_wildcards_stand_only_behind_the_name_of_the_pipeline(name, vertices):
 
 @given(LABEL, VERTICES)
 def test_nothing_is_listed_twice(name, vertices):
-    allowed = needed(Names(name), vertices, "answers")
+    allowed = derive_permissions(Names(name), vertices, "answers")
     for groups in (allowed.publish, allowed.subscribe):
         assert len(subjects(groups)) == len(set(subjects(groups)))
         assert all(groups.values())
@@ -116,7 +116,7 @@ def test_what_a_pipeline_does_not_have_is_not_listed():
         "$KV.answers.>",
         "ebb.p.returned.in.0",
     }
-    both = subjects(needed(Names("p"), vertices, "answers").publish)
+    both = subjects(derive_permissions(Names("p"), vertices, "answers").publish)
     assert [subject for subject in both if subject.startswith("ebb.p.returned")] == [
         "ebb.p.returned.in.0"
     ]

@@ -16,20 +16,20 @@ from ebbflow.nats.stored import read_last
 
 
 class ServingStore(Protocol):
-    """What a store of the user's own looks like. Made once per worker; may have open and close."""
+    """A store of the user's own. Made once per worker; may have open and close."""
 
     def put(self, id: str, payloads: Sequence[bytes]) -> None:
-        """Add answers to a request. At least once: the same may come again after a crash.
+        """Adds answers to a request. At least once: the same may come again after a crash.
 
         What it raises redelivers the message that answered, with back-off.
         """
 
     def get(self, id: str) -> list[bytes]:
-        """All answers to a request so far; none for one that is not known."""
+        """Returns all answers to a request so far; none for one that is not known."""
 
 
 def bucket_config(bucket: str, ttl_ms: int, replicas: int = 1) -> dict[str, Any]:
-    """The stream behind the bucket, as any NATS tool knows buckets."""
+    """Describes the stream behind the bucket, as any NATS tool knows buckets."""
     return {
         "name": f"KV_{bucket}",
         "subjects": [f"$KV.{bucket}.>"],
@@ -54,7 +54,7 @@ class NatsStore:
         self._bucket = bucket
 
     def get(self, id: str) -> list[bytes]:
-        """All answers to a request so far, in the order in which they were stored."""
+        """Returns all answers to a request so far, in the order in which they were stored."""
         subject = f"$KV.{self._bucket}.{answer_key(id)}.>"
-        found = self._link.run(read_last(self._link.client, f"KV_{self._bucket}", subject))
-        return [entry.payload for entry in found]
+        entries = self._link.run(read_last(self._link.client, f"KV_{self._bucket}", subject))
+        return [entry.payload for entry in entries]

@@ -1,4 +1,8 @@
-"""Carrying out a settlement: its publications on JetStream, stage after stage, all confirmed."""
+"""Carrying out a settlement: its publications on JetStream, stage after stage, all confirmed.
+
+A chunk counts as done only when ``publish_all`` has returned. Until then its position is not
+written, and whoever takes the partition over publishes the same messages under the same ids.
+"""
 
 from __future__ import annotations
 
@@ -26,31 +30,35 @@ async def publish_all(
     retry: PublishRetry = BUFFER,
     tally: Tally | None = None,
 ) -> list[Publication]:
-    """Return when everything is confirmed, with the outputs that a full buffer did not take.
+    """Publishes all of a settlement; returns the outputs that a full buffer did not take.
 
-    The first error that cannot be waited out is raised.
+    It returns when everything else is confirmed, and raises the first error that no wait mends.
     """
     gate = asyncio.Semaphore(IN_FLIGHT)
     discarded: list[Publication] = []
 
-    async def one_after_another(publications: list[Publication]) -> None:
+    async def publish_lane(publications: list[Publication]) -> None:
         for publication in publications:
+            # The next one of a lane only when this one is confirmed: an ordered edge would get it
+            # in front of one that had to be sent again.
             async with gate:
                 if not await _publish(client, names, publication, retry, tally):
                     discarded.append(publication)
 
     for stage in settlement.stages():
+        # A stage begins when the one before it is confirmed. The order of stages is what a crash in
+        # between may not turn around: see ``Stage``.
         try:
             async with asyncio.TaskGroup() as group:
-                for publications in _lanes(stage):
-                    group.create_task(one_after_another(publications))
+                for publications in _split_lanes(stage):
+                    group.create_task(publish_lane(publications))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
     return discarded
 
 
-def _lanes(stage: list[Publication]) -> Iterable[list[Publication]]:
-    """What may be published side by side: everything, but for the partitions of ordered edges."""
+def _split_lanes(stage: list[Publication]) -> Iterable[list[Publication]]:
+    """Splits what may be published side by side: all but the partitions of ordered edges."""
     lanes: dict[object, list[Publication]] = defaultdict(list)
     for number, publication in enumerate(stage):
         ordered = (publication.target, publication.partition)
@@ -80,7 +88,7 @@ async def _publish(
 
 
 def address(names: Names, publication: Publication) -> tuple[str, dict[str, str]]:
-    """The subject a publication goes to, and its headers."""
+    """Returns the subject a publication goes to, and its headers."""
     vertex, partition = publication.target, publication.partition
     if publication.stage is Stage.OUTPUT:
         return names.buffer_subject(vertex, partition), publication.headers
@@ -92,7 +100,7 @@ def address(names: Names, publication: Publication) -> tuple[str, dict[str, str]
     if publication.due is None:
         return due_subject, publication.headers
     schedule = {
-        "Nats-Schedule": f"@at {rfc3339(publication.due)}",
+        "Nats-Schedule": f"@at {format_time(publication.due)}",
         "Nats-Schedule-Target": due_subject,
     }
     # The subject must be this publication's own: a second schedule on it would replace the first.
@@ -100,6 +108,6 @@ def address(names: Names, publication: Publication) -> tuple[str, dict[str, str]
     return names.later_subject(vertex, partition, token), publication.headers | schedule
 
 
-def rfc3339(epoch_ms: int) -> str:
-    """The time as the server's schedules want it."""
+def format_time(epoch_ms: int) -> str:
+    """Returns the time as the server's schedules want it."""
     return datetime.fromtimestamp(epoch_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

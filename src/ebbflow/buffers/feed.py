@@ -74,7 +74,8 @@ class Spot:
 
     ``tell`` shows a line to whoever watches the run. ``largest`` is the largest value that a
     message may have. ``memory`` is a folder for what has to be known after a restart; it need not
-    exist. ``drain`` if the run ends when everything is processed.
+    exist. ``drain`` if the run ends when everything is processed. ``spark`` is the session of the
+    run, for feeds that need Spark; nothing else here knows it.
     """
 
     pipeline: str

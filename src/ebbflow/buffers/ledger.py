@@ -1,4 +1,4 @@
-"""How often messages have been given to a vertex that go back to the source they came from.
+"""The ledger: the histories of messages that go back to the source they came from.
 
 A message that waits in one of our streams carries its history with it. One that was nacked to its
 source does not, so it is written down here: how often it was delivered, how often it failed, why it
@@ -41,7 +41,7 @@ _MOST_FRAMES = 128
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What a message has been through so far, as it is to be when it comes again."""
+    """The deliveries and failures of a message so far, as they are to be when it comes again."""
 
     deliveries: int
     failures: int
@@ -86,13 +86,13 @@ class Ledger:
         self._read_to = 0
 
     async def load(self) -> None:
-        """Read what has been written down so far."""
+        """Reads what has been written down so far."""
         for message in await read_subject(self._link.client, self._stream, self._every_subject):
             self._enter(message.subject, message.seq, frames.decode(message.payload))
             self._read_to = message.seq
 
     def catch_up(self) -> None:
-        """Have read all that any partition has written before this call; not on the link's loop."""
+        """Reads all that any partition has written before this call; not on the link's loop."""
         if self._is_shared:
             self._link.run(self._follow())
 
@@ -106,23 +106,31 @@ class Ledger:
             frame = frames.decode(message.payload)
             if message.subject != self._subject or _is_note(frame):
                 self._enter(message.subject, message.seq, frame)
-            # Anything else was entered when it was written, here.
+            # Anything else was entered when it was written, here. To enter it again would bring
+            # back the entry of a message that has ended since.
             self._read_to = message.seq
 
     def history(self, message_id: str) -> History | None:
-        """What the message has been through, if it has been nacked."""
-        found = self._entries.get(message_id)
-        return found.history if found else None
+        """Returns what the message has been through, if it has been nacked."""
+        entry = self._entries.get(message_id)
+        return entry.history if entry else None
 
     async def write(self, rows: pa.RecordBatch, tally: Tally) -> None:
-        """Write down rows as they are to come again; confirmed when this returns."""
+        """Writes down rows as they are to come again; the server has confirmed it on return."""
         facts = {name: rows.column(name) for name in ("id", *_FACTS)}
         bare = frames.batch_of(facts | {"value": [b""] * rows.num_rows}, rows.num_rows)
-        before = {one: self._entries.get(one) for one in rows.column("id").to_pylist()}
+        before = {row_id: self._entries.get(row_id) for row_id in rows.column("id").to_pylist()}
         for frame in frames.split(bare):
             seq = await self._publish(self._subject, frame, tally)
             self._enter(self._subject, seq, frame)
-        elsewhere = {one: e for one, e in before.items() if e and e.subject != self._subject}
+        # The new entries first, then the notes about the old ones: a crash in between leaves two
+        # entries, of which the newer counts. The other way round it would leave none, and the
+        # message could be delivered more often than ``max_deliveries``.
+        elsewhere = {
+            row_id: entry
+            for row_id, entry in before.items()
+            if entry and entry.subject != self._subject
+        }
         await self._note(elsewhere, tally)
 
     async def _publish(self, subject: str, frame: pa.RecordBatch, tally: Tally) -> int:
@@ -151,31 +159,31 @@ class Ledger:
                     self._left[seq] += 1
 
     def _void(self, message_id: str, subject: str, seq: int) -> None:
-        """A note is about the entries beside it, those that came before."""
+        """Voids an entry: a note is about the entries beside it, those that came before."""
         known = self._entries.get(message_id)
         if known is not None and known.subject == subject and known.seq < seq:
             self._leave(message_id)
 
     def _knows_better(self, message_id: str, deliveries: int, seq: int) -> bool:
-        """Whether there is a newer entry already; one that was moved up is not newer."""
+        """``True`` if there is a newer entry already; one that was moved up is not newer."""
         known = self._entries.get(message_id)
         return known is not None and (known.history.deliveries, known.seq) > (deliveries, seq)
 
     def _leave(self, message_id: str) -> _Entry | None:
-        found = self._entries.pop(message_id, None)
-        if found is not None and found.subject == self._subject:
-            self._left[found.seq] -= 1
-        return found
+        entry = self._entries.pop(message_id, None)
+        if entry is not None and entry.subject == self._subject:
+            self._left[entry.seq] -= 1
+        return entry
 
     async def end(self, message_ids: Iterable[str], tally: Tally) -> None:
-        """The messages have ended for good: forget them, and have the server forget."""
+        """Forgets messages that have ended for good, and has the server forget them."""
         if not (self._entries or self._left):
             return
-        ended = {one: entry for one in message_ids if (entry := self._leave(one))}
+        ended = {ended_id: entry for ended_id in message_ids if (entry := self._leave(ended_id))}
         await self._purge()
         there = {
-            one: entry
-            for one, entry in ended.items()
+            ended_id: entry
+            for ended_id, entry in ended.items()
             if entry.subject != self._subject or entry.seq in self._left
         }
         await self._note(there, tally)
@@ -183,17 +191,18 @@ class Ledger:
             await self._move_up(tally)
 
     async def _note(self, void: Mapping[str, _Entry], tally: Tally) -> None:
-        """Say beside entries that are still on the server that they are void."""
+        """Says beside entries that are still on the server that they are void."""
         by_subject: dict[str, list[str]] = {}
         for message_id, entry in void.items():
             by_subject.setdefault(entry.subject, []).append(message_id)
         for subject, message_ids in by_subject.items():
-            seq = await self._publish(subject, _note_of(message_ids), tally)
+            seq = await self._publish(subject, _make_note(message_ids), tally)
             if subject == self._subject:
                 self._left[seq] = 0
 
     async def _purge(self) -> None:
-        """Have the server delete our oldest frames, as far as there is nothing in them."""
+        """Has the server delete our oldest frames, as far as there is nothing in them."""
+        # Only up to the first frame that still holds something: purging is by sequence.
         done = list(takewhile(lambda seq: not self._left[seq], sorted(self._left)))
         for seq in done:
             del self._left[seq]
@@ -201,19 +210,20 @@ class Ledger:
             with contextlib.suppress(
                 TimeoutError, JetStreamUnavailable, api.ApiError, nats.errors.Error
             ):
-                # The next one covers it: purging is by sequence, not one by one.
+                # What fails is covered by the next purge.
                 await api.purge(self._link.client, self._stream, self._subject, done[-1])
 
     async def _move_up(self, tally: Tally) -> None:
-        """Write what the older half of our frames holds anew, so that they can be deleted."""
+        """Writes what the older half of our frames holds anew, so that they can be deleted."""
+        # First what others have noted: an entry that is void would be written as if it were not.
         await self._follow()
         last = sorted(self._left)[len(self._left) // 2]
         moved = {
-            one: entry.history
-            for one, entry in self._entries.items()
+            message_id: entry.history
+            for message_id, entry in self._entries.items()
             if entry.subject == self._subject and entry.seq <= last
         }
-        await self.write(_rows(moved), tally)
+        await self.write(_to_rows(moved), tally)
         await self._purge()
 
 
@@ -221,13 +231,13 @@ def _is_note(frame: pa.RecordBatch) -> bool:
     return bool(frame.column("deliveries")[0].as_py() == _VOID)
 
 
-def _note_of(message_ids: list[str]) -> pa.RecordBatch:
+def _make_note(message_ids: list[str]) -> pa.RecordBatch:
     rows = len(message_ids)
     columns = {"id": message_ids, "value": [b""] * rows, "deliveries": [_VOID] * rows}
     return frames.batch_of(columns, rows)
 
 
-def _rows(histories: Mapping[str, History]) -> pa.RecordBatch:
-    columns = {name: [getattr(one, name) for one in histories.values()] for name in _FACTS}
+def _to_rows(histories: Mapping[str, History]) -> pa.RecordBatch:
+    columns = {name: [getattr(history, name) for history in histories.values()] for name in _FACTS}
     values = {"id": list(histories), "value": [b""] * len(histories)}
     return frames.batch_of(columns | values, len(histories))

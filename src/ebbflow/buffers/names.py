@@ -1,4 +1,4 @@
-"""What the streams, subjects and buckets of a pipeline are called.
+"""The names of the streams, subjects and buckets of a pipeline.
 
 Pipeline and vertex names are DNS labels, which have no ``_`` and no ``.``, so names built with
 these cannot run into each other.
@@ -20,7 +20,7 @@ class Names:
         return f"ebb_{self.pipeline}_{vertex}_{partition}"
 
     def buffer_subject(self, vertex: str, partition: int) -> str:
-        """Where frames for a partition are published."""
+        """The subject where frames for a partition are published."""
         return f"ebb.{self.pipeline}.vertex.{vertex}.{partition}.in"
 
     def redelivery(self, vertex: str, partition: int) -> str:
@@ -28,12 +28,12 @@ class Names:
         return f"ebb_{self.pipeline}_{vertex}_{partition}_redelivery"
 
     def due_subject(self, vertex: str, partition: int) -> str:
-        """Where redeliveries are once they are due."""
+        """The subject of redeliveries once they are due."""
         return f"ebb.{self.pipeline}.vertex.{vertex}.{partition}.due"
 
-    def later_subject(self, vertex: str, partition: int, one: str = ">") -> str:
-        """Where a redelivery waits; each has a subject of its own, or it would replace another."""
-        return f"ebb.{self.pipeline}.vertex.{vertex}.{partition}.later.{one}"
+    def later_subject(self, vertex: str, partition: int, name: str = ">") -> str:
+        """The subject where a redelivery waits: one of its own, or it would replace another."""
+        return f"ebb.{self.pipeline}.vertex.{vertex}.{partition}.later.{name}"
 
     @property
     def dead_letters(self) -> str:
@@ -41,7 +41,7 @@ class Names:
         return f"ebb_{self.pipeline}_deadletters"
 
     def dead_letter_subject(self, vertex: str = "*") -> str:
-        """Where dead letters of a vertex are published."""
+        """The subject where dead letters of a vertex are published."""
         return f"ebb.{self.pipeline}.dead.{vertex}"
 
     @property
@@ -50,7 +50,7 @@ class Names:
         return f"ebb_{self.pipeline}_returned"
 
     def ledger_subject(self, vertex: str = "*", partition: int | str = "*") -> str:
-        """Where a partition writes down what it has returned."""
+        """The subject where a partition writes down what it has returned."""
         return f"ebb.{self.pipeline}.returned.{vertex}.{partition}"
 
     @property
@@ -59,7 +59,7 @@ class Names:
         return f"ebb_{self.pipeline}_seen"
 
     def seen_subject(self, vertex: str = "*") -> str:
-        """Where a source writes down ids."""
+        """The subject where a source writes down ids."""
         return f"ebb.{self.pipeline}.seen.{vertex}"
 
     @property
@@ -81,14 +81,14 @@ class Names:
 
     @property
     def control_subject(self) -> str:
-        """Where tasks hear that they are to end. Not stored."""
+        """The subject where tasks hear that they are to end. Not stored."""
         return f"ebb.{self.pipeline}.control"
 
     @property
     def run_subject(self) -> str:
-        """Where a run answers that it is there. Not stored."""
+        """The subject where a run answers that it is there. Not stored."""
         return f"ebb.{self.pipeline}.run"
 
     def event_subject(self, kind: str = "*") -> str:
-        """Where tasks tell the driver what people may want to see. Not stored."""
+        """The subject where tasks tell the driver what people may want to see. Not stored."""
         return f"ebb.{self.pipeline}.event.{kind}"

@@ -1,4 +1,4 @@
-"""What the login of a pipeline must be allowed in NATS, and no more.
+"""The permissions that the login of a pipeline needs in NATS, and no more.
 
 Every stream and subject is named in full: a wildcard stands only for what is made up while the
 pipeline runs, and never reaches into another pipeline. Pure: from names to subjects.
@@ -25,14 +25,14 @@ class Permissions:
     publish: Groups
     subscribe: Groups
 
-    def config(self) -> str:
-        """As a server's configuration has it in the block of a user."""
+    def to_config(self) -> str:
+        """Returns them as a server's configuration has them in the block of a user."""
         lists = {"publish": self.publish, "subscribe": self.subscribe}
-        inner = (line for name, groups in lists.items() for line in _allowed(name, groups))
+        inner = (line for name, groups in lists.items() for line in _list_allowed(name, groups))
         return "\n".join(["permissions: {", *inner, "}"])
 
 
-def _allowed(name: str, groups: Groups) -> Iterator[str]:
+def _list_allowed(name: str, groups: Groups) -> Iterator[str]:
     yield f"  {name}: {{"
     yield "    allow: ["
     for purpose, subjects in groups.items():
@@ -50,7 +50,7 @@ def needed(
 
     ``bucket`` is where its answers go.
     """
-    returned = [_returned(names, vertex) for vertex in vertices if vertex.returns]
+    returned = [_list_returned(names, vertex) for vertex in vertices if vertex.returns]
     seen = [names.seen_subject(vertex.vertex) for vertex in vertices if vertex.remembers]
     followed = [s for vertex in vertices if not vertex.batched for s in vertex.for_messages(names)]
     batched = [s for vertex in vertices if vertex.batched for s in vertex.for_messages(names)]
@@ -59,37 +59,37 @@ def needed(
     own = [positions, names.dead_letters, *beside, *followed, *batched]
     publish: Groups = {
         "see which streams there are; shows names only": ["$JS.API.STREAM.NAMES"],
-        "make its streams, look at them, delete them for --fresh": _calls(
+        "make its streams, look at them, delete them for --fresh": _list_calls(
             own, "STREAM.CREATE.{}", "STREAM.UPDATE.{}", "STREAM.INFO.{}", "STREAM.DELETE.{}"
         ),
         "read its buffers and redeliveries, and forget what is done": [
-            *_calls(
+            *_list_calls(
                 followed, "CONSUMER.CREATE.{}.*", "CONSUMER.MSG.NEXT.{}.*", "CONSUMER.DELETE.{}.*"
             ),
-            *_read(batched),
-            *_calls([*followed, *batched], "STREAM.PURGE.{}"),
+            *_list_reads(batched),
+            *_list_calls([*followed, *batched], "STREAM.PURGE.{}"),
         ],
-        "read its positions": _read([positions]),
+        "read its positions": _list_reads([positions]),
         "read, replay and purge its dead letters": [
-            *_read([names.dead_letters]),
-            *_calls([names.dead_letters], "STREAM.MSG.DELETE.{}", "STREAM.PURGE.{}"),
+            *_list_reads([names.dead_letters]),
+            *_list_calls([names.dead_letters], "STREAM.MSG.DELETE.{}", "STREAM.PURGE.{}"),
         ],
         "write messages, redeliveries, dead letters and positions": [
-            subject for vertex in vertices for subject in _written(names, vertex)
+            subject for vertex in vertices for subject in _list_written(names, vertex)
         ],
         "have tasks stop, and tell what they do": [names.control_subject, names.event_subject()],
         "be the one run of this pipeline": [names.run_subject, f"{names.inbox}.>"],
     }
     if returned:
         publish["write down what went back to a source"] = [
-            *_read([names.ledger]),
-            *_calls([names.ledger], "STREAM.PURGE.{}"),
+            *_list_reads([names.ledger]),
+            *_list_calls([names.ledger], "STREAM.PURGE.{}"),
             *chain.from_iterable(returned),
         ]
     if seen:
-        publish["write down the ids that sources were given"] = [*_read([names.seen]), *seen]
+        publish["write down the ids that sources were given"] = [*_list_reads([names.seen]), *seen]
     if bucket is not None:
-        calls = _calls([f"KV_{bucket}"], "STREAM.CREATE.{}", "STREAM.UPDATE.{}")
+        calls = _list_calls([f"KV_{bucket}"], "STREAM.CREATE.{}", "STREAM.UPDATE.{}")
         publish["write answers"] = [*calls, f"$KV.{bucket}.>"]
     subscribe = {
         "answers to its requests": [f"{names.inbox}.>"],
@@ -99,12 +99,12 @@ def needed(
     return Permissions(publish, subscribe)
 
 
-def _calls(streams: Iterable[str], *calls: str) -> list[str]:
+def _list_calls(streams: Iterable[str], *calls: str) -> list[str]:
     return [f"$JS.API.{call.format(stream)}" for stream in streams for call in calls]
 
 
-def _read(streams: Iterable[str]) -> list[str]:
-    return _calls(streams, "DIRECT.GET.{}", "STREAM.MSG.GET.{}")
+def _list_reads(streams: Iterable[str]) -> list[str]:
+    return _list_calls(streams, "DIRECT.GET.{}", "STREAM.MSG.GET.{}")
 
 
 def _returned(names: Names, vertex: VertexStreams) -> list[str]:

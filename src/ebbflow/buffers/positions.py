@@ -44,31 +44,33 @@ class PositionStore:
         self._revision = 0
 
     async def claim(self, run: str = "") -> Position:
-        """Take the partition over; the task that had it can write no more.
+        """Takes the partition over; the task that had it can write no more.
 
         The owner's name begins with that of the run.
         """
         stored = await self._load()
         owner = f"{run}{secrets.token_hex(6)}"
         position = (stored or Position(lineage=secrets.token_hex(6))).claimed(owner, run)
+        # Written before anything is read: from here on the writes of the last owner find another
+        # revision than they name, so two tasks never record the same partition.
         await self.write(position)
         return position
 
     async def _load(self) -> Position | None:
         # From the leader, not by direct get: a follower may lag behind the last owner's writes.
-        found = await read_one(self._client, f"KV_{self._bucket}", last_by_subj=self._subject)
-        if found is None:
+        record = await read_one(self._client, f"KV_{self._bucket}", last_by_subj=self._subject)
+        if record is None:
             return None
-        self._revision = found.seq
-        return Position.from_json(found.payload)
+        self._revision = record.seq
+        return Position.from_json(record.payload)
 
     async def write(self, position: Position) -> None:
-        """Replace the record; ``Fenced`` when somebody else has replaced it before."""
-        while not await self._written(position):
+        """Replaces the record; ``Fenced`` when somebody else has replaced it before."""
+        while not await self._try_write(position):
             await asyncio.sleep(self._retry.wait)
 
-    async def _written(self, position: Position) -> bool:
-        """Whether it is decided: a write that is on its way may be our own first copy."""
+    async def _try_write(self, position: Position) -> bool:
+        """Returns ``True`` once it is stored; ``False`` while a copy of it may still be stored."""
         replaced = self._revision
         try:
             ack = await publish(
@@ -82,6 +84,9 @@ class PositionStore:
         except PermanentPublishError as error:
             if error.code not in _WRONG_REVISION:
                 raise
+            # The write may have been sent twice and this answer be about the second copy. The
+            # record names its owner, so an equal one is ours. To take it for somebody else's
+            # would end a healthy task; to take another's for ours would have two write.
             if await self._load() == position:
                 return True
             if error.code == _IN_PROCESS and self._revision == replaced:
@@ -92,10 +97,10 @@ class PositionStore:
 
 
 async def read_all(link: Link, names: Names) -> dict[tuple[str, int], Position]:
-    """Every position of the pipeline, by vertex and partition, no older than this call."""
+    """Returns every position of the pipeline by vertex and partition, no older than this call."""
     prefix = f"$KV.{names.positions}."
     positions = {}
-    for found in await read_last(link.client, f"KV_{names.positions}", prefix + ">"):
-        vertex, _, partition = found.subject.removeprefix(prefix).rpartition(".")
-        positions[vertex, int(partition)] = Position.from_json(found.payload)
+    for record in await read_last(link.client, f"KV_{names.positions}", prefix + ">"):
+        vertex, _, partition = record.subject.removeprefix(prefix).rpartition(".")
+        positions[vertex, int(partition)] = Position.from_json(record.payload)
     return positions

@@ -79,7 +79,7 @@ class FrameReader(Inlet):
         columns = deliveries.seqs, deliveries.payloads, deliveries.headers
         for seq, payload, headers in zip(*columns, strict=True):
             facts = headers or {}
-            self._queue.append((seq, payload, _origin(facts), facts.get(MSG_ID)))
+            self._queue.append((seq, payload, _read_origin(facts), facts.get(MSG_ID)))
         self._wake.set()
 
     def _fail(self, error: EbbflowError) -> None:
@@ -89,11 +89,11 @@ class FrameReader(Inlet):
 
     @property
     def exhausted(self) -> bool:
-        """Never: whatever feeds the stream may go on."""
+        """Never ``True``: whatever feeds the stream may go on."""
         return False
 
     def ready_in(self) -> float:
-        """An arrival wakes the task."""
+        """Returns a long time: an arrival wakes the task."""
         return 3600.0
 
     def take(self, limit: int) -> list[pa.RecordBatch]:
@@ -122,7 +122,8 @@ class FrameReader(Inlet):
         while self._head is None and self._queue:
             seq, payload, origin, msg_id = self._queue.popleft()
             self._stamp = Stamp.of(origin[0], msg_id) if self._drops_copies else None
-            # A frame of which some rows are done is no copy: they were its own.
+            # A frame of which some rows are done is no copy: they were its own. To pass over it
+            # would lose the rest of its rows.
             if self._stamp and not self.mark.row and is_copy(self.known, self._stamp):
                 self._pass(seq)
                 continue
@@ -133,6 +134,7 @@ class FrameReader(Inlet):
         return self._head is not None
 
     def _pass(self, seq: int) -> None:
+        # The mark moves over a copy as if its rows were taken; they were, from the first one.
         if self.passed is None:
             self.passed = self.mark
         self.mark = Mark(seq)
@@ -156,14 +158,18 @@ class FrameReader(Inlet):
         return piece
 
     def give_back(self, piece: pa.RecordBatch, used: int) -> None:
-        """Of the piece that was taken last only ``used`` rows are done; the rest comes again."""
+        """Takes back all but ``used`` rows of the piece that was taken last; they come again."""
+        # What is known goes back as well: a frame that is known to be done would pass for a copy.
         rest = [piece.slice(used), *([self._head[1]] if self._head else [])]
         self._head = (self._last_seq, frames.concat(rest))
         before, self.known = self._before
         self.mark = Mark(before.seq, before.row + used)
 
     def take_until(self, end: Mark, timeout: float = 60.0) -> list[pa.RecordBatch]:
-        """Exactly the rows up to ``end``, waiting for them to arrive: for replaying a chunk."""
+        """Returns exactly the rows up to ``end``, waiting for them: for replaying a chunk.
+
+        A chunk's ids are made of its rows, so a replay must have neither more nor fewer of them.
+        """
         taken: list[pa.RecordBatch] = []
         self.origins = []
         deadline = time.monotonic() + timeout
@@ -180,13 +186,16 @@ class FrameReader(Inlet):
         return taken
 
     def forget(self, done: Mark) -> None:
-        """Let the server delete what is done; without waiting, for nothing depends on it."""
+        """Lets the server delete what is done, without waiting: nothing depends on it.
+
+        Called when the position is recorded, never before: what is deleted cannot be replayed.
+        """
         if done == self.mark:
             self.passed = None
         self._link.submit(self._purge(done.seq))
 
     async def _purge(self, seq: int) -> None:
-        """One at a time: without a leader they would pile up, and the last one covers them all."""
+        """Purges one at a time: without a leader they would pile up, and the last covers all."""
         self._done = max(self._done, seq)
         if self._purging:
             return
@@ -203,10 +212,10 @@ class FrameReader(Inlet):
             self._purging = False
 
     def close(self, for_good: bool = False) -> None:
-        """Stop following; the consumer is deleted, or forgotten by the server after a while."""
+        """Stops following; the consumer is deleted, or forgotten by the server after a while."""
         self._link.run(self._follower.close(), timeout=10)
 
 
-def _origin(headers: Mapping[str, str]) -> Origin:
+def _read_origin(headers: Mapping[str, str]) -> Origin:
     watermark = headers.get(WATERMARK)
     return headers.get(FROM), datetime.fromisoformat(watermark) if watermark else None

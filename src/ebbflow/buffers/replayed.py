@@ -1,4 +1,4 @@
-"""What of a replayed chunk is stored already: looked up, because the server forgets ids.
+"""Finding out what of a replayed chunk is stored already, because the server forgets ids.
 
 For two minutes the server drops copies by itself. After that a replay would write dead letters and
 redeliveries twice, and these have no reader that knows copies: people read the one, and the other
@@ -21,7 +21,7 @@ from ebbflow.errors import JetStreamUnavailable
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.publish import MSG_ID
 from ebbflow.nats.pull import NANOS, Deliveries, LightConsumer, PullConsumer, PullRequest, Word
-from ebbflow.nats.stored import read_page, snapshot
+from ebbflow.nats.stored import read_page, take_snapshot
 
 # The server leaves the id out when a schedule comes due, but names the subject it waited on.
 _SCHEDULER = "Nats-Scheduler"
@@ -33,17 +33,19 @@ _IDLE_CONSUMER = 30.0
 async def without_stored(
     client: SecuredClient, names: Names, settlement: Settlement, repeated: Mark | None
 ) -> Settlement:
-    """The settlement without the letters and redeliveries that an earlier attempt has stored.
+    """Returns the settlement without the letters and redeliveries that are stored already.
 
     ``repeated`` is how far the redeliveries are read; ``None`` if there was no earlier attempt.
     """
     if repeated is None:
         return settlement
+    # Outputs and answers are not looked up: readers know copies of frames, and an answer that is
+    # written again is the same entry. Leaving one out here that is not stored would lose it.
     letters = [p for p in settlement.publications if p.stage is Stage.DEAD_LETTER]
     again = [p for p in settlement.publications if p.stage is Stage.REDELIVER]
     stored = {
-        *await _stored_letters(client, names, letters),
-        *await _stored_redeliveries(client, names, again, repeated.seq),
+        *await _find_stored_letters(client, names, letters),
+        *await _find_stored_redeliveries(client, names, again, repeated.seq),
     }
     if not stored:
         return settlement
@@ -51,37 +53,39 @@ async def without_stored(
     return replace(settlement, publications=left)
 
 
-async def _stored_letters(
+async def _find_stored_letters(
     client: SecuredClient, names: Names, letters: Sequence[Publication]
 ) -> set[str]:
-    """The ids of those that are among the vertex's dead letters."""
+    """Returns the ids of those that are among the vertex's dead letters."""
     wanted = {letter.msg_id for letter in letters}
     if not wanted:
         return wanted
     stream, subject = names.dead_letters, names.dead_letter_subject(letters[0].target)
-    there = await snapshot(client, stream)
-    found: set[str] = set()
+    there = await take_snapshot(client, stream)
+    stored: set[str] = set()
     start = there.first
     while page := await read_page(client, stream, subject, start, there):
-        found |= wanted & {message.headers.get(MSG_ID, "") for message in page}
+        stored |= wanted & {message.headers.get(MSG_ID, "") for message in page}
         start = page[-1].seq + 1
-    return found
+    return stored
 
 
-async def _stored_redeliveries(
+async def _find_stored_redeliveries(
     client: SecuredClient, names: Names, again: Sequence[Publication], done: int
 ) -> set[str]:
-    """The ids of those that wait for their time, or are due and not read."""
+    """Returns the ids of those that wait for their time, or are due and not read."""
     if not again:
         return set()
     stream = names.redelivery(again[0].target, again[0].partition)
     marks: set[str] = set()
-    for headers in await _headers_after(client, stream, done):
+    for headers in await _read_headers_after(client, stream, done):
         marks |= {headers.get(MSG_ID, ""), headers.get(_SCHEDULER, "")}
     return {p.msg_id for p in again if not marks.isdisjoint((p.msg_id, address(names, p)[0]))}
 
 
-async def _headers_after(client: SecuredClient, stream: str, after: int) -> list[dict[str, str]]:
+async def _read_headers_after(
+    client: SecuredClient, stream: str, after: int
+) -> list[dict[str, str]]:
     """Returns the headers of all messages behind a sequence, in order.
 
     One that comes due meanwhile is moved to the end, so it is met at its old place or there.

@@ -45,7 +45,7 @@ def _stream(name: str, subjects: list[str], replicas: int, **options: Any) -> di
 def buffer_config(
     names: Names, vertex: str, partition: int, max_frames: int, replicas: int = 1
 ) -> dict[str, Any]:
-    """The stream a partition reads: full means full."""
+    """Describes the stream a partition reads: full means full."""
     return _stream(
         names.buffer(vertex, partition),
         [names.buffer_subject(vertex, partition)],
@@ -59,7 +59,7 @@ def buffer_config(
 def redelivery_config(
     names: Names, vertex: str, partition: int, replicas: int = 1
 ) -> dict[str, Any]:
-    """The stream of what a partition gets again, with schedules for what is not due yet."""
+    """Describes the stream of what a partition gets again, with schedules for what is not due."""
     return _stream(
         names.redelivery(vertex, partition),
         [names.due_subject(vertex, partition), names.later_subject(vertex, partition)],
@@ -69,22 +69,22 @@ def redelivery_config(
 
 
 def dead_letter_config(names: Names, replicas: int = 1) -> dict[str, Any]:
-    """The stream of dead letters: nothing leaves it but by purge or replay."""
+    """Describes the stream of dead letters: nothing leaves it but by purge or replay."""
     return _stream(names.dead_letters, [names.dead_letter_subject()], replicas)
 
 
 def ledger_config(names: Names, replicas: int = 1) -> dict[str, Any]:
-    """The stream of what is known about messages that went back to their source."""
+    """Describes the stream of what is known about messages that went back to their source."""
     return _stream(names.ledger, [names.ledger_subject()], replicas)
 
 
 def seen_config(names: Names, replicas: int = 1) -> dict[str, Any]:
-    """The stream of ids that sources were given, kept for as long as copies are known."""
+    """Describes the stream of ids that sources were given, kept for as long as copies are known."""
     return _stream(names.seen, [names.seen_subject()], replicas, max_age=DUPLICATE_WINDOW * _NANOS)
 
 
 def positions_config(names: Names, replicas: int = 1) -> dict[str, Any]:
-    """The key-value bucket of positions, as any NATS tool knows buckets."""
+    """Describes the key-value bucket of positions, as any NATS tool knows buckets."""
     return _stream(
         f"KV_{names.positions}",
         [f"$KV.{names.positions}.>"],
@@ -97,26 +97,26 @@ def positions_config(names: Names, replicas: int = 1) -> dict[str, Any]:
 
 
 async def ensure(client: Client, config: dict[str, Any]) -> None:
-    """Create the stream, or bring an existing one to this configuration."""
+    """Creates the stream, or brings an existing one to this configuration."""
     name = config["name"]
     try:
-        await _placed(client, f"STREAM.CREATE.{name}", config)
+        await _place(client, f"STREAM.CREATE.{name}", config)
     except ApiError as error:
         if error.code != _IN_USE_DIFFERENTLY:
-            raise _refused(config, error) from error
+            raise _explain(config, error) from error
         try:
-            await _placed(client, f"STREAM.UPDATE.{name}", config)
-        except ApiError as refused:
-            if refused.code in (_NO_CLUSTER, _NO_PEERS):
-                raise _refused(config, refused) from refused
+            await _place(client, f"STREAM.UPDATE.{name}", config)
+        except ApiError as refusal:
+            if refusal.code in (_NO_CLUSTER, _NO_PEERS):
+                raise _explain(config, refusal) from refusal
             raise SetupError(
-                f"Stream {name} exists with another configuration: {refused}.",
+                f"Stream {name} exists with another configuration: {refusal}.",
                 "Run with --fresh to start the pipeline over, or rename the pipeline.",
-            ) from refused
+            ) from refusal
 
 
-async def _placed(client: Client, call: str, config: dict[str, Any]) -> None:
-    """A call that needs servers to put a stream on; those just started are known a bit later."""
+async def _place(client: Client, call: str, config: dict[str, Any]) -> None:
+    """Makes a call that needs servers to put a stream on; new ones are known a bit later."""
     deadline = time.monotonic() + _JOINING
     while True:
         try:
@@ -128,7 +128,7 @@ async def _placed(client: Client, call: str, config: dict[str, Any]) -> None:
         await asyncio.sleep(_PAUSE)
 
 
-def _refused(config: dict[str, Any], error: ApiError) -> SetupError:
+def _explain(config: dict[str, Any], error: ApiError) -> SetupError:
     name, replicas = config["name"], config.get("num_replicas", 1)
     lower = "or set interStepBuffer.replicas to 1"
     if error.code == _NO_CLUSTER:

@@ -53,9 +53,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line
 def _letters(pipeline: str, state: Path, nats: str | None) -> Iterator[DeadLetters]:
     from ebbflow.buffers.names import Names
     from ebbflow.deadletters import DeadLetters
-    from ebbflow.nats.locate import reached
+    from ebbflow.nats.locate import open_link_to_pipeline
 
-    with reached(state, nats, inbox=Names(pipeline).inbox) as link:
+    with open_link_to_pipeline(state, nats, inbox=Names(pipeline).inbox) as link:
         yield DeadLetters(link, pipeline)
 
 

@@ -121,11 +121,11 @@ def _embedded() -> Finding:
 
 
 def _server(url: str) -> Finding:
-    from ebbflow.nats.locate import linked, own_server
+    from ebbflow.nats.locate import find_own_server, open_link
 
-    server = own_server(url)
+    server = find_own_server(url)
     assert server is not None
-    with linked(server) as link:
+    with open_link(server) as link:
         found, tls = link.client.connected_server_version, link.client.uses_tls
         how = f"{'TLS' if tls else 'no TLS'}, {server.login.kind or 'no login'}"
         version = f"{found.major}.{found.minor}.{found.patch}"
@@ -162,7 +162,7 @@ def _owner(folder: Path) -> str | None:
     from ebbflow.nats.embedded import StateFolder
 
     try:
-        if StateFolder(folder).running_server() is None:
+        if StateFolder(folder).find_running_server() is None:
             return None
     except (OSError, ValueError):
         # No lock to be read is no owner; a lock without a server is one that is just starting.

@@ -27,7 +27,7 @@ def permissions(
 
     pipeline = load(spec)
     typer.echo(_about(pipeline, spec))
-    allowed = permissions_of(pipeline).config()
+    allowed = permissions_of(pipeline).to_config()
     typer.echo(allowed if user is None else _whole(user, allowed))
 
 

@@ -27,10 +27,10 @@ def resume(
 ) -> None:
     """Let vertices go on that stopped because too many messages became dead letters."""
     from ebbflow.buffers.names import Names
-    from ebbflow.nats.locate import reached
+    from ebbflow.nats.locate import open_link_to_pipeline
 
     names = Names(pipeline)
-    with reached(state, nats, inbox=names.inbox) as link:
+    with open_link_to_pipeline(state, nats, inbox=names.inbox) as link:
         stopped = _stopped(link, names, vertex)
         if not stopped:
             which = f"Vertex {vertex}" if vertex else "No vertex"

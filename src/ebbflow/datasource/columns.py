@@ -41,7 +41,7 @@ _NANOS_PER_MICRO = 1_000
 
 
 def check_read(schema: StructType) -> None:
-    """Refuse a schema of the user's: what is read has always the same columns."""
+    """Refuses a schema of the user's: what is read has always the same columns."""
     if [(field.name, field.dataType) for field in schema] != [
         (field.name, field.dataType) for field in READ
     ]:
@@ -51,7 +51,7 @@ def check_read(schema: StructType) -> None:
         )
 
 
-def batch(messages: Deliveries) -> pa.RecordBatch:
+def to_batch(messages: Deliveries) -> pa.RecordBatch:
     """Returns messages as Spark takes them."""
     times = [nanos // _NANOS_PER_MICRO for nanos in messages.nanos]
     headers = [list((header or {}).items()) for header in messages.headers]
@@ -66,7 +66,7 @@ def batch(messages: Deliveries) -> pa.RecordBatch:
 
 
 def check_written(schema: StructType, subject: str | None) -> None:
-    """Refuse columns that cannot be published; ``subject`` is that of the option."""
+    """Refuses columns that cannot be published; ``subject`` is that of the option."""
     for field in schema:
         _check_column(field.name, field.dataType)
     if "data" not in schema.names:

@@ -1,4 +1,4 @@
-"""What exists in a stream, asked of its leader.
+"""The leader of a stream, asked what exists in it.
 
 Replicas may lag behind; the leader alone knows which messages there are. So whatever ends a range,
 or says that nothing is left in it, comes from here.
@@ -48,40 +48,40 @@ class Leader:
         self.subject = subject
         self._client = client
 
-    async def facts(self) -> Facts:
-        """The stream as it is now."""
-        found = await self._told(
+    async def read_facts(self) -> Facts:
+        """Returns the stream as it is now."""
+        info = await self._translate_errors(
             api.call(self._client, f"STREAM.INFO.{self.stream}", patience=PATIENCE)
         )
-        if found["config"]["retention"] == "workqueue":
+        if info["config"]["retention"] == "workqueue":
             raise DataSourceError(
                 f"{self.stream} is a work queue: its messages are for its own consumer only.",
                 "Read a stream that keeps messages by limits; it may have this one as a source.",
             )
-        state = found["state"]
+        state = info["state"]
         # A stream that never held a message says 0.
-        return Facts(self.stream, found["created"], state["first_seq"] or 1, state["last_seq"])
+        return Facts(self.stream, info["created"], state["first_seq"] or 1, state["last_seq"])
 
-    async def next_after(self, sequence: int) -> int | None:
-        """The sequence of the next message that matches, if there is one."""
-        return await self._sequence_of(seq=sequence + 1, next_by_subj=self.subject or ">")
+    async def find_next_after(self, sequence: int) -> int | None:
+        """Returns the sequence of the next message that matches, if there is one."""
+        return await self._find_sequence(seq=sequence + 1, next_by_subj=self.subject or ">")
 
-    async def first_since(self, moment: datetime) -> int | None:
-        """The sequence of the first message that was stored then or later, on any subject."""
-        return await self._sequence_of(start_time=moment.isoformat(), next_by_subj=">")
+    async def find_first_since(self, moment: datetime) -> int | None:
+        """Returns the sequence of the first message stored then or later, on any subject."""
+        return await self._find_sequence(start_time=moment.isoformat(), next_by_subj=">")
 
-    async def _sequence_of(self, **which: Any) -> int | None:
-        found = await self._told(read_one(self._client, self.stream, **which))
-        return found.seq if found else None
+    async def _find_sequence(self, **which: Any) -> int | None:
+        message = await self._translate_errors(read_one(self._client, self.stream, **which))
+        return message.seq if message else None
 
     async def count_after(self, sequence: int) -> int:
-        """How many messages match behind a sequence. This one a replica may answer."""
+        """Counts the messages that match behind a sequence. A replica may answer this."""
         consumer, created = await self.consume_after(sequence)
         await consumer.forget(self._client)
         return int(created["num_pending"])
 
     async def consume_after(self, sequence: int) -> tuple[LightConsumer, dict[str, Any]]:
-        """Make a light consumer; it is returned with its facts."""
+        """Makes a light consumer, and returns it with its facts."""
         for _ in range(_ATTEMPTS - 1):
             try:
                 return await self._consume(sequence)
@@ -92,10 +92,10 @@ class Leader:
     async def _consume(self, sequence: int) -> tuple[LightConsumer, dict[str, Any]]:
         consumer = LightConsumer(self.stream)
         making = consumer.make(self._client, self.subject or "", sequence, idle=PATIENCE)
-        return consumer, await self._told(making)
+        return consumer, await self._translate_errors(making)
 
-    async def _told(self, answer: Awaitable[T]) -> T:
-        """What the server answers; what it refuses, in words for whoever reads the stream."""
+    async def _translate_errors(self, answer: Awaitable[T]) -> T:
+        """Returns what the server answers; puts what it refuses in words for Spark's users."""
         try:
             return await answer
         except AccessError as error:

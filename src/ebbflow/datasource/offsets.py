@@ -1,4 +1,4 @@
-"""How far a query is in a stream, and which messages a batch has: nothing but sequences.
+"""Offsets of a query in a stream, and the ranges of its batches: nothing but sequences.
 
 An offset is what Spark keeps in the checkpoint. Between two of them lies the same range however
 often it is read, also for the first batch, whose start Spark does not keep: every offset says where
@@ -27,8 +27,8 @@ class Offset:
     sequence: int
 
     @classmethod
-    def of(cls, stored: dict[str, Any]) -> Offset:
-        """From a checkpoint."""
+    def from_checkpoint(cls, stored: dict[str, Any]) -> Offset:
+        """Reads what a checkpoint holds; ``DataSourceError`` if that is something else."""
         try:
             return cls(**stored)
         except TypeError:
@@ -36,16 +36,16 @@ class Offset:
                 f"The checkpoint is not one of a stream in JetStream: {stored}.", _ANEW
             ) from None
 
-    def stored(self) -> dict[str, Any]:
-        """For a checkpoint."""
+    def to_checkpoint(self) -> dict[str, Any]:
+        """Returns what a checkpoint is to hold."""
         return asdict(self)
 
-    def moved(self, sequence: int) -> Offset:
-        """The same query, further on."""
+    def at(self, sequence: int) -> Offset:
+        """Returns the offset of the same query at another sequence."""
         return replace(self, sequence=sequence)
 
     def check(self, now: Facts) -> None:
-        """Refuse a stream that is not the one this is about."""
+        """Refuses a stream that is not the one this is about."""
         if self.stream != now.stream:
             raise DataSourceError(
                 f"The checkpoint is about the stream {self.stream}, not {now.stream}.", _ANEW
@@ -68,8 +68,8 @@ def _check_same(created: str, now: Facts) -> None:
         )
 
 
-def first_behind(start: Offset, end: Offset) -> int:
-    """The sequence behind which a batch begins.
+def find_start(start: Offset, end: Offset) -> int:
+    """Returns the sequence behind which a batch begins.
 
     For a batch that is replayed from the beginning of a query Spark asks for a start anew. The end
     still knows the one that was meant.
@@ -89,11 +89,11 @@ class Range:
     fail_on_loss: bool
 
     def check(self, now: Facts) -> None:
-        """Refuse a stream that is not the one this is about."""
+        """Refuses a stream that is not the one this is about."""
         _check_same(self.created, now)
 
     def split(self, parts: int) -> list[Range]:
-        """Ranges of about the same length that make up this one; none for an empty one."""
+        """Returns ranges of about the same length that make up this one; none for an empty one."""
         length = self.until - self.after
         parts = min(parts, length)
         ends = [self.after + length * part // parts for part in range(1, parts + 1)]
@@ -103,14 +103,14 @@ class Range:
         ]
 
     def available(self, now: Facts) -> Range:
-        """What of it can still be read; ``DataLoss`` if that is not all and all is wanted."""
+        """Returns what can still be read of it; ``DataLoss`` if all is wanted and some is gone."""
         if now.first <= self.after + 1 or self.until <= self.after:
             return self
         self.check_loss(now, self.after)
         return replace(self, after=min(self.until, now.first - 1))
 
     def check_loss(self, now: Facts, seen: int) -> None:
-        """Refuse to go on if messages behind ``seen`` may have left the stream unread."""
+        """Refuses to go on if messages behind ``seen`` may have left the stream unread."""
         if self.fail_on_loss and now.first > seen + 1:
             raise DataLoss(
                 f"{self.stream}: messages from {seen + 1} to {min(now.first - 1, self.until)} are "

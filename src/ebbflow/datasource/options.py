@@ -17,10 +17,9 @@ from ebbflow.durations import milliseconds
 from ebbflow.errors import DataSourceError, SetupError
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.bulk import WINDOW
-from ebbflow.nats.locate import NATS_URL, own_server
+from ebbflow.nats.locate import NATS_URL, find_own_server
 from ebbflow.nats.login import Login
-from ebbflow.nats.outgoing import check_subject
-from ebbflow.nats.publish_options import PublishOptions
+from ebbflow.nats.outgoing import PublishOptions, check_subject
 from ebbflow.suggest import did_you_mean
 
 T = TypeVar("T")
@@ -126,21 +125,21 @@ class ReadOptions:
     fail_on_loss: bool
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> ReadOptions:
-        """The options of a read; ``DataSourceError`` for what makes no sense."""
-        take = _Given(given, READ_OPTIONS, "writing")
+    def of(cls, options: Mapping[str, str]) -> ReadOptions:
+        """Reads the options of a read; ``DataSourceError`` for what makes no sense."""
+        take = _OptionReader(options, READ_OPTIONS, "writing")
         return cls(
-            stream=take.required("stream", _stream, "the name of the stream"),
-            subject=take.get("subject", None, _pattern),
-            start=_start(take),
-            end=take.get("endingSequence", None, _ending),
-            partitions=take.get("partitions", 1, _positive),
-            most=take.get("maxMessagesPerBatch", None, _positive),
-            fail_on_loss=take.get("failOnDataLoss", True, _flag),
+            stream=take.required("stream", _parse_stream, "the name of the stream"),
+            subject=take.get("subject", None, _parse_pattern),
+            start=_read_start(take),
+            end=take.get("endingSequence", None, _parse_ending),
+            partitions=take.get("partitions", 1, _parse_positive),
+            most=take.get("maxMessagesPerBatch", None, _parse_positive),
+            fail_on_loss=take.get("failOnDataLoss", True, _parse_flag),
         )
 
     def for_batch(self) -> ReadOptions:
-        """These options, if a batch can be read with them."""
+        """Returns these options, if a batch can be read with them."""
         if self.start == LATEST:
             raise DataSourceError(
                 "Option startingSequence is 'latest', and no message comes after it in a batch.",
@@ -159,7 +158,7 @@ class ReadOptions:
         return self
 
     def for_stream(self) -> ReadOptions:
-        """These options, if a stream can be read with them."""
+        """Returns these options, if a stream can be read with them."""
         if self.end is not None:
             raise DataSourceError(
                 "Option endingSequence is for batches; a stream has no end.",
@@ -177,25 +176,25 @@ class WriteOptions:
     window: int
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> WriteOptions:
-        """The options of a write; ``DataSourceError`` for what makes no sense."""
-        take = _Given(given, WRITE_OPTIONS, "reading")
+    def of(cls, options: Mapping[str, str]) -> WriteOptions:
+        """Reads the options of a write; ``DataSourceError`` for what makes no sense."""
+        take = _OptionReader(options, WRITE_OPTIONS, "reading")
         return cls(
-            subject=take.get("subject", None, _subject),
+            subject=take.get("subject", None, _parse_subject),
             publish=PublishOptions(
-                retry_wait=take.get("retryWait", 0.25, _seconds),
-                retry_attempts=take.get("retryAttempts", -1, _attempts),
-                ack_wait=take.get("ackWait", 15.0, _seconds),
-                wait_for_room=take.get("waitForRoom", False, _flag),
+                retry_wait=take.get("retryWait", 0.25, _parse_seconds),
+                retry_attempts=take.get("retryAttempts", -1, _parse_attempts),
+                ack_wait=take.get("ackWait", 15.0, _parse_seconds),
+                wait_for_room=take.get("waitForRoom", False, _parse_flag),
             ),
-            window=take.get("window", WINDOW, _positive),
+            window=take.get("window", WINDOW, _parse_positive),
         )
 
 
-def check_names(given: Mapping[str, str]) -> None:
-    """Refuse options that there are not."""
+def check_names(options: Mapping[str, str]) -> None:
+    """Refuses options that there are not."""
     known = _SPARKS_OWN.union(name.lower() for name in _NAMES)
-    for name in given:
+    for name in options:
         if name in known or name.startswith(_ASYNC_PROGRESS):
             continue
         if name == "path":
@@ -206,45 +205,45 @@ def check_names(given: Mapping[str, str]) -> None:
         raise DataSourceError(f"There is no option {name!r}; {meant}")
 
 
-def server(url: str | None, login: Login | None) -> Addresses:
-    """Where NATS is and how to log in; the environment says so where nothing is given."""
+def locate_server(url: str | None, login: Login | None) -> Addresses:
+    """Returns where NATS is and how to log in; the environment says so where nothing else does."""
     try:
-        found = own_server(url, login)
+        server = find_own_server(url, login)
     except SetupError as error:
         step = error.next_step.replace("--nats", "the option url")
         raise DataSourceError(error.what, step) from None
-    if found is None:
+    if server is None:
         raise DataSourceError(
             "It is not said where NATS is.",
             f"Set {NATS_URL} before register(spark) is called, or the option url.",
         )
-    return found
+    return server
 
 
-class _Given:
-    """The options as they were given, taken one by one."""
+class _OptionReader:
+    """The options as the user wrote them, taken one by one."""
 
-    def __init__(self, given: Mapping[str, str], options: Iterable[Option], other: str) -> None:
+    def __init__(self, texts: Mapping[str, str], options: Iterable[Option], other: str) -> None:
         """``other`` is what the rest of the options is for."""
-        self._given = given
+        self._texts = texts
         mine = {option.name for option in options}
         for name in _NAMES:
             if name not in mine and self.has(name):
                 raise DataSourceError(f"Option {name} is for {other}.", "Leave it out.")
 
     def has(self, name: str) -> bool:
-        return name.lower() in self._given
+        return name.lower() in self._texts
 
     def get(self, name: str, default: T, parse: Callable[[str], T]) -> T:
-        return self._parsed(name, parse) if self.has(name) else default
+        return self._parse(name, parse) if self.has(name) else default
 
     def required(self, name: str, parse: Callable[[str], T], what: str) -> T:
         if not self.has(name):
             raise DataSourceError(f"Option {name} is missing.", f"Write {what}.")
-        return self._parsed(name, parse)
+        return self._parse(name, parse)
 
-    def _parsed(self, name: str, parse: Callable[[str], T]) -> T:
-        text = self._given[name.lower()]
+    def _parse(self, name: str, parse: Callable[[str], T]) -> T:
+        text = self._texts[name.lower()]
         try:
             return parse(text.strip())
         except ValueError as error:
@@ -254,19 +253,19 @@ class _Given:
 # Each of these raises a ValueError that says what to write instead.
 
 
-def _stream(text: str) -> str:
+def _parse_stream(text: str) -> str:
     if not _STREAM.fullmatch(text):
         raise ValueError("the name of a stream; a filter belongs in the option subject")
     return text
 
 
-def _pattern(text: str) -> str:
+def _parse_pattern(text: str) -> str:
     if not _PATTERN.fullmatch(text):
         raise ValueError("names joined by dots, such as orders.new, orders.* or orders.>")
     return text
 
 
-def _subject(text: str) -> str:
+def _parse_subject(text: str) -> str:
     try:
         check_subject(text)
     except ValueError:
@@ -274,18 +273,18 @@ def _subject(text: str) -> str:
     return text
 
 
-def _number(text: str) -> int:
+def _parse_number(text: str) -> int:
     # Digits only: int() also takes 1_000 and other alphabets.
     return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else 0
 
 
-def _positive(text: str) -> int:
-    if _number(text) < 1:
+def _parse_positive(text: str) -> int:
+    if _parse_number(text) < 1:
         raise ValueError("a whole number from 1")
-    return _number(text)
+    return _parse_number(text)
 
 
-def _attempts(text: str) -> int:
+def _parse_attempts(text: str) -> int:
     if text == "-1":
         return -1
     if not re.fullmatch(r"[0-9]{1,18}", text):
@@ -293,53 +292,53 @@ def _attempts(text: str) -> int:
     return int(text)
 
 
-def _flag(text: str) -> bool:
+def _parse_flag(text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise ValueError("true or false")
     return text.lower() == "true"
 
 
-def _seconds(text: str) -> float:
+def _parse_seconds(text: str) -> float:
     try:
-        found = milliseconds(text) / 1000
+        seconds = milliseconds(text) / 1000
     except ValueError:
-        found = 0.0
-    if found <= 0:
+        seconds = 0.0
+    if seconds <= 0:
         raise ValueError("a duration above 0, such as 250ms, 5s or 1m30s")
-    return found
+    return seconds
 
 
-def _start(take: _Given) -> Start:
+def _read_start(take: _OptionReader) -> Start:
     if take.has("startingTime") and take.has("startingSequence"):
         raise DataSourceError(
             "Options startingSequence and startingTime both say where to begin.",
             "Leave one of them out.",
         )
-    since: Start | None = take.get("startingTime", None, _moment)
-    return take.get("startingSequence", EARLIEST, _starting) if since is None else since
+    since: Start | None = take.get("startingTime", None, _parse_moment)
+    return take.get("startingSequence", EARLIEST, _parse_starting) if since is None else since
 
 
-def _starting(text: str) -> Start:
+def _parse_starting(text: str) -> Start:
     if text in ("earliest", "latest"):
         return EARLIEST if text == "earliest" else LATEST
-    if _number(text) < 1:
+    if _parse_number(text) < 1:
         raise ValueError("earliest, latest or a whole number from 1")
-    return _number(text)
+    return _parse_number(text)
 
 
-def _ending(text: str) -> int | None:
+def _parse_ending(text: str) -> int | None:
     if text == "latest":
         return None
-    if _number(text) < 1:
+    if _parse_number(text) < 1:
         raise ValueError("latest or a whole number from 1")
-    return _number(text)
+    return _parse_number(text)
 
 
-def _moment(text: str) -> datetime:
+def _parse_moment(text: str) -> datetime:
     try:
-        found = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text)
     except ValueError:
-        found = datetime.min
-    if found.utcoffset() is None:
+        moment = datetime.min
+    if moment.utcoffset() is None:
         raise ValueError("a time with its zone, such as 2026-01-31T12:00:00Z")
-    return found.astimezone(UTC)
+    return moment.astimezone(UTC)

@@ -37,13 +37,13 @@ _GOES_ON = (Word.DRY, Word.FULL, Word.TOO_LARGE)
 
 
 def read(server: Addresses, wanted: Range) -> Iterator[pa.RecordBatch]:
-    """The messages of a range, a block at a time."""
+    """Yields the messages of a range, a block at a time."""
     link = connect(server)
     reader = RangeReader(link, wanted)
     try:
         link.run(reader.open())
-        while block := link.run(reader.block()):
-            yield columns.batch(block)
+        while block := link.run(reader.read_block()):
+            yield columns.to_batch(block)
     finally:
         # An interpreter that is ending has stopped the link's thread: nobody would answer.
         if not sys.is_finalizing():
@@ -68,7 +68,7 @@ class RangeReader:
 
     async def open(self) -> None:
         """Begins, if the range is still there."""
-        self._seen = self._wanted.available(await self._facts()).after
+        self._seen = self._wanted.available(await self._check_stream()).after
 
     async def close(self) -> None:
         """Ends, whether everything was read or not; the consumer is deleted."""
@@ -80,7 +80,7 @@ class RangeReader:
             if consumer is not None:
                 await consumer.forget(self._client)
 
-    async def block(self) -> Deliveries:
+    async def read_block(self) -> Deliveries:
         """Returns the next messages of the range; none when it has returned all."""
         looks = 0
         deadline = time.monotonic() + PATIENCE
@@ -90,10 +90,10 @@ class RangeReader:
                 deadline = time.monotonic() + PATIENCE
                 if within := await self._cut_to_range(messages):
                     return within
-            elif word is Word.DRY and await self._nothing_left():
+            elif word is Word.DRY and await self._is_exhausted():
                 self._seen = self._wanted.until
             elif time.monotonic() > deadline:
-                raise self._stalled()
+                raise self._explain_stall()
             else:
                 looks += 1
                 if looks % _LOOKS == 0:
@@ -141,25 +141,25 @@ class RangeReader:
                 break
             whole = seq
         if whole < self._seen and self._wanted.fail_on_loss:
-            self._wanted.check_loss(await self._facts(), whole)
+            self._wanted.check_loss(await self._check_stream(), whole)
         return within
 
-    async def _nothing_left(self) -> bool:
-        now = await self._facts()
+    async def _is_exhausted(self) -> bool:
+        now = await self._check_stream()
         if now.last < self._wanted.until:
             return False  # whoever answered is behind the one that told the end of the range
-        following = await self._leader.next_after(self._seen)
+        following = await self._leader.find_next_after(self._seen)
         if following is not None and following <= self._wanted.until:
             return False  # and the consumer will have it as soon as its replica does
         self._wanted.check_loss(now, self._seen)
         return True
 
-    async def _facts(self) -> Facts:
-        now = await self._leader.facts()
+    async def _check_stream(self) -> Facts:
+        now = await self._leader.read_facts()
         self._wanted.check(now)
         return now
 
-    def _stalled(self) -> DataSourceError:
+    def _explain_stall(self) -> DataSourceError:
         return DataSourceError(
             f"{self._wanted.stream}: messages behind {self._seen} up to {self._wanted.until} did "
             f"not come within {PATIENCE:.0f} s.",

@@ -12,9 +12,8 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from ebbflow.datasource import columns
-from ebbflow.datasource.batch import BatchReader
-from ebbflow.datasource.options import ReadOptions, WriteOptions, check_names, server
-from ebbflow.datasource.stream import StreamReader
+from ebbflow.datasource.options import ReadOptions, WriteOptions, check_names, locate_server
+from ebbflow.datasource.readers import BatchReader, StreamReader
 from ebbflow.datasource.writer import BatchWriter, StreamWriter
 from ebbflow.errors import DataSourceError
 from ebbflow.nats.login import Login
@@ -31,32 +30,32 @@ class JetStreamDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         check_names(options)
-        self._server = server(options.get("url") or self.url, self.login)
+        self._server = locate_server(options.get("url") or self.url, self.login)
         # The URL may hold a password, and is not needed any more.
         super().__init__({name: text for name, text in options.items() if name != "url"})
 
     @classmethod
     def name(cls) -> str:
-        """What ``format`` is called with."""
+        """Returns what ``format`` is called with."""
         return "jetstream"
 
     def schema(self) -> StructType:
-        """The columns that are read."""
+        """Returns the columns that are read."""
         self._read_options()  # so that load() refuses what cannot be read
         return columns.READ
 
     def reader(self, schema: StructType) -> BatchReader:
-        """For ``spark.read``."""
+        """Makes the reader for ``spark.read``."""
         columns.check_read(schema)
         return BatchReader(self._server, self._read_options())
 
     def streamReader(self, schema: StructType) -> StreamReader:
-        """For ``spark.readStream``."""
+        """Makes the reader for ``spark.readStream``."""
         columns.check_read(schema)
         return StreamReader(self._server, self._read_options())
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
-        """For ``df.write``."""
+        """Makes the writer for ``df.write``."""
         if overwrite:
             raise DataSourceError(
                 "A stream cannot be overwritten, only added to.", 'Write mode("append").'
@@ -64,7 +63,7 @@ class JetStreamDataSource(DataSource):
         return BatchWriter(self._server, self._write_options(schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
-        """For ``df.writeStream``."""
+        """Makes the writer for ``df.writeStream``."""
         if overwrite:
             raise DataSourceError(
                 "A stream cannot be overwritten, only added to.",

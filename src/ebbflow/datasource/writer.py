@@ -45,8 +45,8 @@ class BatchWriter(DataSourceArrowWriter):
         self._write = uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Publish the rows of one task."""
-        return publish(self._server, self._options, self._write, iterator)
+        """Publishes the rows of one task."""
+        return publish_rows(self._server, self._options, self._write, iterator)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -57,55 +57,61 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Publish the rows of one task of one micro-batch."""
-        task = _task()
+        """Publishes the rows of one task of one micro-batch."""
+        task = _current_task()
         query = task.getLocalProperty("sql.streaming.queryId")
         batch = task.getLocalProperty("streaming.sql.batchId")
         if query is None or batch is None:
             # Any other id would store everything twice after a crash.
             raise DataSourceError("Spark does not tell which query and batch this task is of.")
-        return publish(self._server, self._options, f"{query}-{batch}", iterator)
+        return publish_rows(self._server, self._options, f"{query}-{batch}", iterator)
 
 
-def publish(
+def publish_rows(
     server: Addresses, options: WriteOptions, write: str, batches: Iterator[pa.RecordBatch]
 ) -> Written:
-    """Publish the rows of the task at hand. The ids of its messages begin with ``write``."""
-    partition = _task().partitionId()
+    """Publishes the rows of the task at hand. The ids of its messages begin with ``write``."""
+    partition = _current_task().partitionId()
     row = 0
     with Publisher(
         server.urls, login=server.login, inbox_prefix=server.inbox, **asdict(options.publish)
     ) as publisher:
         for batch in batches:
-            messages = rows(batch, options.subject, f"{write}-{partition}", row)
+            messages = to_messages(batch, options.subject, f"{write}-{partition}", row)
             # A call for each, so that confirmations do not pile up.
             publisher.publish_many(messages, window=options.window)
             row += batch.num_rows
     return Written(row)
 
 
-def rows(batch: pa.RecordBatch, subject: str | None, task: str, first: int) -> Iterator[Outgoing]:
-    """The messages of a batch whose first row is row ``first`` of its task."""
+def to_messages(
+    batch: pa.RecordBatch, subject: str | None, task: str, first: int
+) -> Iterator[Outgoing]:
+    """Yields the messages of a batch whose first row is row ``first`` of its task."""
     data = batch.column("data").cast(pa.binary()).to_pylist()
     beside = [_values(batch, name) for name in ("subject", "headers", "msg_id")]
     for row, (content, own, headers, msg_id) in enumerate(zip(data, *beside, strict=True), first):
         try:
-            yield message(f"{task}-{row}", content, own or subject, dict(headers or ()), msg_id)
+            yield to_message(f"{task}-{row}", content, own or subject, dict(headers or ()), msg_id)
         except ValueError as error:
+            partition = _current_task().partitionId()
             raise DataSourceError(
-                f"Row {row} of partition {_task().partitionId()} cannot be published: {error}.",
+                f"Row {row} of partition {partition} cannot be published: {error}.",
                 "Correct it and write again; rows before it are stored.",
             ) from None
 
 
-def message(
+def to_message(
     place: str,
     data: bytes | None,
     subject: str | None,
     headers: Mapping[str, str],
     msg_id: str | None,
 ) -> Outgoing:
-    """One row. Its id is that of ``msg_id``, of its headers, or made of its place and content."""
+    """Makes a message of one row.
+
+    Its id is that of ``msg_id`` or of its headers, or else made of its place and content.
+    """
     if data is None or subject is None:
         raise ValueError(f"{'data' if data is None else 'subject'} is null")
     if msg_id is None and MSG_ID not in headers:
@@ -126,7 +132,7 @@ def _values(batch: pa.RecordBatch, name: str) -> list[Any]:
     return values
 
 
-def _task() -> TaskContext:
+def _current_task() -> TaskContext:
     task = TaskContext.get()
     assert task is not None
     return task

@@ -1,7 +1,7 @@
-"""JetStream's management interface: one call of it, and what is asked of streams with it.
+"""JetStream's management interface: one call of it, and what it says and does about streams.
 
 On a cluster only the leader of a stream counts. While there is none, others may answer with what
-they have, and calls are tried again until there is one.
+they have, and ``call`` tries again until there is one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ApiError(Exception):
 async def call(
     client: Client, name: str, body: dict[str, Any] | None = None, patience: float = PATIENCE
 ) -> dict[str, Any]:
-    """One call of JetStream's management interface, tried again while nobody leads or answers.
+    """Makes one call of JetStream's management interface, again while nobody leads or answers.
 
     A call whose answer got lost is carried out again. ``JetStreamUnavailable`` when patience is
     at its end.
@@ -65,7 +65,7 @@ async def call(
         try:
             answer = await client.request(f"$JS.API.{name}", payload, wait)
             result: dict[str, Any] = json.loads(answer.data)
-            if (refusal := _refusal(result)) is None:
+            if (refusal := _find_refusal(result)) is None:
                 return result
             if refusal.code not in _TEMPORARY:
                 raise refusal
@@ -80,7 +80,7 @@ async def call(
             raise JetStreamUnavailable(name, patience, problem)
 
 
-def _refusal(result: dict[str, Any]) -> ApiError | None:
+def _find_refusal(result: dict[str, Any]) -> ApiError | None:
     if error := result.get("error"):
         return ApiError(error.get("err_code", 0), error.get("description", "refused"))
     if "cluster" in result and not _leads(result["cluster"]):
@@ -89,7 +89,7 @@ def _refusal(result: dict[str, Any]) -> ApiError | None:
 
 
 def _leads(cluster: dict[str, Any]) -> bool:
-    """Whether who answered leads and is in touch with a majority, so that nobody else can lead."""
+    """``True`` if who answered leads and is in touch with a majority: nobody else can lead then."""
     others = cluster.get("replicas") or ()
     if not cluster.get("leader") or cluster["leader"] in (other["name"] for other in others):
         return False
@@ -97,41 +97,41 @@ def _leads(cluster: dict[str, Any]) -> bool:
     return len(in_touch) >= (len(others) + 1) // 2
 
 
-async def info(client: Client, stream: str, **details: Any) -> dict[str, Any]:
-    """The state of the stream as its leader knows it, with the details that are asked for."""
-    found = await call(client, f"STREAM.INFO.{stream}", details)
-    state: dict[str, Any] = found["state"]
+async def read_info(client: Client, stream: str, **details: Any) -> dict[str, Any]:
+    """Returns the state of the stream as its leader knows it, with the details asked for."""
+    answer = await call(client, f"STREAM.INFO.{stream}", details)
+    state: dict[str, Any] = answer["state"]
     return state
 
 
-async def state(client: Client, stream: str) -> StreamState | None:
-    """How much the stream holds; ``None`` when there is no such stream."""
+async def read_state(client: Client, stream: str) -> StreamState | None:
+    """Returns how much the stream holds; ``None`` when there is no such stream."""
     try:
-        found = await info(client, stream)
+        facts = await read_info(client, stream)
     except ApiError as error:
         if error.code == NOT_FOUND:
             return None
         raise
-    return StreamState(found["messages"], found["last_seq"])
+    return StreamState(facts["messages"], facts["last_seq"])
 
 
 async def purge(client: Client, stream: str, subject: str, up_to: int) -> None:
-    """Forget the messages on the subject up to and including the sequence."""
+    """Deletes the messages on the subject up to and including the sequence."""
     await call(client, f"STREAM.PURGE.{stream}", {"filter": subject, "seq": up_to + 1})
 
 
-async def names_of(client: Client, prefix: str) -> list[str]:
-    """The streams whose names begin with the prefix."""
-    found: list[str] = []
+async def list_streams(client: Client, prefix: str) -> list[str]:
+    """Returns the names of the streams that begin with the prefix."""
+    names: list[str] = []
     while True:
-        page = await call(client, "STREAM.NAMES", {"offset": len(found)})
-        found += page["streams"] or []
-        if len(found) >= page["total"]:
-            return [name for name in found if name.startswith(prefix)]
+        page = await call(client, "STREAM.NAMES", {"offset": len(names)})
+        names += page["streams"] or []
+        if len(names) >= page["total"]:
+            return [name for name in names if name.startswith(prefix)]
 
 
 async def delete(client: Client, streams: Iterable[str]) -> None:
-    """Delete the streams and all they hold."""
+    """Deletes the streams and all they hold."""
     for stream in streams:
         try:
             await call(client, f"STREAM.DELETE.{stream}")

@@ -20,13 +20,13 @@ WINDOW = 256
 
 
 def check_window(window: object) -> None:
-    """Refuse what is no number of messages."""
+    """Refuses what is no number of messages."""
     if not isinstance(window, int) or isinstance(window, bool) or window < 1:
         raise ValueError(f"window must be a whole number from 1, not {window!r}")
 
 
 class _Bulk:
-    """What has become of the messages so far."""
+    """The messages that were sent so far, and what has become of them."""
 
     def __init__(self, window: int) -> None:
         self.gate = asyncio.Semaphore(window)
@@ -41,7 +41,7 @@ class _Bulk:
         finally:
             self.gate.release()
 
-    def first_failure(self) -> PublishError:
+    def explain(self) -> PublishError:
         index = min(self.failures)
         error = self.failures[index]
         error.acks = tuple(self.acks)
@@ -50,12 +50,12 @@ class _Bulk:
         return error
 
 
-async def publish_all(
+async def publish_in_window(
     start: Callable[[T], Coroutine[Any, Any, Ack]],
     messages: AsyncIterable[T] | Iterable[T],
     window: int,
 ) -> list[Ack]:
-    """Publish the messages, at most ``window`` at a time; the acks are in their order.
+    """Publishes the messages, at most ``window`` at a time; the acks are in their order.
 
     ``start`` begins to send one. An error of the messages themselves, as they are taken or begun,
     is raised once all before it are stored; the first ``PublishError`` is raised with ``acks``.
@@ -64,7 +64,7 @@ async def publish_all(
     unsent: Exception | None = None
     async with asyncio.TaskGroup() as group:
         try:
-            async for message in _each(messages):
+            async for message in _iterate(messages):
                 await bulk.gate.acquire()
                 if bulk.failures:
                     break
@@ -74,14 +74,14 @@ async def publish_all(
         except Exception as error:
             unsent = error
     if bulk.failures:
-        raise bulk.first_failure() from unsent
+        raise bulk.explain() from unsent
     if unsent is not None:
         unsent.add_note(f"It was message {len(bulk.acks)}; those before it are stored.")
         raise unsent
     return [ack for ack in bulk.acks if ack is not None]
 
 
-async def _each(messages: AsyncIterable[T] | Iterable[T]) -> AsyncIterator[T]:
+async def _iterate(messages: AsyncIterable[T] | Iterable[T]) -> AsyncIterator[T]:
     if isinstance(messages, AsyncIterable):
         async for message in messages:
             yield message
@@ -90,7 +90,7 @@ async def _each(messages: AsyncIterable[T] | Iterable[T]) -> AsyncIterator[T]:
             yield message
 
 
-class Feed(AsyncIterator[T]):
+class Handover(AsyncIterator[T]):
     """Messages that one thread takes from an iterable and an event loop on another one publishes.
 
     An iterable may block, and the loop must not. At most ``size`` messages wait in between.
@@ -106,26 +106,26 @@ class Feed(AsyncIterator[T]):
         self._error: Exception | None = None
 
     def fill(self, messages: Iterable[T]) -> None:
-        """Take all messages, as long as they are wanted. An error is raised on the other side."""
+        """Takes all messages, as long as they are wanted. An error is raised on the other side."""
         try:
             for message in messages:
                 self._room.acquire()
                 if self._unwanted:
                     return
                 self._items.append(message)
-                self._tell()
+                self._wake()
         except Exception as error:
             self._error = error
         finally:
             self._ended = True
-            self._tell()
+            self._wake()
 
     def stop(self, *_: object) -> None:
-        """No more messages are wanted."""
+        """Ends the handover: no more messages are wanted."""
         self._unwanted = True
         self._room.release()
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         # Waking the loop costs a system call; it looks for more by itself as long as it finds any.
         if not self._news.is_set() and not self._unwanted:
             self._loop.call_soon_threadsafe(self._news.set)

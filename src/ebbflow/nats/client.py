@@ -1,4 +1,4 @@
-"""The client of nats-py, made to keep to TLS and to hear when it is denied something.
+"""The client of nats-py, made to keep to TLS and to hear when a server denies it something.
 
 A server says "permissions violation" apart from any request, and nats-py leaves those who wait for
 an answer waiting. Here a denied subject ends every wait for it at once, by name. All that Ebbflow
@@ -50,11 +50,11 @@ class SecuredClient(Client):
     def ssl_context(self) -> ssl.SSLContext:
         """TLS as the login wants it; made when a server is the first to use it."""
         logging.getLogger("asyncio").addFilter(_is_no_noise)
-        return self._addresses.login.tls()
+        return self._addresses.login.make_tls_context()
 
     @property
     def uses_tls(self) -> bool:
-        """Whether the connection is encrypted."""
+        """``True`` if the connection is encrypted."""
         return bool(self._server_info.get("tls_required"))
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
@@ -85,7 +85,7 @@ class SecuredClient(Client):
 
     @property
     def ended(self) -> str | None:
-        """Why there will be no connection any more, if that is so.
+        """The reason why there will be no connection any more, if that is so.
 
         A server that lets nobody in may be one of several, so it takes a while to be sure.
         """
@@ -95,18 +95,18 @@ class SecuredClient(Client):
         return None
 
     async def flush(self, timeout: int = 10) -> None:
-        """Wait until the server has seen everything that was sent so far."""
+        """Waits until the server has seen everything that was sent so far."""
         # nats-py's ping overtakes what still waits in the client to be sent.
         await self._flush_pending(force_flush=True)
         await super().flush(timeout)
 
     def abandon(self) -> None:
-        """Let go of a connection that was not completed."""
+        """Lets go of a connection that was not completed."""
         if self._transport is not None:
             self._transport.close()  # type: ignore[no-untyped-call]
 
     async def close(self) -> None:
-        """End the connection for good."""
+        """Ends the connection for good."""
         try:
             await super().close()
         except asyncio.CancelledError:
@@ -132,18 +132,18 @@ class SecuredClient(Client):
         reply: str = "",
         headers: dict[str, Any] | None = None,
     ) -> Coroutine[Any, Any, None]:
-        """Send a message; a request ends with ``AccessError`` when its subject is denied."""
+        """Sends a message; a request ends with ``AccessError`` when its subject is denied."""
         if reply:
             self._answers.belong_to(reply.rpartition(".")[2], subject, self._no_answers)
         return super().publish(subject, payload, reply, headers)
 
     @property
     def _no_answers(self) -> AccessError | None:
-        """Why no answer can arrive, if that is known."""
-        return self._denial("subscribe", self.denied) if self.denied is not None else None
+        """The reason why no answer can arrive, if that is known."""
+        return self._make_denial("subscribe", self.denied) if self.denied is not None else None
 
     def when_denied(self, subject: str, listener: OnDenial) -> Callable[..., None]:
-        """Have the listener told of a denial, until what is returned is called.
+        """Tells the listener of a denial, until what is returned is called.
 
         ``AccessError`` when it is known already that no answer can arrive.
         """
@@ -161,14 +161,14 @@ class SecuredClient(Client):
 
     @asynccontextmanager
     async def unless_denied(self, subject: str) -> AsyncIterator[None]:
-        """Waits inside end with ``AccessError`` when the subject is denied."""
-        told: list[AccessError] = []
+        """Ends waits inside with ``AccessError`` when the subject is denied."""
+        denials: list[AccessError] = []
         now = asyncio.get_running_loop().time
 
         def end(error: AccessError) -> None:
-            if not told:
+            if not denials:
                 scope.reschedule(now())
-            told.append(error)
+            denials.append(error)
 
         try:
             async with asyncio.timeout(None) as scope:
@@ -178,29 +178,29 @@ class SecuredClient(Client):
                 finally:
                     stop()
         except TimeoutError:
-            if not told:
+            if not denials:
                 raise
-            raise told[0] from None
+            raise denials[0] from None
 
     async def _process_err(self, err_msg: str) -> None:
         # nats-py has put it in lower case; two subjects may differ in that only.
         line, _, _ = bytes(self._ps.buf).partition(b"\r\n")
-        found = _DENIAL.search(line.decode("utf-8", "replace"))
-        if found is not None:
-            self._hear(_VERBS[found[1]], re.sub(r"\\(.)", r"\1", found[2]))
+        denial = _DENIAL.search(line.decode("utf-8", "replace"))
+        if denial is not None:
+            self._hear(_VERBS[denial[1]], re.sub(r"\\(.)", r"\1", denial[2]))
         await super()._process_err(err_msg)
 
     def _hear(self, verb: str, subject: str) -> None:
         heard = list(self._listeners.get(subject, ()))
         if verb == "subscribe":
             self.denied = subject
-            heard = [one for listeners in self._listeners.values() for one in listeners]
+            heard = [listener for some in self._listeners.values() for listener in some]
         for listener in heard:
-            listener(self._denial(verb, subject))
+            listener(self._make_denial(verb, subject))
         for answer in self._answers.about(subject if verb == "publish" else None):
-            answer.set_exception(self._denial(verb, subject))
+            answer.set_exception(self._make_denial(verb, subject))
 
-    def _denial(self, verb: str, subject: str) -> AccessError:
+    def _make_denial(self, verb: str, subject: str) -> AccessError:
         return AccessError(str(self._addresses), verb, subject)
 
 
@@ -210,7 +210,7 @@ def _is_no_noise(record: logging.LogRecord) -> bool:
 
 
 def refuses_login(error: Exception) -> bool:
-    """Whether a server said that it does not let this login in."""
+    """Returns ``True`` if a server said that it does not let this login in."""
     return re.search("authorization|authentication", str(error), re.IGNORECASE) is not None
 
 
@@ -222,7 +222,7 @@ class _Answers(dict[str, "asyncio.Future[Any]"]):
         self._subjects: dict[str, str] = {}
 
     def belong_to(self, token: str, subject: str, denial: AccessError | None) -> None:
-        """Remember what an answer is about; raise when it is known that it cannot come."""
+        """Remembers what an answer is about; raises when it is known that it cannot come."""
         answer = self.get(token)
         if answer is None:
             return  # some other inbox
@@ -237,6 +237,6 @@ class _Answers(dict[str, "asyncio.Future[Any]"]):
         return super().pop(token, *default)
 
     def about(self, subject: str | None) -> list[asyncio.Future[Any]]:
-        """The answers about a subject, or all of them."""
-        tokens = [one for one, what in self._subjects.items() if subject in (None, what)]
+        """Returns the answers about a subject, or all of them."""
+        tokens = [token for token, what in self._subjects.items() if subject in (None, what)]
         return [self[token] for token in tokens if token in self and not self[token].done()]

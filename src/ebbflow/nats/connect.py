@@ -93,7 +93,7 @@ def _explain(server: str, login: Login, errors: Sequence[Exception], advice: str
             what, step = reason
             return SetupError(f"NATS at {server} {what}.", step)
     text = _text(errors[-1])
-    if login.given and re.search("reset|lost|EOF", text):
+    if login.held and re.search("reset|lost|EOF", text):
         # A refusal, as a rule: the end of the connection can overtake the reason for it.
         return SetupError(f"NATS at {server} ended the connection: {text}.", _check(login))
     return SetupError(f"No NATS server answers at {server}: {text}.", advice)

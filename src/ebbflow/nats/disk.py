@@ -1,4 +1,4 @@
-"""Watching the disk that an embedded server stores on: told when it is full, healed when it is not.
+"""Watching the disk that an embedded server stores on, and healing the server once there is room.
 
 A nats-server that could not write a message answers nobody, and goes on doing so for that stream
 when there is room again: it keeps the error until it is started anew. Whoever publishes meets with
@@ -35,11 +35,11 @@ _MOST_READ = 1 * _MIB
 Tell = Callable[[str], None]
 
 
-class Server(Protocol):
-    """What stores on the disk."""
+class Restartable(Protocol):
+    """A server that stores on the disk."""
 
     def restart(self) -> None:
-        """End it and have it started again; returns when the old one is gone."""
+        """Ends it and has it started again; returns when the old one is gone."""
 
 
 class DiskWatch:
@@ -51,7 +51,7 @@ class DiskWatch:
     def __init__(
         self,
         folder: Path,
-        server: Server,
+        server: Restartable,
         tell: Tell,
         left: Callable[[Path], int] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -62,30 +62,32 @@ class DiskWatch:
         self._left = left or bytes_left
         self._clock = clock
         self._log = _Log(folder / "server.log")
-        self._told = ""
+        self._state = ""
         self._has_complained = False
         self._restarts = 0
         self._restarted_at = -math.inf
 
     def look(self) -> None:
-        """Tell what has changed, and restart the server if that is what it takes to go on."""
+        """Tells what has changed, and restarts the server if that is what it takes to go on."""
         left = self._left(self._folder)
         self._has_complained |= self._log.complains()
         if left < _FULL or (self._has_complained and left < _ROOM):
-            self._say(
+            self._tell_change(
                 "full",
-                f"is full, with {_size(left)} left; nothing more can be stored, and "
+                f"is full, with {_format(left)} left; nothing more can be stored, and "
                 "the pipeline waits until there is room",
             )
         elif left < _LOW:
-            self._say("low", f"has only {_size(left)} left; when it is full, the pipeline waits")
+            self._tell_change(
+                "low", f"has only {_format(left)} left; when it is full, the pipeline waits"
+            )
         elif left >= _ROOM and self._has_complained:
             self._heal(left)
-        elif left >= _ROOM and self._told:
-            self._say("", f"has room again: {_size(left)}")
+        elif left >= _ROOM and self._state:
+            self._tell_change("", f"has room again: {_format(left)}")
 
     def _heal(self, left: int) -> None:
-        """Not again and again: an error that a restart does not mend has another reason."""
+        """Restarts the server, but not again and again: an error that stays has another reason."""
         now = self._clock()
         since = now - self._restarted_at
         if since < _RESTART_WAITS.seconds(self._restarts):
@@ -95,22 +97,22 @@ class DiskWatch:
         self._server.restart()
         self._log.skip()
         self._has_complained = False
-        self._told = "healing"
-        self._say(
+        self._state = "healing"
+        self._tell_change(
             "",
-            f"has {_size(left)} left, but NATS could not write to it; NATS was "
+            f"has {_format(left)} left, but NATS could not write to it; NATS was "
             "restarted, and the pipeline goes on",
         )
 
-    def _say(self, state: str, what: str) -> None:
-        if state != self._told:
-            self._told = state
+    def _tell_change(self, state: str, what: str) -> None:
+        if state != self._state:
+            self._state = state
             self._tell(f"the disk of {self._folder.parent} {what}")
 
 
 @contextmanager
-def watched(folder: Path, server: Server, tell: Tell) -> Iterator[None]:
-    """Watch the disk of a server's folder, on a thread of its own, while the context lasts."""
+def watch_disk(folder: Path, server: Restartable, tell: Tell) -> Iterator[None]:
+    """Watches the disk of a server's folder, on a thread of its own, while the context lasts."""
     ended = threading.Event()
     watch = DiskWatch(folder, server, tell)
 
@@ -128,30 +130,30 @@ def watched(folder: Path, server: Server, tell: Tell) -> Iterator[None]:
 
 
 def bytes_left(folder: Path) -> int:
-    """How much may still be written; nothing if there is no room for another file."""
-    found = os.statvfs(folder)
-    files = found.f_favail if found.f_files else 1  # some file systems do not count them
-    return found.f_bavail * found.f_frsize if files else 0
+    """Returns how much may still be written: nothing if there is no room for another file."""
+    facts = os.statvfs(folder)
+    files = facts.f_favail if facts.f_files else 1  # some file systems do not count them
+    return facts.f_bavail * facts.f_frsize if files else 0
 
 
-def _size(left: int) -> str:
+def _format(left: int) -> str:
     return f"{left / _MIB:,.1f} MiB" if left >= _MIB else f"{left / 1024:,.0f} KiB"
 
 
 class _Log:
-    """What is new in the server's log."""
+    """The server's log, as far as it is new."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self.skip()
 
     def skip(self) -> None:
-        """Go on at its end."""
-        self._which, self._read = self._state()
+        """Goes on at its end."""
+        self._which, self._read = self._look()
 
     def complains(self) -> bool:
-        """Whether the server has said since the last look that it could not write."""
-        which, length = self._state()
+        """``True`` if the server has said since the last look that it could not write."""
+        which, length = self._look()
         if which != self._which:  # the old one was put aside
             self._read = 0
         start = max(self._read, length - _MOST_READ)
@@ -163,10 +165,10 @@ class _Log:
             new = log.read(length - start).lower()
         return any(text in new for text in _COMPLAINTS)
 
-    def _state(self) -> tuple[int, int]:
-        """Which file it is, and its length."""
+    def _look(self) -> tuple[int, int]:
+        """Returns which file it is, and its length."""
         try:
-            found = self._file.stat()
+            facts = self._file.stat()
         except OSError:
             return 0, 0
-        return found.st_ino, found.st_size
+        return facts.st_ino, facts.st_size

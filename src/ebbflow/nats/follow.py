@@ -23,7 +23,7 @@ from ebbflow.nats.pull import (
     LightConsumer,
     PullConsumer,
     PullRequest,
-    Status,
+    PullStatus,
     Take,
     Word,
 )
@@ -122,7 +122,7 @@ class Follower:
                 self._size += (len(payload) - self._size) / 16
         self.ask()
 
-    def _hear(self, status: Status) -> None:
+    def _hear(self, status: PullStatus) -> None:
         if status.word is Word.HEARTBEAT:
             if self._pull is not None and status.delivered >= self._pull.next_delivery:
                 self._restart()  # what it has delivered did not all arrive

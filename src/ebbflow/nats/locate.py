@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ebbflow.errors import SetupError
 from ebbflow.nats.address import INBOX, Addresses
-from ebbflow.nats.disk import Tell, watched
+from ebbflow.nats.disk import Tell, watch_disk
 from ebbflow.nats.embedded import EmbeddedServer, StateFolder
 from ebbflow.nats.link import Link, check_version
 from ebbflow.nats.login import Login
@@ -24,8 +24,8 @@ NATS_URL = "EBBFLOW_NATS_URL"
 _START_WAIT = 10.0
 
 
-def own_server(nats: str | None, login: Login | None = None) -> Addresses | None:
-    """The user's own server with its login, the environment's if none is given; ``None`` for none.
+def find_own_server(nats: str | None, login: Login | None = None) -> Addresses | None:
+    """Returns the user's own server with its login, or else the environment's; ``None`` for none.
 
     ``SetupError`` when the URL or the environment does not make sense.
     """
@@ -46,11 +46,11 @@ def own_server(nats: str | None, login: Login | None = None) -> Addresses | None
 
 
 def _nobody(_text: str) -> None:
-    """Where nobody watches."""
+    """Hears nothing, where nobody watches."""
 
 
 @contextmanager
-def _writing_to(folder: StateFolder) -> Iterator[None]:
+def _explain_write_errors(folder: StateFolder) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -61,22 +61,22 @@ def _writing_to(folder: StateFolder) -> Iterator[None]:
 
 
 @contextmanager
-def embedded(
+def start_embedded(
     state: Path, *, port: int = 0, sync_always: bool = False, tell: Tell = _nobody
 ) -> Iterator[Addresses]:
-    """The embedded server in a state folder, for as long as the context lasts.
+    """Runs the embedded server in a state folder for as long as the context lasts.
 
     ``tell`` hears of a disk that is full, and when there is room again.
     """
     folder = StateFolder(state)
-    with _writing_to(folder):
+    with _explain_write_errors(folder):
         folder.acquire()
     try:
         server = EmbeddedServer(folder, port=port, sync_always=sync_always)
         try:
-            with _writing_to(folder):
+            with _explain_write_errors(folder):
                 address = server.start()
-            with watched(folder.nats, server, tell):
+            with watch_disk(folder.nats, server, tell):
                 yield address
         finally:
             server.stop()
@@ -85,8 +85,8 @@ def embedded(
 
 
 @contextmanager
-def linked(server: Addresses) -> Iterator[Link]:
-    """A link to a server that is new enough."""
+def open_link(server: Addresses) -> Iterator[Link]:
+    """Opens a link to a server; ``SetupError`` if that is too old."""
     link = Link(server)
     try:
         check_version(link)
@@ -96,7 +96,7 @@ def linked(server: Addresses) -> Iterator[Link]:
 
 
 @contextmanager
-def connected(
+def open_link_for_run(
     state: Path,
     nats: str | None,
     *,
@@ -106,41 +106,41 @@ def connected(
     sync_always: bool = False,
     tell: Tell = _nobody,
 ) -> Iterator[Link]:
-    """A link to the user's server, or to an embedded one that is started for it.
+    """Opens a link to the user's server, or to an embedded one that is started for it.
 
     ``tell`` hears about the disk of the embedded one.
     """
-    own = own_server(nats, login)
+    own = find_own_server(nats, login)
     if own is not None:
-        with linked(replace(own, inbox=inbox)) as link:
+        with open_link(replace(own, inbox=inbox)) as link:
             yield link
         return
     if login is not None:
         raise SetupError("There is a login for NATS, but no server to log in to.", "Name its URL.")
     with (
-        embedded(state, port=port, sync_always=sync_always, tell=tell) as server,
-        linked(replace(server, inbox=inbox)) as link,
+        start_embedded(state, port=port, sync_always=sync_always, tell=tell) as server,
+        open_link(replace(server, inbox=inbox)) as link,
     ):
         yield link
 
 
 @contextmanager
-def reached(state: Path, nats: str | None, *, inbox: str = INBOX) -> Iterator[Link]:
-    """A link to where a pipeline's streams are, whether it runs at the moment or not.
+def open_link_to_pipeline(state: Path, nats: str | None, *, inbox: str = INBOX) -> Iterator[Link]:
+    """Opens a link to where a pipeline's streams are, whether it runs at the moment or not.
 
-    The user's own server if there is one, else the embedded one of whoever owns the state folder,
-    else an embedded one that is started for as long as the context lasts.
+    That is the user's own server if there is one, else the embedded one of whoever owns the state
+    folder, else an embedded one that is started for as long as the context lasts.
     """
-    known = own_server(nats) or _running_server(state)
+    known = find_own_server(nats) or _find_running_server(state)
     if known is not None:
-        with linked(replace(known, inbox=inbox)) as link:
+        with open_link(replace(known, inbox=inbox)) as link:
             yield link
     else:
-        with connected(state, None, inbox=inbox) as link:
+        with open_link_for_run(state, None, inbox=inbox) as link:
             yield link
 
 
-def _running_server(state: Path) -> Addresses | None:
+def _find_running_server(state: Path) -> Addresses | None:
     if not state.is_dir():
         raise SetupError(
             f"There is no state folder {state.resolve()}: no pipeline has run here.",
@@ -149,7 +149,7 @@ def _running_server(state: Path) -> Addresses | None:
     deadline = time.monotonic() + _START_WAIT
     while True:
         try:
-            return StateFolder(state).running_server()
+            return StateFolder(state).find_running_server()
         except (OSError, ValueError) as error:
             # The folder is owned, but its server is just being started or stopped.
             if time.monotonic() > deadline:

@@ -1,8 +1,8 @@
-"""How to log in to NATS, and how to know that it is the right server: ``Login``.
+"""Logging in to NATS, and knowing that it is the right server: ``Login``.
 
 It holds the contents of files, not their paths: it is made on the driver and travels with the
-tasks to workers on other machines, where those files are not. What it holds is shown in no text.
-What cannot work is refused when it is made, so that nobody waits for a server to say so.
+tasks to workers on other machines, where those files are not. No text shows what it holds. A login
+that cannot work is refused when it is made, so that nobody waits for a server to say so.
 """
 
 from __future__ import annotations
@@ -76,30 +76,30 @@ class Login:
     tls_hostname: str | None = None
 
     def __post_init__(self) -> None:
-        given = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name, value in given.items():
+        for name in (f.name for f in fields(self)):
+            value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise LoginError("{} must be text", name)
         self._check_pairs()
         if self.nkey is not None:
-            object.__setattr__(self, "nkey", _checked(nkeys.user_seed, self.nkey, "nkey"))
+            object.__setattr__(self, "nkey", _check(nkeys.check_user_seed, self.nkey, "nkey"))
         if self.creds is not None:
-            object.__setattr__(self, "creds", _checked(nkeys.credentials, self.creds, "creds"))
+            object.__setattr__(self, "creds", _check(nkeys.check_credentials, self.creds, "creds"))
         self._check_certificates()
 
     def _check_pairs(self) -> None:
         kinds = [name for name in _KINDS if getattr(self, name) is not None]
         if len(kinds) > 1:
             raise LoginError("{} and {} are two logins; give one of them", *kinds[:2])
-        for one, other in (("user", "password"), ("cert", "key")):
-            missing = [name for name in (one, other) if getattr(self, name) is None]
+        for first, second in (("user", "password"), ("cert", "key")):
+            missing = [name for name in (first, second) if getattr(self, name) is None]
             if len(missing) == 1:
-                there = other if missing == [one] else one
+                there = second if missing == [first] else first
                 raise LoginError("{} is given without {}; give both of them", there, *missing)
 
     def _check_certificates(self) -> None:
         if self.ca is not None:
-            _checked(tls.trusting, self.ca, "ca")
+            _check(tls.trusting, self.ca, "ca")
         if self.cert is not None and self.key is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             try:
@@ -108,26 +108,26 @@ class Login:
                 raise LoginError(f"{{}} and {{}}: {error}", "cert", "key") from None
 
     def __repr__(self) -> str:
-        return f"Login({', '.join(self.given)})"
+        return f"Login({', '.join(self.held)})"
 
     @property
-    def given(self) -> list[str]:
+    def held(self) -> list[str]:
         """The names of what it holds; a password goes with its user."""
-        held = [f.name for f in fields(self) if getattr(self, f.name) is not None]
-        return [name for name in held if name != "password"]
+        names = [f.name for f in fields(self) if getattr(self, f.name) is not None]
+        return [name for name in names if name != "password"]
 
     @property
     def kind(self) -> str | None:
-        """What it logs in with, in words; ``None`` if it says nobody."""
+        """Says in words what it logs in with; ``None`` if it says nobody."""
         return next((_KINDS[name] for name in _KINDS if getattr(self, name) is not None), None)
 
     @property
     def wants_tls(self) -> bool:
-        """Whether a connection without TLS would not do."""
-        return any(name in self.given for name in ("ca", "cert", "tls_hostname"))
+        """``True`` if a connection without TLS would not do."""
+        return any(name in self.held for name in ("ca", "cert", "tls_hostname"))
 
-    def tls(self) -> ssl.SSLContext:
-        """A new context: TLS 1.2 or newer, the server's name checked."""
+    def make_tls_context(self) -> ssl.SSLContext:
+        """Returns a new context: TLS 1.2 or newer, the server's name checked."""
         context = tls.trusting(self.ca)
         if self.cert is not None and self.key is not None:
             tls.identify(context, self.cert, self.key)
@@ -141,7 +141,7 @@ class Login:
         tls_hostname: str | None = None,
         **files: str | os.PathLike[str] | None,
     ) -> Login:
-        """From the paths of files, which are read now and not again: of ``password``, ``token``,
+        """Reads the paths of files, which are read now and not again: of ``password``, ``token``,
         ``nkey``, ``creds``, ``ca``, ``cert`` or ``key``.
         """
         unknown = files.keys() - {f.name for f in fields(cls)}
@@ -152,36 +152,36 @@ class Login:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Login:
-        """The login in ``EBBFLOW_NATS_USER``, ``…_PASSWORD``, ``…_CREDS_FILE`` and so on.
+        """Reads the login in ``EBBFLOW_NATS_USER``, ``…_PASSWORD``, ``…_CREDS_FILE`` and so on.
 
         ``SetupError`` names the variable that is wrong.
         """
-        given = {
+        values = {
             variable: value for variable in VARIABLES if (value := environment.get(variable, ""))
         }
         try:
-            return cls(**_contents(given))
+            return cls(**_read_values(values))
         except LoginError as error:
-            names = {VARIABLES[variable]: variable for variable in given}
-            about = [names.get(name, _variable(name)) for name in error.about]
+            names = {VARIABLES[variable]: variable for variable in values}
+            about = [names.get(name, _find_variable(name)) for name in error.about]
             what = error.text.format(*about)
             raise SetupError(f"{what}.", "Set or unset the variables and try again.") from None
 
 
-def _variable(field: str) -> str:
-    """The variable of what is missing: the one that one would set."""
+def _find_variable(field: str) -> str:
+    """Returns the variable of what is missing: the one that people would set."""
     return next(variable for variable, name in VARIABLES.items() if name == field)
 
 
-def _contents(given: Mapping[str, str]) -> dict[str, Any]:
-    found: dict[str, str] = {}
-    for variable, value in given.items():
+def _read_values(values: Mapping[str, str]) -> dict[str, Any]:
+    contents: dict[str, str] = {}
+    for variable, value in values.items():
         name = VARIABLES[variable]
-        if name in found:
-            twice = [one for one in given if VARIABLES[one] == name]
+        if name in contents:
+            twice = [other for other in values if VARIABLES[other] == name]
             raise LoginError(f"{' and '.join(twice)} say the same twice; set one of them")
-        found[name] = _read(name, value) if variable.endswith("_FILE") else value
-    return found
+        contents[name] = _read(name, value) if variable.endswith("_FILE") else value
+    return contents
 
 
 def _read(name: str, path: str | os.PathLike[str]) -> str:
@@ -197,7 +197,7 @@ def _read(name: str, path: str | os.PathLike[str]) -> str:
     return text
 
 
-def _checked(check: Callable[[str], Any], value: str, name: str) -> Any:
+def _check(check: Callable[[str], Any], value: str, name: str) -> Any:
     try:
         return check(value)
     except ValueError as error:

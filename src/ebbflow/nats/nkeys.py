@@ -1,6 +1,6 @@
-"""The nkeys and credentials of NATS as text: whether they are what they should be.
+"""The nkeys and credentials of NATS as text, checked before a server sees them.
 
-What is wrong with one is a ``ValueError`` whose text goes on from its name and does not hold it.
+A ``ValueError`` says what is wrong: its text goes on from the name of the thing, without the thing.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ _JWT = re.compile(r"-{3,} *BEGIN NATS USER JWT *-{3,}\s+([\w-]+\.[\w-]+\.[\w-]+)
 _SEED = re.compile(r"-{3,} *BEGIN USER NKEY SEED *-{3,}\s+(\w+)\s")
 
 
-def user_seed(text: str) -> str:
-    """The seed of a user's nkey, without spaces around it."""
+def check_user_seed(text: str) -> str:
+    """Returns the seed of a user's nkey, without spaces around it."""
     import nkeys  # takes a while, and few need it
 
     seed = text.strip()
@@ -26,13 +26,13 @@ def user_seed(text: str) -> str:
     return seed
 
 
-def credentials(text: str) -> str:
-    """A .creds file in its plainest form, with a user's JWT and the seed it was made for."""
+def check_credentials(text: str) -> str:
+    """Returns a .creds file in its plainest form: a user's JWT and the seed it was made for."""
     jwt, seed = _JWT.search(f"{text}\n"), _SEED.search(f"{text}\n")
     if jwt is None or seed is None:
         raise ValueError("is not a .creds file with a user's JWT and its seed")
     try:
-        checked = user_seed(seed[1])
+        checked = check_user_seed(seed[1])
     except ValueError as error:
         raise ValueError(f"has a seed that {error}") from None
     return (

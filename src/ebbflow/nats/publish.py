@@ -50,7 +50,7 @@ _SILENCE = (TimeoutError, nats.errors.TimeoutError, nats.errors.OutboundBufferLi
 
 @dataclass(frozen=True, slots=True)
 class PublishRetry:
-    """How long and how often to try. ``attempts`` of -1 goes on until the deadline.
+    """The bounds of trying: how long and how often. ``attempts`` of -1 goes on until the deadline.
 
     ``until_room`` waits for a full stream as well, within the same deadline; finding it full uses
     up no attempts.
@@ -92,13 +92,12 @@ class Tally:
 
     def __add__(self, other: Tally) -> Tally:
         total = Tally(refusal=other.refusal or self.refusal)
-        for one in fields(self):
-            if one.name != "refusal":
-                setattr(total, one.name, getattr(self, one.name) + getattr(other, one.name))
+        for name in (counter.name for counter in fields(self) if counter.name != "refusal"):
+            setattr(total, name, getattr(self, name) + getattr(other, name))
         return total
 
-    def take(self, other: Tally) -> None:
-        """Count what somebody else has met with as well."""
+    def add(self, other: Tally) -> None:
+        """Counts what somebody else has met with as well."""
         for name, value in asdict(self + other).items():
             setattr(self, name, value)
 
@@ -129,10 +128,10 @@ class Sending:
         self._uncounted = 0
         self._seen: Counter[str] = Counter()
 
-    async def confirmed(self) -> Ack:
-        """Send it, as often as it takes and may take, and return the confirmation."""
+    async def confirm(self) -> Ack:
+        """Sends it, as often as it takes and may take, and returns the confirmation."""
         while True:
-            await self._connection()
+            await self._wait_for_connection()
             self._sent += 1
             self._tally.attempts += 1
             try:
@@ -147,29 +146,29 @@ class Sending:
                 self._seen[_UNANSWERED] += 1
                 self._tally.unanswered += 1
             except AccessError as error:
-                raise self._no_access(error) from None
+                raise self._explain_denial(error) from None
             except _CLOSED as error:
-                raise self.refusal(PublishError, "the connection is closed") from error
+                raise self.explain(PublishError, "the connection is closed") from error
             else:
-                ack = await self._accepted(_parsed(answer.data))
+                ack = await self._judge(_parse(answer.data))
                 if ack is not None:
                     return ack
 
-    def refusal(self, kind: type[E], text: str = "") -> E:
-        """The error that ends the attempts; it says so if an earlier one may have succeeded."""
+    def explain(self, kind: type[E], text: str = "") -> E:
+        """Returns the error that ends the attempts; it says if one of them may have stored it."""
         silent = self._seen[_UNANSWERED]
         doubt = f"{silent} {_UNANSWERED}, so it may be stored all the same" if silent else ""
-        return self._error(kind, "; ".join(filter(None, (text, doubt))))
+        return self._make_error(kind, "; ".join(filter(None, (text, doubt))))
 
-    def _no_access(self, error: AccessError) -> PermanentPublishError:
+    def _explain_denial(self, error: AccessError) -> PermanentPublishError:
         if error.subject == self._subject:
-            return self.refusal(PermanentPublishError, "the login may not publish to it")
+            return self.explain(PermanentPublishError, "the login may not publish to it")
         # It was sent all the same, and may have been stored.
         self._seen[_UNANSWERED] += 1
         where = f"the login may not subscribe to {error.subject}, where the answer would come"
-        return self.refusal(PermanentPublishError, where)
+        return self.explain(PermanentPublishError, where)
 
-    def _error(self, kind: type[E], detail: str) -> E:
+    def _make_error(self, kind: type[E], detail: str) -> E:
         return kind(self._subject, self._sent, self._elapsed, detail)
 
     @property
@@ -181,54 +180,56 @@ class Sending:
         return self._retry.ack_wait - self._elapsed
 
     @property
-    def _last(self) -> bool:
-        """Whether the attempts are used up with the one that was begun last."""
+    def _is_last(self) -> bool:
+        """``True`` if the attempts are used up with the one that was begun last."""
         return 0 <= self._retry.attempts < self._sent - self._uncounted
 
     @property
     def _timeout(self) -> float:
-        """How long to wait for an answer; no other attempt follows the last one, so it has all."""
-        return self._remaining if self._last else min(self._retry.attempt_timeout, self._remaining)
+        """The time to wait for an answer; no other attempt follows the last one, so it has all."""
+        return (
+            self._remaining if self._is_last else min(self._retry.attempt_timeout, self._remaining)
+        )
 
-    def _timed_out(self) -> PublishError:
+    def _explain_timeout(self) -> PublishError:
         seen = ", ".join(f"{times} {what}" for what, times in self._seen.items())
-        return self._error(PublishTimeout, seen or "there was no connection")
+        return self._make_error(PublishTimeout, seen or "there was no connection")
 
-    async def _connection(self) -> None:
-        """Return when it can be sent, at once as a rule."""
+    async def _wait_for_connection(self) -> None:
+        """Returns when it can be sent, at once as a rule."""
         while True:
             if self._remaining <= 0:
-                raise self._timed_out()
+                raise self._explain_timeout()
             if self._client.is_connected or self._client.is_closed:
                 return  # a closed client says so itself
             await asyncio.sleep(min(_CONNECTION_POLL, self._remaining))
 
     async def _pause(self, kind: type[PublishError], text: str = "") -> None:
-        """Wait before the next attempt, or raise when there is none."""
-        if self._last:
-            raise self.refusal(kind, text)
+        """Waits before the next attempt, or raises when there is none."""
+        if self._is_last:
+            raise self.explain(kind, text)
         if self._remaining <= self._retry.wait:
             await asyncio.sleep(max(0.0, self._remaining))
-            raise self._timed_out()
+            raise self._explain_timeout()
         await asyncio.sleep(self._retry.wait)
 
-    async def _accepted(self, answer: dict[str, Any]) -> Ack | None:
-        """The confirmation; none when the message is to be sent again."""
+    async def _judge(self, answer: dict[str, Any]) -> Ack | None:
+        """Returns the confirmation; none when the message is to be sent again."""
         if error := answer.get("error"):
-            await self._denied(error.get("err_code", 0), error.get("description", ""))
+            await self._wait_or_raise(error.get("err_code", 0), error.get("description", ""))
             return None
         if "stream" not in answer or "seq" not in answer:
-            raise self.refusal(PermanentPublishError, "what answered is not a stream")
+            raise self.explain(PermanentPublishError, "what answered is not a stream")
         self._tally.confirmed += 1
         return Ack(answer["stream"], answer["seq"], bool(answer.get("duplicate")), self._sent)
 
-    async def _denied(self, code: int, text: str) -> None:
-        """Return when it is worth another attempt."""
+    async def _wait_or_raise(self, code: int, text: str) -> None:
+        """Returns when it is worth another attempt, and raises when it is not."""
         if code == _FULL:
             self._seen["found it full"] += 1
             self._tally.full += 1
             if not self._retry.until_room:
-                raise self.refusal(BufferFull, text)
+                raise self.explain(BufferFull, text)
             self._uncounted += 1
             await self._pause(BufferFull, text)
         elif code == _IN_PROCESS:
@@ -241,7 +242,7 @@ class Sending:
             self._tally.refusal = text
             await self._pause(NoStreamResponse, text)
         else:
-            error = self.refusal(PermanentPublishError, text)
+            error = self.explain(PermanentPublishError, text)
             raise PermanentPublishError(
                 error.subject, error.attempts, error.seconds, error.detail, code
             )
@@ -258,7 +259,7 @@ async def publish(
     clock: Callable[[], float] = time.monotonic,
     tally: Tally | None = None,
 ) -> Ack:
-    """Publish one message and return when the server has confirmed it.
+    """Publishes one message and returns when the server has confirmed it.
 
     Raises one of the ``PublishError`` family when it is not confirmed, ``MessageTooLarge`` when it
     cannot be sent at all. A call that is cancelled stops waiting at once; the message may or may
@@ -268,7 +269,7 @@ async def publish(
     if msg_id is not None:
         sent[MSG_ID] = msg_id
     sending = Sending(client, subject, payload, sent, retry or PublishRetry(), clock, tally)
-    return await sending.confirmed()
+    return await sending.confirm()
 
 
 async def publish_when_room(
@@ -301,7 +302,7 @@ async def publish_when_room(
 
 
 def check_size(client: Client, payload: bytes, headers: Mapping[str, str]) -> None:
-    """Refuse a message over the limit: with one the server ends the connection, for all its users.
+    """Refuses a message over the limit: with one the server ends the connection, for all its users.
 
     ``MessageTooLarge`` says by how much.
     """
@@ -311,15 +312,15 @@ def check_size(client: Client, payload: bytes, headers: Mapping[str, str]) -> No
 
 
 def _header_size(headers: Mapping[str, str]) -> int:
-    """The bytes that headers take; the server counts them as part of the message."""
+    """Returns the bytes that headers take; the server counts them as part of the message."""
     if not headers:
         return 0
     lines = sum(len(name.encode()) + len(value.encode()) + 4 for name, value in headers.items())
     return len("NATS/1.0\r\n\r\n") + lines
 
 
-def _parsed(data: bytes) -> dict[str, Any]:
-    """The server's answer; nothing when it is none, because anybody may listen on a subject."""
+def _parse(data: bytes) -> dict[str, Any]:
+    """Returns the server's answer; nothing when it is none: anybody may listen on a subject."""
     try:
         answer = json.loads(data)
     except ValueError:

@@ -174,7 +174,7 @@ _BY_TEXT = {
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class PullStatus:
     """A word about a request, and the server's text.
 
     ``left`` is how many messages the request still had coming. ``delivered`` is the number of the
@@ -187,7 +187,7 @@ class Status:
     delivered: int = 0
 
     @classmethod
-    def of(cls, headers: Mapping[str, str]) -> Status:
+    def of(cls, headers: Mapping[str, str]) -> PullStatus:
         """Reads the headers of a message that is no message of the stream."""
         code = headers.get("Status", "")
         text = f"{code} {headers.get('Description', '')}".strip()
@@ -210,7 +210,7 @@ class PullRequest(TypedDict, total=False):
 
 
 Take = Callable[[Deliveries], None]
-Hear = Callable[[Status], None]
+Hear = Callable[[PullStatus], None]
 
 
 class PullConsumer:
@@ -247,7 +247,7 @@ class PullConsumer:
         self._is_over = False
         self._requests = 0
         self._missing = 0
-        self._answer: asyncio.Future[Status] | None = None
+        self._answer: asyncio.Future[PullStatus] | None = None
 
     async def open(self) -> None:
         """Listens for deliveries, before the first request."""
@@ -269,7 +269,7 @@ class PullConsumer:
 
     async def fetch(
         self, request: PullRequest, *, silence: float = math.inf, within: float = math.inf
-    ) -> Status:
+    ) -> PullStatus:
         """Sends a request and returns with the word that ends it, when ``take`` has it all.
 
         The word is ``SILENCE`` when nothing came for ``silence`` seconds, or when the answer was
@@ -278,14 +278,14 @@ class PullConsumer:
         self._missing = request["batch"]
         self._answer = asyncio.get_running_loop().create_future()
         if self._is_over:
-            return Status(Word.GAP)
+            return PullStatus(Word.GAP)
         async with self._client.unless_denied(self.subject):
             await self.request(request)
             return await self._wait(self._answer, silence, time.monotonic() + within)
 
     async def _wait(
-        self, answer: asyncio.Future[Status], silence: float, deadline: float
-    ) -> Status:
+        self, answer: asyncio.Future[PullStatus], silence: float, deadline: float
+    ) -> PullStatus:
         while True:
             heard = self.heard
             timeout = min(silence, deadline - time.monotonic())
@@ -293,7 +293,7 @@ class PullConsumer:
             if answer.done():
                 return answer.result()
             if heard == self.heard or time.monotonic() >= deadline:
-                return Status(Word.SILENCE)
+                return PullStatus(Word.SILENCE)
 
     async def _receive(self, message: Msg) -> None:
         self.heard += 1
@@ -305,7 +305,7 @@ class PullConsumer:
         else:
             # In their order: a word is about the deliveries before it.
             self._hand_on()
-            self._tell(Status.of(message.headers or {}), message.subject)
+            self._tell(PullStatus.of(message.headers or {}), message.subject)
 
     def _hand_on(self) -> None:
         messages, self._batch = self._batch, []
@@ -315,18 +315,18 @@ class PullConsumer:
         if self._in_step and not self._follows(deliveries.numbers):
             # Of the whole batch nothing is taken: the next consumer delivers it again.
             self._is_over = True
-            self._tell(Status(Word.GAP))
+            self._tell(PullStatus(Word.GAP))
             return
         self._take(deliveries)
         self._missing -= len(messages)
         if self._missing <= 0 and self._answer is not None and not self._answer.done():
-            self._answer.set_result(Status(Word.FULL))
+            self._answer.set_result(PullStatus(Word.FULL))
 
     def _follows(self, numbers: list[int]) -> bool:
         first, self.next_delivery = self.next_delivery, self.next_delivery + len(numbers)
         return numbers == list(range(first, self.next_delivery))
 
-    def _tell(self, status: Status, subject: str | None = None) -> None:
+    def _tell(self, status: PullStatus, subject: str | None = None) -> None:
         if self._answer is None:
             self._hear(status)
         elif subject in (None, f"{self._inbox}.{self._requests}") and not self._answer.done():

@@ -46,20 +46,20 @@ class StoredMessage:
 
 
 async def read_last(client: SecuredClient, stream: str, subject: str) -> list[StoredMessage]:
-    """The last message on each subject that matches, oldest first."""
+    """Returns the last message on each subject that matches, oldest first."""
     try:
-        known = await api.info(client, stream, subjects_filter=subject)
+        known = await api.read_info(client, stream, subjects_filter=subject)
     except api.ApiError as error:
         if error.code == api.NOT_FOUND:
             return []
         raise
     subjects = known.get("subjects") or {}
     for _ in range(_LOOKS if 0 < len(subjects) <= _MOST_SUBJECTS else 0):
-        found, end = await _direct_read(client, stream, {"multi_last": [subject]})
+        messages, end = await _direct_read(client, stream, {"multi_last": [subject]})
         if _is_whole(end, known["last_seq"]):
-            return found
+            return messages
         await asyncio.sleep(_PAUSE)
-    return await _last_by_leader(client, stream, subjects)
+    return await _read_last_from_leader(client, stream, subjects)
 
 
 def _is_whole(end: dict[str, str], last_seq: int) -> bool:
@@ -67,22 +67,22 @@ def _is_whole(end: dict[str, str], last_seq: int) -> bool:
     return int(up_to) >= last_seq and not int(left_out)
 
 
-async def _last_by_leader(
+async def _read_last_from_leader(
     client: SecuredClient, stream: str, subjects: Iterable[str]
 ) -> list[StoredMessage]:
     gate = asyncio.Semaphore(_IN_FLIGHT)
 
-    async def last(subject: str) -> StoredMessage | None:
+    async def read(subject: str) -> StoredMessage | None:
         async with gate:
             return await read_one(client, stream, last_by_subj=subject)
 
-    found = await asyncio.gather(*map(last, subjects))
-    return sorted(filter(None, found), key=lambda message: message.seq)
+    messages = await asyncio.gather(*map(read, subjects))
+    return sorted(filter(None, messages), key=lambda message: message.seq)
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Which messages a stream holds at one moment, as its leader knows.
+class StreamSnapshot:
+    """The messages that a stream holds at one moment, as its leader knows.
 
     A replica may lack some of them still, and still have others that were deleted.
     """
@@ -95,53 +95,53 @@ class Snapshot:
         return self.first <= seq <= self.last and seq not in self.deleted
 
 
-async def snapshot(client: SecuredClient, stream: str) -> Snapshot:
-    """The messages that are there now."""
-    found = await api.info(client, stream, deleted_details=True)
-    deleted = frozenset(found.get("deleted") or ())
-    return Snapshot(max(1, found["first_seq"]), found["last_seq"], deleted)
+async def take_snapshot(client: SecuredClient, stream: str) -> StreamSnapshot:
+    """Asks the leader which messages are there now."""
+    facts = await api.read_info(client, stream, deleted_details=True)
+    deleted = frozenset(facts.get("deleted") or ())
+    return StreamSnapshot(max(1, facts["first_seq"]), facts["last_seq"], deleted)
 
 
 async def read_page(
-    client: SecuredClient, stream: str, subject: str, start: int, there: Snapshot
+    client: SecuredClient, stream: str, subject: str, start: int, there: StreamSnapshot
 ) -> list[StoredMessage]:
-    """The next messages on a subject, from a sequence on; none when there are no more."""
+    """Returns the next messages on a subject, from a sequence on; none when there are no more."""
     while start <= there.last:
-        page = await _page(client, stream, subject, start, there.last)
+        page = await _read_next(client, stream, subject, start, there.last)
         if not page:
             break
-        if found := [message for message in page if message.seq in there]:
-            return found
+        if messages := [message for message in page if message.seq in there]:
+            return messages
         start = page[-1].seq + 1
     return []
 
 
-async def _page(
+async def _read_next(
     client: SecuredClient, stream: str, subject: str, start: int, last: int
 ) -> list[StoredMessage]:
-    """What some replica has next, or else the one message that the leader has next."""
+    """Returns what some replica has next, or else the one message that the leader has next."""
     most = min(_PAGE, last - start + 1)
     request = {"seq": start, "next_by_subj": subject, "batch": most, "max_bytes": _PAGE_BYTES}
-    found, _ = await _direct_read(client, stream, request)
-    if found:
-        return found
-    one = await read_one(client, stream, seq=start, next_by_subj=subject)
-    return [one] if one else []
+    messages, _ = await _direct_read(client, stream, request)
+    if messages:
+        return messages
+    message = await read_one(client, stream, seq=start, next_by_subj=subject)
+    return [message] if message else []
 
 
 async def read_subject(client: SecuredClient, stream: str, subject: str) -> list[StoredMessage]:
-    """Every message on a subject, oldest first."""
-    found: list[StoredMessage] = []
-    there = await snapshot(client, stream)
+    """Returns every message on a subject, oldest first."""
+    messages: list[StoredMessage] = []
+    there = await take_snapshot(client, stream)
     start = there.first
     while page := await read_page(client, stream, subject, start, there):
-        found += page
+        messages += page
         start = page[-1].seq + 1
-    return found
+    return messages
 
 
 async def read_one(client: SecuredClient, stream: str, **which: Any) -> StoredMessage | None:
-    """One message from the leader: by ``seq``, by ``last_by_subj``, or the next of a subject."""
+    """Returns one message from the leader, by ``seq``, by ``last_by_subj`` or the next one."""
     try:
         answer = await api.call(client, f"STREAM.MSG.GET.{stream}", which)
     except api.ApiError as error:
@@ -149,13 +149,13 @@ async def read_one(client: SecuredClient, stream: str, **which: Any) -> StoredMe
             return None
         raise
     message = answer["message"]
-    headers = _headers(b64decode(message.get("hdrs", "")))
+    headers = _parse_headers(b64decode(message.get("hdrs", "")))
     payload = b64decode(message.get("data", ""))
     return StoredMessage(message["seq"], message["subject"], headers, payload)
 
 
-def _headers(block: bytes) -> dict[str, str]:
-    """From a header block: a line with the version, then one for each header."""
+def _parse_headers(block: bytes) -> dict[str, str]:
+    """Reads a header block: a line with the version, then one for each header."""
     lines = block.decode("utf-8", "surrogateescape").split("\r\n")[1:]
     pairs = (line.partition(":") for line in lines if line)
     return {name: value.strip() for name, _, value in pairs}
@@ -164,15 +164,15 @@ def _headers(block: bytes) -> dict[str, str]:
 async def _direct_read(
     client: SecuredClient, stream: str, request: dict[str, Any]
 ) -> tuple[list[StoredMessage], dict[str, str]]:
-    """What a replica has, and its closing words; asked again while nobody answers."""
+    """Returns what a replica has and its closing words; asks again while nobody answers."""
     deadline = time.monotonic() + api.PATIENCE
     attempt = 0
     while True:
         attempt += 1
-        found, end = await _ask(client, stream, request, _SILENCE.seconds(attempt))
+        messages, end = await _ask(client, stream, request, _SILENCE.seconds(attempt))
         status = end.get("Status", "silence")
-        if status == "204" or (status == "404" and not found):
-            return found, end
+        if status == "204" or (status == "404" and not messages):
+            return messages, end
         if status not in ("silence", "503", "404"):
             raise api.ApiError(int(status), end.get("Description", "refused"))
         if time.monotonic() > deadline:
@@ -187,7 +187,7 @@ async def _ask(
     inbox = await client.subscribe(
         client.new_inbox(), pending_msgs_limit=-1, pending_bytes_limit=-1
     )
-    found: list[StoredMessage] = []
+    messages: list[StoredMessage] = []
     try:
         async with client.unless_denied(subject):
             await client.publish(subject, payload, reply=inbox.subject)
@@ -195,14 +195,14 @@ async def _ask(
                 message = await inbox.next_msg(timeout=silence)
                 headers = dict(message.headers or {})
                 if "Status" in headers:
-                    return found, headers
-                found.append(_stored(message, headers))
+                    return messages, headers
+                messages.append(_to_stored(message, headers))
     except nats.errors.TimeoutError:
         return [], {}
     finally:
         await inbox.unsubscribe()
 
 
-def _stored(message: Msg, headers: dict[str, str]) -> StoredMessage:
+def _to_stored(message: Msg, headers: dict[str, str]) -> StoredMessage:
     subject, seq = headers.pop("Nats-Subject", ""), int(headers.pop("Nats-Sequence", 0))
     return StoredMessage(seq, subject, headers, message.data)

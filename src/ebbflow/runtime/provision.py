@@ -59,7 +59,7 @@ async def lineage(link: Link, pipeline: str) -> str:
 async def _refuse_leftovers(link: Link, plans: Sequence[VertexPlan], names: Names) -> None:
     """Raises ``SetupError`` if an earlier form of the pipeline left messages that nobody reads."""
     known = {*message_streams(plans), names.dead_letters, names.ledger, names.seen}
-    for stream in await api.names_of(link.client, f"ebb_{names.pipeline}_"):
+    for stream in await api.list_streams(link.client, f"ebb_{names.pipeline}_"):
         state = await _leftover(link, stream) if stream not in known else None
         if state is not None and state.messages:
             raise SetupError(
@@ -71,7 +71,7 @@ async def _refuse_leftovers(link: Link, plans: Sequence[VertexPlan], names: Name
 
 async def _leftover(link: Link, stream: str) -> StreamState | None:
     try:
-        return await api.state(link.client, stream)
+        return await api.read_state(link.client, stream)
     except AccessError as error:
         raise SetupError(
             f"Stream {stream} is of a vertex or partition that the pipeline no longer has, and "

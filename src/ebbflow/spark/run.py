@@ -27,7 +27,7 @@ from ebbflow.core.outage import Waiting
 from ebbflow.durations import Duration, milliseconds
 from ebbflow.errors import JetStreamUnavailable
 from ebbflow.nats import api
-from ebbflow.nats.locate import connected, own_server
+from ebbflow.nats.locate import find_own_server, open_link_for_run
 from ebbflow.nats.login import Login
 from ebbflow.nats.publish import Tally
 from ebbflow.outcome import Counts
@@ -201,7 +201,7 @@ class Run:
             stack.enter_context(self._signals())
             self._watcher.stage("starting NATS")
             self._link = stack.enter_context(
-                connected(
+                open_link_for_run(
                     options.state,
                     options.nats,
                     login=options.login,
@@ -211,7 +211,7 @@ class Run:
                     tell=self._watcher.stage,
                 )
             )
-            if own_server(options.nats, options.login) is not None:
+            if find_own_server(options.nats, options.login) is not None:
                 self._unconfirmed = Unconfirmed(str(self._link.server), self._watcher.stage)
             stack.enter_context(alone(self._link, self._names))
             plans = self._plans()

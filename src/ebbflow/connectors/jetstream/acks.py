@@ -27,8 +27,8 @@ _NOBODY = 0.1
 
 
 @dataclass(slots=True)
-class _Answer:
-    """What is said about a delivery, and when it is to be said again."""
+class _Acknowledgement:
+    """An answer to a delivery, and when it is to be sent again."""
 
     subject: str
     word: bytes
@@ -42,15 +42,15 @@ class Acks:
         self._client = client
         self._inbox = client.new_inbox()
         self._numbers = count()
-        self._open: dict[str, _Answer] = {}
+        self._open: dict[str, _Acknowledgement] = {}
         self._confirmed = asyncio.Event()
 
     @classmethod
-    async def on(cls, client: SecuredClient) -> Self:
-        """Ready to send."""
+    async def open(cls, client: SecuredClient) -> Self:
+        """Listens for confirmations, and returns the acknowledgements ready to send."""
         acks = cls(client)
         await client.subscribe(
-            f"{acks._inbox}.*", cb=acks._answered, pending_msgs_limit=-1, pending_bytes_limit=-1
+            f"{acks._inbox}.*", cb=acks._receive, pending_msgs_limit=-1, pending_bytes_limit=-1
         )
         return acks
 
@@ -61,7 +61,7 @@ class Acks:
         """
         deadline = time.monotonic() + within
         for start in range(0, len(answers), WINDOW):
-            part = [_Answer(*answer) for answer in answers[start : start + WINDOW]]
+            part = [_Acknowledgement(*answer) for answer in answers[start : start + WINDOW]]
             self._open = {f"{self._inbox}.{next(self._numbers)}": answer for answer in part}
             self._confirmed.clear()
             async with self._client.unless_denied(part[0].subject):
@@ -76,14 +76,14 @@ class Acks:
         """Sends what is to be sent now, and waits a moment for the confirmation of all."""
         now = time.monotonic()
         # While there is no connection, copies would pile up in the client.
-        due = [one for one in self._open.items() if one[1].due <= now and self._client.is_connected]
-        for inbox, answer in due:
+        due = [item for item in self._open.items() if item[1].due <= now]
+        for inbox, answer in due if self._client.is_connected else ():
             answer.due = now + _SILENCE
             await self._client.publish(answer.subject, answer.word, reply=inbox)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._confirmed.wait(), _NOBODY)
 
-    async def _answered(self, message: Msg) -> None:
+    async def _receive(self, message: Msg) -> None:
         if "Status" not in (message.headers or {}):
             self._open.pop(message.subject, None)
         elif answer := self._open.get(message.subject):

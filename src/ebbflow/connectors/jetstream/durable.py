@@ -45,16 +45,16 @@ class Durable:
             "max_ack_pending": -1,
             **replace(
                 self, start=self.start or "all", ack_wait=self.ack_wait or DEFAULT_ACK_WAIT
-            ).said,
+            ).wanted,
         }
 
     @property
-    def said(self) -> dict[str, Any]:
-        """What is wanted, as JetStream writes it."""
+    def wanted(self) -> dict[str, Any]:
+        """The settings that are wanted, as JetStream writes them."""
         every = (">",) if self.start == "last_per_subject" else None
         subjects = self.subjects or every
         return {
-            **(_beginning(self.start) if self.start else {}),
+            **(_parse_start(self.start) if self.start else {}),
             **({"filter_subjects": sorted(subjects)} if subjects else {}),
             **({"ack_wait": round(self.ack_wait * _NANOS)} if self.ack_wait else {}),
         }
@@ -82,7 +82,7 @@ class Durable:
 
     async def _find(self, client: SecuredClient) -> dict[str, Any] | None:
         try:
-            return await self.info(client)
+            return await self.read_info(client)
         except api.ApiError as error:
             if error.code != _NO_CONSUMER:
                 raise
@@ -103,7 +103,7 @@ class Durable:
     async def is_gone(self, client: SecuredClient) -> bool:
         """Returns whether consumer or stream were deleted; ``False`` while nobody can tell."""
         try:
-            await self.info(client, patience=2.0)
+            await self.read_info(client, patience=2.0)
         except api.ApiError as error:
             return error.code in (_NO_CONSUMER, api.NOT_FOUND)
         except SetupError:
@@ -127,16 +127,16 @@ class Durable:
                 "has a backoff, which changes the delays of nacks",
                 f"Remove it: the spec's onError has one. {other}",
             )
-        for name, wanted in self.said.items():
-            there = _comparable(config, name)
-            if there != _comparable({name: wanted}, name):
+        for name, value in self.wanted.items():
+            there = _read_setting(config, name)
+            if there != _read_setting({name: value}, name):
                 yield (
-                    f"has {name} {_shown(there)}, where the spec says {_shown(wanted)}",
+                    f"has {name} {_format(there)}, where the spec says {_format(value)}",
                     "Leave it out of the spec, change the consumer, or name another one.",
                 )
 
 
-def _beginning(start: str) -> dict[str, Any]:
+def _parse_start(start: str) -> dict[str, Any]:
     policy, _, number = start.partition(" ")
     if policy == "by_start_sequence":
         return {"deliver_policy": policy, "opt_start_seq": int(number)}
@@ -146,7 +146,7 @@ def _beginning(start: str) -> dict[str, Any]:
     return {"deliver_policy": policy}
 
 
-def _comparable(config: Mapping[str, Any], name: str) -> Any:
+def _read_setting(config: Mapping[str, Any], name: str) -> Any:
     value = config.get(name)
     if name == "filter_subjects":
         subject = config.get("filter_subject")
@@ -154,7 +154,7 @@ def _comparable(config: Mapping[str, Any], name: str) -> Any:
     return datetime.fromisoformat(value) if name == "opt_start_time" and value else value
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(value) or "none"
     return f"{value / _NANOS:g} s" if isinstance(value, int) and value >= 1_000_000 else str(value)

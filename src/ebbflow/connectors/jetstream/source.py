@@ -28,7 +28,7 @@ from ebbflow.connectors.nats.messages import read_headers
 from ebbflow.errors import AccessError, JetStreamUnavailable, SetupError
 from ebbflow.nats import api
 from ebbflow.nats.address import Addresses
-from ebbflow.nats.pull import NANOS, Deliveries, PullConsumer, PullRequest, Status, Word
+from ebbflow.nats.pull import NANOS, Deliveries, PullConsumer, PullRequest, PullStatus, Word
 from ebbflow.source import NackOffset, Source, SourceMessage
 
 P = ParamSpec("P")
@@ -78,7 +78,7 @@ class JetStreamSource(Source):
     # --- what a source is asked for ---------------------------------------------------------------
 
     def open(self) -> None:
-        """Connect, and see to the consumer."""
+        """Connects, and sees to the consumer."""
         self._link = outside_link(self._server, "jetstream source")
         self._is_open, self._is_gone = True, False
         try:
@@ -88,43 +88,43 @@ class JetStreamSource(Source):
             raise
 
     def read(self, limit: int, timeout: float) -> list[SourceMessage]:
-        """What has arrived; otherwise what the consumer has, waiting for the first."""
+        """Returns what has arrived, or else what the consumer has, waiting for the first."""
         return self._run(self._read, limit, timeout)
 
     def ack(self, offsets: Sequence[bytes]) -> None:
-        """Confirmed by the server when this returns."""
+        """Acknowledges messages; the server has confirmed it when this returns."""
         self._run(self._ack, offsets)
 
     def nack(self, nacks: Sequence[NackOffset]) -> None:
-        """The server gives each again when its delay is over."""
+        """Nacks messages: the server gives each again when its delay is over."""
         self._run(self._nack, nacks)
 
     def pending(self) -> int | None:
-        """How many messages the consumer has not delivered yet."""
+        """Returns how many messages the consumer has not delivered yet."""
         try:
-            return int(self._run(self._info)["num_pending"])
+            return int(self._run(self._read_info)["num_pending"])
         except JetStreamUnavailable:
             return None
 
     @property
     def exhausted(self) -> bool:
-        """Whether all that is in the stream is acknowledged, by all partitions."""
+        """``True`` if all that is in the stream is acknowledged, by all partitions."""
         if self._hand:
             return False
         try:
-            info = self._run(self._info)
+            info = self._run(self._read_info)
         except JetStreamUnavailable:
             return False
         return not info["num_pending"] and not info["num_ack_pending"]
 
     def close(self) -> None:
-        """Give back what is in hand, so that it comes again at once and not after the ack wait."""
+        """Gives back what is in hand, so that it comes again at once and not after the ack wait."""
         with contextlib.suppress(nats.errors.Error, SetupError):
             self._run(self._end)
         self._shut()
 
     def _run(self, work: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **more: P.kwargs) -> T:
-        """Do something on the link's loop; begin anew first if connection or consumer are gone."""
+        """Does something on the link's loop; begins anew if connection or consumer are gone."""
         if self._is_open and self._is_gone:
             self._forget()
         if self._is_open and (self._is_gone or self._link.client.ended is not None):
@@ -140,7 +140,7 @@ class JetStreamSource(Source):
             raise not_allowed(error) from None
 
     def _forget(self) -> None:
-        """What the lost consumer gave is given again by the one that is made in its place."""
+        """Forgets what the lost consumer gave: the next one gives it again."""
         self._hand.clear()
         self._arrived.clear()
         self._bytes = 0
@@ -162,7 +162,7 @@ class JetStreamSource(Source):
             )
         self._answer_bytes = max(_ANSWER_BYTES, 2 * client.max_payload)
         self._bounds = {ours: config.get(theirs) or sys.maxsize for ours, theirs in _BOUNDS.items()}
-        self._acks = await Acks.on(client)
+        self._acks = await Acks.open(client)
         stream, name = self._durable.stream, self._durable.name
         # Other processes are given deliveries in between, so their numbers are not in step.
         self._pull = PullConsumer(client, stream, name, self._receive, in_step=False)
@@ -170,13 +170,13 @@ class JetStreamSource(Source):
         keep = self._keep(config["ack_wait"] / NANOS)
         self._keeping = asyncio.get_running_loop().create_task(keep)
 
-    async def _info(self) -> dict[str, Any]:
+    async def _read_info(self) -> dict[str, Any]:
         try:
-            return await self._durable.info(self._link.client, _LOOK)
+            return await self._durable.read_info(self._link.client, _LOOK)
         except api.ApiError as error:
-            raise self._gone(str(error)) from None
+            raise self._explain_loss(str(error)) from None
 
-    def _gone(self, why: str) -> SetupError:
+    def _explain_loss(self, why: str) -> SetupError:
         self._is_gone = True
         name, stream = self._durable.name, self._durable.stream
         return SetupError(f"Consumer {name} of stream {stream} is gone: {why}.")
@@ -215,7 +215,7 @@ class JetStreamSource(Source):
         )
         await self._judge(await self._pull.fetch(request, within=timeout + _GRACE))
 
-    async def _judge(self, status: Status) -> None:
+    async def _judge(self, status: PullStatus) -> None:
         """Waits for what is over by itself after a while; the rest ends the source."""
         match status.word:
             case Word.FULL | Word.DRY | Word.EXPIRED | Word.SILENCE:
@@ -224,7 +224,7 @@ class JetStreamSource(Source):
                 return
             case Word.GONE | Word.ABSENT:
                 if await self._durable.is_gone(self._link.client):
-                    raise self._gone("it was deleted")
+                    raise self._explain_loss("it was deleted")
                 await asyncio.sleep(_PAUSE)
             case _:
                 raise SetupError(f"NATS refused to give messages: {status.text}.")
@@ -263,29 +263,32 @@ class JetStreamSource(Source):
             self._let_go(offset)
 
     async def _nack(self, nacks: Sequence[NackOffset]) -> None:
-        # Out of hand before it is told: a message may be here again before that is confirmed.
-        gone = [(self._let_go(one.offset), one.options.delay) for one in nacks]
-        await self._acks.confirm([(reply, _nak(delay)) for reply, delay in gone if reply], _CONFIRM)
+        # Out of hand before the server hears of it: a message may be here again before the server
+        # has confirmed its nack, and would be taken for the delivery that is in hand.
+        gone = [(self._let_go(nack.offset), nack.options.delay) for nack in nacks]
+        await self._acks.confirm(
+            [(reply, _format_nak(delay)) for reply, delay in gone if reply], _CONFIRM
+        )
 
     def _let_go(self, offset: bytes) -> str | None:
-        one = self._hand.pop(offset, None)
-        if one is None:
+        held = self._hand.pop(offset, None)
+        if held is None:
             return None
-        self._bytes -= one.size
-        return one.reply
+        self._bytes -= held.size
+        return held.reply
 
     async def _keep(self, ack_wait: float) -> None:
-        """Tell the server again and again what is still in hand, in time for a second attempt."""
+        """Tells the server again and again what is still in hand, in time for a second attempt."""
         client = self._link.client
         while True:
             await asyncio.sleep(ack_wait / 4)
             now = time.monotonic()
             with contextlib.suppress(nats.errors.Error):
-                for one in list(self._hand.values()) if client.is_connected else ():
-                    if now - one.since > ack_wait / 4:
-                        one.since = now
-                        await client.publish(one.reply, b"+WPI")
+                for held in list(self._hand.values()) if client.is_connected else ():
+                    if now - held.since > ack_wait / 4:
+                        held.since = now
+                        await client.publish(held.reply, b"+WPI")
 
 
-def _nak(delay: int | None) -> bytes:
+def _format_nak(delay: int | None) -> bytes:
     return b"-NAK " + json.dumps({"delay": delay * 1_000_000}).encode() if delay else b"-NAK"

@@ -49,7 +49,7 @@ class Pending:
         return None if end == done else WaitingRows(end, size)
 
     async def _stored_after(self, done: Mark) -> tuple[Mark, int]:
-        state = await api.info(self._link.client, self._buffer)
+        state = await api.read_info(self._link.client, self._buffer)
         frames = state["last_seq"] - done.seq
         if frames <= 0:
             return done, 0
@@ -59,7 +59,7 @@ class Pending:
 
     async def _due_after(self, done: Mark) -> Mark:
         client, stream = self._link.client, self._redelivery
-        state = await api.info(client, stream, subjects_filter=self._due)
+        state = await api.read_info(client, stream, subjects_filter=self._due)
         if state["last_seq"] <= done.seq or not (state.get("subjects") or {}).get(self._due):
             return done
         first = await read_one(client, stream, seq=done.seq + 1, next_by_subj=self._due)

@@ -18,7 +18,7 @@ from ebbflow.core.publications import FROM, WATERMARK
 from ebbflow.errors import EbbflowError
 from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.publish import MSG_ID
-from ebbflow.nats.stored import Snapshot, StoredMessage, read_one, read_page
+from ebbflow.nats.stored import StoredMessage, StreamSnapshot, read_one, read_page
 from ebbflow.runtime.plan import VertexPlan
 
 REDELIVERED, FRESH = 0, 1
@@ -103,7 +103,7 @@ def read_frames(link: Link, reading: FrameRange) -> Iterator[Frame]:
 
 def _whole_frames(link: Link, reading: FrameRange) -> Iterator[StoredMessage]:
     start, last = reading.after.seq + 1, reading.until.seq
-    there = Snapshot(start, last, frozenset())
+    there = StreamSnapshot(start, last, frozenset())
     found = 0
     while start <= last:
         page = link.run(read_page(link.client, reading.stream, reading.subject, start, there))

@@ -314,7 +314,7 @@ class BatchPartition:
         )
         (row,) = rows.mapInArrow(settling, SCHEMA).collect()
         settled = Settled.from_json(row[0])
-        self._tally.take(settled.tally)
+        self._tally.add(settled.tally)
         self._events.nacked(settled.reasons)
         return settled.counts
 

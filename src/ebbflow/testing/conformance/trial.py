@@ -13,7 +13,7 @@ from typing import Generic, Self, TypeVar
 
 from ebbflow.core.dead_letter import Letter
 from ebbflow.deadletters import DeadLetters
-from ebbflow.nats.locate import reached
+from ebbflow.nats.locate import open_link_to_pipeline
 from ebbflow.pipeline import Pipeline
 from ebbflow.spark.run import Summary, VertexView
 from ebbflow.testing.conformance.script import text_of
@@ -99,7 +99,7 @@ class TrialRuns(Generic[Tested]):
     def letters(self) -> dict[str, list[Letter]]:
         """The dead letters so far, by the names of their messages."""
         found: defaultdict[str, list[Letter]] = defaultdict(list)
-        with reached(self.state, None) as link:
+        with open_link_to_pipeline(self.state, None) as link:
             for stored in DeadLetters(link, self.name).list():
                 found[self.name_of_letter(stored.letter)].append(stored.letter)
         return dict(found)

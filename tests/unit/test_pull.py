@@ -1,0 +1,237 @@
+"""A pull consumer against a server that is played: batches, gaps, words and silence."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from ebbflow.nats.pull import Deliveries, PullConsumer, PullStatus, Word
+
+
+@dataclass
+class Message:
+    subject: str
+    reply: str = ""
+    data: bytes = b""
+    headers: dict[str, str] | None = None
+
+
+class Subscription:
+    closed = False
+
+    async def unsubscribe(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class Server:
+    """Stands for the client: keeps what is asked, and says what the test wants it to say."""
+
+    requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    listener: Any = None
+
+    def new_inbox(self) -> str:
+        return "inbox"
+
+    async def subscribe(self, subject: str, cb: Any, **_: Any) -> Subscription:
+        self.listener = cb
+        return Subscription()
+
+    async def publish(self, subject: str, payload: bytes, reply: str) -> None:
+        self.requests.append((reply, json.loads(payload)))
+
+    @asynccontextmanager
+    async def unless_denied(self, subject: str):
+        yield
+
+    async def deliver(self, *numbers: int, first: str = "$JS.ACK.s.c.1") -> None:
+        for number in numbers:
+            reply = f"{first}.{number + 100}.{number}.{number * 1_000_000}.{9 - number}"
+            await self.listener(Message("a.b", reply, b"%d" % number))
+
+    async def say(self, code: str, text: str, request: int = 1, **more: str) -> None:
+        headers = {"Status": code, "Description": text, **more}
+        await self.listener(Message(f"inbox.{request}", headers=headers))
+
+
+@dataclass
+class Reader:
+    server: Server = field(default_factory=Server)
+    batches: list[Deliveries] = field(default_factory=list)
+    words: list[PullStatus] = field(default_factory=list)
+
+    async def open(self, **options: Any) -> PullConsumer:
+        pull = PullConsumer(
+            self.server, "s", "c", self.batches.append, self.words.append, **options
+        )
+        await pull.open()
+        return pull
+
+    @property
+    def numbers(self) -> list[list[int]]:
+        return [batch.numbers for batch in self.batches]
+
+
+@pytest.fixture
+def reader() -> Reader:
+    return Reader()
+
+
+def test_a_burst_is_handed_on_as_one_batch_of_columns(reader):
+    async def play():
+        await reader.open()
+        await reader.server.deliver(1, 2, 3)
+        await asyncio.sleep(0)
+        await reader.server.deliver(4)
+        await asyncio.sleep(0)
+
+    asyncio.run(play())
+    first, second = reader.batches
+    assert (first.seqs, first.numbers, first.payloads) == (
+        [101, 102, 103],
+        [1, 2, 3],
+        [b"1", b"2", b"3"],
+    )
+    assert first.nanos == [1_000_000, 2_000_000, 3_000_000]
+    assert (first.pending, second.seqs) == (6, [104])
+
+
+def test_the_reply_of_a_server_with_a_domain_is_read_too(reader):
+    async def play():
+        await reader.open()
+        await reader.server.deliver(1, first="$JS.ACK.domain.hash.s.c.1")
+        await asyncio.sleep(0)
+
+    asyncio.run(play())
+    assert (reader.batches[0].seqs, reader.batches[0].numbers) == ([101], [1])
+
+
+def test_after_a_gap_nothing_more_is_taken_and_the_word_says_so(reader):
+    async def play():
+        pull = await reader.open()
+        await reader.server.deliver(1, 2)
+        await asyncio.sleep(0)
+        await reader.server.deliver(3, 5)
+        await asyncio.sleep(0)
+        await reader.server.deliver(6)
+        await asyncio.sleep(0)
+        return (await pull.fetch({"batch": 1})).word
+
+    assert asyncio.run(play()) is Word.GAP
+    assert reader.numbers == [[1, 2]]
+    assert [status.word for status in reader.words] == [Word.GAP]
+
+
+def test_a_consumer_that_processes_share_has_no_gaps(reader):
+    async def play():
+        await reader.open(in_step=False)
+        await reader.server.deliver(2, 7)
+        await asyncio.sleep(0)
+
+    asyncio.run(play())
+    assert reader.numbers == [[2, 7]]
+
+
+def test_what_comes_after_the_end_is_not_taken(reader):
+    async def play():
+        pull = await reader.open()
+        await reader.server.deliver(1)
+        await pull.close()
+        await asyncio.sleep(0)
+
+    asyncio.run(play())
+    assert reader.batches == []
+
+
+def test_a_word_comes_after_the_deliveries_before_it(reader):
+    order: list[str] = []
+
+    async def play():
+        server = Server()
+        pull = PullConsumer(
+            server,
+            "s",
+            "c",
+            lambda batch: order.append(f"{len(batch)} messages"),
+            lambda status: order.append(status.word.name),
+        )
+        await pull.open()
+        await server.deliver(1, 2)
+        await server.say("408", "Request Timeout", **{"Nats-Pending-Messages": "5"})
+
+    asyncio.run(play())
+    assert order == ["2 messages", "EXPIRED"]
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "word"),
+    [
+        ("100", "Idle Heartbeat", Word.HEARTBEAT),
+        ("404", "No Messages", Word.DRY),
+        ("408", "Request Timeout", Word.EXPIRED),
+        ("409", "Batch Completed", Word.FULL),
+        ("409", "Message Size Exceeds MaxBytes", Word.TOO_LARGE),
+        ("409", "Consumer Deleted", Word.GONE),
+        ("409", "Leadership Change", Word.GONE),
+        ("503", "", Word.ABSENT),
+        ("400", "Bad Request", Word.REFUSED),
+    ],
+)
+def test_the_words_of_the_server_have_one_meaning(code, text, word):
+    status = PullStatus.of({"Status": code, "Description": text, "Nats-Last-Consumer": "7"})
+    assert (status.word, status.delivered, status.left) == (word, 7, 0)
+
+
+def test_a_fetch_ends_when_all_is_there(reader):
+    async def play():
+        pull = await reader.open()
+        fetching = asyncio.create_task(pull.fetch({"batch": 2, "no_wait": True}))
+        await asyncio.sleep(0)
+        await reader.server.deliver(1, 2)
+        return await fetching
+
+    assert asyncio.run(play()).word is Word.FULL
+    assert reader.server.requests == [("inbox.1", {"batch": 2, "no_wait": True})]
+
+
+def test_a_late_word_about_an_earlier_request_does_not_end_the_next(reader):
+    async def play():
+        pull = await reader.open()
+        first = await pull.fetch({"batch": 2}, within=0.01)
+        fetching = asyncio.create_task(pull.fetch({"batch": 2}))
+        await asyncio.sleep(0)
+        await reader.server.say("408", "Request Timeout", request=1)
+        await reader.server.deliver(1)
+        await reader.server.say("404", "No Messages", request=2)
+        return first.word, (await fetching).word
+
+    assert asyncio.run(play()) == (Word.SILENCE, Word.DRY)
+    assert reader.numbers == [[1]]
+
+
+def test_a_fetch_goes_on_as_long_as_something_comes(reader):
+    async def play():
+        pull = await reader.open()
+        fetching = asyncio.create_task(pull.fetch({"batch": 99}, silence=0.5))
+        for number in range(1, 25):
+            await asyncio.sleep(0.05)
+            assert not fetching.done()
+            await reader.server.deliver(number)
+        return (await fetching).word
+
+    assert asyncio.run(play()) is Word.SILENCE
+    assert [n for batch in reader.numbers for n in batch] == list(range(1, 25))
+
+
+def test_messages_are_cut_by_sequence():
+    message = [Message("a", f"$JS.ACK.s.c.1.{seq}.{seq}.0.0", b"") for seq in (3, 5, 8)]
+    batch = Deliveries.of(message)
+    assert (batch.behind(5).seqs, batch.up_to(5).seqs) == ([8], [3, 5])
+    assert batch.behind(2) is batch
+    assert batch.up_to(8) is batch
+    assert not batch.behind(8)
