@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.buffers.names import Names
-from ebbflow.buffers.permissions import Groups, Permissions, VertexStreams, needed
+from ebbflow.buffers.permissions import Groups, Permissions, VertexStreams, derive_permissions
 
 LABEL = st.from_regex(r"[a-z]([-a-z0-9]{0,4}[a-z0-9])?", fullmatch=True)
 VERTICES = st.lists(
@@ -75,7 +75,9 @@ def test_nothing_is_listed_twice(name, vertices):
 
 
 def test_a_pipeline_whose_name_begins_like_another_one():
-    allowed = needed(Names("a"), [VertexStreams("b", 1, True), VertexStreams("b-c", 1, True)])
+    allowed = derive_permissions(
+        Names("a"), [VertexStreams("b", 1, True), VertexStreams("b-c", 1, True)]
+    )
     patterns = subjects(allowed.publish) + subjects(allowed.subscribe)
     for subject in (
         "ebb.a-b.vertex.b.0.in",
@@ -95,14 +97,14 @@ def test_a_pipeline_whose_name_begins_like_another_one():
 
 
 def test_what_a_pipeline_does_not_have_is_not_listed():
-    plain = subjects(needed(Names("p"), [VertexStreams("in", 1, False)]).publish)
+    plain = subjects(derive_permissions(Names("p"), [VertexStreams("in", 1, False)]).publish)
     assert not [subject for subject in plain if "returned" in subject]
     assert not [subject for subject in plain if "ebb_p_in_0." in subject or ".0.in" in subject]
     assert [subject for subject in plain if subject.startswith("$KV.")] == [
         "$KV.ebb_p_positions.in.0"
     ]
     vertices = [VertexStreams("in", 1, False, returns=True), VertexStreams("out", 1, False)]
-    whole = subjects(needed(Names("p"), vertices[:1], "answers").publish)
+    whole = subjects(derive_permissions(Names("p"), vertices[:1], "answers").publish)
     assert set(whole) - set(plain) == {
         "$JS.API.DIRECT.GET.ebb_p_returned",
         "$JS.API.STREAM.CREATE.KV_answers",
@@ -123,8 +125,8 @@ def test_what_a_pipeline_does_not_have_is_not_listed():
 
 
 def test_a_vertex_whose_batches_are_planned_needs_no_consumers():
-    batched = needed(Names("p"), [VertexStreams("out", 1, True, batched=True)]).publish
-    followed = needed(Names("p"), [VertexStreams("out", 1, True)]).publish
+    batched = derive_permissions(Names("p"), [VertexStreams("out", 1, True, batched=True)]).publish
+    followed = derive_permissions(Names("p"), [VertexStreams("out", 1, True)]).publish
     purpose = "read its buffers and redeliveries, and forget what is done"
     assert batched[purpose] == [
         "$JS.API.DIRECT.GET.ebb_p_out_0",

@@ -43,7 +43,7 @@ def _list_allowed(name: str, groups: Groups) -> Iterator[str]:
     yield "  }"
 
 
-def needed(
+def derive_permissions(
     names: Names, vertices: Sequence[VertexStreams], bucket: str | None = None
 ) -> Permissions:
     """The permissions to run a pipeline, to start it over, and for its dead letters.
@@ -107,11 +107,11 @@ def _list_reads(streams: Iterable[str]) -> list[str]:
     return _list_calls(streams, "DIRECT.GET.{}", "STREAM.MSG.GET.{}")
 
 
-def _returned(names: Names, vertex: VertexStreams) -> list[str]:
+def _list_returned(names: Names, vertex: VertexStreams) -> list[str]:
     return [names.ledger_subject(vertex.vertex, one) for one in range(vertex.partitions)]
 
 
-def _written(names: Names, vertex: VertexStreams) -> Iterator[str]:
+def _list_written(names: Names, vertex: VertexStreams) -> Iterator[str]:
     name = vertex.vertex
     for partition in range(vertex.partitions):
         if vertex.has_buffer:

@@ -83,14 +83,14 @@ async def _leftover(link: Link, stream: str) -> StreamState | None:
 async def remove(link: Link, pipeline: str) -> None:
     """Deletes everything the pipeline has stored, dead letters too."""
     client = link.client
-    stored = await api.names_of(client, f"ebb_{pipeline}_")
-    stored += await api.names_of(client, f"KV_{Names(pipeline).positions}")
+    stored = await api.list_streams(client, f"ebb_{pipeline}_")
+    stored += await api.list_streams(client, f"KV_{Names(pipeline).positions}")
     await api.delete(client, stored)
 
 
 async def snapshot(link: Link, plans: Sequence[VertexPlan]) -> Snapshot:
     """Returns the state of every message stream, read from the sources downstream."""
-    return {name: await api.state(link.client, name) for name in message_streams(plans)}
+    return {name: await api.read_state(link.client, name) for name in message_streams(plans)}
 
 
 async def drained(link: Link, plans: Sequence[VertexPlan]) -> bool:

@@ -69,7 +69,7 @@ class Durable:
             if consumer is None:
                 body = {"stream_name": self.stream, "config": self.config(), "action": "create"}
                 await self._call(client, f"CONSUMER.CREATE.{self.stream}.{self.name}", body)
-                consumer = await self.info(client)
+                consumer = await self.read_info(client)
         except api.ApiError as error:
             if error.code == api.NOT_FOUND:
                 raise SetupError(f"There is no stream {self.stream}.", "Create it.") from None
@@ -95,7 +95,9 @@ class Durable:
             if error.code not in _EXISTS:  # another partition was faster
                 raise
 
-    async def info(self, client: SecuredClient, patience: float = api.PATIENCE) -> dict[str, Any]:
+    async def read_info(
+        self, client: SecuredClient, patience: float = api.PATIENCE
+    ) -> dict[str, Any]:
         """Returns what the consumer is and how far it has got, as its leader knows."""
         call = f"CONSUMER.INFO.{self.stream}.{self.name}"
         return await api.call(client, call, patience=patience)
