@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
-from types import NoneType, SimpleNamespace, UnionType
+from types import ModuleType, NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -25,6 +25,8 @@ from pydantic.fields import FieldInfo
 from typer.main import get_command
 
 import ebbflow
+import ebbflow.datasource
+import ebbflow.publishing
 import ebbflow.testing
 from ebbflow.cli.main import app
 from ebbflow.cli.run import EXIT_CODES
@@ -39,10 +41,11 @@ from ebbflow.datasource.options import READ_OPTIONS, WRITE_OPTIONS, Option
 from ebbflow.durations import DEFAULT_ON_ERROR, Backoff
 from ebbflow.nats.publish import Tally
 from ebbflow.outcome import COUNTERS
+from ebbflow.runtime.run_options import RunOptions
+from ebbflow.runtime.run_report import Summary
 from ebbflow.schema import fields as kinds
 from ebbflow.schema.secret import SecretRef
 from ebbflow.schema.tls import Tls
-from ebbflow.spark.run import RunOptions, Summary
 from ebbflow.spec import sections
 from ebbflow.spec.findings import CODES
 from ebbflow.spec.kubernetes import MONOVERTEX_NO_EFFECT, NO_EFFECT
@@ -523,22 +526,54 @@ def tidy(text: str | None) -> str:
 # --- Python -------------------------------------------------------------------------------------
 
 
+PUBLIC = (ebbflow, ebbflow.publishing, ebbflow.datasource, ebbflow.testing)
+ELSEWHERE = {ebbflow.datasource: "data-source.md", ebbflow.testing: "testing.md"}
+
+
 def python() -> str:
     """Every public name, from its docstring."""
-    parts = ["# Python", "Everything that `import ebbflow` gives."]
-    for name in (n for n in ebbflow.__all__ if not n.startswith("__")):
-        parts += described(name, getattr(ebbflow, name))
-        parts += [NOTES[name]] if name in NOTES else []
+    parts = [
+        "# Python",
+        "These modules and names are public. Everything else is internal and may change in any "
+        "version.",
+        table(("module", "names"), map(public_names, PUBLIC)),
+    ]
+    for module in PUBLIC:
+        parts += [] if module in ELSEWHERE else described_names(module)
     defaults = {one.name: one.default for one in fields(RunOptions)}
     rows = [(f"`{n}`", OPTION_MEANING[n], f"`{shown(v)}`") for n, v in defaults.items()]
     parts += [
         "## Options of Pipeline.run",
         table(("option", "meaning", "default"), rows),
-        "The same for `MonoVertex.run`. A run shows what the command shows; `quiet=True` shows "
-        "nothing, and a `watcher` of your own gets it all instead. "
-        f"The result is a `Summary` with {', '.join(f'`{f.name}`' for f in fields(Summary))}.",
+        "The same for `MonoVertex.run`. A run draws nothing: what vertices print, a `log` sink "
+        "included, goes to standard output, and the logger `ebbflow` gets the rest. `show=True` "
+        "draws the table of `ebbflow run`; a `Watcher` of your own, given as `watcher`, is told "
+        "everything instead. The result is a `Summary`.",
     ]
     return "\n\n".join(parts)
+
+
+def public_names(module: ModuleType) -> tuple[str, str]:
+    """A row of the table of modules: each name with a link to its description."""
+    page = ELSEWHERE.get(module, "")
+    names = [name for name in sorted(module.__all__) if not name.startswith("__")]
+    links = [
+        f"[`{name}`]({page}#{name.lower()})" if has_section(module, name) else f"`{name}`"
+        for name in names
+    ]
+    return f"`{module.__name__}`", ", ".join(links)
+
+
+def has_section(module: ModuleType, name: str) -> bool:
+    """Whether the page of the module describes the name under a heading of its own."""
+    return module is not ebbflow.datasource and callable(getattr(module, name))
+
+
+def described_names(module: ModuleType) -> Iterator[str]:
+    """The descriptions of all public names of a module."""
+    for name in (n for n in module.__all__ if not n.startswith("__")):
+        yield from described(name, getattr(module, name))
+        yield from [NOTES[name]] if name in NOTES else []
 
 
 def described(name: str, thing: Any) -> Iterator[str]:
@@ -590,6 +625,8 @@ def signature(thing: Any) -> str:
     """How it is called."""
     if inspect.isclass(thing) and "__init__" not in vars(thing):
         return ""
+    if getattr(thing, "_is_protocol", False):
+        return ""  # nobody calls it; users write a class that looks like it
     text = str(inspect.signature(thing))
     # Annotations are texts here; defaults that are empty texts keep their quotes.
     return re.sub(r"'([^']*)'", lambda quoted: quoted[1] or '""', text)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ebbflow.spark.session import session
+from ebbflow.spark.session import open_session
 from tests.disk import small_disk, tell_what_is_missing
 from tests.kafka import fixture
 from tests.kafka.fixture import kafka
@@ -36,7 +36,9 @@ def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     It has slots to spare: tasks of a run that a test cut short may hold some for a while.
     """
-    with session("tests", "local[40]", 10, tmp_path_factory.mktemp("spark"), {}, None) as spark:
+    with open_session(
+        "tests", "local[40]", 10, tmp_path_factory.mktemp("spark"), {}, None
+    ) as spark:
         yield spark
 
 

@@ -21,10 +21,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ebbflow.cli.display import console_for
 from ebbflow.cli.main import app
 from ebbflow.cli.run import ExitCode
 from ebbflow.deadletters import DeadLetters, StoredLetter
+from ebbflow.display import console_for
 from ebbflow.errors import EbbflowError
 from ebbflow.nats.embedded import StateFolder
 from ebbflow.nats.locate import open_link_for_run

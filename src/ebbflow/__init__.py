@@ -10,11 +10,42 @@ def enrich(datum: Datum) -> Message:
 Pipeline("orders").source("in", generator={"messages": 100}).map("enrich", enrich).sink(
     "out", log=True
 ).run(drain=True)
+
+The public names, each to be imported from the module that lists it:
+
+    ebbflow             building      Pipeline MonoVertex Backoff
+                        user code     Datum Message Response nack Nack NackOptions
+                                      Source SourceMessage NackOffset ServingStore
+                        a run         Summary Counts Watcher VertexView
+                        dead letters  DeadLetters StoredLetter Letter
+                        errors        EbbflowError SetupError AccessError JetStreamUnavailable
+                                      EngineLost SpecError Problem TargetError SourceError
+                                      CallTimeout ContractViolation MessageTooLarge Unavailable
+    ebbflow.publishing  publishing    Publisher AsyncPublisher Outgoing Ack PublishOptions Login
+                        errors        PublishError NoStreamResponse PublishTimeout BufferFull
+                                      PermanentPublishError
+    ebbflow.datasource  any Spark job register JetStreamDataSource
+                        errors        DataSourceError DataLoss
+    ebbflow.testing     tests         see there
+
+Everything else is internal: other modules and other names in them may change in any version. The
+command ``ebbflow`` and the fields of a pipeline in YAML are public as well.
+
+Importing this package loads neither Spark nor NATS: every Spark worker does it. A name that needs
+one of them is imported when it is first used.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ebbflow.durations import Backoff
 from ebbflow.errors import (
+    AccessError,
+    CallTimeout,
     ContractViolation,
     EbbflowError,
+    EngineLost,
+    JetStreamUnavailable,
     MessageTooLarge,
     SetupError,
     SourceError,
@@ -25,14 +56,30 @@ from ebbflow.errors import (
 from ebbflow.message import Datum, Message, Response
 from ebbflow.monovertex import MonoVertex
 from ebbflow.nacks import Nack, NackOptions, nack
+from ebbflow.outcome import Counts
 from ebbflow.pipeline import Pipeline
+from ebbflow.problem import Problem
 from ebbflow.source import NackOffset, Source, SourceMessage
 from ebbflow.version import __version__
 
+if TYPE_CHECKING:
+    from ebbflow.buffers.answers import ServingStore
+    from ebbflow.core.dead_letter import Letter
+    from ebbflow.deadletters import DeadLetters, StoredLetter
+    from ebbflow.runtime.run_report import Summary, VertexView, Watcher
+
 __all__ = [
+    "AccessError",
+    "Backoff",
+    "CallTimeout",
     "ContractViolation",
+    "Counts",
     "Datum",
+    "DeadLetters",
     "EbbflowError",
+    "EngineLost",
+    "JetStreamUnavailable",
+    "Letter",
     "Message",
     "MessageTooLarge",
     "MonoVertex",
@@ -40,14 +87,43 @@ __all__ = [
     "NackOffset",
     "NackOptions",
     "Pipeline",
+    "Problem",
     "Response",
+    "ServingStore",
     "SetupError",
     "Source",
     "SourceError",
     "SourceMessage",
     "SpecError",
+    "StoredLetter",
+    "Summary",
     "TargetError",
     "Unavailable",
+    "VertexView",
+    "Watcher",
     "__version__",
     "nack",
 ]
+
+_IMPORTED_WHEN_USED = {
+    "DeadLetters": "ebbflow.deadletters",
+    "Letter": "ebbflow.core.dead_letter",
+    "ServingStore": "ebbflow.buffers.answers",
+    "StoredLetter": "ebbflow.deadletters",
+    "Summary": "ebbflow.runtime.run_report",
+    "VertexView": "ebbflow.runtime.run_report",
+    "Watcher": "ebbflow.runtime.run_report",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name that brings NATS or Arrow with it, when it is first used."""
+    if name not in _IMPORTED_WHEN_USED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_IMPORTED_WHEN_USED[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

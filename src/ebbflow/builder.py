@@ -1,35 +1,54 @@
-"""What every builder can do with what it has built: run it."""
+"""``Builder``: the base of ``Pipeline`` and ``MonoVertex``, which runs what they have built."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 if TYPE_CHECKING:
-    from ebbflow.spark.run import Summary
+    from ebbflow.runtime.run_options import RunOptionNames
+    from ebbflow.runtime.run_report import Summary, Watcher
     from ebbflow.spec.model import Spec
 
 
-class Built:
-    """A pipeline or MonoVertex that was written in Python."""
+class Builder:
+    """A pipeline or MonoVertex that is written in Python."""
 
     @property
     def spec(self) -> Spec:
         """The checked model; ``SpecError`` with every problem if there are any."""
         raise NotImplementedError
 
-    def run(self, *, quiet: bool = False, **options: Any) -> Summary:
-        """Check it and run it; blocks until it is drained, timed out or stopped.
+    def run(
+        self,
+        *,
+        show: bool = False,
+        watcher: Watcher | None = None,
+        **options: Unpack[RunOptionNames],
+    ) -> Summary:
+        """Checks the pipeline and runs it on this driver; blocks until it has ended.
 
-        What happens is shown as ``ebbflow run`` does, unless ``quiet``. The other options are
-        those of ``ebbflow.spark.run.RunOptions``; ``SetupError`` when the machine is not ready.
+        It ends when it is drained (``drain=True``), timed out (``timeout="5m"``) or stopped with
+        Ctrl-C. It shows nothing but what vertices print, a ``log`` sink included; the logger
+        ``ebbflow`` has the rest. ``show=True`` draws the table of ``ebbflow run``; a ``watcher`` of
+        your own is told everything instead.
+
+        Raises ``SpecError`` if the pipeline has problems, ``TypeError`` for an option that does not
+        exist, ``SetupError`` if this machine is not ready, and ``EngineLost`` if Spark kept dying.
+        An exception in user code is the outcome of its message and does not end the run.
         """
+        from ebbflow.runtime.run_options import RunOptions
+
+        RunOptions.of(options)  # a misspelt option is told before anything is started
+        if show and watcher is not None:
+            raise TypeError("run() takes show=True or a watcher, not both")
         spec = self.spec
-        from ebbflow.cli import display
         from ebbflow.spark.run import run_pipeline
 
-        if quiet or "watcher" in options:
-            return run_pipeline(spec, **options)
-        with display.opened(plain=False) as watcher:
-            summary = run_pipeline(spec, **options, watcher=watcher)
-        watcher.console.print(display.result_table(summary.vertices))
+        if not show:
+            return run_pipeline(spec, watcher=watcher, **options)
+        from ebbflow.display import open_display, result_table
+
+        with open_display() as display:
+            summary = run_pipeline(spec, watcher=display, **options)
+        display.console.print(result_table(summary.vertices))
         return summary

@@ -15,8 +15,10 @@ import asyncio
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -26,8 +28,9 @@ from ebbflow.core.dead_letter import PREFIX, Letter
 from ebbflow.errors import EbbflowError, SetupError
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
-from ebbflow.nats.publish import PublishRetry, publish
-from ebbflow.nats.stored import StoredMessage, read_one, read_page, take_snapshot
+from ebbflow.nats.locate import reached
+from ebbflow.nats.publish import Retry, publish
+from ebbflow.nats.stored import StoredMessage, read_one, read_page, snapshot
 
 _PAGE = 256
 _PAGE_BYTES = 4 * 1024 * 1024
@@ -51,9 +54,10 @@ class StoredLetter:
 
 
 class DeadLetters:
-    """The dead letters of one pipeline. ``SetupError`` if there is no such pipeline.
+    """The dead letters of one pipeline; get them with ``DeadLetters.open``.
 
     Works beside a running pipeline as well as without one. Blocks; used by one thread.
+    ``SetupError`` if there is no such pipeline.
     """
 
     def __init__(self, link: Link, pipeline: str) -> None:
@@ -63,6 +67,18 @@ class DeadLetters:
         if self._names.dead_letters not in self._streams:
             raise _explain_unknown(pipeline, self._streams)
         self._routes: dict[str, Sequence[int]] = {}
+
+    @classmethod
+    @contextmanager
+    def open(
+        cls, pipeline: str, *, state: str | Path = ".ebbflow", nats: str | None = None
+    ) -> Iterator[Self]:
+        """Opens the letters of a pipeline where it runs: its state folder, or a server of yours.
+
+        An embedded server that nobody runs is started for as long as the context lasts.
+        """
+        with reached(Path(state), nats, inbox=Names(pipeline).inbox) as link:
+            yield cls(link, pipeline)
 
     def counts(self) -> dict[str, int]:
         """Returns how many letters each vertex has; vertices without letters are left out."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from ebbflow.builder import Built
+from ebbflow.builder import Builder
 from ebbflow.errors import SpecError
 from ebbflow.problem import Problem
 from ebbflow.schema.literals import Code, Mode, OnFailure, TagOperator
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ebbflow.spec.model import MonoVertexSpec
 
 
-class MonoVertex(Built):
+class MonoVertex(Builder):
     """Builds a MonoVertex part by part; ``run`` runs it and ``spec`` gives the checked model.
 
     ``partitions`` is the number of tasks, one if left out. ``limits``, ``breaker`` and mappings for

@@ -33,8 +33,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
-from ebbflow.builder import Built
-from ebbflow.schema.literals import Code, Mode, OnFailure, OnFull, TagOperator
+from ebbflow.builder import Builder
+from ebbflow.schema.literals import Code, Mode, OnFailure, OnFull, Operator
 from ebbflow.spec import from_python as parts
 from ebbflow.spec.from_python import Policy, SinkChoice, SinkKinds, SourceKinds, Store
 from ebbflow.spec.keywords import named_options
@@ -67,7 +67,7 @@ class SinkOptions(VertexOptions, SinkKinds):
     """What a sink can be told, and where its messages can go to."""
 
 
-class Pipeline(Built):
+class Pipeline(Builder):
     """Builds a pipeline step by step; ``run`` runs it and ``spec`` gives the checked model.
 
     ``serving_store`` is a class of yours or ``{"nats": {"bucket": "answers"}}``. ``limits`` and

@@ -21,14 +21,11 @@ from nats.aio.client import Client
 
 from ebbflow.acks import Ack
 from ebbflow.errors import (
-    AccessError,
     BufferFull,
-    MessageTooLarge,
     NoStreamResponse,
     PermanentPublishError,
     PublishError,
     PublishTimeout,
-    SetupError,
 )
 from ebbflow.nats.address import INBOX, Addresses
 from ebbflow.nats.bulk import WINDOW, Handover, check_window, publish_in_window
@@ -39,13 +36,10 @@ from ebbflow.nats.outgoing import OptionNames, Outgoing, PublishOptions, check_s
 from ebbflow.nats.publish import Sending
 
 __all__ = [
-    "AccessError",
     "Ack",
     "AsyncPublisher",
     "BufferFull",
     "Login",
-    "LoginError",
-    "MessageTooLarge",
     "NoStreamResponse",
     "Outgoing",
     "PermanentPublishError",
@@ -53,8 +47,6 @@ __all__ = [
     "PublishOptions",
     "PublishTimeout",
     "Publisher",
-    "Sendable",
-    "SetupError",
 ]
 
 Sendable = Outgoing | tuple[str, bytes]

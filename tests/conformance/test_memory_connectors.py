@@ -91,7 +91,7 @@ def test_a_pipeline_between_them_ends_when_all_is_acknowledged(tmp_path):
 
     with MemorySource([b"1", Sample(b"2", keys=("k",))]) as source, MemorySink() as sink:
         pipeline = Pipeline("test").source("in", source.code).map("double", double)
-        summary = pipeline.sink("out", sink.code).run(drain=True, state=tmp_path, quiet=True)
+        summary = pipeline.sink("out", sink.code).run(drain=True, state=tmp_path)
 
     assert summary.ended == "drained"
     assert sorted(sink.values) == [b"11", b"22"]

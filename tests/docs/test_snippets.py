@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import pytest
 from typer.main import get_command
@@ -15,7 +15,8 @@ from typer.main import get_command
 from ebbflow import MonoVertex, Pipeline
 from ebbflow.cli.main import app
 from ebbflow.outcome import Counts
-from ebbflow.spark.run import RunOptions, Summary
+from ebbflow.runtime.run_options import RunOptionNames, RunOptions
+from ebbflow.runtime.run_report import Summary, Watcher
 from ebbflow.spec.lint import lint
 from tests.docs.pages import BLOCKS, PAGES, ROOT, Block, Page, commands
 
@@ -34,24 +35,28 @@ def test_every_block_says_what_it_is() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A place to run in, where nothing that a snippet imports stays behind."""
-    before = set(sys.modules)
+    """A place to run in, where no module of a snippet stays behind."""
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.chdir(tmp_path)
     yield tmp_path
-    for name in set(sys.modules) - before:
-        del sys.modules[name]
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 def checked_run(
-    self: Pipeline | MonoVertex, *, quiet: bool = False, watcher: Any = None, **options: Any
+    self: Pipeline | MonoVertex,
+    *,
+    show: bool = False,
+    watcher: Watcher | None = None,
+    **options: Unpack[RunOptionNames],
 ) -> Summary:
     """In place of run: everything is checked and nothing is started."""
     names = [self.spec.name]
     if isinstance(self, Pipeline):
         names = [vertex.name for vertex in self.spec.vertices]
     vertices = dict.fromkeys(names, Counts())
-    RunOptions(**options)
+    RunOptions.of(options)
     return Summary(self.spec.name, "drained", 0.0, vertices, vertices)
 
 
@@ -121,7 +126,8 @@ def test_the_example_of_the_package_is_python() -> None:
     import ebbflow
 
     assert ebbflow.__doc__ is not None
-    _, _, example = ebbflow.__doc__.partition("\n\n")
+    _, _, text = ebbflow.__doc__.partition("\n\n")
+    example, _, _ = text.partition("\n\nThe public names")
     compile(example, "ebbflow", "exec")
 
 

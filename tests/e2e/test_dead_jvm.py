@@ -77,7 +77,7 @@ import os, signal, threading, time
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from ebbflow import Pipeline
-from ebbflow.spark.run import Silent
+from ebbflow.runtime.run_report import Silent
 
 class Killing(Silent):
     def look(self, views):

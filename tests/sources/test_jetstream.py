@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 
 from ebbflow import Message, Nack, Pipeline, Response
-from ebbflow.spark.run import Silent
+from ebbflow.runtime.run_report import Silent
 from tests.sources.outside import Outside, Stream, until
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from ebbflow import Message, Nack, Pipeline, Response
-from ebbflow.spark.run import Silent
+from ebbflow.runtime.run_report import Silent
 
 pytestmark = pytest.mark.slow
 

@@ -14,12 +14,12 @@ import pytest
 from ebbflow import MonoVertex, Pipeline, Response
 from ebbflow.buffers import streams
 from ebbflow.buffers.names import Names
-from ebbflow.cli.display import PlainLines
 from ebbflow.connectors.spark.storing import SCHEMA, Storing, store_on_worker
+from ebbflow.display import PlainLines
 from ebbflow.errors import SetupError
 from ebbflow.nats import api
-from ebbflow.nats.locate import open_link, start_embedded
-from ebbflow.spark.run import Silent
+from ebbflow.nats.locate import embedded, linked
+from ebbflow.runtime.run_report import Silent
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ebbflow import Message, MonoVertex, Nack, NackOptions, Pipeline, Response, SourceMessage
-from ebbflow.spark.run import Silent
+from ebbflow.runtime.run_report import Silent
 from tests.sources.queue import Queue, RedeliveringQueue
 
 pytestmark = pytest.mark.slow

@@ -10,8 +10,8 @@ from random import Random
 import pytest
 
 from ebbflow import Message, Pipeline, Response
-from ebbflow.nats.locate import start_embedded
-from ebbflow.spark.run import Silent
+from ebbflow.nats.locate import embedded
+from ebbflow.runtime.run_report import Silent
 
 pytestmark = pytest.mark.slow
 

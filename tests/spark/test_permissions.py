@@ -28,8 +28,8 @@ from ebbflow.nats.address import Addresses
 from ebbflow.nats.locate import open_link
 from ebbflow.nats.stored import read_last
 from ebbflow.publishing import Login
-from ebbflow.runtime.permissions import permissions_of
-from ebbflow.spark.run import Silent, VertexView, run_pipeline
+from ebbflow.runtime.run_report import Silent, VertexView
+from ebbflow.spark.run import run_pipeline
 from tests.jetstream.securing import nats_server, reload
 from tests.sources.queue import QueueFile, RedeliveringQueue
 from tests.unit.test_permissions import matches, subjects

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ebbflow import Message, MonoVertex, NackOptions, Pipeline, Response
-from ebbflow.spark.run import Silent
+from ebbflow.runtime.run_report import Silent
 
 pytestmark = pytest.mark.slow
 

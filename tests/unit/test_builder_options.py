@@ -68,8 +68,8 @@ MISSPELT: dict[str, tuple[Callable[[], Any], str]] = {
         "MonoVertex() has no option 'partition'; did you mean 'partitions'?",
     ),
     "a run": (
-        lambda: pipeline().sink("out", log=True).run(quiet=True, drian=True),
-        "unknown option 'drian'; did you mean 'drain'?",
+        lambda: pipeline().sink("out", log=True).run(drian=True),  # type: ignore[call-arg]
+        "run() has no option 'drian'; did you mean 'drain'?",
     ),
 }
 

@@ -131,7 +131,10 @@ def test_run_hands_the_checked_spec_and_the_options_on(monkeypatch: pytest.Monke
     runner = ModuleType("ebbflow.spark.run")
     runner.run_pipeline = lambda spec, **options: (spec.name, options)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "ebbflow.spark.run", runner)
-    assert started().sink(log=True).run(drain=True, quiet=True) == ("orders", {"drain": True})
+    assert started().sink(log=True).run(drain=True) == (
+        "orders",
+        {"drain": True, "watcher": None},
+    )
 
 
 def test_a_monovertex_with_problems_is_not_run() -> None:

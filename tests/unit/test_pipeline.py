@@ -253,9 +253,9 @@ def test_run_hands_the_checked_spec_and_the_options_on(monkeypatch: pytest.Monke
     runner = ModuleType("ebbflow.spark.run")
     runner.run_pipeline = lambda spec, **options: (spec.name, options)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "ebbflow.spark.run", runner)
-    assert started().sink("out", log=True).run(drain=True, quiet=True) == (
+    assert started().sink("out", log=True).run(drain=True) == (
         "orders",
-        {"drain": True},
+        {"drain": True, "watcher": None},
     )
 
 

@@ -10,7 +10,7 @@ import base64
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -49,14 +49,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line
 # --- reaching the letters -----------------------------------------------------------------------
 
 
-@contextmanager
-def _letters(pipeline: str, state: Path, nats: str | None) -> Iterator[DeadLetters]:
-    from ebbflow.buffers.names import Names
+def _open(pipeline: str, state: Path, nats: str | None) -> AbstractContextManager[DeadLetters]:
     from ebbflow.deadletters import DeadLetters
-    from ebbflow.nats.locate import open_link_to_pipeline
 
-    with open_link_to_pipeline(state, nats, inbox=Names(pipeline).inbox) as link:
-        yield DeadLetters(link, pipeline)
+    return DeadLetters.open(pipeline, state=state, nats=nats)
 
 
 def _which(ids: list[str]) -> list[Which]:
@@ -87,7 +83,7 @@ def list_letters(
     nats: NatsOption = None,
 ) -> None:
     """List dead letters, oldest first."""
-    with _letters(pipeline, state, nats) as letters:
+    with _open(pipeline, state, nats) as letters:
         counts = letters.counts()
         found = letters.list(vertex, limit)
         if as_json:
@@ -110,7 +106,7 @@ def show(
     nats: NatsOption = None,
 ) -> None:
     """Show everything about one dead letter, or about all letters of one message."""
-    with _letters(pipeline, state, nats) as letters:
+    with _open(pipeline, state, nats) as letters:
         found = letters.get(*_which([id]))
     for stored in found:
         typer.echo(json.dumps(_facts(stored, whole=True)) if as_json else _described(stored))
@@ -128,7 +124,7 @@ def replay(
 ) -> None:
     """Send messages back to the vertex where they died, as if they came for the first time."""
     which = _selection(ids, everything, vertex)
-    with _letters(pipeline, state, nats) as letters:
+    with _open(pipeline, state, nats) as letters:
         chosen = letters.list(vertex) if which is None else iter(letters.get(*which))
         total = _total(letters, vertex) if which is None else None
         count = letters.replay(_progress(chosen, total), dry_run=dry_run)
@@ -148,7 +144,7 @@ def purge(
 ) -> None:
     """Delete dead letters for good."""
     which = _selection(ids, everything, vertex)
-    with _letters(pipeline, state, nats) as letters:
+    with _open(pipeline, state, nats) as letters:
         total = _total(letters, vertex) if which is None else len(letters.numbers(*which))
         if total and not yes and not _agreed(total, pipeline):
             typer.echo("Nothing was deleted.")
@@ -181,7 +177,7 @@ def _progress(letters: Iterator[StoredLetter], total: int | None) -> Iterator[St
 
 
 def _console(err: bool = False) -> Any:
-    from ebbflow.cli.display import console_for
+    from ebbflow.display import console_for
 
     return console_for(sys.stderr if err else sys.stdout)
 
@@ -194,7 +190,7 @@ def _table(letters: Iterator[StoredLetter]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from ebbflow.cli.display import one_line
+    from ebbflow.display import one_line
 
     table = Table()
     table.add_column("number", justify="right", no_wrap=True)
@@ -252,7 +248,7 @@ def _json_bytes(value: bytes) -> str | dict[str, str]:
 
 
 def _described(stored: StoredLetter) -> str:
-    from ebbflow.cli.display import one_line
+    from ebbflow.display import one_line
 
     letter = stored.letter
     facts = {
@@ -285,7 +281,7 @@ def _value(letter: Any) -> list[str]:
 
 
 def _block(title: str, text: str | None) -> list[str]:
-    from ebbflow.cli.display import one_line
+    from ebbflow.display import one_line
 
     if text is None:
         return []

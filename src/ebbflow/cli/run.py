@@ -21,7 +21,7 @@ from ebbflow.errors import EbbflowError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ebbflow.spark.run import Summary
+    from ebbflow.runtime.run_report import Summary
 
 DEFAULT_STATE = Path(".ebbflow")
 
@@ -134,10 +134,10 @@ def run(
     from ebbflow.spec.lint import load
 
     pipeline = load(spec)
-    from ebbflow.cli import display
+    from ebbflow import display
     from ebbflow.spark.run import run_pipeline
 
-    with display.opened(plain) as watcher:
+    with display.open_display(plain) as watcher:
         result = run_pipeline(
             pipeline,
             watcher=watcher,
@@ -189,7 +189,7 @@ def _where(state: Path, nats: str | None) -> str:
 
 
 def _report(console: Console, result: Summary, spec: Path, where: str) -> None:
-    from ebbflow.cli.display import result_table
+    from ebbflow.display import result_table
 
     console.print(result_table(result.vertices))
     wrong = [name for name, c in result.vertices.items() if c.read != c.ended]

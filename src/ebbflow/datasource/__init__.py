@@ -14,13 +14,14 @@ import os
 from typing import TYPE_CHECKING
 
 from ebbflow.datasource.source import JetStreamDataSource
+from ebbflow.errors import DataLoss, DataSourceError
 from ebbflow.nats.locate import NATS_URL
 from ebbflow.nats.login import Login
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["JetStreamDataSource", "register"]
+__all__ = ["DataLoss", "DataSourceError", "JetStreamDataSource", "register"]
 
 
 def register(spark: SparkSession, url: str | None = None, login: Login | None = None) -> None:

@@ -1,22 +1,47 @@
-"""The process that Spark's Python workers are forked from, with the slow imports done once.
+"""The daemon: the process that Spark forks its workers from, with the slow imports done once.
 
-Spark starts it as ``python -m ebbflow.spark.daemon`` when the first task needs a worker; every
-worker inherits what is loaded here. See ``ahead`` for how the loading is done before that.
-A worker's line to Spark is its own: see ``descriptors``.
+Spark starts it as ``python -m ebbflow.spark.daemon`` when the first task needs a worker, and every
+worker inherits the modules that it has loaded.
+
+The driver saves that time with ``preload``. While the JVM is starting, it starts a second process
+that loads the same modules. The daemon hands its standard input and output over to that process and
+stays only to pass signals on. First messages arrive more than a second earlier. This works on this
+machine only, and only where processes can be watched (Linux); if anything goes wrong, the daemon
+loads everything itself.
+
+A worker's connection to Spark is its own: see ``runtime.descriptors``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import json
+import os
+import select
+import shutil
+import signal
 import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 # A chunk makes thousands of small objects that live for a moment. Looking for cycles among them
 # every 700 of these costs a fifth of a map's time; what was imported need never be looked at.
 _OBJECTS = 100_000
+# The variable that says where the preloaded process listens.
+_SOCKET = "EBBFLOW_LOADED_AHEAD"
+_PRELOAD = "--preload"
+_LOOK_EVERY = 1.0
+_HANDED = (0, 1, 2)
+_LARGEST = 2**20
 
 
 def load() -> None:
-    """Import what every worker needs."""
+    """Imports everything that workers need."""
     import pandas  # noqa: F401 - Arrow looks for it in any case
     import pyarrow.compute  # noqa: F401
     import pyspark.worker  # noqa: F401
@@ -28,7 +53,7 @@ def load() -> None:
 
 
 def serve() -> None:
-    """Fork workers for as long as Spark wants any."""
+    """Forks workers for as long as Spark wants any."""
     from pyspark import daemon
 
     from ebbflow.runtime.descriptors import keep_private
@@ -43,9 +68,108 @@ def serve() -> None:
     daemon.manager()
 
 
-if __name__ == "__main__":
-    from ebbflow.spark.preload import handed_over
+@contextmanager
+def preload() -> Iterator[None]:
+    """Keeps a preloaded process while the context lasts; the driver starts Spark inside it."""
+    if not hasattr(os, "pidfd_open"):
+        yield
+        return
+    folder = tempfile.mkdtemp(prefix="ebbflow-ahead-")
+    os.environ[_SOCKET] = str(Path(folder) / "daemon")
+    process = subprocess.Popen(
+        [sys.executable, "-m", __name__, _PRELOAD, str(os.getpid())],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        process_group=0,  # Ctrl-C is for the driver, which ends this one
+    )
+    try:
+        yield
+    finally:
+        del os.environ[_SOCKET]
+        process.terminate()
+        process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
 
-    if not handed_over():
+
+def hand_over() -> bool:
+    """Lets the preloaded process be the daemon until it ends; ``False`` if there is none."""
+    # Spark may end the daemon as soon as the other process has answered: that signal is passed on.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        pid = _ask_preloaded()
+        if pid is None:
+            return False
+        watched = os.pidfd_open(pid)
+        signal.signal(signal.SIGTERM, lambda *_: _terminate(pid))
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    for descriptor in _HANDED[:2]:
+        os.close(descriptor)
+    select.select([watched], [], [])
+    return True
+
+
+def _ask_preloaded() -> int | None:
+    """Hands this process's state to the preloaded process; returns its id, if there is one."""
+    address = os.environ.get(_SOCKET)
+    if address is None:
+        return None
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.connect(address)
+            state = {"argv": sys.argv, "path": sys.path, "env": {**os.environ}, "cwd": os.getcwd()}
+            socket.send_fds(connection, [json.dumps(state).encode()], _HANDED)
+            return int(connection.recv(16))
+    except (OSError, ValueError):
+        return None
+
+
+def _terminate(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+
+
+def wait_preloaded(driver: int) -> None:
+    """Loads, waits until the daemon hands over, and serves in its place; ends with the driver."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(os.environ.pop(_SOCKET))
+        listener.listen()
+        load()
+        listener.settimeout(_LOOK_EVERY)
+        while os.getppid() == driver:
+            with contextlib.suppress(TimeoutError):
+                connection, _ = listener.accept()
+                break
+        else:
+            return
+    _take_over(connection)
+    serve()
+
+
+def _take_over(connection: socket.socket) -> None:
+    """Makes this process look like the daemon that Spark has started."""
+    with connection:
+        text, descriptors, _, _ = socket.recv_fds(connection, _LARGEST, len(_HANDED))
+        state = json.loads(text)
+        for descriptor, number in zip(descriptors, _HANDED, strict=True):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        sys.argv = state["argv"]
+        sys.path[:] = state["path"]
+        os.environ.clear()
+        os.environ.update(state["env"])
+        os.chdir(state["cwd"])
+        connection.send(b"%d" % os.getpid())
+
+
+def main() -> None:
+    """Runs this process as the daemon, or as the one that is preloaded for it."""
+    if sys.argv[1:2] == [_PRELOAD]:
+        wait_preloaded(driver=int(sys.argv[2]))
+    elif not hand_over():
         load()
         serve()
+
+
+if __name__ == "__main__":
+    main()

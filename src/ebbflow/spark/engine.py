@@ -22,7 +22,7 @@ from pyspark import SparkContext
 
 from ebbflow.errors import EbbflowError, EngineLost
 from ebbflow.runtime.feeds import EngineDied
-from ebbflow.spark.session import given_session
+from ebbflow.spark.session import active_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -132,7 +132,7 @@ class Engines:
         """Do the work, from the start again when Spark dies under it; ``None`` if stopped then."""
         while True:
             self._tell("starting Spark")
-            own = given_session() is None
+            own = active_session() is None
             try:
                 with ExitStack() as stack:
                     return _worked(work, Engine(self._started(stack), own))

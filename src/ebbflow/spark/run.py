@@ -8,28 +8,22 @@ stopped again.
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Unpack
 
 import nats.errors
 
 from ebbflow.buffers.names import Names
 from ebbflow.buffers.positions import read_all
-from ebbflow.core.outage import Waiting
-from ebbflow.durations import Duration, milliseconds
 from ebbflow.errors import JetStreamUnavailable
 from ebbflow.nats import api
-from ebbflow.nats.locate import find_own_server, open_link_for_run
-from ebbflow.nats.login import Login
-from ebbflow.nats.publish import Tally
+from ebbflow.nats.locate import connected, own_server
 from ebbflow.outcome import Counts
 from ebbflow.runtime import provision
 from ebbflow.runtime.control import STOP, turn
@@ -38,11 +32,12 @@ from ebbflow.runtime.listener import Listener
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.planning import make_plans
 from ebbflow.runtime.run_lock import alone
+from ebbflow.runtime.run_options import RunOptionNames, RunOptions
+from ebbflow.runtime.run_report import QuietWatcher, Summary, VertexView, Watcher
 from ebbflow.runtime.unconfirmed import Unconfirmed
 from ebbflow.spark.engine import Engine, Engines
 from ebbflow.spark.slots import TURN, Slots
 from ebbflow.spark.supervisor import Supervisor, VertexSupervisor
-from ebbflow.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,119 +48,15 @@ _LOOK_EVERY = 0.5
 _STOP_TIMEOUT = 40.0
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """How to run a pipeline. ``drain`` ends it when everything is processed."""
-
-    drain: bool = False
-    timeout: float | None = None
-    master: str | None = None
-    state: Path = Path(".ebbflow")
-    nats: str | None = None
-    login: Login | None = None
-    nats_port: int = 0
-    durable: bool = False
-    fresh: bool = False
-    epoch: float = 30.0
-    conf: Mapping[str, str] = field(default_factory=dict)
-    search: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class VertexView:
-    """One vertex as people see it while it runs. ``pending`` messages wait at its source.
-
-    ``failure`` is why it makes no progress, ``waiting`` if that is for a system that is away, and
-    ``halted`` if its breaker has stopped it.
-    ``in_call`` is for how many seconds user code has been in one call, if that is long.
-    """
-
-    counts: Counts
-    restarts: int
-    failure: str | None
-    nack_reason: str | None
-    publishing: Tally = field(default_factory=Tally)
-    pending: int | None = None
-    waiting: Waiting | None = None
-    halted: str | None = None
-    in_call: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What a run came to: counts of this run, and of the pipeline since it was first started.
-
-    ``publishing`` is what vertices met with in this run when they wrote to NATS.
-    """
-
-    pipeline: str
-    ended: str
-    seconds: float
-    vertices: dict[str, Counts]
-    totals: dict[str, Counts]
-    publishing: dict[str, Tally] = field(default_factory=dict)
-
-    def to_json(self) -> str:
-        """As ``--summary`` writes it."""
-        return json.dumps(
-            {
-                "pipeline": self.pipeline,
-                "ended": self.ended,
-                "seconds": round(self.seconds, 3),
-                "vertices": {name: c.as_dict() for name, c in self.vertices.items()},
-                "totals": {name: c.as_dict() for name, c in self.totals.items()},
-                "publishing": {name: asdict(t) for name, t in self.publishing.items()},
-            },
-            indent=2,
-        )
-
-
-class Watcher(Protocol):
-    """Whoever shows a run to people."""
-
-    def stage(self, text: str) -> None:
-        """Something is being started or stopped."""
-
-    def line(self, text: str) -> None:
-        """Something a vertex printed."""
-
-    def look(self, views: Mapping[str, VertexView]) -> None:
-        """The state of all vertices, about twice a second."""
-
-
-class Silent:
-    """Shows nothing."""
-
-    def stage(self, text: str) -> None:
-        """Nothing."""
-
-    def line(self, text: str) -> None:
-        """Nothing."""
-
-    def look(self, views: Mapping[str, VertexView]) -> None:
-        """Nothing."""
-
-
 def run_pipeline(
-    spec: Spec,
-    *,
-    watcher: Watcher | None = None,
-    timeout: Duration | None = None,
-    **options: Any,
+    spec: Spec, *, watcher: Watcher | None = None, **options: Unpack[RunOptionNames]
 ) -> Summary:
-    """Run a pipeline until it is drained, timed out or stopped. Options as in ``RunOptions``.
+    """Runs a pipeline until it is drained, timed out or stopped, and returns its summary.
 
-    Runs on the driver and blocks. Raises ``SetupError`` when the machine is not ready for it.
+    Runs on the driver and blocks. Raises ``SetupError`` when the machine is not ready for it, and
+    ``TypeError`` for an option that does not exist.
     """
-    seconds = None if timeout is None else milliseconds(timeout) / 1000
-    known = [field.name for field in fields(RunOptions)]
-    if unknown := sorted(options.keys() - set(known)):
-        meant = did_you_mean(unknown[0], known, "there are:")
-        raise TypeError(f"unknown option {unknown[0]!r}; {meant}")
-    for name in ("state", "search"):
-        if options.get(name) is not None:
-            options[name] = Path(options[name])
-    return Run(spec, RunOptions(timeout=seconds, **options), watcher or Silent()).execute()
+    return Run(spec, RunOptions.of(options), watcher or QuietWatcher()).execute()
 
 
 def _signals_to_hear() -> list[signal.Signals]:
@@ -263,12 +154,14 @@ class Run:
         return [replace(plan, lineage=lineage) for plan in plans]
 
     def _session(self, plans: Sequence[VertexPlan]) -> AbstractContextManager[SparkSession]:
-        from ebbflow.spark.session import session
+        from ebbflow.spark.session import open_session
 
         tasks = sum(plan.partitions for plan in plans)
         options = self._options
         logs = options.state.resolve() / "logs"
-        return session(self._spec.name, options.master, tasks, logs, options.conf, options.search)
+        return open_session(
+            self._spec.name, options.master, tasks, logs, options.conf, options.search
+        )
 
     def _check_batches(self, spark: SparkSession, plans: Sequence[VertexPlan]) -> None:
         if any(plan.batched for plan in plans):

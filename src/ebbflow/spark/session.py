@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import pyspark.version
 
 from ebbflow.errors import SetupError
-from ebbflow.spark import preload as ahead
+from ebbflow.spark.daemon import preload
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,7 +57,7 @@ def java_version() -> int:
     if java is None:
         where = f"in JAVA_HOME ({home})" if home else "on the path"
         raise SetupError(f"Spark needs Java 17 or newer, and there is none {where}.", f"{advice}.")
-    version = _told_version(java)
+    version = _ask_version(java)
     if version is None:
         raise SetupError(f"{java} does not say which version of Java it is.", f"{advice}.")
     if version < OLDEST_JAVA:
@@ -65,9 +65,9 @@ def java_version() -> int:
     return version
 
 
-def _told_version(java: str) -> int | None:
+def _ask_version(java: str) -> int | None:
     try:
-        told = subprocess.run(
+        answer = subprocess.run(
             [java, "-version"],
             capture_output=True,
             text=True,
@@ -77,11 +77,11 @@ def _told_version(java: str) -> int | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    match = re.search(r'version "(?:1\.)?(\d+)', told.stderr)
+    match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr)
     return int(match[1]) if match else None
 
 
-def given_session() -> SparkSession | None:
+def active_session() -> SparkSession | None:
     """The session that this program has started by itself, if it has."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -93,7 +93,7 @@ def given_session() -> SparkSession | None:
 
 
 @contextlib.contextmanager
-def session(
+def open_session(
     name: str,
     master: str | None,
     tasks: int,
@@ -105,15 +105,15 @@ def session(
 
     ``modules`` is the folder of the user's code; it is sent along to workers on other machines.
     """
-    active = given_session()
+    active = active_session()
     if active is not None:
         yield active
         return
-    with ahead.loading() if _is_local(master) else contextlib.nullcontext():
+    with preload() if _is_local(master) else contextlib.nullcontext():
         spark = start_session(name, master, tasks, logs, conf)
         try:
             if modules is not None and not _is_local(master):
-                spark.sparkContext.addPyFile(_zipped(modules, logs))
+                spark.sparkContext.addPyFile(_zip_modules(modules, logs))
             yield spark
         finally:
             stop_session(spark)
@@ -137,10 +137,10 @@ def start_session(
         **_settings(logs, local),
         **conf,
     }
-    return _started(settings, logs / "jvm.log")
+    return _start(settings, logs / "jvm.log")
 
 
-def _started(settings: Mapping[str, str], log: Path) -> SparkSession:
+def _start(settings: Mapping[str, str], log: Path) -> SparkSession:
     from py4j.protocol import Py4JError
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkException
@@ -168,7 +168,7 @@ def _is_local(master: str | None) -> bool:
     return master is None or master.startswith("local")
 
 
-def _zipped(folder: Path, logs: Path) -> str:
+def _zip_modules(folder: Path, logs: Path) -> str:
     """The Python modules of a folder as one file that Spark can ship."""
     target = logs / "modules.zip"
     with zipfile.ZipFile(target, "w") as archive:

@@ -14,13 +14,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ebbflow.spark.run import Run, RunOptions, Silent, Summary, VertexView
-from ebbflow.spark.session import session
+from ebbflow.runtime.run_options import RunOptions
+from ebbflow.runtime.run_report import Silent, Summary, VertexView
+from ebbflow.spark.run import Run
+from ebbflow.spark.session import open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from ebbflow.builder import Built
+    from ebbflow.builder import Builder
 
 _START_WAIT = 60.0
 _STOP_WAIT = 60.0
@@ -38,7 +40,7 @@ def local_spark(tasks: int = _TASKS) -> Iterator[SparkSession]:
     """
     with (
         tempfile.TemporaryDirectory(prefix="ebbflow-tests-") as logs,
-        session("tests", f"local[{tasks}]", tasks, Path(logs), {}, None) as spark,
+        open_session("tests", f"local[{tasks}]", tasks, Path(logs), {}, None) as spark,
     ):
         yield spark
 
@@ -48,7 +50,7 @@ class Live(Silent):
 
     def __init__(
         self,
-        pipeline: Built,
+        pipeline: Builder,
         state: Path,
         heard: Callable[[str], None] = lambda line: None,
         **options: Any,

@@ -15,7 +15,7 @@ from ebbflow.core.dead_letter import Letter
 from ebbflow.deadletters import DeadLetters
 from ebbflow.nats.locate import open_link_to_pipeline
 from ebbflow.pipeline import Pipeline
-from ebbflow.spark.run import Summary, VertexView
+from ebbflow.runtime.run_report import Summary, VertexView
 from ebbflow.testing.conformance.script import text_of
 from ebbflow.testing.conformance.under_test import UnderTest
 from ebbflow.testing.leftovers import Before

@@ -5,10 +5,10 @@ import time
 import pytest
 from rich.console import Console
 
-from ebbflow.cli.display import LiveTable, PlainLines, Rates, result_table, state_of
+from ebbflow.display import LiveTable, PlainLines, Rates, result_table, state_of
 from ebbflow.nats.publish import Tally
 from ebbflow.outcome import Counts
-from ebbflow.spark.run import VertexView
+from ebbflow.runtime.run_report import VertexView
 
 
 class Clock:

@@ -1,4 +1,4 @@
-"""How a run is shown while it goes on: a live table on a terminal, plain lines elsewhere.
+"""The display of a run while it goes on: a live table on a terminal, plain lines elsewhere.
 
 On a terminal what vertices print appears above the table. Elsewhere only that goes to standard
 output and everything about the run goes to standard error, so ``ebbflow run … | grep …`` sees
@@ -30,7 +30,7 @@ from ebbflow.outcome import COUNTERS, Counts
 if TYPE_CHECKING:
     from ebbflow.core.outage import Waiting
     from ebbflow.nats.publish import Tally
-    from ebbflow.spark.run import VertexView
+    from ebbflow.runtime.run_report import VertexView
 
 _EVERY = 2.0
 _RATE_OVER = 3.0
@@ -62,8 +62,8 @@ class Display(Protocol):
 
 
 @contextmanager
-def opened(plain: bool) -> Iterator[Display]:
-    """The display that suits standard output, for as long as the context lasts."""
+def open_display(plain: bool = False) -> Iterator[Display]:
+    """Shows a run in the way that suits standard output, for as long as the context lasts."""
     display: Display = PlainLines() if plain or not sys.stdout.isatty() else LiveTable()
     try:
         yield display

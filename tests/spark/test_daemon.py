@@ -33,7 +33,7 @@ def parents(batches):
 def test_workers_are_forked_from_the_process_that_was_loaded_ahead(shared_spark):
     row = shared_spark.range(1).mapInArrow(parents, "command string, here string").first()
 
-    assert "ebbflow.spark.preload" in row.command
+    assert "--preload" in row.command
     assert row.here == os.getcwd()
 
 
@@ -41,7 +41,7 @@ def test_workers_are_forked_from_the_process_that_was_loaded_ahead(shared_spark)
 def ahead(tmp_path):
     """A process that loads ahead, and the environment of a daemon that finds it."""
     env = {**os.environ, "EBBFLOW_LOADED_AHEAD": str(tmp_path / "daemon")}
-    command = [sys.executable, "-m", "ebbflow.spark.preload", str(os.getpid())]
+    command = [sys.executable, "-m", "ebbflow.spark.daemon", "--preload", str(os.getpid())]
     process = subprocess.Popen(command, env=env)
     while not (tmp_path / "daemon").exists():
         assert process.poll() is None
@@ -90,8 +90,8 @@ def test_a_daemon_without_anything_ahead_of_it_loads_everything_itself(place):
 
 @linux
 def test_what_loads_ahead_ends_with_the_driver_that_started_it(tmp_path):
-    program = "import time; from ebbflow.spark.preload import loading\n"
-    program += "with loading(): time.sleep(60)"
+    program = "import time; from ebbflow.spark.daemon import preload\n"
+    program += "with preload(): time.sleep(60)"
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     driver = subprocess.Popen([sys.executable, "-c", program], env=env)
     while not (children := psutil.Process(driver.pid).children()):

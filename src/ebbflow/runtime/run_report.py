@@ -1,0 +1,125 @@
+"""What a run says about itself: ``VertexView`` while it goes on, ``Summary`` at its end.
+
+A ``Watcher`` is told while it goes on. The run calls it on the driver: ``line`` from the thread of
+the connection to NATS, the other methods from the thread that runs the pipeline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Protocol
+
+from ebbflow.core.outage import Waiting
+from ebbflow.nats.publish import Tally
+from ebbflow.outcome import Counts
+
+_LOGGER = logging.getLogger("ebbflow")
+
+
+@dataclass(frozen=True, slots=True)
+class VertexView:
+    """The state of one vertex while it runs, with its counts of this run.
+
+    ``failure`` says why it makes no progress, ``waiting`` that it waits for a system that is away,
+    ``halted`` that its breaker has stopped it. ``restarts`` counts how often it was started again.
+    ``pending`` messages wait at its source, if the source knows. ``nack_reason`` is the latest one.
+    ``in_call`` is for how many seconds user code has been in one call, if that is long.
+    """
+
+    counts: Counts
+    restarts: int
+    failure: str | None
+    nack_reason: str | None
+    publishing: Tally = field(default_factory=Tally)
+    pending: int | None = None
+    waiting: Waiting | None = None
+    halted: str | None = None
+    in_call: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The result of a run. ``ended`` is ``drained``, ``timeout`` or ``stopped``.
+
+    ``vertices`` has the counts of this run by vertex, ``totals`` those since the pipeline was first
+    started. ``publishing`` counts what the vertices met with when they wrote to NATS in this run.
+    """
+
+    pipeline: str
+    ended: str
+    seconds: float
+    vertices: dict[str, Counts]
+    totals: dict[str, Counts]
+    publishing: dict[str, Tally] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """Returns the JSON text that ``ebbflow run --summary`` writes."""
+        return json.dumps(
+            {
+                "pipeline": self.pipeline,
+                "ended": self.ended,
+                "seconds": round(self.seconds, 3),
+                "vertices": {name: c.as_dict() for name, c in self.vertices.items()},
+                "totals": {name: c.as_dict() for name, c in self.totals.items()},
+                "publishing": {name: asdict(t) for name, t in self.publishing.items()},
+            },
+            indent=2,
+        )
+
+
+class Watcher(Protocol):
+    """Is told what a run does. Give one to ``run(watcher=...)`` to show a run in your own way."""
+
+    def stage(self, text: str) -> None:
+        """The run starts or stops something, or something about it needs attention."""
+
+    def line(self, text: str) -> None:
+        """A vertex has printed a line; called from another thread."""
+
+    def look(self, views: Mapping[str, VertexView]) -> None:
+        """The state of every vertex, about twice a second."""
+
+
+class Silent:
+    """A watcher that shows nothing; a base for watchers that care about some of it only."""
+
+    def stage(self, text: str) -> None:
+        """Does nothing."""
+
+    def line(self, text: str) -> None:
+        """Does nothing."""
+
+    def look(self, views: Mapping[str, VertexView]) -> None:
+        """Does nothing."""
+
+
+class QuietWatcher:
+    """The watcher of a run that Python code starts: it draws nothing.
+
+    What vertices print goes to standard output, as all prints do. Stages go to the logger
+    ``ebbflow`` as information, and a vertex that fails, waits or was stopped as a warning.
+    """
+
+    def __init__(self) -> None:
+        self._troubles: dict[str, str | None] = {}
+
+    def stage(self, text: str) -> None:
+        """Logs it."""
+        _LOGGER.info("%s", text)
+
+    def line(self, text: str) -> None:
+        """Prints it; a reader that has gone away must not end the thread that calls."""
+        with contextlib.suppress(OSError):
+            sys.stdout.write(f"{text}\n")
+
+    def look(self, views: Mapping[str, VertexView]) -> None:
+        """Logs why a vertex makes no progress, once for each reason."""
+        for vertex, view in views.items():
+            if view.failure and view.failure != self._troubles.get(vertex):
+                _LOGGER.warning("%s makes no progress: %s", vertex, view.failure)
+            self._troubles[vertex] = view.failure

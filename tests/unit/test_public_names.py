@@ -1,0 +1,58 @@
+"""The public names: listed in one place, there, typed, and cheap to import."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+import ebbflow
+from ebbflow.runtime.run_options import RunOptionNames, RunOptions
+
+MODULES = ("ebbflow", "ebbflow.publishing", "ebbflow.datasource")
+
+
+def listed() -> dict[str, set[str]]:
+    """The names that the docstring of the package lists, by module."""
+    names: dict[str, set[str]] = {}
+    module = ""
+    listing = (ebbflow.__doc__ or "").partition("lists it:\n\n")[2].partition("\n\n")[0]
+    for line in listing.splitlines():
+        module = line[4:24].strip() or module
+        names.setdefault(module, set()).update(line[38:].split())
+    return names
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_docstring_of_the_package_lists_what_a_module_exports(module: str) -> None:
+    exported = {name for name in import_module(module).__all__ if not name.startswith("__")}
+    assert listed()[module] == exported
+
+
+@pytest.mark.parametrize("module", [*MODULES, "ebbflow.testing"])
+def test_every_exported_name_is_there(module: str) -> None:
+    exporting = import_module(module)
+    assert [name for name in exporting.__all__ if not hasattr(exporting, name)] == []
+
+
+def test_a_name_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(AttributeError, match="module 'ebbflow' has no attribute 'Pipline'"):
+        _ = ebbflow.Pipline
+
+
+def test_every_option_of_a_run_can_be_given_by_name() -> None:
+    assert list(RunOptionNames.__annotations__) == [field.name for field in fields(RunOptions)]
+
+
+def test_the_options_of_a_run_are_converted_once() -> None:
+    options = RunOptions.of({"timeout": "1m30s", "state": "here", "search": "there"})
+    assert (options.timeout, str(options.state), str(options.search)) == (90.0, "here", "there")
+    assert RunOptions.of({}) == RunOptions()
+
+
+def test_a_run_is_shown_in_one_way() -> None:
+    watcher: Any = object()
+    with pytest.raises(TypeError, match="show=True or a watcher, not both"):
+        ebbflow.Pipeline("p").run(show=True, watcher=watcher)

@@ -1,0 +1,41 @@
+"""A run that Python code starts draws nothing, but nobody is left in the dark."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from ebbflow.outcome import Counts
+from ebbflow.runtime.run_report import QuietWatcher, VertexView
+
+
+def view(failure: str | None) -> VertexView:
+    return VertexView(Counts(), 0, failure, None)
+
+
+def test_what_vertices_print_goes_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    watcher = QuietWatcher()
+    watcher.stage("starting NATS")
+    watcher.line("(out) hello")
+    watcher.look({"out": view(None)})
+    assert capsys.readouterr() == ("(out) hello\n", "")
+
+
+def test_a_vertex_that_makes_no_progress_is_a_warning_once_for_each_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    watcher = QuietWatcher()
+    for failure in ("away", "away", "worse", None, "away"):
+        watcher.look({"m": view(failure)})
+    assert [record.getMessage() for record in caplog.records] == [
+        "m makes no progress: away",
+        "m makes no progress: worse",
+        "m makes no progress: away",
+    ]
+
+
+def test_stages_are_information(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "ebbflow"):
+        QuietWatcher().stage("starting Spark")
+    assert [record.getMessage() for record in caplog.records] == ["starting Spark"]
