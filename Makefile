@@ -19,7 +19,7 @@ $(VENV)/.ready: pyproject.toml uv.lock scripts/setup
 	@touch $@
 
 demo: setup ## Run a real pipeline on the embedded defaults and watch it
-	@$(BIN)/python -m examples.orders.demo
+	@$(BIN)/ebbflow demo
 
 cluster: setup ## Run three NATS nodes on this machine until Ctrl-C (see docs/guides/cluster.md)
 	@$(BIN)/python -m examples.cluster.start

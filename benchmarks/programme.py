@@ -121,7 +121,7 @@ def _contestants(left_out: list[str]) -> Iterator[Contestant]:
     if find_spec("faststream"):
         yield peers.faststream()
     else:
-        left_out.append("FastStream is not installed; pip install 'ebbflow[bench]'")
+        left_out.append("FastStream is not installed; make setup installs it")
     yield peers.Structured()
     yield ours.Sink(700_000)
     yield from (ours.Mono("unary", 350_000), ours.Mono("batch", 300_000))

@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from ebbflow.cli import dlq, doctor, lint, permissions, resume, run
+from ebbflow.cli.demo.command import demo
 from ebbflow.errors import EbbflowError, EngineLost, SpecError
 from ebbflow.version import __version__
 
@@ -50,6 +51,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     epilog=run.EXIT_CODE_HELP,
 )
+app.command()(demo)
 app.command()(lint.lint)
 app.command(epilog=run.EXIT_CODE_HELP)(run.run)
 app.command()(resume.resume)

@@ -45,6 +45,7 @@ class Store:
     """Writes orders to SQLite. An order that comes twice is stored once."""
 
     def open(self) -> None:
+        """Connects once per worker, before the first call."""
         DATABASE.parent.mkdir(parents=True, exist_ok=True)
         self.database = sqlite3.connect(DATABASE)
         self.database.execute(
@@ -52,10 +53,12 @@ class Store:
         )
 
     def __call__(self, data: list[Datum]) -> list[Response]:
+        """Writes a batch and answers for each order."""
         with self.database:  # one transaction: all is on disk before anything is answered
             return [self.write(datum) for datum in data]
 
     def write(self, datum: Datum) -> Response:
+        """Writes one order, unless the store is down or the order makes no sense."""
         order = json.loads(datum.value)
         if order["number"] % 1000 // 100 == 6 and datum.deliveries < 3:
             return Response.nack(datum.id, OUTAGE)
@@ -66,8 +69,10 @@ class Store:
         return Response.ok(datum.id)
 
     def close(self) -> None:
+        """Disconnects when the pipeline stops."""
         self.database.close()
 
 
 def message(order: dict[str, Any]) -> Message:
+    """Returns the order as a message."""
     return Message(json.dumps(order).encode())

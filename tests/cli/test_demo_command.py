@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from examples.orders import steps
 
 from ebbflow import Datum, Nack
+from ebbflow.cli.demo import steps
 from ebbflow.message import Status
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +44,7 @@ def shell(command: str) -> str:
 @pytest.mark.slow
 def test_the_demo_adds_up_and_its_next_commands_work(tmp_path: Path) -> None:
     state = tmp_path / "demo"
-    told = shell(f"{sys.executable} -m examples.orders.demo --orders {ORDERS} --state {state}")
+    told = shell(f"{sys.executable} -m ebbflow demo --orders {ORDERS} --state {state}")
     numbers = {
         what.strip(): int(number.replace(",", ""))
         for what, number in re.findall(r"^│ ([a-z ]+?) +│ +([\d,]+) │$", told, re.MULTILINE)
@@ -58,7 +58,7 @@ def test_the_demo_adds_up_and_its_next_commands_work(tmp_path: Path) -> None:
     }
     assert "Every order is in the store or among the dead letters." in told
 
-    commands = re.findall(r"^(?:[A-Z_]+=\S+ )*\S+ebbflow (?:dlq|run) .*$", told, re.MULTILINE)
+    commands = re.findall(r"^(?:[A-Z_]+=\S+ )*\S*ebbflow (?:dlq|run) .*$", told, re.MULTILINE)
     listed, shown, replayed, through = map(shell, commands)
     assert f"{dead} dead letters" in listed
     assert "has a negative amount" in shown

@@ -1,1 +1,0 @@
-"""An orders pipeline: late customers, a store that is sometimes down, orders nobody can take."""
