@@ -28,8 +28,8 @@ import ebbflow
 import ebbflow.datasource
 import ebbflow.publishing
 import ebbflow.testing
+from ebbflow.cli.conventions import EXIT_CODES
 from ebbflow.cli.main import app
-from ebbflow.cli.run import EXIT_CODES
 from ebbflow.connectors.http import spec as http_fields
 from ebbflow.connectors.jetstream import spec as jetstream_fields
 from ebbflow.connectors.kafka import spec as kafka_fields

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from ebbflow.cli.conventions import EXIT_CODES
 from ebbflow.cli.main import app
-from ebbflow.cli.run import EXIT_CODES
 from ebbflow.version import __version__
 
 EBBFLOW = Path(sys.executable).with_name("ebbflow")

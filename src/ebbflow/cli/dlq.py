@@ -1,7 +1,7 @@
 """``ebbflow dlq``: list, show, replay and purge the dead letters of a pipeline.
 
-Works while the pipeline runs, by way of its own server, and when it does not: then the embedded
-server is started for the length of the command.
+The commands use the server of a pipeline that runs. If it does not run, they start the embedded
+server for as long as they take.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ebbflow.cli.run import DEFAULT_STATE, NatsOption, StateOption
+from ebbflow.cli.conventions import DEFAULT_STATE, NatsOption, PipelineArgument, StateOption
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,19 +31,22 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Look at dead letters, send them back, throw them away.",
+    help="Look at dead letters, send them back or delete them.",
 )
 
-PipelineArgument = Annotated[str, typer.Argument(help="The pipeline's name.", show_default=False)]
 IdsArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="ID", help="Numbers of letters, or ids of messages."),
+    typer.Argument(
+        metavar="ID", help="The command takes the letters with these numbers or message ids."
+    ),
 ]
-AllOption = Annotated[bool, typer.Option("--all", help="Every letter.")]
+AllOption = Annotated[bool, typer.Option("--all", help="The command takes every letter.")]
 VertexOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Only letters of this vertex.")
+    str | None, typer.Option(metavar="NAME", help="The command takes only letters of this vertex.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="The command prints one JSON object per line.")
+]
 
 
 # --- reaching the letters -----------------------------------------------------------------------
@@ -56,12 +59,12 @@ def _open(pipeline: str, state: Path, nats: str | None) -> AbstractContextManage
 
 
 def _which(ids: list[str]) -> list[Which]:
-    """Digits are a number; every letter has one, so an id of digits only is never needed."""
+    """Reads digits as numbers; every letter has one, so nobody needs an id of digits only."""
     return [int(text) if text.isdecimal() else text for text in ids]
 
 
 def _selection(ids: list[str] | None, everything: bool, vertex: str | None) -> list[Which] | None:
-    """The letters named; ``None`` means every letter, or every one of the vertex."""
+    """Returns the letters named; ``None`` means every letter, or every one of the vertex."""
     if bool(ids) == (everything or vertex is not None):
         raise typer.BadParameter(
             "name letters by number or id, or say --all or --vertex NAME, not both.",
@@ -77,7 +80,7 @@ def _selection(ids: list[str] | None, everything: bool, vertex: str | None) -> l
 def list_letters(
     pipeline: PipelineArgument,
     vertex: VertexOption = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many, oldest first.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="The list ends after this many letters.")] = 50,
     as_json: JsonOption = False,
     state: StateOption = DEFAULT_STATE,
     nats: NatsOption = None,
@@ -85,12 +88,12 @@ def list_letters(
     """List dead letters, oldest first."""
     with _open(pipeline, state, nats) as letters:
         counts = letters.counts()
-        found = letters.list(vertex, limit)
+        listed = letters.list(vertex, limit)
         if as_json:
-            for stored in found:
+            for stored in listed:
                 typer.echo(json.dumps(_facts(stored)))
             return
-        table = _table(found)
+        table = _table(listed)
     total = counts.get(vertex, 0) if vertex else sum(counts.values())
     if total:
         _console().print(table)
@@ -100,16 +103,16 @@ def list_letters(
 @app.command()
 def show(
     pipeline: PipelineArgument,
-    id: Annotated[str, typer.Argument(help="Number of a letter or id of a message.")],
+    id: Annotated[str, typer.Argument(help="The number of a letter, or the id of a message.")],
     as_json: JsonOption = False,
     state: StateOption = DEFAULT_STATE,
     nats: NatsOption = None,
 ) -> None:
     """Show everything about one dead letter, or about all letters of one message."""
     with _open(pipeline, state, nats) as letters:
-        found = letters.get(*_which([id]))
-    for stored in found:
-        typer.echo(json.dumps(_facts(stored, whole=True)) if as_json else _described(stored))
+        chosen = letters.get(*_which([id]))
+    for stored in chosen:
+        typer.echo(json.dumps(_facts(stored, whole=True)) if as_json else _describe(stored))
 
 
 @app.command()
@@ -118,7 +121,9 @@ def replay(
     ids: IdsArgument = None,
     everything: AllOption = False,
     vertex: VertexOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="The command only counts; nothing is sent.")
+    ] = False,
     state: StateOption = DEFAULT_STATE,
     nats: NatsOption = None,
 ) -> None:
@@ -138,15 +143,17 @@ def purge(
     ids: IdsArgument = None,
     everything: AllOption = False,
     vertex: VertexOption = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="The command does not ask before it deletes.")
+    ] = False,
     state: StateOption = DEFAULT_STATE,
     nats: NatsOption = None,
 ) -> None:
-    """Delete dead letters for good."""
+    """Delete dead letters. Nobody can bring them back."""
     which = _selection(ids, everything, vertex)
     with _open(pipeline, state, nats) as letters:
         total = _total(letters, vertex) if which is None else len(letters.numbers(*which))
-        if total and not yes and not _agreed(total, pipeline):
+        if total and not yes and not _confirm(total, pipeline):
             typer.echo("Nothing was deleted.")
             return
         count = letters.purge_all(vertex) if which is None else letters.purge(*which)
@@ -158,15 +165,15 @@ def _total(letters: DeadLetters, vertex: str | None) -> int:
     return counts.get(vertex, 0) if vertex else sum(counts.values())
 
 
-def _agreed(total: int, pipeline: str) -> bool:
+def _confirm(total: int, pipeline: str) -> bool:
     try:
         return typer.confirm(f"Delete {_letters_text(total)} of {pipeline} for good?")
     except typer.Abort:
-        raise typer.BadParameter("nobody is there to be asked.", param_hint="--yes") from None
+        raise typer.BadParameter("there is no terminal to ask on.", param_hint="--yes") from None
 
 
 def _progress(letters: Iterator[StoredLetter], total: int | None) -> Iterator[StoredLetter]:
-    """The letters, with a bar on the terminal for as long as they last."""
+    """Yields the letters and shows a bar on the terminal meanwhile."""
     from rich.progress import track
 
     quiet = total is None or not sys.stderr.isatty()
@@ -183,7 +190,7 @@ def _console(err: bool = False) -> Any:
 
 
 def _letters_text(count: int) -> str:
-    return f"{count:,} dead letter{'s' * (count != 1)}"
+    return "1 dead letter" if count == 1 else f"{count:,} dead letters"
 
 
 def _table(letters: Iterator[StoredLetter]) -> Table:
@@ -224,7 +231,7 @@ def _time(time: datetime | None) -> str:
 
 
 def _facts(stored: StoredLetter, whole: bool = False) -> dict[str, Any]:
-    """The letter for programs; bytes are text where they are, else ``{"base64": …}``."""
+    """Returns the letter for programs; bytes that are no text become ``{"base64": …}``."""
     letter = stored.letter
     facts: dict[str, Any] = {"number": stored.number}
     facts |= {name: getattr(letter, name) for name in letter.__dataclass_fields__}
@@ -247,7 +254,7 @@ def _json_bytes(value: bytes) -> str | dict[str, str]:
         return {"base64": base64.b64encode(value).decode()}
 
 
-def _described(stored: StoredLetter) -> str:
+def _describe(stored: StoredLetter) -> str:
     from ebbflow.display import one_line
 
     letter = stored.letter

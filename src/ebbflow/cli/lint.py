@@ -9,10 +9,13 @@ import typer
 
 
 def lint(
-    files: Annotated[list[Path], typer.Argument(help="Pipelines in YAML.", show_default=False)],
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Each of these YAML files holds a pipeline.", show_default=False),
+    ],
 ) -> None:
     """Check pipelines without running them. Exits with 1 if there are problems."""
-    # Here, because the model takes a while to import and other commands do without it.
+    # Imported here: the model takes a while to import, and other commands do without it.
     from ebbflow.spec.lint import lint as problems_of
 
     problems = [problem for file in files for problem in problems_of(file)]
@@ -20,4 +23,4 @@ def lint(
         typer.echo(str(problem))
     if problems:
         raise typer.Exit(1)
-    typer.echo(f"{len(files)} file{'s' * (len(files) != 1)} ok")
+    typer.echo("1 file ok" if len(files) == 1 else f"{len(files)} files ok")

@@ -1,7 +1,7 @@
 """The ``ebbflow`` command. Each command is a module beside this one.
 
-Errors that Ebbflow raises on purpose are told in one text without a traceback; anything else is a
-bug and shows a plain one. Typer's own tracebacks are off because they print local variables, and
+An error that Ebbflow raises on purpose is printed as one text without a traceback; anything else is
+a bug and shows a plain one. Typer's own tracebacks are off because they print local variables, and
 passwords can be among them.
 """
 
@@ -16,31 +16,32 @@ import typer
 from typer.core import TyperGroup
 
 from ebbflow.cli import dlq, doctor, lint, permissions, resume, run
+from ebbflow.cli.conventions import EXIT_CODE_HELP, ExitCode
 from ebbflow.cli.demo.command import demo
 from ebbflow.errors import EbbflowError, EngineLost, SpecError
 from ebbflow.version import __version__
 
 
 class Commands(TyperGroup):
-    """All commands, with one way to end for each kind of error."""
+    """All commands; each kind of error ends them in its own way."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command that was asked for."""
+        """Runs the command that the user has typed."""
         try:
             return super().invoke(ctx)
         except SpecError as error:
             typer.echo(str(error))
-            raise typer.Exit(run.ExitCode.SPEC) from None
+            raise typer.Exit(ExitCode.SPEC) from None
         except EbbflowError as error:
             typer.echo(f"ebbflow: {error}", err=True)
             lost = isinstance(error, EngineLost)
-            code = run.ExitCode.ENGINE_LOST if lost else run.ExitCode.NOT_READY
+            code = ExitCode.ENGINE_LOST if lost else ExitCode.NOT_READY
             raise typer.Exit(code) from None
         except KeyboardInterrupt as interrupt:
-            # Whoever was at work when it came may have noted what that was.
+            # The code that was interrupted may have noted what it was doing.
             where = "".join(f" {note}" for note in getattr(interrupt, "__notes__", ()))
             typer.echo(f"ebbflow: interrupted{where}", err=True)
-            raise typer.Exit(run.ExitCode.INTERRUPTED) from None
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
 app = typer.Typer(
@@ -49,18 +50,18 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    epilog=run.EXIT_CODE_HELP,
+    epilog=EXIT_CODE_HELP,
 )
 app.command()(demo)
 app.command()(lint.lint)
-app.command(epilog=run.EXIT_CODE_HELP)(run.run)
+app.command(epilog=EXIT_CODE_HELP)(run.run)
 app.command()(resume.resume)
 app.command()(doctor.doctor)
 app.command()(permissions.permissions)
 app.add_typer(dlq.app, name="dlq")
 
 
-def _version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"ebbflow {__version__}")
         raise typer.Exit
@@ -70,7 +71,12 @@ def _version(wanted: bool) -> None:
 def _ebbflow(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="The command prints its version and ends.",
+        ),
     ] = False,
 ) -> None:
     """Message pipelines on Apache Spark with a decision for every single message."""
@@ -87,4 +93,4 @@ def main() -> None:
     except Exception:
         # Python's own exit code for this is 1, which here means problems of a pipeline.
         traceback.print_exc()
-        sys.exit(run.ExitCode.NOT_READY)
+        sys.exit(ExitCode.NOT_READY)

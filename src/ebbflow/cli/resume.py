@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ebbflow.cli.run import DEFAULT_STATE, NatsOption, StateOption
+from ebbflow.cli.conventions import DEFAULT_STATE, NatsOption, PipelineArgument, StateOption
 
 if TYPE_CHECKING:
     from ebbflow.buffers.names import Names
@@ -18,9 +18,10 @@ _REPEAT_EVERY = 0.25
 
 
 def resume(
-    pipeline: Annotated[str, typer.Argument(help="The pipeline's name.", show_default=False)],
+    pipeline: PipelineArgument,
     vertex: Annotated[
-        str | None, typer.Argument(help="Only this vertex; all if left out.", show_default=False)
+        str | None,
+        typer.Argument(help="Only this vertex goes on; without it, all.", show_default=False),
     ] = None,
     state: StateOption = DEFAULT_STATE,
     nats: NatsOption = None,
@@ -30,12 +31,12 @@ def resume(
     from ebbflow.nats.locate import open_link_to_pipeline
 
     names = Names(pipeline)
-    with open_link_to_pipeline(state, nats, inbox=names.inbox) as link:
-        stopped = _stopped(link, names, vertex)
+    with reached(state, nats, inbox=names.inbox) as link:
+        stopped = _stopped_vertices(link, names, vertex)
         if not stopped:
             which = f"Vertex {vertex}" if vertex else "No vertex"
             typer.echo(f"{which} of {pipeline} is{' not' if vertex else ''} stopped.")
-        elif not _resumed(link, names, vertex):
+        elif not _resume(link, names, vertex):
             typer.echo(
                 f"Nobody answers for {', '.join(stopped)}: {pipeline} does not run. "
                 "Its next run goes on by itself."
@@ -44,17 +45,20 @@ def resume(
             typer.echo(f"Resumed: {', '.join(stopped)}.")
 
 
-def _stopped(link: Link, names: Names, vertex: str | None) -> list[str]:
-    """The vertices that a breaker has stopped."""
+def _stopped_vertices(link: Link, names: Names, vertex: str | None) -> list[str]:
+    """Returns the vertices that a breaker has stopped, or the one if it is among them."""
     from ebbflow.buffers.positions import read_all
 
-    found = link.run(read_all(link, names)).items()
-    stopped = {name for (name, _), position in found if position.halted is not None}
+    positions = link.run(read_all(link, names)).items()
+    stopped = {name for (name, _), position in positions if position.halted is not None}
     return sorted(stopped & {vertex} if vertex else stopped)
 
 
-def _resumed(link: Link, names: Names, vertex: str | None) -> bool:
-    """Say so until it is done: a task that is just starting does not hear it."""
+def _resume(link: Link, names: Names, vertex: str | None) -> bool:
+    """Sends the word until no vertex is stopped; ``False`` if nobody takes it in time.
+
+    It is repeated because a task that is just starting does not hear it.
+    """
     from ebbflow.runtime import control
 
     deadline = time.monotonic() + _LONGEST_WAIT
@@ -62,6 +66,6 @@ def _resumed(link: Link, names: Names, vertex: str | None) -> bool:
         link.run(link.client.publish(names.control_subject, control.resume(vertex)))
         link.flush()
         time.sleep(_REPEAT_EVERY)
-        if not _stopped(link, names, vertex):
+        if not _stopped_vertices(link, names, vertex):
             return True
     return False

@@ -1,7 +1,4 @@
-"""``ebbflow run``: load a pipeline, run it, say what came of it.
-
-Also what all commands share: the exit codes, and the options that say where a pipeline lives.
-"""
+"""``ebbflow run``: load a pipeline, run it, report the result."""
 
 from __future__ import annotations
 
@@ -9,12 +6,19 @@ import os
 import secrets
 import shlex
 from datetime import timedelta
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ebbflow.cli.conventions import (
+    DEFAULT_STATE,
+    ExitCode,
+    NatsOption,
+    SpecArgument,
+    StateOption,
+)
 from ebbflow.durations import milliseconds
 from ebbflow.errors import EbbflowError
 
@@ -22,37 +26,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ebbflow.runtime.run_report import Summary
-
-DEFAULT_STATE = Path(".ebbflow")
-
-
-class ExitCode(IntEnum):
-    """How a command ended, for scripts."""
-
-    OK = 0
-    SPEC = 1
-    USAGE = 2
-    NOT_READY = 3
-    TIMEOUT = 4
-    ENGINE_LOST = 5
-    INTERRUPTED = 130
-
-
-EXIT_CODES = {
-    ExitCode.OK: "drained, or stopped on request",
-    ExitCode.SPEC: "the pipeline has problems; they are printed as by lint",
-    ExitCode.USAGE: "wrong usage of the command",
-    ExitCode.NOT_READY: "this machine is not ready, or something failed; the text says what to do",
-    ExitCode.TIMEOUT: "--drain did not finish within --timeout",
-    ExitCode.ENGINE_LOST: "Spark's JVM kept dying; the next run goes on where this one ended",
-    ExitCode.INTERRUPTED: "interrupted before the run began",
-}
-"""Every exit code and what it means."""
-
-# The mark keeps the lines from being joined to a paragraph.
-EXIT_CODE_HELP = "\b\nExit codes:\n" + "\n".join(
-    f"{code:5}  {meaning}" for code, meaning in EXIT_CODES.items()
-)
 
 
 class Durability(StrEnum):
@@ -72,65 +45,77 @@ def _seconds(text: str, option: str) -> float:
     return value
 
 
-def _settings(given: list[str]) -> dict[str, str]:
-    for text in given:
-        if not text.partition("=")[0] or "=" not in text:
-            raise typer.BadParameter(f"{text!r} is not of the form key=value.", param_hint="--conf")
-    return {key: value for key, _, value in (text.partition("=") for text in given)}
-
-
-StateOption = Annotated[
-    Path, typer.Option("--state", metavar="DIR", help="Folder of the embedded server's data.")
-]
-NatsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--nats",
-        metavar="URL",
-        help="A NATS server of your own instead.",
-        envvar="EBBFLOW_NATS_URL",
-        show_default=False,
-    ),
-]
+def _settings(pairs: list[str]) -> dict[str, str]:
+    """Returns Spark's settings from texts of the form ``key=value``."""
+    for pair in pairs:
+        if not pair.partition("=")[0] or "=" not in pair:
+            raise typer.BadParameter(f"{pair!r} is not of the form key=value.", param_hint="--conf")
+    return {key: value for key, _, value in (pair.partition("=") for pair in pairs)}
 
 
 def run(
-    spec: Annotated[Path, typer.Argument(help="The pipeline in YAML.", show_default=False)],
-    drain: Annotated[bool, typer.Option("--drain", help="End when all is processed.")] = False,
+    spec: SpecArgument,
+    drain: Annotated[
+        bool, typer.Option("--drain", help="The run ends when every message is processed.")
+    ] = False,
     timeout: Annotated[
-        str | None, typer.Option(metavar="TIME", help="End after so long: 90s, 5m, 1h30m.")
+        str | None,
+        typer.Option(
+            metavar="TIME", help="The run ends after this time in any case: 90s, 5m, 1h30m."
+        ),
     ] = None,
     summary: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the counts as JSON at the end.")
+        Path | None,
+        typer.Option(metavar="FILE", help="The run writes its counts as JSON to this file."),
     ] = None,
     master: Annotated[
-        str | None, typer.Option(metavar="URL", help="Spark master; this machine if left out.")
+        str | None,
+        typer.Option(metavar="URL", help="Spark runs on this master; without it, on this machine."),
     ] = None,
     state: StateOption = DEFAULT_STATE,
     nats: NatsOption = None,
     nats_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of the embedded server; 0 picks one.")
+        int,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="The embedded NATS server listens on this port; 0 picks a free one.",
+        ),
     ] = 0,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Forget all earlier runs, dead letters too.")
+        bool,
+        typer.Option(
+            "--fresh",
+            help="The run first deletes what earlier runs of the pipeline have stored, "
+            "dead letters included.",
+        ),
     ] = False,
     epoch: Annotated[
-        str, typer.Option(metavar="TIME", help="How long Spark tasks live before they are renewed.")
+        str, typer.Option(metavar="TIME", help="Spark tasks are renewed after this time.")
     ] = "30s",
     durability: Annotated[
-        Durability, typer.Option(help="Embedded server: safe syncs every write to disk.")
+        Durability,
+        typer.Option(
+            help="With safe, the embedded NATS server syncs every write to disk; "
+            "with fast, every two minutes."
+        ),
     ] = Durability.FAST,
     conf: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="A Spark setting; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="Spark gets this setting; the option can be repeated."
+        ),
     ] = None,
-    plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live table.")] = False,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="The run prints lines instead of a live table.")
+    ] = False,
 ) -> None:
     """Run a pipeline until it is drained, timed out or stopped with Ctrl-C."""
     settings = _settings(conf or [])
     limit = timedelta(seconds=_seconds(timeout, "--timeout")) if timeout is not None else None
     epoch_seconds = _seconds(epoch, "--epoch")
     _check_summary(summary)
-    # Here, because Spark takes a while to import and most mistakes can be told without it.
+    # Imported here: Spark takes a while to import, and most mistakes are found without it.
     from ebbflow.spec.lint import load
 
     pipeline = load(spec)
@@ -161,7 +146,7 @@ def run(
 
 
 def _check_summary(file: Path | None) -> None:
-    """Tell now what would otherwise go wrong only after the run."""
+    """Refuses a file that could not be written after the run."""
     if file is None:
         return
     if file.is_dir() or not os.access(file.resolve().parent, os.W_OK):
@@ -169,7 +154,7 @@ def _check_summary(file: Path | None) -> None:
 
 
 def _write(file: Path, text: str) -> None:
-    """Replace the file as a whole: whoever reads it never sees a part."""
+    """Replaces the file as a whole, so that nobody ever reads a part of it."""
     beside = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     try:
         beside.write_text(text, encoding="utf-8")
@@ -180,7 +165,7 @@ def _write(file: Path, text: str) -> None:
 
 
 def _where(state: Path, nats: str | None) -> str:
-    """The options that lead another command to the same place, without any password."""
+    """Returns the options that lead another command to the same place, without any password."""
     if nats is not None:
         from ebbflow.nats.address import Addresses
 
@@ -192,16 +177,16 @@ def _report(console: Console, result: Summary, spec: Path, where: str) -> None:
     from ebbflow.display import result_table
 
     console.print(result_table(result.vertices))
-    wrong = [name for name, c in result.vertices.items() if c.read != c.ended]
-    if wrong:
-        console.print(f"Does not add up: {', '.join(wrong)} read more or less than ended.")
+    unequal = [name for name, c in result.vertices.items() if c.read != c.ended]
+    if unequal:
+        console.print(f"Does not add up: {', '.join(unequal)} read more or less than ended.")
     else:
         console.print("Adds up: every message read has exactly one end.")
     console.print(f"{result.ended} after {result.seconds:.1f} s")
     if dead := sum(c.dead_lettered for c in result.vertices.values()):
         noun = "dead letter" if dead == 1 else "dead letters"
-        told = f"{dead:,} {noun}; see why: ebbflow dlq list {result.pipeline}{where}"
-        console.print(told, markup=False, soft_wrap=True)
+        hint = f"{dead:,} {noun}; see why: ebbflow dlq list {result.pipeline}{where}"
+        console.print(hint, markup=False, soft_wrap=True)
     if _exhausted_before(result):
         console.print("Nothing was read: the sources gave all they have in an earlier run.")
         command = f"ebbflow run {shlex.quote(str(spec))}{where} --fresh"

@@ -7,7 +7,7 @@ still the same one, so a call costs nothing. A call that is over its time is end
   whatever Python does or waits for. The message is the error policy's from there on.
 - C code that does not come back is not reached by that. Some time later the process ends itself, by
   a thread that needs nothing of Python's. The message is then found as one that kills its worker is
-  (see ``careful``), and is the error policy's as well.
+  (see ``poison``), and is the error policy's as well.
 
 Both are set when a call begins and is the first for a while. The thread that watches sets them anew
 when it sees another call. If it cannot run, because C code does not let go of the interpreter, they
@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import IO, Any
 
+from ebbflow.core import calling
 from ebbflow.core.running_call import RUNNING
 from ebbflow.errors import CallTimeout
 
@@ -40,6 +41,8 @@ _LONG, _TELL_EVERY = 10.0, 2.0
 _AGAIN = 1.0
 _SOON = 0.02
 _MISSES = 3
+# The module whose frames are around every call of user code.
+_CALLER = calling.__name__
 
 
 @contextmanager
@@ -158,6 +161,6 @@ class _Watch:
         if loop is not None and asyncio.current_task(loop) is None:
             return True
         name = frame.f_globals.get("__name__", "") if frame is not None else ""
-        if name.startswith(("ebbflow.core.", "ebbflow.core.frames")):
-            return True
-        return name == "ebbflow.core.calling" and self._misses < _MISSES
+        if name == _CALLER:
+            return self._misses < _MISSES
+        return name.startswith("ebbflow.core.")

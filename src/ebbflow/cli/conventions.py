@@ -1,0 +1,63 @@
+"""What all commands share: the exit codes, and the options that say where a pipeline lives."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DEFAULT_STATE = Path(".ebbflow")
+
+
+class ExitCode(IntEnum):
+    """The exit code of a command, for scripts."""
+
+    OK = 0
+    SPEC = 1
+    USAGE = 2
+    NOT_READY = 3
+    TIMEOUT = 4
+    ENGINE_LOST = 5
+    INTERRUPTED = 130
+
+
+EXIT_CODES = {
+    ExitCode.OK: "drained, or stopped on request",
+    ExitCode.SPEC: "the pipeline has problems; they are printed as by lint",
+    ExitCode.USAGE: "wrong usage of the command",
+    ExitCode.NOT_READY: "this machine is not ready, or something failed; the text says what to do",
+    ExitCode.TIMEOUT: "--drain did not finish within --timeout",
+    ExitCode.ENGINE_LOST: "Spark's JVM kept dying; the next run goes on where this one ended",
+    ExitCode.INTERRUPTED: "interrupted before the run began",
+}
+"""Every exit code with its meaning."""
+
+# The mark keeps the lines from being joined to a paragraph.
+EXIT_CODE_HELP = "\b\nExit codes:\n" + "\n".join(
+    f"{code:5}  {meaning}" for code, meaning in EXIT_CODES.items()
+)
+
+StateOption = Annotated[
+    Path,
+    typer.Option(
+        "--state", metavar="DIR", help="The embedded NATS server keeps its data in this folder."
+    ),
+]
+NatsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--nats",
+        metavar="URL",
+        help="The pipeline uses your own NATS server at this URL, not the embedded one.",
+        envvar="EBBFLOW_NATS_URL",
+        show_default=False,
+    ),
+]
+PipelineArgument = Annotated[
+    str, typer.Argument(help="The command acts on the pipeline of this name.", show_default=False)
+]
+SpecArgument = Annotated[
+    Path, typer.Argument(help="This YAML file holds the pipeline.", show_default=False)
+]
