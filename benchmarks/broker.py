@@ -21,7 +21,7 @@ from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.nats.publish import BUFFER, publish
-from ebbflow.testing.live import until
+from ebbflow.testing.background_run import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

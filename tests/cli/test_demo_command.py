@@ -77,7 +77,7 @@ def test_orders_of_late_customers_come_back_twice() -> None:
 
 def test_the_store_answers_for_each_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "DATABASE", tmp_path / "orders.db")
-    store = steps.Store()
+    store = steps.OrderStore()
     store.open()
     bad = Datum(b'{"number": 4, "amount": -1, "name": "x"}', id="in-4")
     responses = store([order(1), order(650), bad, order(650, deliveries=3), order(1)])

@@ -17,7 +17,7 @@ from ebbflow.testing import (
     SinkUnderTest,
     SourceUnderTest,
 )
-from ebbflow.testing.memory import Taking, Writing
+from ebbflow.testing.memory import MemoryWriter, RedeliveringReader
 
 
 class FaultySource(SourceUnderTest):
@@ -26,7 +26,7 @@ class FaultySource(SourceUnderTest):
     keeps_keys = True
     keeps_headers = True
 
-    def __init__(self, memory: MemorySource, reader: type[Taking]) -> None:
+    def __init__(self, memory: MemorySource, reader: type[RedeliveringReader]) -> None:
         self._memory = memory
         self._reader = reader
         self.flood = 22_000 if reader is Tidy else 0
@@ -44,7 +44,7 @@ class FaultySource(SourceUnderTest):
         return self._memory.unsettled
 
 
-class Careless(Taking):
+class Careless(RedeliveringReader):
     """Loses a message, gives one twice, forgets a nack, comes early, and forgets who it gave."""
 
     def open(self):
@@ -84,7 +84,7 @@ def replace_delay(options):
     return type(options)(None if options.reason == "later 2" else options.delay)
 
 
-class Tidy(Taking):
+class Tidy(RedeliveringReader):
     """Cleans values up, leaves headers out, and reads all there is into a memory of its own."""
 
     def open(self):
@@ -97,7 +97,7 @@ class Tidy(Taking):
         return [replace(m, value=m.value.strip(), headers={}) for m in found]
 
 
-class Forgetful(Taking):
+class Forgetful(RedeliveringReader):
     """Acknowledges slow messages when it reads them, and nacked ones it keeps to itself.
 
     It never acknowledges those that came while it was not there, and leaves a process behind.
@@ -142,7 +142,7 @@ class FaultySink(SinkUnderTest):
         return self._memory.landed
 
 
-class Hasty(Writing):
+class Hasty(MemoryWriter):
     """Drops one row, writes one twice, changes values, and says OK whatever the target says."""
 
     def __call__(self, data):

@@ -19,7 +19,7 @@ from ebbflow.testing import (
     SourceUnderTest,
 )
 from ebbflow.testing.conformance import samples
-from ebbflow.testing.conformance.script import Arriving, Deciding
+from ebbflow.testing.conformance.user_code import RecordingSink, ScriptedTransformer
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +30,7 @@ def sample_of(value: bytes) -> Sample:
     return MADE_UP[json.loads(value)["data"]["value"]]
 
 
-class Numbered(Deciding):
+class Numbered(ScriptedTransformer):
     """Takes the generator's numbers for the messages of the suite."""
 
     def __call__(self, datum: Datum):
@@ -65,7 +65,7 @@ class GeneratorTrial(SourceTrial):
         pipeline = Pipeline(self.name).source(
             "in", transformer=numbered, **self.under_test.source()
         )
-        return pipeline.sink("out", partial(Arriving, self.seen.arrivals_journal))
+        return pipeline.sink("out", partial(RecordingSink, self.seen.arrivals_journal))
 
     def name_of_letter(self, letter):
         return samples.name_of(sample_of(letter.value))

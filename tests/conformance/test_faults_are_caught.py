@@ -17,8 +17,8 @@ from ebbflow.testing import (
     SinkTrial,
     SourceTrial,
 )
-from ebbflow.testing.leftovers import processes_of
-from ebbflow.testing.memory import Taking
+from ebbflow.testing.conformance.leftovers import processes_of
+from ebbflow.testing.memory import RedeliveringReader
 from tests.conformance.faults import Careless, FaultySink, FaultySource, Forgetful, Tidy
 
 pytestmark = pytest.mark.slow
@@ -112,7 +112,7 @@ def test_a_faulty_sink_is_caught(rule, told, sink_trial):
 
 def test_a_trial_that_ends_early_leaves_nothing_behind(tmp_path):
     with MemorySource() as memory:
-        with SourceTrial(FaultySource(memory, Taking), tmp_path, PATIENCE) as trial:
+        with SourceTrial(FaultySource(memory, RedeliveringReader), tmp_path, PATIENCE) as trial:
             SOURCE["every_message_arrives_once"](trial)
         assert trial.left == []
     assert processes_of(trial.name) == []

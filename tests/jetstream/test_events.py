@@ -10,14 +10,14 @@ from ebbflow.nats.embedded import EmbeddedServer, StateFolder
 from ebbflow.nats.locate import open_link
 from ebbflow.nats.publish import Tally
 from ebbflow.runtime.events import Events
-from ebbflow.runtime.listener import Listener
+from ebbflow.runtime.listener import TaskListener
 
 
 @pytest.fixture
 def heard(link, names):
     """The texts that whoever watches has heard."""
     texts = queue.Queue()
-    with Listener(names, texts.put).listening(link):
+    with TaskListener(names, texts.put).listen(link):
         link.flush()
         yield texts
 

@@ -11,8 +11,7 @@ import pytest
 from ebbflow import Message, MonoVertex, Pipeline, Response
 from ebbflow.errors import SetupError
 from ebbflow.publishing import Login
-from ebbflow.runtime.permissions import permissions_of
-from ebbflow.testing.live import Live, until
+from ebbflow.testing.background_run import BackgroundRun, until
 from tests.jetstream.securing import nats_server
 from tests.sources.posting import NDJSON, Answered, asked
 
@@ -55,7 +54,7 @@ def test_what_is_posted_to_two_sources_on_one_port_arrives(port, store, journal,
         .source("two", http=both)
         .sink("out", store, after=["one", "two"])
     )
-    live = Live(pipeline, tmp_path / "state")
+    live = BackgroundRun(pipeline, tmp_path / "state")
     try:
         for number in range(20):
             post(port, "one", b"%d" % number, x_numaflow_id=f"a{number}", x_numaflow_keys="k")
@@ -74,7 +73,7 @@ def test_a_stop_and_a_start_lose_nothing_and_know_the_ids(port, store, journal, 
     mono = MonoVertex("test").source(http={"ports": {"http": port}}).map(slowly).sink(store)
     posted = 0
     for _ in range(2):
-        live = Live(mono, tmp_path / "state")
+        live = BackgroundRun(mono, tmp_path / "state")
         try:
             for number in range(50):
                 assert post(port, "test", b"%d" % number, x_numaflow_id=f"m{number}").status == 200
@@ -83,7 +82,7 @@ def test_a_stop_and_a_start_lose_nothing_and_know_the_ids(port, store, journal, 
             posted += 20
         finally:
             live.stop()
-    live = Live(mono, tmp_path / "state")
+    live = BackgroundRun(mono, tmp_path / "state")
     try:
         assert until(lambda: len(journal.read()) >= 50 + posted, 30)
     finally:
@@ -114,7 +113,9 @@ def test_it_runs_with_the_permissions_that_are_printed_for_it(port, store, journ
     config = 'authorization { users: [ { user: "me", password: "m", include "me.conf" } ] }\n'
     with nats_server(tmp_path / "nats", config) as server:
         login = Login(user="me", password="m")
-        live = Live(pipeline, tmp_path / "state", nats=f"nats://127.0.0.1:{server}", login=login)
+        live = BackgroundRun(
+            pipeline, tmp_path / "state", nats=f"nats://127.0.0.1:{server}", login=login
+        )
         try:
             assert post(port, "in", b"x", x_numaflow_id="a").status == 200
             assert until(lambda: journal.read() == [["a", "x", []]], 30)

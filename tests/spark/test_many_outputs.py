@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from ebbflow import Message, Pipeline, Response, Unavailable
-from ebbflow.testing.live import Live, until
+from ebbflow.testing.background_run import BackgroundRun, until
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +65,7 @@ def test_a_stop_lets_go_of_a_stream_map_that_waits_for_room(run, journal, tmp_pa
 
     pipeline = Pipeline("test").source("in", generator={"messages": 1})
     pipeline = pipeline.map("numbers", numbers, mode="stream").sink("out", store, limits=SMALL)
-    live = Live(pipeline, tmp_path / "state")
+    live = BackgroundRun(pipeline, tmp_path / "state")
     assert until(lambda: live.views["numbers"].publishing.full > 4, 60)
     began = time.monotonic()
     live.stop()

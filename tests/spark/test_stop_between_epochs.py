@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ebbflow import Message, Pipeline
 from ebbflow.testing import MemorySink, MemorySource
-from ebbflow.testing.leftovers import processes_of
-from ebbflow.testing.live import Live, until
+from ebbflow.testing.background_run import BackgroundRun, until
+from ebbflow.testing.conformance.leftovers import processes_of
 
 
 def test_no_source_process_outlives_a_run_whenever_it_is_stopped(shared_spark, tmp_path):
@@ -13,7 +13,7 @@ def test_no_source_process_outlives_a_run_whenever_it_is_stopped(shared_spark, t
         pipeline = Pipeline("between").source("in", source.code).sink("out", sink.code)
         for number in range(2):
             # Epochs so short that most stops come while none is running.
-            live = Live(pipeline, tmp_path, epoch=0.01)
+            live = BackgroundRun(pipeline, tmp_path, epoch=0.01)
             source.put(b"%d" % number)
             assert until(lambda: len(sink.values) > number, 30)  # noqa: B023 - called at once
             live.stop()
@@ -31,7 +31,7 @@ def test_every_run_uses_its_own_code_whenever_the_last_one_was_stopped(shared_sp
                 .map("say", lambda datum, said=said: Message(said))
                 .sink("out", sink.code)
             )
-            live = Live(pipeline, tmp_path, epoch=0.01)
+            live = BackgroundRun(pipeline, tmp_path, epoch=0.01)
             source.put(b"")
             assert until(lambda: len(sink.values) > number, 30)  # noqa: B023 - called at once
             live.stop()

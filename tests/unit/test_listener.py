@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 
 from ebbflow.buffers.names import Names
 from ebbflow.nats.publish import Tally
-from ebbflow.runtime.listener import Listener
+from ebbflow.runtime.listener import TaskListener
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def state(vertex: str) -> Msg:
 
 @pytest.mark.usefixtures("hasty_threads")
 def test_vertices_can_be_looked_at_while_others_are_heard_of_for_the_first_time() -> None:
-    listener = Listener(Names("test"), print)
+    listener = TaskListener(Names("test"), print)
     told = [state(f"v{number}") for number in range(3_000)]
 
     async def hear_all() -> None:

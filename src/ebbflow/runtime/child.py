@@ -36,7 +36,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class ChildAnswer:
-    """What a child says about a piece: what it decided, or what came out of user code's setting up.
+    """The answer of a child about a piece: its decisions, or what user code raised when it opened.
 
     ``printed`` are the lines that user code has printed meanwhile, ``outage`` is what is away.
     """
@@ -49,14 +49,14 @@ class ChildAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """How a child died: what it ended with, or that a call was over its time."""
+    """The death of a child: how its process ended, or that a call was over its time."""
 
     cause: str
     over_time: CallTimeout | None = None
 
 
 class Child:
-    """Made and used by the worker's main thread."""
+    """A child process; the worker's main thread makes and uses it."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Child:
         self._ended = os.pidfd_open(self._pid)
 
     def decide(self, piece: Verdict) -> ChildAnswer | Death:
-        """The answer about a piece, or how the child died of it."""
+        """Returns the answer about a piece, or how the child died of it."""
         try:
             self._line.send_bytes(pickle.dumps(piece))
             # By its process and not by its line, which somebody else may hold open.
@@ -91,7 +91,7 @@ class Child:
         return self._end()
 
     def close(self) -> None:
-        """Have it close user code and end; it is killed if that takes long."""
+        """Lets it close user code and end; kills it if that takes long."""
         self._line.close()
         if not wait([self._ended], _END_WITHIN):
             os.kill(self._pid, signal.SIGKILL)
@@ -117,13 +117,13 @@ def _serve(
     away: Callable[[], Outage | None],
     watch: AbstractContextManager[None],
 ) -> NoReturn:
-    """The child: decide, answer, and leave without a trace in the worker's affairs."""
+    """Runs the child: decides, answers, and ends without touching what the worker has open."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     keep_private(line.fileno())
     with contextlib.suppress(BaseException), watch:
         operator: Operator | None = None
         printed = Collected(_MOST_PRINTED)
-        while (piece := _next(line)) is not None:
+        while (piece := _receive(line)) is not None:
             raised = None
             with redirected(printed.add):
                 try:
@@ -131,14 +131,14 @@ def _serve(
                     operator(piece)
                 except Exception as error:
                     raised = error
-            line.send_bytes(_packed(piece, raised, printed.take(), away()))
+            line.send_bytes(_pack(piece, raised, printed.take(), away()))
         with redirected(lambda _: None):
             close()
         os._exit(0)
     os._exit(1)
 
 
-def _next(line: Connection[Any, Any]) -> Verdict | None:
+def _receive(line: Connection[Any, Any]) -> Verdict | None:
     try:
         piece: Verdict = pickle.loads(line.recv_bytes())  # noqa: S301 - from our own worker
     except (EOFError, OSError):
@@ -146,8 +146,8 @@ def _next(line: Connection[Any, Any]) -> Verdict | None:
     return piece
 
 
-def _packed(piece: Verdict, raised: Exception | None, printed: str, outage: Outage | None) -> bytes:
-    """As bytes; what user code has made may be of classes that only its own pickle knows."""
+def _pack(piece: Verdict, raised: Exception | None, printed: str, outage: Outage | None) -> bytes:
+    """Pickles an answer; user code may have made objects that only cloudpickle can pickle."""
     from pyspark import cloudpickle
 
     decided = None if raised else piece.decisions

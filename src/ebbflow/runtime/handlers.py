@@ -1,4 +1,4 @@
-"""User code on a worker: resolved, opened once, kept while the worker serves the run.
+"""User code on a worker: it is resolved and opened once, and kept while the worker serves the run.
 
 Spark reuses its Python workers, so the object that user code opened in one epoch is there in the
 next, also when the worker has served other vertices meanwhile. It is closed and opened anew after
@@ -39,51 +39,51 @@ _breakers: dict[Vertex, Breaker] = {}
 def handler_for(
     vertex: Vertex, role: str, code: Code, search: str | None, systems: SystemErrors
 ) -> Handler:
-    """The vertex's handler of that role in this process, opened on first use."""
+    """Returns the vertex's handler of that role in this process; opens it on first use."""
     key = (vertex, role)
     if key not in _open:
         signal.signal(signal.SIGHUP, _leave)  # how Spark tells idle workers that it ends
-        _open[key] = Handler(resolved(code, search), Blame(systems))
+        _open[key] = Handler(resolve_code(code, search), Blame(systems))
     return _open[key]
 
 
 def handlers_of(vertex: Vertex) -> list[Handler]:
-    """What the vertex has open in this process."""
+    """Returns the handlers that the vertex has open in this process."""
     return [handler for key, handler in _open.items() if key[0] == vertex]
 
 
 def patience_of(vertex: Vertex, role: str, backoff: Backoff) -> Patience:
-    """How a part of the vertex waits for systems that are away; it goes on across epochs."""
+    """Returns the patience of a part of the vertex with outages; it lasts across epochs."""
     return _patience.setdefault((vertex, role), Patience(backoff))
 
 
 def breaker_of(vertex: Vertex, limit: BreakerLimit) -> Breaker:
-    """The vertex's count of dead letters; it goes on across epochs."""
+    """Returns the vertex's breaker, which counts dead letters across epochs."""
     return _breakers.setdefault(vertex, Breaker(limit))
 
 
-def resolved(code: Code, search: str | None) -> Any:
-    """The function or class itself."""
+def resolve_code(code: Code, search: str | None) -> Any:
+    """Returns the function or class itself."""
     return resolve(code, Path(search) if search else None) if isinstance(code, str) else code
 
 
 def close_handlers(vertex: Vertex) -> None:
-    """Close what the vertex has open in this process."""
+    """Closes what the vertex has open in this process."""
     _close(lambda other: other == vertex)
 
 
 def close_run(run: str) -> None:
-    """Close what the vertices of a run have open in this process."""
+    """Closes what the vertices of a run have open in this process."""
     _close(lambda vertex: vertex[2] == run)
 
 
 def close_other_runs(run: str) -> None:
-    """Close what all other runs have left open: the worker now serves this one."""
+    """Closes what all other runs have left open: the worker now serves this one."""
     _close(lambda vertex: vertex[2] != run)
 
 
 def _close(chosen: Callable[[Vertex], bool]) -> None:
-    """Errors change nothing any more."""
+    """Closes and forgets what belongs to the chosen vertices; errors change nothing any more."""
     for key in [key for key in _open if chosen(key[0])]:
         with contextlib.suppress(*USER_ERRORS):
             _open.pop(key).close()
@@ -94,7 +94,7 @@ def _close(chosen: Callable[[Vertex], bool]) -> None:
 
 
 def forget_handlers() -> None:
-    """Leave what is open to the process this one was forked from; nothing is closed."""
+    """Leaves what is open to the process this one was forked from; closes nothing."""
     _open.clear()
 
 

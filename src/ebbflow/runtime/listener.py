@@ -1,6 +1,6 @@
-"""What the driver hears from its tasks while they run: see ``events`` for what they tell.
+"""The driver's ear: it hears the events that tasks send while they run (see ``events``).
 
-Heard on the NATS thread, read by the run. Nothing depends on an event arriving.
+Events arrive on the NATS thread; the run reads them from its own. Nothing depends on an event.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ebbflow.nats.link import Link
 from ebbflow.nats.publish import Tally
 
 T = TypeVar("T")
-# A task that has not told of its call for so long is gone.
+# A task that has not spoken of its call for this long is gone.
 _CALL_IS_OVER = 10.0
 
 
-class Listener:
-    """The latest of what each vertex has told; ``line`` is called with what it prints."""
+class TaskListener:
+    """Keeps the latest event of each task; ``line`` gets what vertices print."""
 
     def __init__(self, names: Names, line: Callable[[str], None]) -> None:
         self._names = names
@@ -38,8 +38,8 @@ class Listener:
         self._calls: dict[tuple[str, int], tuple[float, float]] = {}
 
     @contextlib.contextmanager
-    def listening(self, link: Link) -> Iterator[None]:
-        """Hear what tasks have to tell, for as long as the context lasts."""
+    def listen(self, link: Link) -> Iterator[None]:
+        """Receives the events of all tasks for as long as the context lasts."""
         subject = self._names.event_subject()
         subscription = link.run(link.client.subscribe(subject, cb=self._hear))
         try:
@@ -49,64 +49,64 @@ class Listener:
                 link.run(subscription.unsubscribe(), timeout=5)
 
     def reason(self, vertex: str) -> str | None:
-        """Why the vertex last sent a message back, if it ever did."""
+        """Returns the reason of the vertex's latest nack, if it had one."""
         return self._reasons.get(vertex)
 
     def tally(self, vertex: str) -> Tally:
-        """What the vertex's publishing has met with since the run began."""
-        present = [tally for _, tally in _told_by(vertex, self._present)]
+        """Returns the counts of the vertex's publishing since the run began."""
+        present = [tally for _, tally in _latest(vertex, self._present)]
         return sum(present, self._past.get(vertex, Tally()))
 
     def pending(self, vertex: str) -> int | None:
-        """How many messages wait at the vertex's source, as far as that is known."""
-        known = [count for count in _told_by(vertex, self._pending) if count is not None]
+        """Returns how many messages wait at the vertex's source, as far as that is known."""
+        known = [count for count in _latest(vertex, self._pending) if count is not None]
         return sum(known) if known else None
 
     def waiting(self, vertex: str) -> Waiting | None:
-        """What the vertex waits for, if it does; of several tasks the one that waits longest."""
-        found = [waiting for waiting in _told_by(vertex, self._waiting) if waiting]
-        return max(found, key=lambda waiting: waiting.seconds, default=None)
+        """Returns the outage that the vertex waits for, if any; of several, the longest."""
+        outages = [waiting for waiting in _latest(vertex, self._waiting) if waiting]
+        return max(outages, key=lambda waiting: waiting.seconds, default=None)
 
     def halted(self, vertex: str) -> str | None:
-        """Why the breaker of the vertex has stopped it, if it has."""
-        return next((why for why in _told_by(vertex, self._halted) if why), None)
+        """Returns why the breaker of the vertex has stopped it, if it has."""
+        return next((why for why in _latest(vertex, self._halted) if why), None)
 
     def in_call(self, vertex: str) -> float | None:
-        """For how many seconds user code of the vertex has been in one call, if that is long."""
+        """Returns the seconds that user code has been in one call, if that is long."""
         now = time.monotonic()
-        heard = _told_by(vertex, self._calls)
-        return max((now - began for began, at in heard if now - at < _CALL_IS_OVER), default=None)
+        calls = _latest(vertex, self._calls)
+        return max((now - began for began, at in calls if now - at < _CALL_IS_OVER), default=None)
 
     async def _hear(self, message: Msg) -> None:
         kind = message.subject.rpartition(".")[2]
         if kind == "log":
             self._line(message.data.decode("utf-8", "replace"))
         elif kind == "nack":
-            told = json.loads(message.data)
-            self._reasons[told["vertex"]] = next(iter(told["reasons"]))
+            event = json.loads(message.data)
+            self._reasons[event["vertex"]] = next(iter(event["reasons"]))
         elif kind == "state":
             self._note(json.loads(message.data))
         elif kind == "call":
             self._note_call(json.loads(message.data))
 
-    def _note_call(self, told: dict[str, Any]) -> None:
-        key, now = (told["vertex"], told["partition"]), time.monotonic()
-        if told["seconds"] is None:
+    def _note_call(self, event: dict[str, Any]) -> None:
+        key, now = (event["vertex"], event["partition"]), time.monotonic()
+        if event["seconds"] is None:
             self._calls.pop(key, None)
         else:
-            self._calls[key] = (now - told["seconds"], now)
+            self._calls[key] = (now - event["seconds"], now)
 
-    def _note(self, told: dict[str, Any]) -> None:
-        vertex, key = told["vertex"], (told["vertex"], told["partition"])
-        self._pending[key] = told["pending"]
-        self._waiting[key] = Waiting(**told["waiting"]) if told["waiting"] else None
-        self._halted[key] = told["halted"]
-        task, tally = self._present.get(key, (told["task"], Tally()))
-        if task != told["task"]:  # each task counts from nothing
+    def _note(self, event: dict[str, Any]) -> None:
+        vertex, key = event["vertex"], (event["vertex"], event["partition"])
+        self._pending[key] = event["pending"]
+        self._waiting[key] = Waiting(**event["waiting"]) if event["waiting"] else None
+        self._halted[key] = event["halted"]
+        task, tally = self._present.get(key, (event["task"], Tally()))
+        if task != event["task"]:  # each task counts from nothing
             self._past[vertex] = self._past.get(vertex, Tally()) + tally
-        self._present[key] = told["task"], Tally(**told["tally"])
+        self._present[key] = event["task"], Tally(**event["tally"])
 
 
-def _told_by(vertex: str, tasks: dict[tuple[str, int], T]) -> list[T]:
-    """What each task of the vertex has told; from a copy, for tasks are heard of meanwhile."""
-    return [told for (name, _), told in tasks.copy().items() if name == vertex]
+def _latest(vertex: str, tasks: dict[tuple[str, int], T]) -> list[T]:
+    """Returns what each task of the vertex said last; from a copy, as events arrive meanwhile."""
+    return [said for (name, _), said in tasks.copy().items() if name == vertex]

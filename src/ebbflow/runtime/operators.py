@@ -1,4 +1,4 @@
-"""What a vertex does with a chunk: its role in the plan, made ready on a worker."""
+"""Operators: what a vertex does with a chunk, made from its role in the plan on a worker."""
 
 from __future__ import annotations
 
@@ -38,12 +38,11 @@ from ebbflow.runtime.plan import (
     UserMap,
     VertexPlan,
 )
-from ebbflow.runtime.poison import Careful
-from ebbflow.schema.literals import Code
+from ebbflow.runtime.poison import PoisonIsolation
 
 
 def set_environment(plan: VertexPlan, partition: int) -> None:
-    """What Numaflow tells user code in its environment, told here as well."""
+    """Sets the variables of the environment in which Numaflow describes the vertex to user code."""
     os.environ |= {
         "NUMAFLOW_NAMESPACE": plan.namespace,
         "NUMAFLOW_POD": f"{plan.pipeline}-{plan.vertex}-{partition}",
@@ -57,20 +56,20 @@ def set_environment(plan: VertexPlan, partition: int) -> None:
 class UserCode:
     """The user code of a vertex on a worker: opened when it is needed, and called with chunks.
 
-    ``careful`` when the vertex's last worker died: then children call it first.
+    ``isolate`` if the vertex's last worker died: then child processes call it first.
     """
 
-    def __init__(self, plan: VertexPlan, emit: Emit, careful: bool) -> None:
+    def __init__(self, plan: VertexPlan, emit: Emit, isolate: bool) -> None:
         self._plan = plan
         self._emit = emit
-        self._careful = careful and not isinstance(plan.role, Forward)
-        self._operator: Operator | None = None
-        self._in_children: Careful | None = None
+        self._isolate = isolate and not isinstance(plan.role, Forward)
+        self._operator: Call | None = None
+        self._in_children: PoisonIsolation | None = None
 
     def open(self) -> None:
-        """Have it ready; raises what user code raises when it opens.
+        """Opens it, unless it is open; raises what user code raises then.
 
-        What met with an outage is closed and opened anew.
+        A handler that met with an outage is closed and opened anew.
         """
         for handler in handlers_of(self._plan.whose):
             if handler.blame.outage is not None:
@@ -78,18 +77,18 @@ class UserCode:
         if self._in_children is not None and self._in_children.outage is not None:
             self._in_children.close()  # the next child opens it anew
         if self._operator is None:
-            self._operator = self._made()
+            self._operator = self._make_operator()
 
     def close(self) -> None:
-        """End the child, if there is one. What is open in this process stays open."""
+        """Ends the child, if there is one; handlers of this process stay open."""
         if self._in_children is not None:
             self._in_children.close()
 
-    def _made(self) -> Operator:
+    def _make_operator(self) -> Call:
         plan = self._plan
         operator = Operators(plan, self._emit).operator()
-        if self._careful:
-            operator = self._in_children = Careful(operator, self._child, self._emit)
+        if self._isolate:
+            operator = self._in_children = PoisonIsolation(operator, self._child, self._emit)
         fed = plan.is_source and plan.has_buffer
         return set_aside_dead(operator) if fed else operator
 
@@ -99,24 +98,24 @@ class UserCode:
         return Child(fresh, close, partial(_outage_of, plan), plan.call_timeout)
 
     def __call__(self, verdict: Verdict) -> None:
-        """Have it decide about a chunk."""
+        """Decides about a chunk."""
         assert self._operator is not None
         self._operator(verdict)
 
     @property
     def outage(self) -> Outage | None:
-        """What is away, as far as the last call has shown."""
+        """The outage that the last call met with, if any."""
         in_children = self._in_children.outage if self._in_children is not None else None
         return in_children or _outage_of(self._plan)
 
 
 def _outage_of(plan: VertexPlan) -> Outage | None:
-    found = (handler.blame.outage for handler in handlers_of(plan.whose))
-    return next((outage for outage in found if outage is not None), None)
+    outages = (handler.blame.outage for handler in handlers_of(plan.whose))
+    return next((outage for outage in outages if outage is not None), None)
 
 
-def _fresh_operator(plan: VertexPlan, emit: Emit) -> Operator:
-    """For a child process, which must not use what its parent has open."""
+def _fresh_operator(plan: VertexPlan, emit: Emit) -> Call:
+    """Makes the operator anew for a child process, which must not use its parent's handlers."""
     forget_handlers()
     return Operators(plan, emit).operator()
 
@@ -128,8 +127,8 @@ class Operators:
         self._plan = plan
         self._emit = emit
 
-    def operator(self) -> Operator:
-        """The operator of the vertex's role."""
+    def operator(self) -> Call:
+        """Returns the operator of the vertex's role."""
         match self._plan.role:
             case UserMap() as role:
                 name = "transformer" if self._plan.is_source else "map"
@@ -171,7 +170,7 @@ class Operators:
                 assert_never(never)
 
     def sinks(self, role: SinksPlan) -> Sinks:
-        """A sink and those beside it."""
+        """Returns a sink and those beside it."""
         return Sinks(
             primary=self._sink(role.primary, "sink"),
             fallback=self._sink(role.fallback, "fallback") if role.fallback else None,
@@ -205,7 +204,7 @@ class Operators:
     def _mono(self, role: MonoPlan) -> Mono:
         steps = (("transformer", role.transformer), ("map", role.map))
         return Mono(
-            [Step(name, self._map(one, name), one.strategy) for name, one in steps if one],
+            [Step(name, self._map(step, name), step.strategy) for name, step in steps if step],
             self.sinks(role.sinks),
             role.bypass,
         )

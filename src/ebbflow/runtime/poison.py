@@ -1,4 +1,4 @@
-"""Finding the message that kills its worker: a segfault, out of memory, ``os._exit``.
+"""Poison messages: isolating the one that kills its worker by a segfault, ``os._exit`` and so on.
 
 After a worker has died, user code first runs in a child process, on the rows that the dead worker
 had in hand. If the child dies too, its rows are tried again in pieces, in other children, until one
@@ -29,11 +29,11 @@ _PIECES = 16
 
 
 @contextmanager
-def dying() -> Iterator[None]:
-    """End the worker when user code raises what is no ``Exception``, such as KeyboardInterrupt.
+def end_worker_on_base_exception() -> Iterator[None]:
+    """Ends the worker when user code raises no ``Exception`` but, say, ``KeyboardInterrupt``.
 
-    Then the message that it was raised for is found as that which kills its worker. As a failed
-    task it would be tried again for ever.
+    Then the message that it was raised for is found as one that kills its worker. As a failed task
+    it would be tried again for ever.
     """
     try:
         yield
@@ -44,12 +44,12 @@ def dying() -> Iterator[None]:
         os._exit(1)
 
 
-class Careful:
-    """An operator that tries rows in child processes until the suspects are through.
+class PoisonIsolation:
+    """An operator that tries rows in child processes until all suspects are through.
 
     ``make`` starts a child, in which user code opens things of its own, so that it shares no
-    connection with its parent. What it prints is given to ``emit``, because a child cannot use its
-    parent's connection to print. ``outage`` is what was away when the last chunk was decided about.
+    connection with its parent. ``emit`` gets what user code prints, because a child cannot use its
+    parent's connection to print. ``outage`` is the one that the last chunk met with, if any.
     """
 
     def __init__(self, operator: Operator, make: Callable[[], Child], emit: Emit) -> None:
@@ -61,7 +61,7 @@ class Careful:
         self._suspects = SUSPECTS
 
     def __call__(self, verdict: Verdict) -> None:
-        """Decide about a chunk; the rows that kill a child are dead letters."""
+        """Decides about a chunk; the rows that kill a child become dead letters."""
         self.outage = None
         if self._suspects <= 0:
             self.close()
@@ -73,7 +73,7 @@ class Careful:
         self._decide(verdict, 0, len(verdict.rows))
 
     def close(self) -> None:
-        """End the child, if there is one."""
+        """Ends the child, if there is one."""
         child, self._child = self._child, None
         if child is not None:
             child.close()
@@ -104,7 +104,7 @@ class Careful:
             self._decide(verdict, first, min(first + size, end))
 
     def _in_child(self, piece: Verdict) -> Decisions | Death:
-        """What a child decided, or how it died."""
+        """Returns what a child decided, or how it died."""
         self._child = self._child or self._make()
         answer = self._child.decide(piece)
         if isinstance(answer, Death):

@@ -1,7 +1,8 @@
-"""One run of a pipeline at a time: a second one on the same NATS server is refused with a sentence.
+"""The run lock: a pipeline has one run at a time on a NATS server, and a second one is refused.
 
-Two would not lose anything, for positions fence each other's tasks off, but they would get nowhere.
-The run that is there answers whoever asks; one that was killed does not, and is in nobody's way.
+Two runs would lose nothing, because positions fence each other's tasks off, but neither would get
+anywhere. A run answers whoever asks whether there is one. A run that was killed does not answer and
+is in nobody's way.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _ANSWER_WITHIN = 2.0
 
 
 @contextmanager
-def alone(link: Link, names: Names) -> Iterator[None]:
-    """Be the pipeline's one run while the context lasts; ``SetupError`` if there is another."""
+def hold_run_lock(link: Link, names: Names) -> Iterator[None]:
+    """Makes this the one run of the pipeline; ``SetupError`` if there is another."""
     other = link.run(_other_run(link, names))
     if other is not None:
         raise SetupError(
@@ -33,22 +34,22 @@ def alone(link: Link, names: Names) -> Iterator[None]:
             "Stop that run first, or give this pipeline another name.",
         )
     since = datetime.now().astimezone().isoformat(" ", "seconds")
-    me = f"process {os.getpid()} on {socket.gethostname()}, since {since}"
+    this_run = f"process {os.getpid()} on {socket.gethostname()}, since {since}"
 
     async def answer(message: Msg) -> None:
-        await message.respond(me.encode())
+        await message.respond(this_run.encode())
 
     subscription = link.run(link.client.subscribe(names.run_subject, cb=answer))
     try:
         link.flush()
         yield
     finally:
-        # Whoever asks next must not be answered by a run that has failed.
         with contextlib.suppress(Exception):
             link.run(subscription.unsubscribe(), timeout=5)
 
 
 async def _other_run(link: Link, names: Names) -> str | None:
+    """Returns the words of the run that is there, if one answers."""
     try:
         answer = await link.client.request(names.run_subject, b"", _ANSWER_WITHIN)
     except (nats.errors.NoRespondersError, nats.errors.TimeoutError):

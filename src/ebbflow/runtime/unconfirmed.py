@@ -1,8 +1,8 @@
-"""Telling people that NATS takes nothing any more, from what tasks tell about their publishing.
+"""A warning when a NATS server of the user's own confirms nothing any more.
 
-Of a server that is not ours nobody here sees the disk. One that is full leaves what is published
-unanswered, or says that it is out of resources. Publishing goes on trying and loses nothing, but a
-pipeline that stands still needs somebody to look after it. Looked at by the run, on the driver.
+The run cannot see the disk of such a server. A server whose disk is full leaves publications
+unanswered, or says that it is out of resources. Publishing goes on trying and loses nothing, but
+somebody has to look after the server. The run checks this on the driver, from its tasks' counts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PATIENCE = 5.0
 
 
 class Unconfirmed:
-    """Which vertices have had nothing confirmed for a while. ``tell`` shows a line to people."""
+    """Knows which vertices have had nothing confirmed for a while. ``tell`` shows a line."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Unconfirmed:
         self._told: set[str] = set()
 
     def look(self, tallies: Mapping[str, Tally]) -> None:
-        """Tell of vertices that have begun to wait in vain, or whose waiting has ended."""
+        """Tells of vertices that have begun to wait in vain, or whose waiting has ended."""
         for vertex, tally in tallies.items():
             since, before = self._last.setdefault(vertex, (self._clock(), tally))
             if tally.confirmed != before.confirmed or tally.failures == before.failures:

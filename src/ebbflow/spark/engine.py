@@ -46,23 +46,23 @@ class Engine:
         self._process: subprocess.Popen[bytes] | None = getattr(self._gateway, "proc", None)
 
     def check(self, suspected: bool) -> None:
-        """``EngineDied`` if it is gone; ``suspected`` if something has failed that needs it."""
+        """Raises ``EngineDied`` if it is gone; ``suspected`` if something that needs it failed."""
         if how := self.death(suspected):
             raise EngineDied(how)
 
     def death(self, suspected: bool = True) -> str | None:
-        """How it ended; ``None`` while it is there. One that is not suspected is not asked."""
+        """Returns how it ended, or ``None`` if it runs; asks the JVM only if ``suspected``."""
         code = self._process.poll() if self._process else None
         if code is None and suspected and not self._answers():
             code = self._exit_code()
             if code is None:
                 return "it does not answer any more"
         if code is not None:
-            return told(code)
+            return describe_exit(code)
         return "Spark has stopped by itself" if suspected and self._has_stopped() else None
 
     def death_behind(self, error: BaseException) -> str | None:
-        """How it ended, if that is what an error comes from."""
+        """Returns how it ended, if that is what an error comes from."""
         if isinstance(error, EngineDied):
             return str(error)
         return None if isinstance(error, EbbflowError) else self.death()
@@ -74,7 +74,7 @@ class Engine:
             return None
 
     def _answers(self) -> bool:
-        """Whether the JVM still listens; it is asked without Spark, whose calls may hang."""
+        """Asks whether the JVM still listens, without Spark, whose calls may hang."""
         where = getattr(self._gateway, "java_parameters", None) or self._gateway.gateway_parameters
         try:
             socket.create_connection((where.address, where.port), _DYING).close()
@@ -92,15 +92,15 @@ class Engine:
             return False  # it is dying; the next look finds the process ended
 
 
-def told(code: int) -> str:
-    """How a JVM ended, from the exit code of its process."""
+def describe_exit(code: int) -> str:
+    """Returns how a JVM ended, from the exit code of its process."""
     if code in _OUT_OF_MEMORY:
         return "out of memory"
     number = -code if code < 0 else code - 128
     return f"killed by signal {number}" if number > 0 else f"exit code {code}"
 
 
-def _worked(work: Callable[[Engine], T], engine: Engine) -> T:
+def _do(work: Callable[[Engine], T], engine: Engine) -> T:
     try:
         return work(engine)
     except Exception as error:
@@ -112,46 +112,46 @@ def _worked(work: Callable[[Engine], T], engine: Engine) -> T:
 class Engines:
     """Spark for a whole run: one session after another, as long as they do not die too often.
 
-    ``opened`` starts a session, ``tell`` shows a line to whoever watches the run.
+    ``open_session`` starts a session, ``tell`` shows a line to whoever watches the run.
     """
 
     def __init__(
         self,
-        opened: Callable[[], AbstractContextManager[SparkSession]],
+        open_session: Callable[[], AbstractContextManager[SparkSession]],
         tell: Callable[[str], None],
         stopping: threading.Event,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._opened = opened
+        self._open_session = open_session
         self._tell = tell
         self._stopping = stopping
         self._clock = clock
         self._deaths: deque[float] = deque(maxlen=MOST_DEATHS)
 
     def run(self, work: Callable[[Engine], T]) -> T | None:
-        """Do the work, from the start again when Spark dies under it; ``None`` if stopped then."""
+        """Does the work, and starts over when Spark dies under it; ``None`` if stopped then."""
         while True:
             self._tell("starting Spark")
             own = active_session() is None
             try:
                 with ExitStack() as stack:
-                    return _worked(work, Engine(self._started(stack), own))
+                    return _do(work, Engine(self._start(stack), own))
             except EngineDied as death:
                 if self._stopping.is_set():
                     return None
-                self.mourn(str(death), own)
+                self.note_death(str(death), own)
 
-    def _started(self, stack: ExitStack) -> SparkSession:
-        """One that cannot start at all is a matter of this machine; one that could has died."""
+    def _start(self, stack: ExitStack) -> SparkSession:
+        """Starts a session; if an earlier one could start, an error means that it has died."""
         try:
-            return stack.enter_context(self._opened())
+            return stack.enter_context(self._open_session())
         except Exception as error:
             if not self._deaths:
                 raise
             raise EngineDied("while it was starting") from error
 
-    def mourn(self, how: str, own: bool) -> None:
-        """Tell of a death; ``EngineLost`` if it is one too many, or not ours to mend."""
+    def note_death(self, how: str, own: bool) -> None:
+        """Tells of a death; ``EngineLost`` if it is one too many, or a session of the user's."""
         self._deaths.append(self._clock())
         if not own:
             raise EngineLost(how, 1, "Start a new session and run the pipeline again")

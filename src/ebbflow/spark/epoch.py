@@ -19,7 +19,8 @@ from ebbflow.runtime.journal import Report
 from ebbflow.runtime.nats_task import VertexTask
 from ebbflow.runtime.operators import UserCode, set_environment
 from ebbflow.runtime.plan import VertexPlan
-from ebbflow.runtime.poison import dying
+from ebbflow.runtime.poison import end_worker_on_base_exception
+from ebbflow.runtime.task import VertexTask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,32 +40,32 @@ class Epochs:
         self._plan = plan
         self._planned: dict[tuple[float, bool], DataFrame] = {}
 
-    def run(self, epoch: int, seconds: float, careful: bool = False) -> dict[int, Report]:
-        """Run all tasks of the vertex once."""
+    def run(self, epoch: int, seconds: float, isolate: bool = False) -> dict[int, Report]:
+        """Runs all tasks of the vertex once and returns their reports by partition."""
         pipeline, vertex = self._plan.pipeline, self._plan.vertex
         context = self._spark.sparkContext
         context.setJobGroup(f"ebbflow/{pipeline}/{vertex}", f"{vertex}, epoch {epoch}")
-        kind = (seconds, careful)
+        kind = (seconds, isolate)
         if kind not in self._planned:
-            self._planned[kind] = self._tasks(seconds, careful)
+            self._planned[kind] = self._tasks(seconds, isolate)
         rows = self._planned[kind].collect()
         return {row.partition: Report(row.ended, row.chunks, row.rows) for row in rows}
 
-    def _tasks(self, seconds: float, careful: bool) -> DataFrame:
+    def _tasks(self, seconds: float, isolate: bool) -> DataFrame:
         partitions = self._plan.partitions
-        work = partial(_tasks, plan=self._plan, seconds=seconds, careful=careful)
+        work = partial(_tasks, plan=self._plan, seconds=seconds, isolate=isolate)
         return self._spark.range(0, partitions, 1, partitions).mapInArrow(work, _SCHEMA)
 
 
 def _tasks(
-    batches: Iterator[pa.RecordBatch], plan: VertexPlan, seconds: float, careful: bool
+    batches: Iterator[pa.RecordBatch], plan: VertexPlan, seconds: float, isolate: bool
 ) -> Iterator[pa.RecordBatch]:
     # Spark itself may have started this task again, after its first worker was lost.
     context = TaskContext.get()
     again = context is not None and context.attemptNumber() > 0
     for batch in batches:
         for partition in batch.column(0).to_pylist():
-            report = run_partition(plan, partition, seconds, careful or again)
+            report = run_partition(plan, partition, seconds, isolate or again)
             yield pa.RecordBatch.from_pydict(
                 {
                     "partition": pa.array([partition], pa.int32()),
@@ -76,15 +77,15 @@ def _tasks(
 
 
 def run_partition(
-    plan: VertexPlan, partition: int, seconds: float, careful: bool = False
+    plan: VertexPlan, partition: int, seconds: float, isolate: bool = False
 ) -> Report:
-    """One task, on a worker. User code stays open for the next epoch unless this was the last."""
+    """Runs one task on a worker; user code stays open unless this was the last epoch."""
     close_other_runs(plan.run)
     set_environment(plan, partition)
     task = VertexTask(plan, partition, seconds)
-    code = UserCode(plan, task.events.log, careful)
+    code = UserCode(plan, task.events.log, isolate)
     watch = watching(plan.call_timeout, task.events.in_call)
-    with task.events.printing(), dying(), watch:
+    with task.events.printing(), end_worker_on_base_exception(), watch:
         try:
             report = task.run(code)
         finally:

@@ -3,7 +3,7 @@
 It has a session of its own and ignores what asks a process to end, so that of a signal to everybody
 (Ctrl-C, a closed terminal, a service manager) only the driver hears, which then stops in order.
 It ends with the driver, however that ends: its standard input is a pipe that the driver holds.
-PySpark's own way to start it cannot be told that, and waits for ever for a Java that ends at once.
+PySpark's own way to start it can do neither, and waits for ever for a Java that ends at once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NOISE = re.compile(r"\s|WARNING|Picked up |Using Spark's |Error: (?:Could not c
 
 
 def launch(conf: SparkConf, log: Path) -> None:
-    """Start a JVM for Spark to use; what it prints goes to the log.
+    """Starts a JVM for Spark to use; what it prints goes to the log.
 
     Does nothing if there is one, as in a program that ``spark-submit`` has started. ``SetupError``
     with its own words if it ends before it is ready.
@@ -44,21 +44,21 @@ def launch(conf: SparkConf, log: Path) -> None:
     if SparkContext._gateway is not None or _PORT in os.environ:
         return
     with open(log, "ab") as output, tempfile.TemporaryDirectory(prefix="ebbflow-jvm-") as folder:
-        told = Path(folder) / "gateway"
+        handshake = Path(folder) / "gateway"
         before = output.tell()
-        process = _started(conf, output, told)
+        process = _start_process(conf, output, handshake)
         try:
-            port, secret = _awaited(process, told)
+            port, secret = _await_gateway(process, handshake)
             _connect(process, port, secret)
         except EOFError:
-            raise _not_started(process.wait(), log, before) from None
+            raise _read_startup_error(process.wait(), log, before) from None
         except BaseException:
             process.kill()
             raise
 
 
 def end() -> int | None:
-    """End the JVM that was launched and wait until it is gone; its exit code, if there was one."""
+    """Ends the JVM that was launched, waits until it is gone and returns its exit code, if any."""
     gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
     process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
     if gateway is None or process is None:
@@ -75,12 +75,12 @@ def end() -> int | None:
         return process.wait()
 
 
-def _started(conf: SparkConf, output: IO[bytes], told: Path) -> subprocess.Popen[bytes]:
+def _start_process(conf: SparkConf, output: IO[bytes], handshake: Path) -> subprocess.Popen[bytes]:
     command = [os.path.join(_find_spark_home(), "bin", "spark-submit")]
     for key, value in conf.getAll():
         command += ["--conf", f"{key}={value}"]
     command += shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
-    env = {"SPARK_CONNECT_MODE": "0", "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told)}
+    env = {"SPARK_CONNECT_MODE": "0", "_PYSPARK_DRIVER_CONN_INFO_PATH": str(handshake)}
     return subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -97,13 +97,13 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _awaited(process: subprocess.Popen[bytes], told: Path) -> tuple[int, str]:
-    """Where it listens and the secret to be let in; ``EOFError`` if it has ended."""
-    while not told.is_file():
+def _await_gateway(process: subprocess.Popen[bytes], handshake: Path) -> tuple[int, str]:
+    """Waits for the port of the JVM and the secret for it; ``EOFError`` if it has ended."""
+    while not handshake.is_file():
         if process.poll() is not None:
             raise EOFError
         time.sleep(_LOOK_EVERY)
-    port, length = _HEAD.unpack_from(info := told.read_bytes())
+    port, length = _HEAD.unpack_from(info := handshake.read_bytes())
     return port, info[_HEAD.size : _HEAD.size + length].decode()
 
 
@@ -117,23 +117,23 @@ def _connect(process: subprocess.Popen[bytes], port: int, secret: str) -> None:
     SparkContext._ensure_initialized(gateway=gateway)
 
 
-def _not_started(code: int, log: Path, before: int) -> SetupError:
+def _read_startup_error(code: int, log: Path, before: int) -> SetupError:
     with open(log, "rb") as file:
         file.seek(before)
         said = file.read().decode(errors="replace")
-    return not_started(_telling(said) or f"Java ended with code {code} and said nothing", log)
+    return startup_error(_find_reason(said) or f"Java ended with code {code} and said nothing", log)
 
 
-def not_started(why: str, log: Path) -> SetupError:
-    """Spark did not start; ``why`` in Java's words or Spark's."""
+def startup_error(why: str, log: Path) -> SetupError:
+    """Returns the error for a Spark that did not start; ``why`` is in Java's words or Spark's."""
     return SetupError(
         f"Spark did not start: {why.rstrip('.')}.",
         f"Correct --master, --conf or Java; all that Spark said is in {log}.",
     )
 
 
-def _telling(said: str) -> str | None:
-    """Of all that was said, the line that says what is wrong."""
+def _find_reason(said: str) -> str | None:
+    """Returns the line that says what is wrong, of all that was printed."""
     if thrown := _THROWN.search(said):
         return thrown[1]
     lines = (line.rstrip() for line in said.splitlines())

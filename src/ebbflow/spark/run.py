@@ -28,10 +28,10 @@ from ebbflow.outcome import Counts
 from ebbflow.runtime import provision
 from ebbflow.runtime.control import STOP, turn
 from ebbflow.runtime.feeds import Feeds
-from ebbflow.runtime.listener import Listener
+from ebbflow.runtime.listener import TaskListener
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.planning import make_plans
-from ebbflow.runtime.run_lock import alone
+from ebbflow.runtime.run_lock import hold_run_lock
 from ebbflow.runtime.run_options import RunOptionNames, RunOptions
 from ebbflow.runtime.run_report import QuietWatcher, Summary, VertexView, Watcher
 from ebbflow.runtime.unconfirmed import Unconfirmed
@@ -60,7 +60,7 @@ def run_pipeline(
 
 
 def _signals_to_hear() -> list[signal.Signals]:
-    """Those that ask a process to end; a closed terminal not if ``nohup`` has it ignored."""
+    """Returns the signals that ask a process to end, but for those that ``nohup`` has ignored."""
     ignorable = (signal.SIGHUP, signal.SIGQUIT)
     heard = [number for number in ignorable if signal.getsignal(number) is not signal.SIG_IGN]
     return [signal.SIGINT, signal.SIGTERM, *heard]
@@ -76,17 +76,17 @@ class Run:
         self._names = Names(spec.name)
         self._stop = threading.Event()
         self._deadline: float | None = None
-        self._listener = Listener(self._names, watcher.line)
+        self._listener = TaskListener(self._names, watcher.line)
         memory = options.state / "feeds" / spec.name
         self._feeds = Feeds(watcher.stage, memory, options.drain)
         self._unconfirmed: Unconfirmed | None = None
 
     def stop(self) -> None:
-        """End the run in good order; from any thread."""
+        """Ends the run in good order; from any thread."""
         self._stop.set()
 
     def execute(self) -> Summary:
-        """Start everything, wait for the end, stop everything, say what came of it."""
+        """Starts everything, waits for the end, stops everything and returns the summary."""
         began, options = time.monotonic(), self._options
         with ExitStack() as stack:
             stack.enter_context(self._signals())
@@ -104,14 +104,14 @@ class Run:
             )
             if find_own_server(options.nats, options.login) is not None:
                 self._unconfirmed = Unconfirmed(str(self._link.server), self._watcher.stage)
-            stack.enter_context(alone(self._link, self._names))
+            stack.enter_context(hold_run_lock(self._link, self._names))
             plans = self._plans()
             before = self._totals(plans)
-            stack.enter_context(self._listener.listening(self._link))
+            stack.enter_context(self._listener.listen(self._link))
             stack.callback(self._feeds.stop)
             engines = Engines(partial(self._session, plans), self._watcher.stage, self._stop)
             ended = engines.run(partial(self._on_spark, plans, before)) or "stopped"
-            # For the last events; whether a server is lost now does not matter to the run any more.
+            # For the last events. A server that is lost now does not matter to the run any more.
             with contextlib.suppress(nats.errors.Error):
                 self._link.flush()
             totals = self._totals(plans)
@@ -123,11 +123,11 @@ class Run:
     def _on_spark(
         self, plans: Sequence[VertexPlan], before: dict[str, Counts], engine: Engine
     ) -> str:
-        """Have vertices run until the run is to end, or Spark has died; then they are stopped."""
+        """Runs the vertices until the run is to end or Spark has died, then stops them."""
         spark = engine.spark
         self._check_batches(spark, plans)
         slots = self._slots(plans)
-        with slots.counted(spark):
+        with slots.count(spark):
             supervisor = Supervisor(spark, plans, lambda: slots.epoch_seconds)
             supervisor.start()
             self._watcher.stage("running")
@@ -177,7 +177,7 @@ class Run:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """What asks a process to end ends the run in good order. Only the main thread hears it."""
+        """Lets signals end the run in good order; only the main thread hears them."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

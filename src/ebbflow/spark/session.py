@@ -50,7 +50,7 @@ appender.file.layout.pattern = %d{{HH:mm:ss.SSS}} %p %c{{1}}: %m%n%ex
 
 @functools.cache
 def java_version() -> int:
-    """The major version of the Java that Spark will use; ``SetupError`` when it will not do."""
+    """Returns the major version of the Java that Spark will use; ``SetupError`` if too old."""
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
     advice = "Install it, on Debian and Ubuntu with: apt-get install openjdk-17-jre-headless"
@@ -82,7 +82,7 @@ def _ask_version(java: str) -> int | None:
 
 
 def active_session() -> SparkSession | None:
-    """The session that this program has started by itself, if it has."""
+    """Returns the session that the user's program has started itself, if it has."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -101,7 +101,7 @@ def open_session(
     conf: Mapping[str, str],
     modules: Path | None,
 ) -> Iterator[SparkSession]:
-    """Spark for a pipeline of so many tasks: the session there is, or one of its own.
+    """Opens Spark for a pipeline of this many tasks: the session there is, or one of its own.
 
     ``modules`` is the folder of the user's code; it is sent along to workers on other machines.
     """
@@ -122,7 +122,7 @@ def open_session(
 def start_session(
     name: str, master: str | None, tasks: int, logs: Path, conf: Mapping[str, str]
 ) -> SparkSession:
-    """Start Spark with the settings that suit resident tasks; ``SetupError`` if it does not."""
+    """Starts Spark with settings that suit resident tasks; ``SetupError`` if it does not start."""
     java_version()
     logs.mkdir(parents=True, exist_ok=True)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -158,7 +158,7 @@ def _start(settings: Mapping[str, str], log: Path) -> SparkSession:
     except (Py4JError, PySparkException, ValueError) as error:
         why = trouble(error).text
         jvm.end()
-        raise jvm.not_started(why, log) from error
+        raise jvm.startup_error(why, log) from error
     except BaseException:
         jvm.end()
         raise
@@ -169,7 +169,7 @@ def _is_local(master: str | None) -> bool:
 
 
 def _zip_modules(folder: Path, logs: Path) -> str:
-    """The Python modules of a folder as one file that Spark can ship."""
+    """Packs the Python modules of a folder into one file that Spark can ship."""
     target = logs / "modules.zip"
     with zipfile.ZipFile(target, "w") as archive:
         for path in sorted(folder.rglob("*.py")):
@@ -180,7 +180,7 @@ def _zip_modules(folder: Path, logs: Path) -> str:
 
 
 def stop_session(spark: SparkSession) -> None:
-    """Stop Spark and wait until its JVM is gone, so that nothing is left running.
+    """Stops Spark and waits until its JVM is gone, so that nothing is left running.
 
     A JVM that has died before is forgotten, so that another session can be started.
     """
@@ -195,7 +195,7 @@ def stop_session(spark: SparkSession) -> None:
 
 
 def _stop_spark(spark: SparkSession) -> None:
-    """Stop Spark; of one whose JVM is gone nothing is left in this process, either."""
+    """Stops Spark; if its JVM is gone, clears what PySpark keeps in this process as well."""
     from pyspark.sql import SparkSession
 
     try:
@@ -227,7 +227,7 @@ class ClassArchive:
         self._draft = f"{self._file}.{os.getpid()}"
 
     def java_option(self) -> str:
-        """How the JVM is to use the archive, or to write it when there is none."""
+        """Returns the options with which the JVM uses the archive, or writes a first one."""
         if self._file.exists():
             with contextlib.suppress(OSError):
                 os.utime(self._file)  # in use
@@ -240,7 +240,7 @@ class ClassArchive:
         return f'-XX:+UseSerialGC "-XX:ArchiveClassesAtExit={self._draft}" -Xlog:cds=off'
 
     def keep(self, whole: bool) -> None:
-        """Move what the JVM of this process wrote into place, once it has ended, or forget it."""
+        """Moves what the JVM of this process wrote into place once it has ended, or deletes it."""
         with contextlib.suppress(OSError):
             os.replace(self._draft, self._file) if whole else os.unlink(self._draft)
             self._remove_unused()
@@ -281,7 +281,7 @@ def _settings(logs: Path, local: bool) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
-    """Leave Ctrl-C to whoever has it: Spark would raise ``KeyboardInterrupt`` wherever we are."""
+    """Keeps our handler of Ctrl-C: Spark's would raise ``KeyboardInterrupt`` wherever we are."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

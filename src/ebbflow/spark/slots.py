@@ -34,14 +34,14 @@ _UNREACHABLE = (
 
 
 def count_slots(spark: SparkSession) -> int:
-    """How many tasks can run at once now; 0 while a cluster has given us nothing."""
+    """Returns how many tasks can run at once now; 0 while a cluster has given us nothing."""
     context: Any = spark.sparkContext._jsc.sc()
     profile = context.resourceProfileManager().defaultResourceProfile()
     return int(context.maxNumConcurrentTasks(profile))
 
 
 def executor_hosts(spark: SparkSession) -> set[str]:
-    """The machines that tasks run on, and the driver's own."""
+    """Returns the machines that tasks run on, and the driver's own."""
     context: Any = spark.sparkContext._jsc.sc()
     return {info.host() for info in context.statusTracker().getExecutorInfos()}
 
@@ -49,10 +49,10 @@ def executor_hosts(spark: SparkSession) -> set[str]:
 def is_here(host: str) -> bool:
     """Whether a host is this machine: one can listen only on addresses of one's own."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
     except OSError:
         return False
-    return any(_is_own(family, address[0]) for family, _, _, _, address in found)
+    return any(_is_own(family, address[0]) for family, _, _, _, address in addresses)
 
 
 def _is_own(family: int, address: str | int) -> bool:
@@ -91,12 +91,12 @@ class Slots:
 
     @property
     def epoch_seconds(self) -> float:
-        """How long an epoch that begins now is to last."""
+        """The length of an epoch that begins now."""
         return self._epoch if self._told is None else min(self._epoch, TURN)
 
     @contextmanager
-    def counted(self, spark: SparkSession) -> Iterator[None]:
-        """Count them on this machine once; on a cluster all the time, until the context ends."""
+    def count(self, spark: SparkSession) -> Iterator[None]:
+        """Counts them: on this machine once, on a cluster repeatedly while the context lasts."""
         ended = threading.Event()
         if (spark.sparkContext.master or "local").startswith("local"):
             self._settle(count_slots(spark))
@@ -121,7 +121,7 @@ class Slots:
                 self._take_turns()
 
     def note(self, slots: int) -> None:
-        """There are so many now; it counts when it was seen before, for executors come and go."""
+        """Takes a count, which holds once it is seen twice in a row: executors come and go."""
         before, times = self._seen
         self._seen = slots, times + 1 if slots == before else 1
         if self._seen[1] == (_LOOKS if slots else _LOOKS_AT_NONE):

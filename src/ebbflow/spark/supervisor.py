@@ -59,61 +59,62 @@ class VertexSupervisor:
         return None if time.monotonic() - self._began > _RECOVERED else self._failure
 
     def start(self) -> None:
-        """Begin the first epoch."""
+        """Begins the first epoch."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Begin no further epoch but one that closes; tasks are told by their control subject."""
+        """Begins no further epoch but one that closes; tasks hear it on their control subject."""
         self._stopping.set()
 
     @property
     def running(self) -> bool:
-        """Whether the thread is still there."""
+        """Whether the thread still runs."""
         return self._thread.is_alive()
 
     def join(self, timeout: float) -> None:
-        """Wait for the end of the running epoch."""
+        """Waits for the end of the running epoch."""
         self._thread.join(timeout)
 
     def _run(self) -> None:
-        failures = 0
-        careful = False
+        wait = _FIRST_WAIT
+        isolate = False
         while self._open or not self._stopping.is_set():
             self.epoch += 1
             self._began = time.monotonic()
             try:
-                self._run_epoch(careful)
-                self._failure, careful, failures = None, False, 0
+                self._run_epoch(isolate)
+                self._failure, isolate, wait = None, False, _FIRST_WAIT
             except Exception as error:
                 if self._stopping.is_set():
                     return
                 self.restarts += 1
                 self._failure = explain(error)
-                careful = _WORKER_DIED in str(error)
-                failures = 1 if time.monotonic() - self._began > _STEADY else failures + 1
+                isolate = _WORKER_DIED in str(error)
+                if time.monotonic() - self._began > _STEADY:
+                    wait = _FIRST_WAIT
                 self._began = math.inf
                 self._stopping.wait(_WAITS.seconds(failures))
 
-    def _run_epoch(self, careful: bool) -> None:
+    def _run_epoch(self, isolate: bool) -> None:
         plan = self.plan
         seconds = _CLOSING if self._stopping.is_set() else next(self._lengths)
         if plan.batched:
             run_batches(self._spark, plan, self.epoch, seconds, self._stopping)
         else:
-            reports = self._epochs.run(self.epoch, seconds, careful)
+            reports = self._epochs.run(self.epoch, seconds, isolate)
             # An epoch that ran out just before the stop has left user code and the processes of
             # sources open for the next one: one more hears the word and closes them.
             self._open = any(report.ended != "stop" for report in reports.values())
 
 
 def explain(error: BaseException) -> str:
-    """Why an epoch failed, on one line: the Python error behind Spark's."""
+    """Returns why an epoch failed, on one line: the Python error behind Spark's."""
     text = str(error)
     if _WORKER_DIED in text:
         return "a Python worker died; looking for the message that killed it"
-    found = _ERROR_LINE.findall(text)
-    if found:
-        kind, what = found[-1]
+    errors = _ERROR_LINE.findall(text)
+    if errors:
+        kind, what = errors[-1]
         return f"{kind}: {what}"
     return next((line.strip() for line in text.splitlines() if line.strip()), repr(error))[:300]
 
@@ -132,7 +133,7 @@ class Supervisor:
         ]
 
     def start(self) -> None:
-        """Start every vertex, from the sources on.
+        """Starts every vertex, from the sources on.
 
         If there are few slots, turns come in this order: what a vertex has written is read in the
         same round, and not in the next one.
@@ -141,7 +142,7 @@ class Supervisor:
             vertex.start()
 
     def stop(self, tell: Callable[[], None], timeout: float) -> bool:
-        """Have every task settle what it holds and end; ``False`` if some did not in time.
+        """Lets every task settle what it holds and end; ``False`` if some did not in time.
 
         ``tell`` publishes the word to stop. It is repeated, because a task that is just starting
         may not have heard it.

@@ -26,17 +26,17 @@ from ebbflow.message import Datum, Response
 from ebbflow.schema.literals import Code
 from ebbflow.source import NackOffset, Source, SourceMessage
 from ebbflow.testing.conformance.under_test import Sample
-from ebbflow.testing.shared import Remote, Shared
+from ebbflow.testing.shared_object import ObjectClient, ObjectServer
 
 _LOOK_EVERY = 0.01
 _REFUSAL = "the memory sink refuses it"
 
 
-class _Kept:
+class _Served:
     """Something that is shared for as long as a context lasts."""
 
     def __init__(self, target: Any) -> None:
-        self._shared = Shared(target)
+        self._shared = ObjectServer(target)
         self.address = self._shared.address
 
     def __enter__(self) -> Self:
@@ -50,7 +50,7 @@ class _Kept:
         self._shared.close()
 
 
-class MemorySource(_Kept):
+class MemorySource(_Served):
     """A queue: gives each message until it is acknowledged.
 
     ``redelivers`` chooses whether nacked messages go back to it or are kept by Ebbflow. A run with
@@ -66,7 +66,7 @@ class MemorySource(_Kept):
     @property
     def code(self) -> Code:
         """What to give to ``Pipeline(...).source("in", ...)``."""
-        return partial(Taking if self._redelivers else Reading, self.address)
+        return partial(RedeliveringReader if self._redelivers else MemoryReader, self.address)
 
     def put(self, *messages: bytes | Sample) -> None:
         """Add messages, while a pipeline runs or before; from any thread."""
@@ -133,7 +133,7 @@ class _Queue:
             self._ready.extendleft((number, self.given.pop(number)[1]) for number in reversed(lost))
 
 
-class Reading(Source):
+class MemoryReader(Source):
     """The source in its own process; what is nacked is kept by Ebbflow."""
 
     def __init__(self, address: str) -> None:
@@ -141,7 +141,7 @@ class Reading(Source):
 
     def open(self) -> None:
         """Reach the test."""
-        self._queue = Remote(self._address)
+        self._queue = ObjectClient(self._address)
 
     def read(self, limit: int, timeout: float) -> list[SourceMessage]:
         """What is due, in the order it was put."""
@@ -172,7 +172,7 @@ class Reading(Source):
         self._queue.close()
 
 
-class Taking(Reading):
+class RedeliveringReader(MemoryReader):
     """Takes nacked messages back."""
 
     def nack(self, nacks: Sequence[NackOffset]) -> None:
@@ -180,7 +180,7 @@ class Taking(Reading):
         self._queue.ask("nack", {int(one.offset): one.options.delay or 0 for one in nacks})
 
 
-class MemorySink(_Kept):
+class MemorySink(_Served):
     """Keeps what lands in it, and fails where it is told to."""
 
     def __init__(self) -> None:
@@ -190,7 +190,7 @@ class MemorySink(_Kept):
     @property
     def code(self) -> Code:
         """What to give to ``Pipeline(...).sink("out", ...)``."""
-        return partial(Writing, self.address)
+        return partial(MemoryWriter, self.address)
 
     @property
     def landed(self) -> list[Sample]:
@@ -234,7 +234,7 @@ class _Target:
         """Nothing is kept for a client."""
 
 
-class Writing:
+class MemoryWriter:
     """The sink on a worker."""
 
     def __init__(self, address: str) -> None:
@@ -242,7 +242,7 @@ class Writing:
 
     def open(self) -> None:
         """Reach the test."""
-        self._target = Remote(self._address)
+        self._target = ObjectClient(self._address)
 
     def __call__(self, data: list[Datum]) -> list[Response]:
         """Write them, and say which were refused."""

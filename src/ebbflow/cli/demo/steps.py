@@ -41,7 +41,7 @@ def customer_name(order: dict[str, Any], deliveries: int) -> str | None:
     return None if late or missing else f"Customer {order['customer']}"
 
 
-class Store:
+class OrderStore:
     """Writes orders to SQLite. An order that comes twice is stored once."""
 
     def open(self) -> None:

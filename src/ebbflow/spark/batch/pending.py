@@ -20,7 +20,7 @@ _REACH = 5_000
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingRows:
+class PendingFrames:
     """Up to where to read next, and about how many bytes that is."""
 
     end: Span
@@ -38,15 +38,15 @@ class Pending:
         self._due = names.due_subject(vertex, partition)
         self._forgotten = Span()
 
-    def look(self, done: Span) -> WaitingRows | None:
+    def look(self, done: Span) -> PendingFrames | None:
         """What has come since ``done``; ``None`` for nothing."""
         return self._link.run(self._look(done))
 
-    async def _look(self, done: Span) -> WaitingRows | None:
+    async def _look(self, done: Span) -> PendingFrames | None:
         redelivery = await self._due_after(done.redelivery)
         inlet, size = await self._stored_after(done.inlet)
         end = Span(inlet, redelivery)
-        return None if end == done else WaitingRows(end, size)
+        return None if end == done else PendingFrames(end, size)
 
     async def _stored_after(self, done: Mark) -> tuple[Mark, int]:
         state = await api.read_info(self._link.client, self._buffer)

@@ -19,7 +19,7 @@ from ebbflow.connectors.spark.errors import trouble
 from ebbflow.core.isolation import Trouble
 from ebbflow.core.query_rows import null_value
 from ebbflow.errors import ContractViolation, MessageTooLarge, SetupError
-from ebbflow.runtime.handlers import resolved
+from ebbflow.runtime.handlers import resolve_code
 from ebbflow.runtime.plan import DataFrameMap, SqlMap, VertexPlan
 from ebbflow.spark.batch.reading import COLUMNS
 
@@ -149,7 +149,7 @@ class Query:
     def _called(self, given: DataFrame) -> DataFrame:
         if self._function is None:
             assert self._code is not None
-            self._function = resolved(self._code, self._search)
+            self._function = resolve_code(self._code, self._search)
         made = self._function(given)
         if not isinstance(made, DataFrame):
             what = f"returned {type(made).__name__}, not a DataFrame"

@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
+from ebbflow.testing.conformance.journal import Journal
 from ebbflow.testing.conformance.samples import calls_wanted, name_of
-from ebbflow.testing.conformance.script import Arrival, Call
 from ebbflow.testing.conformance.under_test import Sample
-from ebbflow.testing.journal import Journal
+from ebbflow.testing.conformance.user_code import Arrival, Call
 
 
-class Seen:
+class Observations:
     """Calls and arrivals so far, by the names of their messages."""
 
     def __init__(self, calls: Path, arrivals: Path) -> None:

@@ -21,7 +21,7 @@ class RuleBroken(AssertionError):
     """A connector has broken a rule of the suite; the text says which, and what was seen."""
 
 
-class Trial(Protocol):
+class ConformanceTrial(Protocol):
     """A connector that is being tried out, stage by stage."""
 
     @property
@@ -35,7 +35,7 @@ class Trial(Protocol):
         """What else went wrong, for the text of a broken rule."""
 
 
-AnyTrial = TypeVar("AnyTrial", bound=Trial)
+AnyTrial = TypeVar("AnyTrial", bound=ConformanceTrial)
 
 
 class Rule(Generic[AnyTrial]):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ebbflow.testing.conformance.script import DELIVERIES, text_of
 from ebbflow.testing.conformance.under_test import Sample, SourceUnderTest, UnderTest
+from ebbflow.testing.conformance.user_code import DELIVERIES, text_of
 
 _COUNT = 300
 

@@ -8,7 +8,7 @@ from unittest import SkipTest
 from ebbflow.testing.conformance import samples
 from ebbflow.testing.conformance.rules import Rule, RuleBroken, expect_none, rule
 from ebbflow.testing.conformance.samples import name_of
-from ebbflow.testing.conformance.sink_trial import SinkTrial, Stage
+from ebbflow.testing.conformance.sink_trial import SinkStage, SinkTrial
 from ebbflow.testing.conformance.under_test import Sample
 
 SINK_RULES: list[Rule[SinkTrial]] = []
@@ -22,13 +22,13 @@ def _expect_landed(trial: SinkTrial, group: Sequence[Sample], once: bool) -> Non
         expect_none(twice, group, "messages have landed more than once")
 
 
-@rule(Stage.FLOW, SINK_RULES)
+@rule(SinkStage.FLOW, SINK_RULES)
 def every_message_lands_once(trial: SinkTrial) -> None:
     """Without faults every message lands in the target, and only once."""
     _expect_landed(trial, samples.LANDING, once=True)
 
 
-@rule(Stage.ODD, SINK_RULES)
+@rule(SinkStage.ODD, SINK_RULES)
 def odd_input_lands_unchanged_or_is_refused(trial: SinkTrial) -> None:
     """Odd values land bit by bit as they were, or are dead letters; none is lost."""
     odd = [one for one in samples.odd(trial.under_test) if not (one.keys or one.headers)]
@@ -40,7 +40,7 @@ def odd_input_lands_unchanged_or_is_refused(trial: SinkTrial) -> None:
     expect_none(lost, odd, "odd values have neither landed as they were nor become dead letters")
 
 
-@rule(Stage.ODD, SINK_RULES)
+@rule(SinkStage.ODD, SINK_RULES)
 def keys_and_headers_land_unchanged(trial: SinkTrial) -> None:
     """Keys and headers land as they were, as far as the sink keeps them."""
     odd = [one for one in samples.odd(trial.under_test) if one.keys or one.headers]
@@ -64,7 +64,7 @@ def _landed_whole(sample: Sample, landed: dict[str, list[Sample]]) -> bool:
     )
 
 
-@rule(Stage.REFUSED, SINK_RULES)
+@rule(SinkStage.REFUSED, SINK_RULES)
 def a_refused_message_holds_up_nobody(trial: SinkTrial) -> None:
     """When the target refuses some messages, the sink says so for these, and writes the others."""
     if not trial.under_test.can_refuse:
@@ -74,7 +74,7 @@ def a_refused_message_holds_up_nobody(trial: SinkTrial) -> None:
         raise RuleBroken(f"refuse() did not work for {trial.landed_though_refused}")
 
 
-@rule(Stage.REFUSED, SINK_RULES)
+@rule(SinkStage.REFUSED, SINK_RULES)
 def a_refused_message_is_not_taken_for_written(trial: SinkTrial) -> None:
     """A message that the target refused lands later, or is a dead letter that says why."""
     if not trial.under_test.can_refuse:
@@ -88,7 +88,7 @@ def a_refused_message_is_not_taken_for_written(trial: SinkTrial) -> None:
     expect_none(lost, samples.REFUSED, "refused messages are neither written nor dead letters")
 
 
-@rule(Stage.DOWN, SINK_RULES)
+@rule(SinkStage.DOWN, SINK_RULES)
 def a_target_that_was_down_gets_everything(trial: SinkTrial) -> None:
     """What comes while the target is down lands when it is up again."""
     if not trial.under_test.can_go_down:
@@ -96,13 +96,13 @@ def a_target_that_was_down_gets_everything(trial: SinkTrial) -> None:
     _expect_landed(trial, samples.DOWN, once=not trial.under_test.writes_twice)
 
 
-@rule(Stage.RESTARTED, SINK_RULES)
+@rule(SinkStage.RESTARTED, SINK_RULES)
 def a_stop_in_the_middle_loses_nothing(trial: SinkTrial) -> None:
     """What is on its way when the pipeline stops lands when it runs again."""
     _expect_landed(trial, samples.STOPPED, once=not trial.under_test.writes_twice)
 
 
-@rule(Stage.ENDED, SINK_RULES)
+@rule(SinkStage.ENDED, SINK_RULES)
 def nothing_is_left_behind(trial: SinkTrial) -> None:
     """After a stop there is no process, thread, listening socket or connection left."""
     expect_none(trial.left, trial.left, "things are still there")

@@ -15,12 +15,12 @@ from typing import Any, Self
 
 from ebbflow.outcome import Counts
 from ebbflow.pipeline import Pipeline
+from ebbflow.testing.background_run import until, until_none
 from ebbflow.testing.conformance import samples
 from ebbflow.testing.conformance.samples import name_of
-from ebbflow.testing.conformance.script import slowly, text_of
 from ebbflow.testing.conformance.trial import STARTED_WITHIN, TrialRuns
 from ebbflow.testing.conformance.under_test import Sample, SinkUnderTest
-from ebbflow.testing.live import until, until_none
+from ebbflow.testing.conformance.user_code import pass_slowly, text_of
 from ebbflow.testing.memory import MemorySource
 
 _DOWN_FOR = 4.0
@@ -28,7 +28,7 @@ _DOWN_FOR = 4.0
 _AGAIN = {"interval": "200ms", "factor": 1, "steps": 50}
 
 
-class Stage(IntEnum):
+class SinkStage(IntEnum):
     """How far a trial has come."""
 
     FLOW = 1
@@ -76,7 +76,7 @@ class SinkTrial(TrialRuns[SinkUnderTest]):
         kinds: dict[str, Any] = dict(sink) if isinstance(sink, Mapping) else {}
         return (
             Pipeline(self.name)
-            .source("in", self._source.code, transformer=slowly)
+            .source("in", self._source.code, transformer=pass_slowly)
             .sink("out", code, retry=_AGAIN, on_failure="drop", on_error=_AGAIN, **kinds)
         )
 

@@ -7,13 +7,13 @@ from itertools import pairwise
 from unittest import SkipTest
 
 from ebbflow.runtime.source_process.inlet import WINDOW
+from ebbflow.testing.background_run import until
 from ebbflow.testing.conformance import samples
 from ebbflow.testing.conformance.rules import Rule, RuleBroken, expect_none, rule
 from ebbflow.testing.conformance.samples import CALLS, name_of
-from ebbflow.testing.conformance.script import DELAY, HELD, Call
-from ebbflow.testing.conformance.source_trial import SourceTrial, Stage
+from ebbflow.testing.conformance.source_trial import SourceStage, SourceTrial
 from ebbflow.testing.conformance.under_test import Sample
-from ebbflow.testing.live import until
+from ebbflow.testing.conformance.user_code import DELAY, HELD, Call
 
 SOURCE_RULES: list[Rule[SourceTrial]] = []
 # What is read at once may go beyond the window.
@@ -33,7 +33,7 @@ def _expect_arrival(trial: SourceTrial, group: Sequence[Sample], once: bool) -> 
         expect_none(twice, group, "messages have arrived more than once")
 
 
-@rule(Stage.FLOW, SOURCE_RULES)
+@rule(SourceStage.FLOW, SOURCE_RULES)
 def every_message_arrives_once(trial: SourceTrial) -> None:
     """What several producers put at the same time all arrives, and without faults only once."""
     _expect_arrival(trial, samples.PLAIN, once=True)
@@ -42,7 +42,7 @@ def every_message_arrives_once(trial: SourceTrial) -> None:
     expect_none(again, samples.PLAIN, "messages were given again though nobody asked for it")
 
 
-@rule(Stage.FLOW, SOURCE_RULES)
+@rule(SourceStage.FLOW, SOURCE_RULES)
 def every_nacked_message_comes_back(trial: SourceTrial) -> None:
     """Every tenth message is nacked once: it is given again once, as its second delivery."""
     _expect_deliveries(trial, samples.ONCE, 2)
@@ -60,7 +60,7 @@ def _expect_deliveries(trial: SourceTrial, group: Sequence[Sample], wanted: int)
     expect_none(wrong, group, f"messages were not given as delivery {right}")
 
 
-@rule(Stage.FLOW, SOURCE_RULES)
+@rule(SourceStage.FLOW, SOURCE_RULES)
 def delays_are_honoured(trial: SourceTrial) -> None:
     """A message nacked with a delay comes not before it is over, and soon afterwards."""
     _expect_deliveries(trial, samples.LATER, 3)
@@ -76,7 +76,7 @@ def delays_are_honoured(trial: SourceTrial) -> None:
     expect_none(late, gaps, f"redeliveries came later than {longest} s after a nack for {DELAY} s")
 
 
-@rule(Stage.FLOW, SOURCE_RULES)
+@rule(SourceStage.FLOW, SOURCE_RULES)
 def max_deliveries_is_exact(trial: SourceTrial) -> None:
     """A message is given at most ``max_deliveries`` + 1 times and is then a dead letter."""
     _expect_deliveries(trial, samples.LIMITED, CALLS)
@@ -98,7 +98,7 @@ def _expect_letters(trial: SourceTrial, group: Sequence[Sample], once: bool = Tr
     expect_none(arrived, group, "messages that used up their deliveries have arrived")
 
 
-@rule(Stage.ODD, SOURCE_RULES)
+@rule(SourceStage.ODD, SOURCE_RULES)
 def odd_input_arrives_unchanged_or_is_refused(trial: SourceTrial) -> None:
     """Odd values arrive bit by bit as they were, or are refused with a reason; none is lost."""
     odd = [one for one in samples.odd(trial.under_test) if not (one.keys or one.headers)]
@@ -111,7 +111,7 @@ def odd_input_arrives_unchanged_or_is_refused(trial: SourceTrial) -> None:
     expect_none(lost, odd, "odd values have neither arrived as they were nor been refused")
 
 
-@rule(Stage.ODD, SOURCE_RULES)
+@rule(SourceStage.ODD, SOURCE_RULES)
 def keys_and_headers_arrive_unchanged(trial: SourceTrial) -> None:
     """Keys and headers arrive as they were put, as far as the source keeps them."""
     odd = [one for one in samples.odd(trial.under_test) if one.keys or one.headers]
@@ -136,7 +136,7 @@ def _changed(trial: SourceTrial, odd: Sequence[Sample]) -> list[str]:
     return changed
 
 
-@rule(Stage.BLOCKED, SOURCE_RULES)
+@rule(SourceStage.BLOCKED, SOURCE_RULES)
 def a_blocked_pipeline_stops_reading(trial: SourceTrial) -> None:
     """When the pipeline does not go on, the source reads no further than its window."""
     if trial.was_full:
@@ -151,13 +151,13 @@ def a_blocked_pipeline_stops_reading(trial: SourceTrial) -> None:
         )
 
 
-@rule(Stage.BLOCKED, SOURCE_RULES)
+@rule(SourceStage.BLOCKED, SOURCE_RULES)
 def a_blocked_pipeline_loses_nothing(trial: SourceTrial) -> None:
     """When it goes on, all that was put meanwhile arrives, and nothing twice."""
     _expect_arrival(trial, samples.flood(trial.under_test), once=True)
 
 
-@rule(Stage.RESTARTED, SOURCE_RULES)
+@rule(SourceStage.RESTARTED, SOURCE_RULES)
 def nacked_messages_survive_a_restart(trial: SourceTrial) -> None:
     """What waits for its delay when the pipeline stops comes afterwards, counted and not early."""
     _expect_deliveries(trial, samples.HELD, 2)
@@ -173,20 +173,20 @@ def _gap(calls: Sequence[Call]) -> float:
     return calls[1].at - calls[0].at
 
 
-@rule(Stage.RESTARTED, SOURCE_RULES)
+@rule(SourceStage.RESTARTED, SOURCE_RULES)
 def a_stop_loses_nothing(trial: SourceTrial) -> None:
     """What is in hand when the pipeline stops is given again, and what is done is not."""
     _expect_arrival(trial, [*samples.SLOW, *samples.MEANWHILE], once=True)
 
 
-@rule(Stage.CRASHED, SOURCE_RULES)
+@rule(SourceStage.CRASHED, SOURCE_RULES)
 def a_crash_loses_nothing(trial: SourceTrial) -> None:
     """When a worker or the source's process is killed, all arrives; some may come twice."""
     arriving = [one for one in samples.CRASH if one not in samples.LIMITED_CRASH]
     _expect_arrival(trial, [*arriving, *samples.SLOW_CRASH], once=False)
 
 
-@rule(Stage.CRASHED, SOURCE_RULES)
+@rule(SourceStage.CRASHED, SOURCE_RULES)
 def max_deliveries_survives_a_crash(trial: SourceTrial) -> None:
     """A message that was nacked before a crash is not given more often because of it."""
     names = _names(samples.LIMITED_CRASH)
@@ -196,7 +196,7 @@ def max_deliveries_survives_a_crash(trial: SourceTrial) -> None:
     _expect_letters(trial, samples.LIMITED_CRASH, once=False)
 
 
-@rule(Stage.ENDED, SOURCE_RULES)
+@rule(SourceStage.ENDED, SOURCE_RULES)
 def everything_is_settled_in_the_end(trial: SourceTrial) -> None:
     """When every message has ended, the outside system has nothing left to give again."""
     if trial.unsettled is None:
@@ -205,7 +205,7 @@ def everything_is_settled_in_the_end(trial: SourceTrial) -> None:
         raise RuleBroken(f"{trial.unsettled} messages are still to be given again")
 
 
-@rule(Stage.ENDED, SOURCE_RULES)
+@rule(SourceStage.ENDED, SOURCE_RULES)
 def nothing_is_left_behind(trial: SourceTrial) -> None:
     """After a stop there is no process, thread, listening socket or connection left."""
     expect_none(trial.left, trial.left, "things are still there")

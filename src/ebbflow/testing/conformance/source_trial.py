@@ -19,14 +19,14 @@ from functools import partial
 from pathlib import Path
 
 from ebbflow.pipeline import Pipeline
+from ebbflow.testing.background_run import until, until_none
 from ebbflow.testing.conformance import samples
-from ebbflow.testing.conformance.observations import Seen
+from ebbflow.testing.conformance.leftovers import processes_of
+from ebbflow.testing.conformance.observations import Observations
 from ebbflow.testing.conformance.samples import name_of
-from ebbflow.testing.conformance.script import Arriving, Deciding
 from ebbflow.testing.conformance.trial import STARTED_WITHIN, TrialRuns
 from ebbflow.testing.conformance.under_test import Full, Refused, Sample, SourceUnderTest
-from ebbflow.testing.leftovers import processes_of
-from ebbflow.testing.live import until, until_none
+from ebbflow.testing.conformance.user_code import RecordingSink, ScriptedTransformer
 
 PRODUCERS = 4
 _AT_ONCE = 20
@@ -38,7 +38,7 @@ _LIMITS = {"buffer_max_length": 100}
 _ON_ERROR = {"interval": "200ms", "steps": 20, "cap": "1s"}
 
 
-class Stage(IntEnum):
+class SourceStage(IntEnum):
     """How far a trial has come."""
 
     FLOW = 1
@@ -57,7 +57,7 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
 
     def __init__(self, under_test: SourceUnderTest, state: Path, patience: float = 30.0) -> None:
         super().__init__(under_test, state, patience)
-        self.seen = Seen(self.state / "calls", self.state / "arrivals")
+        self.seen = Observations(self.state / "calls", self.state / "arrivals")
         self.refused: dict[str, str] = {}
         self.held_back: int | None = None
         self.was_full = False
@@ -84,11 +84,13 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
         source = self.under_test.source()
         code = None if isinstance(source, Mapping) else source
         kinds = dict(source) if isinstance(source, Mapping) else {}
-        deciding = partial(Deciding, self.seen.calls_journal, self._gate, self.state / "killed")
+        deciding = partial(
+            ScriptedTransformer, self.seen.calls_journal, self._gate, self.state / "killed"
+        )
         pipeline = Pipeline(self.name).source(
             "in", code, transformer=deciding, limits=_LIMITS, on_error=_ON_ERROR, **kinds
         )
-        return pipeline.sink("out", partial(Arriving, self.seen.arrivals_journal))
+        return pipeline.sink("out", partial(RecordingSink, self.seen.arrivals_journal))
 
     # --- the stages -----------------------------------------------------------------------------
 

@@ -20,13 +20,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ebbflow.testing.background_run import local_spark
 from ebbflow.testing.conformance.rules import check_all
 from ebbflow.testing.conformance.sink_rules import SINK_RULES
 from ebbflow.testing.conformance.sink_trial import SinkTrial
 from ebbflow.testing.conformance.source_rules import SOURCE_RULES
 from ebbflow.testing.conformance.source_trial import SourceTrial
 from ebbflow.testing.conformance.under_test import SinkUnderTest, SourceUnderTest
-from ebbflow.testing.live import local_spark
 
 __all__ = [
     "SINK_RULES",

@@ -16,10 +16,10 @@ from ebbflow.deadletters import DeadLetters
 from ebbflow.nats.locate import open_link_to_pipeline
 from ebbflow.pipeline import Pipeline
 from ebbflow.runtime.run_report import Summary, VertexView
-from ebbflow.testing.conformance.script import text_of
+from ebbflow.testing.background_run import BackgroundRun, local_spark
+from ebbflow.testing.conformance.leftovers import Before
 from ebbflow.testing.conformance.under_test import UnderTest
-from ebbflow.testing.leftovers import Before
-from ebbflow.testing.live import Live, local_spark
+from ebbflow.testing.conformance.user_code import text_of
 
 _GONE_WITHIN = 3.0
 STARTED_WITHIN = 30.0
@@ -42,7 +42,7 @@ class TrialRuns(Generic[Tested]):
         self.summary: Summary | None = None
         self._stage = 0
         self._troubles: list[str] = []
-        self._live: Live | None = None
+        self._live: BackgroundRun | None = None
         self._stack = ExitStack()
 
     def stages(self) -> Sequence[Callable[[], None]]:
@@ -75,7 +75,7 @@ class TrialRuns(Generic[Tested]):
 
     def start(self, pipeline: Pipeline) -> None:
         """Run the pipeline until it is stopped."""
-        self._live = Live(pipeline, self.state, self.heard)
+        self._live = BackgroundRun(pipeline, self.state, self.heard)
 
     def heard(self, line: str) -> None:
         """The run has printed a line."""

@@ -9,33 +9,32 @@ import pytest
 from ebbflow.buffers.names import Names
 from ebbflow.errors import SetupError
 from ebbflow.nats.link import Link
-from ebbflow.nats.locate import open_link
-from ebbflow.runtime.run_lock import alone
+from ebbflow.nats.locate import linked
+from ebbflow.runtime.run_lock import hold_run_lock
 
 
 def test_a_second_run_is_refused_and_told_where_the_first_is(link, names):
     with (
-        open_link(link.server) as other,
-        alone(link, names),
+        linked(link.server) as other,
+        hold_run_lock(link, names),
         pytest.raises(SetupError, match=rf"is running already: process {os.getpid()} on "),
-        alone(other, names),
+        hold_run_lock(other, names),
     ):
         pass
 
 
 def test_another_pipeline_is_in_nobodys_way(link, names):
-    with alone(link, names), alone(link, Names(f"{names.pipeline}-b")):
+    with hold_run_lock(link, names), hold_run_lock(link, Names(f"{names.pipeline}-b")):
         pass
 
 
 def test_a_run_that_has_ended_or_was_cut_off_is_not_in_the_way(link, names):
-    with alone(link, names):
+    with hold_run_lock(link, names):
         pass
     other = Link(link.server)
-    cut_off = alone(other, names)
-    cut_off.__enter__()
+    hold_run_lock(other, names).__enter__()
     other.close()
-    with alone(link, names):
+    with hold_run_lock(link, names):
         pass
 
 

@@ -17,17 +17,17 @@ from multiprocessing.connection import Client, Connection
 from typing import Any, Protocol
 
 
-class Target(Protocol):
+class SharedObject(Protocol):
     """What is shared: methods whose first argument is the client that calls."""
 
     def gone(self, client: int) -> None:
         """The client is not there any more."""
 
 
-class Shared:
+class ObjectServer:
     """Serves a target to other processes of this user, until it is closed."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: SharedObject) -> None:
         self._target = target
         self._folder = tempfile.mkdtemp(prefix="ebbflow-shared-")  # nobody else can look inside
         self.address = os.path.join(self._folder, "socket")
@@ -71,14 +71,14 @@ class Shared:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _answer(target: Target, method: str, client: int, arguments: tuple[Any, ...]) -> Any:
+def _answer(target: SharedObject, method: str, client: int, arguments: tuple[Any, ...]) -> Any:
     try:
         return getattr(target, method)(client, *arguments)
     except Exception as error:
         return error
 
 
-class Remote:
+class ObjectClient:
     """The client's end, in another process."""
 
     def __init__(self, address: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ebbflow.message import Datum, Message, Response
 from ebbflow.nacks import NackOptions
-from ebbflow.testing.journal import Journal
+from ebbflow.testing.conformance.journal import Journal
 
 DELAY = 0.4
 """Seconds that a delayed nack of the suite asks for."""
@@ -59,7 +59,7 @@ def text_of(value: bytes) -> str:
     return f"{len(value)} bytes, {hashlib.blake2b(value, digest_size=8).hexdigest()}"
 
 
-class Deciding:
+class ScriptedTransformer:
     """The transformer: does what the first word of a message's value says.
 
     ``gate`` is a file: as long as it is there, a ``flood`` message blocks. ``killed`` is made by
@@ -109,14 +109,14 @@ class Deciding:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def slowly(datum: Datum) -> Message:
+def pass_slowly(datum: Datum) -> Message:
     """A transformer that takes its time with slow messages, so that a stop comes in between."""
     if datum.value.startswith(b"slow "):
         time.sleep(_SLOW / 4)
     return Message(datum.value)
 
 
-class Arriving:
+class RecordingSink:
     """The sink at the end: writes down what arrives."""
 
     def __init__(self, arrivals: Journal) -> None:

@@ -45,7 +45,7 @@ def local_spark(tasks: int = _TASKS) -> Iterator[SparkSession]:
         yield spark
 
 
-class Live(Silent):
+class BackgroundRun(Silent):
     """One run of a pipeline, in a thread of its own, until it is stopped."""
 
     def __init__(
