@@ -216,7 +216,7 @@ def raising(_messages):
         (
             {"dataframe": raising},
             "The DataFrame function of q raised KeyError: 'stock'. It was called with a DataFrame "
-            "of no messages, which it has to put up with.",
+            "of no messages; have it return one without rows then.",
         ),
         ({"dataframe": len}, "The DataFrame function of q raised TypeError: "),
         ({"dataframe": str}, "q: returned str, not a DataFrame. Give a column 'value' of type"),

@@ -25,7 +25,7 @@ from ebbflow.spark.epoch import Epochs
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_WAITS = Backoff(interval=500, factor=2.0, cap=30_000)
+_RESTART = Backoff(interval=500, steps=0, factor=2.0, cap=30_000)
 _STEADY = 60.0
 # Seconds that an epoch has to hear that it is the last one.
 _CLOSING = 10.0
@@ -76,24 +76,24 @@ class VertexSupervisor:
         self._thread.join(timeout)
 
     def _run(self) -> None:
-        wait = _FIRST_WAIT
+        failures = 0
         isolate = False
         while self._open or not self._stopping.is_set():
             self.epoch += 1
             self._began = time.monotonic()
             try:
                 self._run_epoch(isolate)
-                self._failure, isolate, wait = None, False, _FIRST_WAIT
+                self._failure, isolate, failures = None, False, 0
             except Exception as error:
                 if self._stopping.is_set():
                     return
                 self.restarts += 1
                 self._failure = explain(error)
                 isolate = _WORKER_DIED in str(error)
-                if time.monotonic() - self._began > _STEADY:
-                    wait = _FIRST_WAIT
+                steady = time.monotonic() - self._began > _STEADY
+                failures = 1 if steady else failures + 1
                 self._began = math.inf
-                self._stopping.wait(_WAITS.seconds(failures))
+                self._stopping.wait(_RESTART.wait(failures) / 1000)
 
     def _run_epoch(self, isolate: bool) -> None:
         plan = self.plan

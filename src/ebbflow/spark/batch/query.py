@@ -1,4 +1,4 @@
-"""SQL and DataFrame vertices: what a query makes of the messages of a batch.
+"""SQL and DataFrame vertices: a query makes new messages from those of a batch.
 
 The query is planned by Spark and runs on its workers. Its result is kept by Spark until the batch
 is settled, so what was looked at is what is published. A query that cannot work at all is refused
@@ -40,7 +40,7 @@ _FIX = (
 
 
 def messages(rows: DataFrame) -> DataFrame:
-    """The messages as queries see them."""
+    """Returns the messages as queries see them."""
     return rows.selectExpr(
         "id",
         "coalesce(keys, CAST(array() AS ARRAY<STRING>)) AS keys",
@@ -54,7 +54,7 @@ def messages(rows: DataFrame) -> DataFrame:
 
 
 def no_messages(spark: SparkSession) -> DataFrame:
-    """No messages at all, to see whether a query could work."""
+    """Returns a frame of no messages, to see whether a query could work."""
     nothing = (f"CAST(NULL AS {kind}) AS {name}" for name, kind in COLUMNS.items())
     return spark.range(0).selectExpr(*nothing)
 
@@ -75,15 +75,15 @@ class Query:
         self.traced = False
 
     def check(self) -> None:
-        """``SetupError`` if the query cannot work, whatever the messages are."""
+        """Raises ``SetupError`` if the query cannot work, whatever the messages are."""
         try:
-            self._applied(no_messages(self._spark))
+            self._apply(no_messages(self._spark))
         except ContractViolation as error:
             raise SetupError(str(error)) from None
         except Exception as error:
-            raise self._refused(error) from None
+            raise self._refusal(error) from None
 
-    def _refused(self, error: Exception) -> SetupError:
+    def _refusal(self, error: Exception) -> SetupError:
         found = trouble(error)
         if self._sql is not None:
             return SetupError(
@@ -91,12 +91,12 @@ class Query:
             )
         return SetupError(
             f"The DataFrame function of {self._vertex} raised {found.kind}: {found.sentence}",
-            "It was called with a DataFrame of no messages, which it has to put up with.",
+            "It was called with a DataFrame of no messages; have it return one without rows then.",
         )
 
     def attempt(self, rows: DataFrame) -> None:
-        """Run the query over some rows; raises what it raises. The result is kept."""
-        kept = self._applied(rows).persist()
+        """Runs the query over some rows and keeps the result; raises what the query raises."""
+        kept = self._apply(rows).persist()
         try:
             count, nulls, longest = kept.selectExpr(
                 "count(*)", "count_if(value IS NULL)", "max(octet_length(value))"
@@ -109,56 +109,56 @@ class Query:
         self._filled += [kept] if count else []
 
     def _check_aggregates(self, nulls: int, longest: int) -> None:
-        """A row that names its input is held against that input alone; others against all."""
+        """Refuses bad rows that name no input; settling deals with those that name one."""
         if not self.traced and nulls:
             raise null_value(self._vertex)
         if not self.traced and longest > self._largest:
             raise MessageTooLarge(longest, self._largest)
 
     @staticmethod
-    def told(error: Exception) -> Trouble:
-        """What an attempt failed of."""
+    def explain_failure(error: Exception) -> Trouble:
+        """Returns what an attempt failed of."""
         return trouble(error)
 
     @staticmethod
     def suspects(rows: DataFrame) -> list[int]:
-        """Places of rows that an attempt may have failed of; a query says nothing about that."""
+        """Returns nothing: a query does not say which rows it failed of."""
         return []
 
     @property
     def result(self) -> DataFrame | None:
-        """All that the attempts have made; ``None`` for no rows."""
+        """The rows that all attempts have made; ``None`` for no rows."""
         return reduce(DataFrame.unionByName, self._filled) if self._filled else None
 
     def forget(self) -> None:
-        """The batch is settled, or given up."""
+        """Drops what the attempts have made: the batch is settled, or given up."""
         for kept in self._kept:
             kept.unpersist()
         self._kept, self._filled = [], []
 
-    def _applied(self, rows: DataFrame) -> DataFrame:
-        given = messages(rows)
+    def _apply(self, rows: DataFrame) -> DataFrame:
+        batch = messages(rows)
         if self._sql is not None:
-            given.createOrReplaceTempView(VIEW)
+            batch.createOrReplaceTempView(VIEW)
             made = self._spark.sql(self._sql)
         else:
-            made = self._called(given)
+            made = self._call_function(batch)
         self.traced = "id" in made.columns
-        return normalised(self._vertex, made)
+        return normalise(self._vertex, made)
 
-    def _called(self, given: DataFrame) -> DataFrame:
+    def _call_function(self, batch: DataFrame) -> DataFrame:
         if self._function is None:
             assert self._code is not None
             self._function = resolve_code(self._code, self._search)
-        made = self._function(given)
+        made = self._function(batch)
         if not isinstance(made, DataFrame):
             what = f"returned {type(made).__name__}, not a DataFrame"
             raise ContractViolation(self._vertex, what, fix=_FIX)
         return made
 
 
-def normalised(vertex: str, made: DataFrame) -> DataFrame:
-    """The columns of a result that mean something, each with the one type it has here."""
+def normalise(vertex: str, made: DataFrame) -> DataFrame:
+    """Returns the columns of a result that mean something, each with the one type it has here."""
     types = {field.name: field.dataType for field in made.schema}
     if "value" not in types or not isinstance(types["value"], StringType | BinaryType):
         what = f"gave {made.schema.simpleString()}"
@@ -174,24 +174,24 @@ def normalised(vertex: str, made: DataFrame) -> DataFrame:
 
 
 def _optional(types: dict[str, DataType]) -> dict[str, Column]:
-    found: dict[str, Column] = {}
+    columns: dict[str, Column] = {}
     if "id" in types:
-        found["id"] = F.col("id").cast("string")
+        columns["id"] = F.col("id").cast("string")
     for name in ("keys", "tags"):
         if name in types:
-            found[name] = _texts(name, types[name])
+            columns[name] = _texts(name, types[name])
     if "event_time" in types:
-        found["event_time"] = F.col("event_time").cast("timestamp")
+        columns["event_time"] = F.col("event_time").cast("timestamp")
     if isinstance(types.get("headers"), MapType):
         headers = F.col("headers").cast("map<string, string>")
-        found["headers"] = F.map_filter(headers, lambda _, value: value.isNotNull())
+        columns["headers"] = F.map_filter(headers, lambda _, value: value.isNotNull())
     if "nack" in types:
-        found |= {name: F.col(name).cast(kind) for name, kind in _NACKS.items() if name in types}
-    return found
+        columns |= {name: F.col(name).cast(kind) for name, kind in _NACKS.items() if name in types}
+    return columns
 
 
 def _texts(name: str, kind: DataType) -> Column:
-    """A list of texts without nulls; one text is a list of one."""
+    """Returns a list of texts without nulls; one text is a list of one."""
     column = F.col(name)
     if not isinstance(kind, ArrayType):
         column = F.when(column.isNotNull(), F.array(column))

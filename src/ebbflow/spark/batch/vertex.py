@@ -38,7 +38,8 @@ from ebbflow.runtime.plan import SinksPlan, SqlMap, VertexPlan
 from ebbflow.spark.batch.pending import Pending
 from ebbflow.spark.batch.query import Query
 from ebbflow.spark.batch.settling import SCHEMA, Decided, Settled, settle_on_worker
-from ebbflow.spark.batch.window import Window, readings
+from ebbflow.spark.batch.window import Window, frame_ranges
+from ebbflow.spark.batch.work import BatchWork
 from ebbflow.spark.batch.write import Write
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 _GRACE = 15.0
 # How long to look for the rows that make a batch fail before what is known is settled.
 _SEARCH = 5.0
-_IDLE_WAITS = Backoff(interval=100, factor=2.0, cap=250)
+_IDLE = Backoff(interval=50, steps=0, factor=2.0, cap=250)
 # Batches are small for Spark: adapting to them, and many tasks, cost twice the time of the work.
 _SETTINGS = {
     "spark.sql.adaptive.enabled": ("true", "false"),
@@ -57,7 +58,7 @@ _SETTINGS = {
 
 
 def check_batches(spark: SparkSession, plans: Sequence[VertexPlan]) -> None:
-    """``SetupError`` if the SQL, function or columns of a vertex cannot work."""
+    """Raises ``SetupError`` if the SQL, function or columns of a vertex cannot work."""
     hush()
     with leaving_active(spark):
         for plan in plans:
@@ -65,14 +66,14 @@ def check_batches(spark: SparkSession, plans: Sequence[VertexPlan]) -> None:
                 _work(clone_session(spark, _SETTINGS), plan).check()
 
 
-def _work(spark: SparkSession, plan: VertexPlan) -> Query | Write:
+def _work(spark: SparkSession, plan: VertexPlan) -> BatchWork:
     return Write(spark, plan) if isinstance(plan.role, SinksPlan) else Query(spark, plan)
 
 
 def run_batches(
     spark: SparkSession, plan: VertexPlan, epoch: int, seconds: float, stopping: threading.Event
 ) -> None:
-    """Work through the batches of a vertex for an epoch. Called from its own driver thread."""
+    """Works through the batches of a vertex for an epoch; its own driver thread calls this."""
     hush()
     deadline = time.monotonic() + seconds
     failures: list[BaseException] = []
@@ -106,7 +107,7 @@ def _group(plan: VertexPlan) -> str:
 
 @contextmanager
 def _cancelling(spark: SparkSession, plan: VertexPlan, stopping: threading.Event) -> Iterator[None]:
-    """Cancel what still runs a while after a stop, so that a stop does not wait for it."""
+    """Cancels jobs that still run a while after a stop, so that the stop does not wait for them."""
     ended = threading.Event()
 
     def watch() -> None:
@@ -162,7 +163,7 @@ class BatchPartition:
         self._patience = patience_of(plan.whose, "batch", plan.on_unavailable)
 
     def run(self) -> None:
-        """Work until the epoch is over; what is in hand then is settled first."""
+        """Works until the epoch is over; what is in hand then is settled first."""
         self._position: Position = self._link.run(self._store.claim())
         self._watermark = Watermark(self._plan.feeders, self._position.watermark)
         try:
@@ -172,8 +173,8 @@ class BatchPartition:
                 self._events.waits(self._patience.waiting, None)
                 self._events.tell_now_and_then()
                 idle = 0 if worked else idle + 1
-                if not worked:
-                    self._stopping.wait(self._patience.ready_in() or _IDLE_WAITS.seconds(idle))
+                if idle:
+                    self._stopping.wait(self._patience.ready_in() or _IDLE.wait(idle + 1) / 1000)
         finally:
             self._work.forget()
             self._events.flush()
@@ -181,7 +182,7 @@ class BatchPartition:
     # --- taking ---------------------------------------------------------------------------------
 
     def _work_on(self) -> bool:
-        """Work on what there is; ``False`` if that is nothing, or if nothing works at all."""
+        """Works on what there is; ``False`` if that is nothing, or if nothing works at all."""
         if self._patience.ready_in() > 0:
             return False
         try:
@@ -193,17 +194,17 @@ class BatchPartition:
         return worked
 
     def _replay(self) -> bool:
-        """Settle the batch that an earlier task began, exactly as it was cut."""
+        """Settles the batch that an earlier task began, exactly as it was cut."""
         with self._window(self._position.intent, 0) as window:
             self._batch(window, 0, len(window), whole=True)
         return True
 
     def _next_window(self) -> bool:
-        """Work on what has come; ``False`` if that is nothing."""
-        found = self._pending.look(self._position.done)
-        if found is None:
+        """Works on what has come; ``False`` if that is nothing."""
+        pending = self._pending.look(self._position.done)
+        if pending is None:
             return False
-        with self._window(found.end, found.size) as window:
+        with self._window(pending.end, pending.size) as window:
             done = 0
             while done < len(window) and not self._over():
                 done = self._batch(window, done, min(done + self._plan.batch_size, len(window)))
@@ -213,7 +214,9 @@ class BatchPartition:
 
     @contextmanager
     def _window(self, end: Span, size: int) -> Iterator[Window]:
-        window = Window(self._spark, _shipped(self._plan), self._partition, self._position.done)
+        window = Window(
+            self._spark, _plan_for_workers(self._plan), self._partition, self._position.done
+        )
         try:
             window.open(end, size)
             yield window
@@ -223,9 +226,9 @@ class BatchPartition:
     # --- deciding -------------------------------------------------------------------------------
 
     def _batch(self, window: Window, low: int, high: int, whole: bool = False) -> int:
-        """Decide about rows and settle them; returns up to which row that came."""
+        """Decides about rows and settles them; returns the end of the rows that are settled."""
         try:
-            found = self._decided(window, low, high, whole)
+            found = self._decide(window, low, high, whole)
             if found.end > low or whole:
                 self._watermark.hear(window.origins(low, found.end))
                 self._settle(window, low, found)
@@ -233,7 +236,7 @@ class BatchPartition:
         finally:
             self._work.forget()
 
-    def _decided(self, window: Window, low: int, high: int, whole: bool) -> Isolated:
+    def _decide(self, window: Window, low: int, high: int, whole: bool) -> Found:
         began = time.monotonic()
 
         def enough() -> bool:
@@ -247,8 +250,8 @@ class BatchPartition:
             raise _stopped()
         return found
 
-    def _give_up(self, found: Isolated, high: int) -> None:
-        """Nothing works: it is the strategy's turn if there is one, else the vertex waits."""
+    def _give_up(self, found: Found, high: int) -> None:
+        """Hands rows to the retry strategy when nothing works; without one, the vertex waits."""
         why = found.general
         assert why is not None
         role = self._plan.role
@@ -267,11 +270,11 @@ class BatchPartition:
         except Exception as error:
             if self._stopping.is_set():  # it may have been cancelled
                 raise _stopped() from error
-            found = self._work.told(error)
-            if found.suspects or high - low < 2:
-                return found
+            failure = self._work.explain_failure(error)
+            if failure.suspects or high - low < 2:
+                return failure
             named = (window.index(place) - low for place in self._work.suspects(rows))
-            return replace(found, suspects=tuple(named))
+            return replace(failure, suspects=tuple(named))
 
     # --- settling -------------------------------------------------------------------------------
 
@@ -286,7 +289,7 @@ class BatchPartition:
             counts = self._publish(
                 Decided(
                     key,
-                    tuple(readings(plan, self._partition, start, end, window.copies)),
+                    tuple(frame_ranges(plan, self._partition, start, end, window.copies)),
                     self._watermark.current,
                     {index - low: why for index, why in found.blamed.items()},
                     self._work.traced,
@@ -297,18 +300,20 @@ class BatchPartition:
         self._record(self._position.settled(end, counts, self._watermark.current))
 
     def _intend(self, end: Span) -> None:
+        # The intent is stored before anything is published: after a crash the next task cuts the
+        # same batch again, and what it publishes has the same ids.
         if self._position.intent != end or not self._position.replays:
             self._position = self._position.intending(end)
             self._link.run(self._store.write(self._position))
 
     def _publish(self, decided: Decided) -> Counts:
-        """Have a worker publish what the batch comes to, all of it confirmed."""
+        """Lets a worker publish the results of the batch; returns when all is confirmed."""
         result = self._work.result
         alone = self._spark.range(0, 1, 1, 1)
         rows: DataFrame = alone if result is None else result.repartition(1)
         settling = partial(
             settle_on_worker,
-            plan=_shipped(self._plan),
+            plan=_plan_for_workers(self._plan),
             partition=self._partition,
             decided=decided,
         )
@@ -319,6 +324,8 @@ class BatchPartition:
         return settled.counts
 
     def _record(self, position: Position) -> None:
+        # The position is stored before the server may delete frames: the other way round, a crash
+        # in between would lose them.
         self._link.run(self._store.write(position))
         self._position = position
         self._pending.forget(position.done)
@@ -328,8 +335,8 @@ def _stopped() -> SparkError:
     return SparkError("Stopped", "the batch is worked on by the next run")
 
 
-def _shipped(plan: VertexPlan) -> VertexPlan:
-    """The plan without what only the driver needs: the user's function, logins of databases."""
+def _plan_for_workers(plan: VertexPlan) -> VertexPlan:
+    """Returns the plan without what only the driver needs: user functions, logins of databases."""
     role = plan.role
     if isinstance(role, SinksPlan):
         return replace(plan, role=replace(role, primary=BlackholeSink()))

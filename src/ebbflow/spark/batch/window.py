@@ -64,9 +64,11 @@ class Window:
         self.copies: frozenset[int] = frozenset()
 
     def open(self, end: Span, size: int) -> None:
-        """Read up to ``end``; ``size`` is how many bytes that is about."""
+        """Reads up to ``end``, which is about ``size`` bytes."""
         self.end = end
-        parts = _split(readings(self._plan, self._partition, self.start, end), size, self._tasks)
+        parts = _split(
+            frame_ranges(self._plan, self._partition, self.start, end), size, self._tasks
+        )
         read = partial(read_on_worker, plan=self._plan, readings=parts)
         numbers = self._spark.range(0, len(parts), 1, len(parts))
         self._base = numbers.mapInArrow(read, SCHEMA).persist()
@@ -159,7 +161,7 @@ def _frame(row: Row) -> _Frame:
     return _Frame(kind, seq, last + 1 - row[1], row[1], (row[2], watermark), stamp)
 
 
-def readings(
+def frame_ranges(
     plan: VertexPlan,
     partition: int,
     start: Span,

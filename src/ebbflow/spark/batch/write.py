@@ -27,10 +27,16 @@ _PLACE, _CORRUPT = "__place", "__corrupt"
 
 
 class Write:
-    """What the sink of one vertex writes. It makes nothing that is to be published."""
+    """Writes the batches of one sink; it makes nothing that is to be published."""
 
-    traced = False
-    result = None
+    @property
+    def traced(self) -> bool:
+        """Always ``False``: there is no result."""
+        return False
+
+    @property
+    def result(self) -> None:
+        """Always ``None``: a write makes no rows."""
 
     def __init__(self, spark: SparkSession, plan: VertexPlan) -> None:
         assert isinstance(plan.role, SinksPlan)
@@ -41,10 +47,10 @@ class Write:
         self._settings = plan.role.primary.settings
 
     def check(self) -> None:
-        """``SetupError`` if a column or the format cannot work, whatever the messages are."""
-        find_format(self._spark, self._settings.format, self._vertex)
+        """Raises ``SetupError`` if a column or the format can never work."""
+        self._settings.format.check(self._spark, self._vertex)
         try:
-            parsed = self._parsed(messages(no_messages(self._spark)))
+            parsed = self._parse(messages(no_messages(self._spark)))
         except Exception as error:
             raise SetupError(
                 f"The schema of {self._vertex} cannot be used: {trouble(error).sentence}",
@@ -61,29 +67,29 @@ class Write:
                 ) from None
 
     def attempt(self, rows: DataFrame) -> None:
-        """Write some rows; raises what Spark raises."""
+        """Writes some rows; raises what Spark raises."""
         settings = self._settings
         ordered = rows.coalesce(1).sortWithinPartitions(_PLACE)
-        given = self._parsed(messages(ordered))
-        writer = given.select(*self._columns()).write.format(settings.format.name)
+        parsed = self._parse(messages(ordered))
+        writer = parsed.select(*self._columns()).write.format(settings.format.name)
         if settings.partition_by:
             writer = writer.partitionBy(*settings.partition_by)
         writer.mode(settings.mode).options(**self._options()).save()
 
     def _options(self) -> dict[str, str]:
-        given = self._settings.format.reveal_options()
+        options = self._settings.format.revealed()
         if self._settings.format.name.lower() == "jdbc":
             # All rows of a piece in one batch of the driver's: the row it names is the one.
-            given = {"batchsize": str(self._most), **given}
-        return given
+            options = {"batchsize": str(self._most), **options}
+        return options
 
-    def told(self, error: Exception) -> Trouble:
-        """What an attempt failed of."""
-        found = trouble(error)
-        return replace(found, text=self._settings.format.without_secrets(found.text))
+    def explain_failure(self, error: Exception) -> Trouble:
+        """Returns what an attempt failed of, without the secrets of the format."""
+        failure = trouble(error)
+        return replace(failure, text=self._settings.format.without_secrets(failure.text))
 
     def suspects(self, rows: DataFrame) -> list[int]:
-        """The places of rows whose values are not what the schema says."""
+        """Returns the places of rows whose values are not what the schema says."""
         if self._settings.schema is None:
             return []
         options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
@@ -95,14 +101,14 @@ class Write:
         except PySparkException:  # a schema that has no fields, say
             return []
 
-    def _parsed(self, given: DataFrame) -> DataFrame:
-        """The messages, with their values as ``data`` if there is a schema for them."""
+    def _parse(self, batch: DataFrame) -> DataFrame:
+        """Returns the messages, with their values as ``data`` if there is a schema for them."""
         if self._settings.schema is None:
-            return given
+            return batch
         text = F.col("value").cast("string")
         # Anything that is no JSON has to fail: the other modes make NULL of it.
         data = F.from_json(text, self._settings.schema, {"mode": "FAILFAST"})
-        return given.withColumn("data", data)
+        return batch.withColumn("data", data)
 
     def _columns(self) -> list[Column]:
         if self._settings.columns:
@@ -112,4 +118,4 @@ class Write:
         return [F.col("value").cast("string").alias("value")]
 
     def forget(self) -> None:
-        """Nothing is kept."""
+        """Does nothing: a write keeps nothing."""
