@@ -14,7 +14,7 @@ Pipeline("orders").source("in", generator={"messages": 100}).map("enrich", enric
 The public names, each to be imported from the module that lists it:
 
     ebbflow             building      Pipeline MonoVertex Backoff
-                        user code     Datum Message Response nack Nack NackOptions
+                        user code     Datum Message Response Status nack Nack NackOptions
                                       Source SourceMessage NackOffset ServingStore
                         a run         Summary Counts Watcher VertexView
                         dead letters  DeadLetters StoredLetter Letter
@@ -53,7 +53,7 @@ from ebbflow.errors import (
     TargetError,
     Unavailable,
 )
-from ebbflow.message import Datum, Message, Response
+from ebbflow.message import Datum, Message, Response, Status
 from ebbflow.monovertex import MonoVertex
 from ebbflow.nacks import Nack, NackOptions, nack
 from ebbflow.outcome import Counts
@@ -95,6 +95,7 @@ __all__ = [
     "SourceError",
     "SourceMessage",
     "SpecError",
+    "Status",
     "StoredLetter",
     "Summary",
     "TargetError",

@@ -1,4 +1,4 @@
-"""What user code receives and returns: ``Datum``, ``Message`` and ``Response``.
+"""The messages of user code: it receives a ``Datum`` and returns a ``Message`` or a ``Response``.
 
 Nothing here imports Spark or NATS, so handlers can be written and unit-tested with these alone.
 """
@@ -19,11 +19,11 @@ Metadata = Mapping[str, Mapping[str, bytes]]
 
 
 class Datum:
-    """One message as user code gets it. Read-only.
+    """One message as a Spark worker gives it to user code. Read-only.
 
-    ``deliveries`` is 1 on the first call and one more on each redelivery; ``nack_reason`` is the
-    reason given with the last nack. ``watermark`` is the event time up to which everything has
-    been seen, or ``None`` while that is not known.
+    ``deliveries`` is 1 on the first call and one more on each redelivery. ``nack_reason`` is the
+    reason of the last nack. ``watermark`` is the event time up to which the vertex has seen
+    everything, or ``None`` while that is not known. In a unit test, make one yourself.
     """
 
     __slots__ = ("_fields",)
@@ -61,7 +61,7 @@ class Datum:
 
     @property
     def id(self) -> str:
-        """Unique in the pipeline; the same on every delivery of this message."""
+        """The id: unique in the pipeline, and the same on every delivery of this message."""
         return str(self._get("id"))
 
     @property
@@ -76,32 +76,32 @@ class Datum:
 
     @property
     def event_time(self) -> datetime:
-        """When the event happened, with time zone UTC."""
+        """The time when the event happened, in UTC."""
         return self._get("event_time")  # type: ignore[no-any-return]
 
     @property
     def watermark(self) -> datetime | None:
-        """Everything up to this event time has been seen, or ``None``."""
+        """The event time up to which the vertex has seen everything, if that is known."""
         return self._get("watermark")  # type: ignore[no-any-return]
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers given by the source; carried along, not changed by user code."""
+        """The headers that the source gave; every vertex passes them on unchanged."""
         return self._get("headers")  # type: ignore[no-any-return]
 
     @property
     def metadata(self) -> dict[str, dict[str, bytes]]:
-        """Metadata by group and key."""
+        """The metadata by group and key."""
         return self._get("metadata")  # type: ignore[no-any-return]
 
     @property
     def system_metadata(self) -> dict[str, dict[str, bytes]]:
-        """What the platform knows: ``["sink"]["retry_count"]`` is ``b"0"`` on the first try."""
+        """The platform's metadata: ``["sink"]["retry_count"]`` is ``b"0"`` on the first try."""
         return {"sink": {"retry_count": b"%d" % self._get("retries")}}
 
     @property
     def deliveries(self) -> int:
-        """How often this message has been given to this vertex, this time included."""
+        """The number of times that this vertex has got this message, this time included."""
         return self._get("deliveries")  # type: ignore[no-any-return]
 
     @property
@@ -114,7 +114,7 @@ class Datum:
 
 
 class Signal(Enum):
-    """What a message means when it is not data to forward."""
+    """The meaning of a message that is no data to forward."""
 
     DROP = "drop"
     NACK = "nack"
@@ -125,8 +125,9 @@ class Signal(Enum):
 class Message:
     """One output of a map or transformer.
 
-    ``keys`` left out keeps the keys of the input, and so do ``event_time`` and ``metadata``.
-    ``tags`` choose the edges to follow.
+    A message without ``keys``, ``event_time`` or ``metadata`` has those of its input. ``tags``
+    choose the edges that it follows. ``Message(value)`` forwards a value; the class methods say
+    that the input is dropped, redelivered or has failed.
     """
 
     value: bytes
@@ -140,7 +141,7 @@ class Message:
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is nothing in it but a value to forward."""
+        """Whether it holds nothing but a value to forward."""
         return (
             self.signal is None
             and self.keys is None
@@ -151,19 +152,19 @@ class Message:
 
     @classmethod
     def to_drop(cls, event_time: datetime | None = None) -> Message:
-        """Nothing to forward: the input is done and counted as dropped."""
+        """Forwards nothing: the input is done and counted as dropped."""
         return cls(b"", event_time=event_time, signal=Signal.DROP)
 
     @classmethod
     def to_nack(
         cls, options: NackOptions | None = None, event_time: datetime | None = None
     ) -> Message:
-        """The whole input is redelivered; none of its other outputs is forwarded."""
+        """Redelivers the whole input; none of its other outputs is forwarded."""
         return cls(b"", event_time=event_time, signal=Signal.NACK, nack_options=options)
 
     @classmethod
     def to_fail(cls, error: str = "failed", event_time: datetime | None = None) -> Message:
-        """The input has failed: tried again by the vertex's ``retryStrategy``.
+        """Reports that the input has failed; the vertex's ``retryStrategy`` tries it again.
 
         Without a strategy, or after its last retry, the input goes to the dead letters. None of
         its other outputs is forwarded.
@@ -172,7 +173,7 @@ class Message:
 
 
 class Status(Enum):
-    """How a sink handled one message."""
+    """The ways in which a sink can answer for one message."""
 
     OK = "ok"
     FAILURE = "failure"
@@ -185,7 +186,11 @@ class Status(Enum):
 
 @dataclass(slots=True)
 class Response:
-    """A sink's answer for one message: make it with one of the class methods."""
+    """A sink's answer for one message; make it with one of the class methods.
+
+    A sink returns one for each ``Datum`` of its call. A message without an answer, or with two, is
+    a broken contract and is redelivered like after an exception; the others keep their answers.
+    """
 
     id: str
     status: Status
@@ -197,42 +202,42 @@ class Response:
 
     @classmethod
     def ok(cls, id: str) -> Response:
-        """Written: the message is done."""
+        """The sink has written the message: it is done."""
         return cls(id, Status.OK)
 
     @classmethod
     def failure(cls, id: str, error: str) -> Response:
-        """Not written: tried again by the sink's ``retryStrategy``, or else a dead letter."""
+        """The sink could not write it: its ``retryStrategy`` decides; without one, dead letter."""
         if not isinstance(error, str) or not error.strip():
             raise ValueError("Response.failure needs an error message that says what went wrong")
         return cls(id, Status.FAILURE, error=error)
 
     @classmethod
     def fallback(cls, id: str) -> Response:
-        """Send it to the fallback sink, without retries."""
+        """Sends the message to the fallback sink, without retries."""
         return cls(id, Status.FALLBACK)
 
     @classmethod
     def serve(cls, id: str, payload: bytes) -> Response:
-        """Store the payload as the answer to the request that this message came from."""
+        """Stores the payload as the answer to the request that this message came from."""
         return cls(id, Status.SERVE, payload=payload)
 
     @classmethod
     def on_success(cls, id: str, message: Message | None = None) -> Response:
-        """Written, and the on-success sink gets the given message, or the original one."""
+        """The sink has written it; the on-success sink gets ``message``, or else the original."""
         return cls(id, Status.ON_SUCCESS, message=message)
 
     @classmethod
     def nack(cls, id: str, options: NackOptions | None = None) -> Response:
-        """Not now: redeliver this one; the others of the batch keep their own answers."""
+        """Redelivers this message; the others of the batch keep their own answers."""
         return cls(id, Status.NACK, nack_options=options)
 
     @classmethod
     def unavailable(cls, id: str, what: str, retry_after: Duration | None = None) -> Response:
-        """Not written because ``what`` is away: nobody is blamed, the message comes back.
+        """The system ``what`` is away: no message is blamed, and this one comes again.
 
-        As ``raise Unavailable(...)``, for one message of a batch. ``retry_after`` is the least time
-        to wait if every message of the call was answered like that.
+        Does for one message of a batch what ``raise Unavailable(...)`` does for all. If the sink
+        answers so for every message of a call, it is not called again before ``retry_after``.
         """
         wait = None if retry_after is None else milliseconds(retry_after)
         return cls(id, Status.UNAVAILABLE, error=what, retry_after=wait)

@@ -8,8 +8,8 @@
         .bypass(fallback=["bad"])
     )
 
-Each part is given once. As with ``Pipeline``, everything is checked when ``spec`` is asked for,
-by the rules that hold for YAML.
+Each part is given once. As with ``Pipeline``, the rules that check YAML check it when ``spec`` is
+read or the MonoVertex runs.
 """
 
 from __future__ import annotations
@@ -79,9 +79,10 @@ class MonoVertex(Builder):
         on_failure: OnFailure | None = None,
         **kinds: Unpack[SourceKinds],
     ) -> Self:
-        """Read from user code, or from ``generator={"messages": 100, "rpu": 5}``.
+        """Reads from user code, or from ``generator={"messages": 100, "rpu": 5}``.
 
-        ``retry`` and ``on_failure`` are for what the transformer reports as failed.
+        ``retry`` and ``on_failure`` say what happens to messages that the transformer reports as
+        failed.
         """
         part = parts.source(code, kinds, transformer, retry, on_failure)
         return self._give(self._body, "source", part)
@@ -95,7 +96,7 @@ class MonoVertex(Builder):
         retry: Policy | None = None,
         on_failure: OnFailure | None = None,
     ) -> Self:
-        """Change each message; ``mode`` says what the code is given at a time."""
+        """Changes each message; ``mode`` says what one call of the code gets."""
         return self._give(self._body, "udf", parts.udf(code, mode, retry, on_failure))
 
     @named_options
@@ -111,9 +112,10 @@ class MonoVertex(Builder):
         on_failure: OnFailure | None = None,
         **kinds: Unpack[SinkKinds],
     ) -> Self:
-        """Write to user code, or with ``log=True`` or ``blackhole=True``.
+        """Writes to user code, or with ``log=True`` or ``blackhole=True``.
 
-        ``fallback`` gets what the sink cannot write, ``on_success`` what it passes on.
+        ``fallback`` gets the messages that the sink cannot write, ``on_success`` those that it
+        passes on.
         """
         part = parts.sink(
             code,
@@ -136,7 +138,7 @@ class MonoVertex(Builder):
         on_success: str | Iterable[str] | None = None,
         operator: TagOperator = "or",
     ) -> Self:
-        """Send messages with these tags straight to one of the sinks, past all that is left.
+        """Sends messages with these tags straight to one of the sinks, past all that is left.
 
         May be called again, for another sink with another operator.
         """
@@ -156,7 +158,7 @@ class MonoVertex(Builder):
     def _give(self, holder: dict[str, Any], name: str, part: dict[str, Any]) -> Self:
         # Taking the later one would leave the earlier silently without effect.
         if name in holder:
-            place = f"MonoVertex {self._name}{', bypass' * (holder is self._bypass)}"
+            place = f"MonoVertex {self._name}" + (", bypass" if holder is self._bypass else "")
             raise SpecError([Problem("", 0, 0, "EB003", f"{name!r} is already given", place)])
         holder[name] = part
         return self

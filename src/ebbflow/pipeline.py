@@ -23,9 +23,9 @@ A sink may have others behind it, and may be called again for what it reports as
 ``retry`` is a ``Backoff`` or its fields. ``fallback`` and ``on_success`` are user code, ``"log"``
 or ``"blackhole"``; a text with a colon in it is user code.
 
-Everything that YAML can be wrong about is checked here as well, by the same rules, when ``spec``
-is asked for. The model is imported only then: importing this module must stay cheap, because
-every Spark worker does it.
+The rules that check YAML check a pipeline in Python too, when ``spec`` is read or ``run`` called.
+The model is imported only then: importing this module must stay cheap, because every Spark worker
+does it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class VertexOptions(TypedDict, total=False):
-    """What every vertex can be told.
+    """The options of every vertex.
 
     ``limits`` and a mapping for ``on_error`` have YAML's fields, in camel case or snake case:
     ``limits={"read_batch_size": 50}``, ``on_error={"interval": "2s", "steps": 3}``,
@@ -60,11 +60,11 @@ class VertexOptions(TypedDict, total=False):
 
 
 class SourceOptions(VertexOptions, SourceKinds):
-    """What a source can be told, and where its messages can come from."""
+    """The options of a source, and the places its messages can come from."""
 
 
 class SinkOptions(VertexOptions, SinkKinds):
-    """What a sink can be told, and where its messages can go to."""
+    """The options of a sink, and the places its messages can go to."""
 
 
 class Pipeline(Builder):
@@ -107,10 +107,10 @@ class Pipeline(Builder):
         on_failure: OnFailure | None = None,
         **options: Unpack[SourceOptions],
     ) -> Self:
-        """Add a source: user code, or one of YAML's such as ``generator={"messages": 100}``.
+        """Adds a source: user code, or one of YAML's such as ``generator={"messages": 100}``.
 
-        The transformer sees each message before it is first stored; ``retry`` and ``on_failure``
-        are for what it reports as failed.
+        The transformer gets each message before it is first stored. ``retry`` and ``on_failure``
+        say what happens to messages that it reports as failed.
         """
         part = parts.source(code, options, transformer, retry, on_failure)
         self._add({"name": name, "source": part}, options)
@@ -134,11 +134,12 @@ class Pipeline(Builder):
         on_full: OnFull = "retryUntilSuccess",
         **options: Unpack[VertexOptions],
     ) -> Self:
-        """Add a map that reads from the step before it, or from those named by ``after``.
+        """Adds a map that reads from the step before it, or from those named by ``after``.
 
-        ``after=()`` connects it to nothing; ``edge`` can then do so. ``mode`` says what the code
-        is given at a time: one message, a batch, or a table of them. In place of code there may be
-        ``sql`` over the view ``messages``, or a function ``dataframe`` from DataFrame to DataFrame.
+        ``after=()`` connects it to nothing; ``edge`` can then do so. ``mode`` says what one
+        call of the code gets: one message, a batch, or a table of them. In place of code there may
+        be ``sql`` over the view ``messages``, or a function ``dataframe`` from DataFrame to
+        DataFrame.
         """
         part = parts.udf(code, mode, retry, on_failure, sql, dataframe)
         self._add({"name": name, "udf": part}, options)
@@ -164,11 +165,10 @@ class Pipeline(Builder):
         on_full: OnFull = "retryUntilSuccess",
         **options: Unpack[SinkOptions],
     ) -> Self:
-        """Add a sink: user code, ``log=True``, ``blackhole=True`` or one of YAML's with its fields.
+        """Adds a sink: user code, ``log=True``, ``blackhole=True`` or one of YAML's kinds.
 
-        It is connected as a map is.
-
-        ``fallback`` gets what the sink cannot write, ``on_success`` what it passes on.
+        A sink is connected like a map. ``fallback`` gets the messages that the sink cannot write,
+        ``on_success`` those that it passes on.
         """
         part = parts.sink(
             code,
@@ -194,9 +194,9 @@ class Pipeline(Builder):
         operator: TagOperator = "or",
         on_full: OnFull = "retryUntilSuccess",
     ) -> Self:
-        """Connect two steps by name, in addition to what the chain connects.
+        """Connects two steps by name, in addition to what the chain connects.
 
-        A map may be connected with itself or with an earlier one, to have messages come again.
+        A map may be connected to itself or to an earlier one; its messages then go round.
         """
         edge: dict[str, Any] = {"from": from_, "to": to, "onFull": on_full}
         if tags is not None:
@@ -237,5 +237,5 @@ class Pipeline(Builder):
     ) -> None:
         before = self._previous if after is None else after
         listed = None if tags is None else parts.listed(tags)
-        for one in [] if before is None else parts.listed(before):
-            self.edge(one, name, tags=listed, operator=operator, on_full=on_full)
+        for step in [] if before is None else parts.listed(before):
+            self.edge(step, name, tags=listed, operator=operator, on_full=on_full)

@@ -1,12 +1,12 @@
-"""User-defined sources: ``Source``, what it gives and what it is told.
+"""User-defined sources: a ``Source`` gives messages, and hears what became of them.
 
 A source lives in a process of its own beside its vertex's task, one for each partition of the
-vertex, for as long as the pipeline runs. All its methods are called there, one at a time and by
-one thread; each may be ``async``. Nothing here imports Spark or NATS.
+vertex, for as long as the pipeline runs. One thread of that process calls all its methods, one at a
+time; each may be ``async``. Nothing here imports Spark or NATS.
 
-What was read is acknowledged only after its vertex has settled it: forwarded, redelivered, dead,
-whatever came of it. What is neither acknowledged nor nacked when the process ends has to be given
-again by the next one; that is all a source has to do for nothing to be lost.
+Ebbflow acknowledges a message only after its vertex has settled it: forwarded, redelivered or
+dead-lettered. If the process ends before a message is acknowledged or nacked, the next process has
+to give that message again. A source that does so loses nothing.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ LONGEST_OFFSET = 4_096
 class SourceMessage:
     """One message of a source.
 
-    ``offset`` is what the source knows it by, unique in its process: it comes back with the
-    acknowledgement or the nack, and the same message has the same one whenever it is given.
-    ``partition`` is where in the outside system it is from, if that is not the vertex's own
-    partition. ``deliveries`` is how often the message has been given, 1 at first, if the source
-    counts that itself; otherwise Ebbflow does.
+    ``offset`` is the source's own name for it, unique in its process. It comes back with the
+    acknowledgement or the nack, and a message that is given again has the same one.
+    ``partition`` is the partition of the outside system that it is from, if that is not the
+    vertex's own. ``deliveries`` is how often the source has given it, 1 at first, if the source
+    counts that itself; otherwise Ebbflow counts.
     """
 
     value: bytes
@@ -62,9 +62,9 @@ def _check(name: str, value: object, kind: type) -> None:
 
 @dataclass(frozen=True, slots=True)
 class NackOffset:
-    """A message that the pipeline wants again, and how: exactly what was asked for with the nack.
+    """A message that the pipeline wants again, with exactly the options of the nack.
 
-    For an exception that nobody meant to raise, the options have the wait of the vertex's back-off.
+    After an exception of user code, the options have the wait of the vertex's back-off.
     """
 
     offset: bytes
@@ -72,49 +72,49 @@ class NackOffset:
 
 
 class Source(ABC):
-    """Where messages come from. Subclass it; name the subclass as the source's code.
+    """A source of messages. Subclass it, and give the subclass as the code of a source.
 
-    May have ``open()``, called before the first ``read``, and ``close()``, called when the pipeline
-    stops. An exception in any method fails the vertex, which is started again after a while with a
-    new process; the run shows why.
+    Its process calls ``open()``, if there is one, before the first ``read``, and ``close()`` when
+    the pipeline stops. An exception in any method fails the vertex; Ebbflow starts it again after
+    a while with a new process, and the run shows why.
     """
 
     @abstractmethod
     def read(
         self, limit: int, timeout: float
     ) -> Iterable[SourceMessage] | Awaitable[Iterable[SourceMessage]]:
-        """Up to ``limit`` messages; waits at most about ``timeout`` seconds for the first.
+        """Returns up to ``limit`` messages; waits at most about ``timeout`` seconds for the first.
 
-        Called again and again; acknowledgements are told in between.
+        Ebbflow calls it again and again, and ``ack`` and ``nack`` in between.
         """
 
     @abstractmethod
     def ack(self, offsets: Sequence[bytes]) -> Awaitable[None] | None:
-        """These are settled and must not be given again. May name some more than once."""
+        """Hears of settled messages, which must not be given again; some may be named twice."""
 
     def nack(self, nacks: Sequence[NackOffset]) -> Awaitable[None] | None:
-        """These are to be given again, each not before its delay is over.
+        """Hears of messages to be given again, each not before its delay is over.
 
-        ``max_deliveries`` and ``reason`` need no attention: Ebbflow counts, and takes messages that
-        were nacked too often to the fallback or the dead letters, which acknowledges them.
+        ``max_deliveries`` and ``reason`` need no attention: Ebbflow counts, takes messages that
+        were nacked too often to the fallback or the dead letters, and acknowledges them.
 
-        A source that cannot give a message again leaves this out. What is nacked is then kept by
-        Ebbflow, comes again from there, and is acknowledged to the source.
+        A source that cannot give a message again leaves this method out. Ebbflow then keeps nacked
+        messages, redelivers them itself and acknowledges them to the source.
         """
         raise NotImplementedError
 
     def pending(self) -> Awaitable[int | None] | int | None:
-        """How many messages wait to be read, or ``None`` where that is not known."""
+        """Returns how many messages wait to be read, or ``None`` where that is not known."""
         return None
 
     def partitions(self) -> Awaitable[Sequence[int]] | Sequence[int]:
-        """The partitions of the outside system that this process reads; for people to see."""
+        """Returns the partitions of the outside system that this process reads; only for people."""
         return ()
 
     @property
     def exhausted(self) -> bool:
-        """Whether nothing more will come, for good: ``ebbflow run --drain`` then ends.
+        """Whether no message will ever come again; ``ebbflow run --drain`` then ends.
 
-        ``False`` while something that was nacked is still to be given.
+        ``False`` while a nacked message is still to be given.
         """
         return False

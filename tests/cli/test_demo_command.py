@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ebbflow import Datum, Nack
+from ebbflow import Datum, Nack, Status
 from ebbflow.cli.demo import steps
-from ebbflow.message import Status
 
 ROOT = Path(__file__).parents[2]
 ORDERS = 500
