@@ -32,7 +32,7 @@ _IN_FLIGHT = 64
 
 @dataclass(frozen=True)
 class Ground:
-    """Where a contest takes place. ``seed`` makes the payloads."""
+    """The broker and the place of a contest. ``seed`` makes the payloads."""
 
     link: Link
     spark: SparkSession
@@ -48,8 +48,8 @@ class Ground:
             self.link.run(streams.ensure(client, config))
 
     def messages(self, stream: str) -> int:
-        """How many messages a stream holds."""
-        state = self.link.run(api.read_state(self.link.client, stream))
+        """Returns how many messages a stream holds."""
+        state = self.link.run(api.state(self.link.client, stream))
         return state.messages if state else 0
 
     def span(self, stream: str) -> float:
@@ -123,12 +123,12 @@ def spark_workers() -> list[psutil.Process]:
 
 
 def spark_processes() -> list[psutil.Process]:
-    """All that runs for Spark."""
+    """Returns all processes that run for Spark."""
     return [jvm(), *spark_workers()]
 
 
 def cpu_seconds(processes: Iterable[psutil.Process]) -> float:
-    """What these have used so far."""
+    """Returns the seconds of CPU that these have used so far."""
     total = 0.0
     for one in processes:
         with suppress(psutil.NoSuchProcess):

@@ -63,6 +63,6 @@ def by_cost(ground: Ground, milliseconds: int, seconds: float) -> CallCost:
 
 
 def _reached(ground: Ground, messages: int) -> tuple[float, int]:
-    """When so many were done, and how many it were then."""
+    """Returns when at least this many were done, and how many exactly."""
     wait_until(lambda: counts(ground, "sink").done >= messages)
     return time.monotonic(), counts(ground, "sink").done

@@ -1,4 +1,4 @@
-"""What a contestant is, and how one round of a contest is taken."""
+"""Contestants, and one round of a contest."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Contestant(Protocol):
 
     @property
     def mode(self) -> str:
-        """What user code is given at a time."""
+        """The mode of the map: what one call gets."""
 
     def run(self, ground: Ground, messages: int, size: int) -> Round:
         """Do the job for so many messages of ``size`` bytes."""
@@ -73,13 +73,13 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What it took to get everything done: seconds, and seconds of CPU."""
+    """The cost of getting everything done: seconds, and seconds of CPU."""
 
     seconds: float
     cpu: float
 
     def round(self, messages: int, seconds: float | None = None) -> Round:
-        """As a round; ``seconds`` if somebody knows them better."""
+        """Returns this as a round; ``seconds`` if somebody knows them better."""
         took = max(seconds or self.seconds, _TICK)
         return Round(messages / took, max(self.cpu, _TICK) / messages * 1e6)
 

@@ -41,7 +41,7 @@ def write(figures: Figures, folder: Path, seed: int) -> list[Path]:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were taken on, and when."""
+    """Returns the machine and the time of the figures."""
     found: dict[str, Any] = {
         "taken": datetime.now(UTC).isoformat(timespec="seconds"),
         "processor": _processor(),

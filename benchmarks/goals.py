@@ -1,4 +1,4 @@
-"""What Ebbflow wants to reach, as ratios of one run, and whether it has."""
+"""The goals of Ebbflow, as ratios of one run, and whether they are reached."""
 
 from __future__ import annotations
 

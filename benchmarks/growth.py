@@ -1,4 +1,4 @@
-"""What happens to rate and memory as work grows: messages, vertices, partitions, nacks, parked."""
+"""Rate and memory as work grows: messages, vertices, partitions, nacks, parked messages."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def running(ground: Ground, plans: Sequence[VertexPlan], epoch: float = _LONG) -
 
 
 def counts(ground: Ground, name: str) -> Counts:
-    """What a vertex has counted so far."""
+    """Returns the counts of a vertex so far."""
     return _counted(ground.link.run(read_all(ground.link, NAMES)), name)
 
 

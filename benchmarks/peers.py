@@ -1,4 +1,4 @@
-"""What people use instead, doing the same hop on the same broker and cores."""
+"""The peers: what people use instead, doing the same hop on the same broker and cores."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def started(ground: Ground, module: str, arguments: Sequence[str]) -> Iterator[p
 
 
 def plain_streams(ground: Ground, retention: str = "workqueue") -> None:
-    """What a service would have: a queue to read from, and a log of what came out."""
+    """Makes the streams of a plain service: a queue to read from, and a log of its outputs."""
     shared = {"storage": "file", "num_replicas": 1}
     ground.fresh(
         {"name": IN, "subjects": ["peer.in"], "retention": retention, **shared},

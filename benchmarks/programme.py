@@ -26,7 +26,7 @@ _LARGEST = 300_000_000
 
 @dataclass(frozen=True, slots=True)
 class Programme:
-    """How much is measured. ``seconds`` is how long a round should take, about.
+    """The amount of measuring. ``seconds`` is about how long a round should take.
 
     What idling costs is not measured in 0 seconds.
     """
@@ -83,7 +83,7 @@ SHORT = Programme(
 
 @dataclass
 class Figures:
-    """All that was measured; what is empty was not asked for."""
+    """All figures; those that were not asked for are empty."""
 
     cases: list[Case] = field(default_factory=list)
     calls: list[CallCost] = field(default_factory=list)
@@ -148,7 +148,7 @@ def _rates(figures: Figures, ground: Ground, programme: Programme, say: Say) -> 
 
 
 def _messages(contestant: Contestant, size: int, seconds: float) -> int:
-    """As many as take about so long, in whole thousands, and not more than a buffer holds."""
+    """Returns as many messages as take about this long, in thousands, at most a buffer full."""
     # Larger messages are slower, though not in proportion.
     pace = contestant.pace / (1 + size / 1_500 if contestant.pace > 20_000 else 1)
     wanted = min(int(pace * seconds), _LARGEST // size)

@@ -62,7 +62,7 @@ def first_message(folder: Path) -> float:
 
 
 def idle(folder: Path, seconds: float) -> Idle:
-    """What three vertices cost that have nothing to do."""
+    """Measures the cost of three vertices that have nothing to do."""
     with _run(folder) as (process, arrived):
         wait_until(arrived.exists)
         time.sleep(_SETTLED)

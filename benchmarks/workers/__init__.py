@@ -16,7 +16,7 @@ URL, USER, PASSWORD = "BENCH_URL", "BENCH_USER", "BENCH_PASSWORD"
 
 
 def environment(server: Addresses) -> dict[str, str]:
-    """What a worker needs to connect."""
+    """Returns the variables that a worker needs to connect."""
     login = {USER: server.login.user or "", PASSWORD: server.login.password or ""}
     return {**os.environ, **login, URL: server.urls[0]}
 

@@ -82,9 +82,9 @@ class DeadLetters:
 
     def counts(self) -> dict[str, int]:
         """Returns how many letters each vertex has; vertices without letters are left out."""
-        info = self._link.run(self._read_info())
-        subjects = info.get("subjects") or {}
-        return {name.rpartition(".")[2]: count for name, count in sorted(subjects.items())}
+        info = self._link.run(self._info())
+        found = info.get("subjects") or {}
+        return {name.rpartition(".")[2]: count for name, count in sorted(found.items())}
 
     def list(self, vertex: str | None = None, limit: int | None = None) -> Iterator[StoredLetter]:
         """Yields the letters there are now, oldest first; reads them page by page."""
@@ -97,10 +97,10 @@ class DeadLetters:
             yield self._parse(message)
 
     def get(self, *which: Which) -> tuple[StoredLetter, ...]:
-        """Returns the letters meant, oldest first; ``EbbflowError`` if some do not exist."""
-        numbers = {number for number in which if isinstance(number, int)}
-        ids = {message_id for message_id in which if isinstance(message_id, str)}
-        letters = {message.seq: self._parse(message) for message in map(self._read, numbers)}
+        """Returns the letters named, oldest first; ``EbbflowError`` if one does not exist."""
+        numbers = {one for one in which if isinstance(one, int)}
+        ids = {one for one in which if isinstance(one, str)}
+        found = {message.seq: self._stored(message) for message in map(self._raw, numbers)}
         if ids:
             letters |= {entry.number: entry for entry in self.list() if entry.letter.id in ids}
         for missing in sorted(ids - {entry.letter.id for entry in letters.values()}):
@@ -125,17 +125,17 @@ class DeadLetters:
         return replayed
 
     def numbers(self, *which: Which) -> Sequence[int]:
-        """Returns the numbers of the letters meant, also of what is in the stream and no letter."""
-        numbers = {self._read(number).seq for number in which if isinstance(number, int)}
-        if ids := [message_id for message_id in which if isinstance(message_id, str)]:
-            numbers |= {entry.number for entry in self.get(*ids)}
-        return sorted(numbers)
+        """Returns the numbers of the letters named, even of what is in the stream and no letter."""
+        found = {self._raw(one).seq for one in which if isinstance(one, int)}
+        if ids := [one for one in which if isinstance(one, str)]:
+            found |= {one.number for one in self.get(*ids)}
+        return sorted(found)
 
     def purge(self, *which: Which) -> int:
-        """Deletes the letters meant; returns how many. ``EbbflowError`` if one does not exist."""
-        numbers = self.numbers(*which)
-        self._link.run(self._delete_all(numbers))
-        return len(numbers)
+        """Deletes the letters named; returns how many. ``EbbflowError`` if one does not exist."""
+        found = self.numbers(*which)
+        self._link.run(self._delete_all(found))
+        return len(found)
 
     def purge_all(self, vertex: str | None = None) -> int:
         """Deletes every letter, or every letter of one vertex; returns how many."""

@@ -58,7 +58,7 @@ class Display(Protocol):
         """The state of all vertices."""
 
     def close(self) -> None:
-        """Leave the terminal as it was found."""
+        """Leaves the terminal as it was."""
 
 
 @contextmanager
@@ -72,19 +72,19 @@ def open_display(plain: bool = False) -> Iterator[Display]:
 
 
 def console_for(file: TextIO) -> Console:
-    """A console that cuts nothing off where there is no terminal to be too narrow."""
+    """Returns a console; without a terminal, it is wide enough to cut nothing off."""
     return Console(file=file, width=None if file.isatty() else _UNKNOWN_WIDTH, highlight=False)
 
 
 class Rates:
-    """How many messages a second each vertex reads, over the last few seconds."""
+    """The rates at which vertices read, in messages a second over the last few seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._seen: dict[str, deque[tuple[float, int]]] = {}
 
     def update(self, vertex: str, read: int) -> float:
-        """Take note of how many have been read by now; returns the present rate."""
+        """Takes note of how many have been read by now; returns the present rate."""
         now = self._clock()
         seen = self._seen.setdefault(vertex, deque())
         seen.append((now, read))
@@ -104,7 +104,7 @@ class LiveTable:
         self._live: Live | None = None
 
     def stage(self, text: str) -> None:
-        """A line while there is no table yet, its title from then on."""
+        """Prints a line while there is no table yet; from then on it is the title."""
         self._title = text
         # Not live before: there is nothing to show while Spark starts.
         if text == "running":
@@ -114,16 +114,16 @@ class LiveTable:
             self.console.print(f"{text} …", style="dim")
 
     def line(self, text: str) -> None:
-        """Print above the table, as it is."""
+        """Prints above the table, as it is."""
         self.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def look(self, views: Mapping[str, VertexView]) -> None:
-        """Redraw the table."""
+        """Redraws the table."""
         if self._live is not None:
             self._live.update(self._table(views))
 
     def close(self) -> None:
-        """Take the table away; the result of the run takes its place."""
+        """Takes the table away; the result of the run takes its place."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -139,7 +139,7 @@ class LiveTable:
 
 
 def counts_table(counted: Mapping[str, Counts], title: str = "") -> tuple[Table, list[str]]:
-    """A table with a column for every counter that has counted anything, and their names."""
+    """Returns a table with a column for every counter that is not zero, and their names."""
     names = [
         name
         for name in COUNTERS
@@ -153,7 +153,7 @@ def counts_table(counted: Mapping[str, Counts], title: str = "") -> tuple[Table,
 
 
 def result_table(counted: Mapping[str, Counts]) -> Table:
-    """What a run came to, one row a vertex."""
+    """Returns the table of a run's result, one row per vertex."""
     table, names = counts_table(counted)
     for vertex, counts in counted.items():
         table.add_row(*_cells(vertex, counts, names))
@@ -170,7 +170,7 @@ def _words(view: VertexView) -> Text:
 
 
 def state_of(view: VertexView) -> str:
-    """Whether a vertex runs, and why it had to be started again if that was lately."""
+    """Returns in words whether a vertex runs, waits or was stopped, and why."""
     if view.halted:
         return one_line(f"stopped taking messages until it is resumed: {view.halted}")
     if view.waiting:
@@ -186,7 +186,7 @@ def state_of(view: VertexView) -> str:
 
 
 def waiting_words(waiting: Waiting) -> str:
-    """What a vertex waits for, since when, and when it tries again."""
+    """Returns in words what a vertex waits for, since when, and when it tries again."""
     times = f"since {waiting.seconds:.0f} s, next try in {waiting.next_in:.0f} s"
     if not waiting.certain:
         return f"stopped taking messages: all of them fail alike: {waiting.what}; {times}"
@@ -195,7 +195,7 @@ def waiting_words(waiting: Waiting) -> str:
 
 
 def _troubles(tally: Tally) -> list[str]:
-    """What publishing has met with, apart from success."""
+    """Returns in words what publishing has met with, apart from success."""
     met = {
         "without a stream": tally.no_responders,
         "unanswered": tally.unanswered,
@@ -206,7 +206,7 @@ def _troubles(tally: Tally) -> list[str]:
 
 
 def one_line(text: str) -> str:
-    """The text without anything that could move the cursor or change the terminal."""
+    """Returns the text without anything that could move the cursor or change the terminal."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
@@ -234,11 +234,11 @@ class PlainLines:
         self._lock = threading.Lock()
 
     def stage(self, text: str) -> None:
-        """A line at once."""
+        """Prints a line at once."""
         self._tell(text)
 
     def line(self, text: str) -> None:
-        """To standard output. When nobody reads it any more the run is stopped in good order."""
+        """Writes to standard output; stops the run in good order when nobody reads any more."""
         with self._lock:
             if self._reader_gone:
                 return
@@ -253,7 +253,7 @@ class PlainLines:
                 _thread.interrupt_main()
 
     def look(self, views: Mapping[str, VertexView]) -> None:
-        """New failures and nack reasons at once; counts now and then, when they have changed."""
+        """Prints new failures and nack reasons at once, and changed counts now and then."""
         for vertex, view in views.items():
             self._tell_stuck(vertex, view)
             if self._is_news(vertex, view):
@@ -269,7 +269,7 @@ class PlainLines:
             self._tell(progress)
 
     def _tell_stuck(self, vertex: str, view: VertexView) -> None:
-        """A vertex that waits or was stopped: at once, again after ever longer, and its end."""
+        """Tells of a vertex that waits or was stopped: at once, ever less often, and of the end."""
         stuck = view.halted or (view.waiting and "waiting") or ""
         before, due = self._stuck.get(vertex, ("", 0.0))
         if before and not stuck:
@@ -288,7 +288,7 @@ class PlainLines:
         return view.restarts > restarts or failure not in (None, before)
 
     def _look_at_call(self, vertex: str, view: VertexView) -> None:
-        """A long call when it is first seen, and each time that it is twice as long."""
+        """Tells of a long call when it is first seen, and each time that it is twice as long."""
         if view.in_call is None:
             self._call_shown.pop(vertex, None)
         elif view.in_call >= 2 * self._call_shown.get(vertex, 0.0):
@@ -296,7 +296,7 @@ class PlainLines:
             self._tell(f"{vertex}: {state_of(view)}")
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: nothing is open."""
 
     def _tell(self, text: str) -> None:
         with self._lock:
@@ -316,12 +316,12 @@ class Outlasting:
         self._file = file
 
     def write(self, text: str) -> int:
-        """As any stream does."""
+        """Writes, unless the reader has gone."""
         self._try(lambda: self._file.write(text))
         return len(text)
 
     def flush(self) -> None:
-        """As any stream does."""
+        """Flushes, unless the reader has gone."""
         self._try(self._file.flush)
 
     def _try(self, call: Callable[[], object]) -> None:
@@ -341,7 +341,7 @@ def _outlasting(file: TextIO) -> TextIO:
 
 
 def _discard(file: TextIO) -> None:
-    """Let later writes go nowhere, or Python complains about the pipe once more at its end."""
+    """Lets later writes go nowhere, or Python complains about the pipe once more at its end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, file.fileno())
     os.close(nowhere)

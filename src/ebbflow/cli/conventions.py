@@ -1,4 +1,4 @@
-"""What all commands share: the exit codes, and the options that say where a pipeline lives."""
+"""Conventions of all commands: exit codes, and the options that say where a pipeline lives."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Durability(StrEnum):
-    """When the embedded server writes to disk."""
+    """The moments at which the embedded server writes to disk."""
 
     FAST = "fast"
     SAFE = "safe"

@@ -47,7 +47,7 @@ _CALLER = calling.__name__
 
 @contextmanager
 def watching(limit: float | None, tell: Tell, last_words: IO[Any] | None = None) -> Iterator[None]:
-    """Watch the calls of this process; on its main thread, and ``limit`` is in seconds.
+    """Watches the calls of this process, on its main thread; ``limit`` is in seconds.
 
     ``last_words`` is where the process writes what it was doing when it has to end itself.
     """
@@ -65,7 +65,7 @@ def watching(limit: float | None, tell: Tell, last_words: IO[Any] | None = None)
 
 
 def grace(limit: float) -> float:
-    """How many seconds after its time a call is ended with the whole process."""
+    """Returns how many seconds after its time a call is ended with the whole process."""
     return min(10.0, max(1.0, limit / 2))
 
 
@@ -124,7 +124,7 @@ class _Watch:
                 self._disarm()
 
     def arm(self) -> None:
-        """Set the clock for the call that is running; on either thread."""
+        """Sets the clock for the call that is running; on either thread."""
         limit = self._limit
         assert limit is not None
         RUNNING.guarded = True
@@ -139,7 +139,7 @@ class _Watch:
             faulthandler.cancel_dump_traceback_later()
 
     def over(self, _signal: int, frame: FrameType | None) -> None:
-        """The timer has gone off: end the call if it is still the same one, in user code."""
+        """Ends the call when the timer has gone off, if it is still the same one, in user code."""
         state = RUNNING.state
         if state is None or self._limit is None:
             return

@@ -19,6 +19,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
+from ebbflow.connectors.spark.pickling import pickle_by_value
 from ebbflow.core.blame import Outage
 from ebbflow.core.decisions import Decisions
 from ebbflow.core.printing import Collected, redirected
@@ -148,13 +149,11 @@ def _receive(line: Connection[Any, Any]) -> Verdict | None:
 
 def _pack(piece: Verdict, raised: Exception | None, printed: str, outage: Outage | None) -> bytes:
     """Pickles an answer; user code may have made objects that only cloudpickle can pickle."""
-    from pyspark import cloudpickle
-
-    decided = None if raised else piece.decisions
+    decided = None if raised else piece.decisions()
     try:
         answer = ChildAnswer(decided, raised, printed, outage)
-        return bytes(cloudpickle.dumps(answer))  # type: ignore[no-untyped-call]
+        return pickle_by_value(answer)
     except Exception as error:
-        told = raised or error
-        text = RuntimeError(f"{type(told).__name__}: {told}")
+        cause = raised or error
+        text = RuntimeError(f"{type(cause).__name__}: {cause}")
         return pickle.dumps(ChildAnswer(None, text, printed))

@@ -14,7 +14,7 @@ _private: set[tuple[int, int]] = set()
 
 
 def keep_private(descriptor: int) -> None:
-    """Have every process forked from now on lose it, and all copies of it that are made."""
+    """Makes every process that is forked from now on lose it, with all copies of it."""
     _private.add(_identity(descriptor))
 
 
@@ -25,7 +25,7 @@ def _identity(descriptor: int) -> tuple[int, int]:
 
 
 def _lose() -> None:
-    """In a forked process: put nothing in the place of each.
+    """Puts nothing in the place of each, in a forked process.
 
     Closing them would do harm, when objects that were made for them close the number once more.
     """

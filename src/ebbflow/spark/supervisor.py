@@ -55,7 +55,7 @@ class VertexSupervisor:
 
     @property
     def failure(self) -> str | None:
-        """Why the vertex failed last, until it has been running again for a while."""
+        """The reason of the last failure, until the vertex has been running again for a while."""
         return None if time.monotonic() - self._began > _RECOVERED else self._failure
 
     def start(self) -> None:

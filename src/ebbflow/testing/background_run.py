@@ -33,10 +33,10 @@ _EVERY = 0.05
 
 @contextmanager
 def local_spark(tasks: int = _TASKS) -> Iterator[SparkSession]:
-    """Spark on this machine for the pipelines of tests, with room for so many tasks at once.
+    """Opens Spark on this machine for the pipelines of tests, with room for this many tasks.
 
-    Have one for all tests: starting it takes seconds. Where there is a session already, that one
-    is given and left running.
+    Use one for all tests: starting it takes seconds. If this process has a session already, that
+    one is used and left running.
     """
     with (
         tempfile.TemporaryDirectory(prefix="ebbflow-tests-") as logs,
@@ -74,7 +74,7 @@ class BackgroundRun(Silent):
         self._looked.set()
 
     def _await_start(self) -> None:
-        """Sources take in messages from the run's first look on."""
+        """Waits for the run's first look, from which on sources take in messages."""
         if not self._looked.wait(_START_WAIT):
             self._run.stop()
             raise TimeoutError(f"the pipeline has not started within {_START_WAIT:.0f} s")
@@ -82,12 +82,12 @@ class BackgroundRun(Silent):
             raise self._error
 
     def line(self, text: str) -> None:
-        """What user code has printed."""
+        """Passes on each line that user code has printed."""
         for line in text.splitlines():
             self._heard(line)
 
     def look(self, views: Mapping[str, VertexView]) -> None:
-        """Keep the latest state, and every reason why a vertex failed."""
+        """Keeps the latest state, and every reason why a vertex failed."""
         self.views = views
         for name, view in views.items():
             told = f"{name}: {view.failure}"
@@ -96,7 +96,7 @@ class BackgroundRun(Silent):
         self._looked.set()
 
     def stop(self) -> Summary:
-        """Stop it in good order and say what came of it."""
+        """Stops it in good order and returns its summary."""
         self._run.stop()
         self._thread.join(_STOP_WAIT)
         if self._error is not None:
@@ -107,7 +107,7 @@ class BackgroundRun(Silent):
 
 
 def until(condition: Callable[[], bool], seconds: float, every: float = _EVERY) -> bool:
-    """Wait for something to become true, for so many seconds at most; whether it has."""
+    """Waits at most this many seconds for a condition; returns whether it has come true."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -117,7 +117,7 @@ def until(condition: Callable[[], bool], seconds: float, every: float = _EVERY) 
 
 
 def until_none(left: Callable[[], int], patience: float, first: float = 0.0) -> bool:
-    """Wait until nothing is left; gives up when that has not become less for a while.
+    """Waits until nothing is left; gives up when that has not become less for a while.
 
     ``first`` is how many seconds there are for the first step, if more than later ones have.
     """

@@ -32,7 +32,7 @@ _BATCH = 500
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of one message.
+    """The result of one message: its outcome.
 
     ``messages`` is what a map forwards for it, with all that they inherit; ``answers`` is what a
     sink serves.
@@ -52,7 +52,7 @@ def run_map(
     on_failure: OnFailure = "retry",
     on_error: Backoff = DEFAULT_ON_ERROR,
 ) -> list[Result]:
-    """Call a map or transformer with messages: what came of each, in their order.
+    """Calls a map or transformer with messages; returns a result for each, in their order.
 
     The code is a function or a class, as in ``Pipeline(...).map``; a class is opened and closed.
     A ``Datum`` without an id gets one.
@@ -76,7 +76,7 @@ def run_sink(
     on_failure: OnFailure = "retry",
     on_error: Backoff = DEFAULT_ON_ERROR,
 ) -> list[Result]:
-    """Call a sink with messages, and those beside it: what came of each, in their order.
+    """Calls a sink and those beside it with messages; returns a result for each, in their order.
 
     ``serves`` says whether the pipeline has a store for answers. As in a pipeline, an answer that
     needs what is not there breaks the contract.

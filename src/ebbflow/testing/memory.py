@@ -65,7 +65,7 @@ class MemorySource(_Served):
 
     @property
     def code(self) -> Code:
-        """What to give to ``Pipeline(...).source("in", ...)``."""
+        """The code to give to ``Pipeline(...).source("in", ...)``."""
         return partial(RedeliveringReader if self._redelivers else MemoryReader, self.address)
 
     def put(self, *messages: bytes | Sample) -> None:
@@ -74,17 +74,17 @@ class MemorySource(_Served):
 
     @property
     def waiting(self) -> int:
-        """How many messages have not been given yet, or wait to be given again."""
+        """The number of messages that are to be given, for the first time or again."""
         return self._queue.waiting
 
     @property
     def unsettled(self) -> int:
-        """How many messages have not been acknowledged."""
+        """The number of messages that are not acknowledged."""
         return self._queue.waiting + len(self._queue.given)
 
 
 class _Queue:
-    """What a memory source holds, in the test's process: each message has a number."""
+    """The messages of a memory source, in the test's process; each has a number."""
 
     def __init__(self) -> None:
         self.given: dict[int, tuple[int, Sample]] = {}
@@ -123,11 +123,11 @@ class _Queue:
                 heapq.heappush(self._later, (now + delays[number] / 1000, number, sample))
 
     def left(self, client: int) -> tuple[int, int]:
-        """How many are to be given, and how many to be acknowledged."""
+        """Returns how many are to be given, and how many to be acknowledged."""
         return self.waiting, len(self.given)
 
     def gone(self, client: int) -> None:
-        """What was given to a process that has ended is given again."""
+        """Gives what a process had that has ended to the next one."""
         with self._lock:
             lost = [number for number, (whose, _) in self.given.items() if whose == client]
             self._ready.extendleft((number, self.given.pop(number)[1]) for number in reversed(lost))
@@ -144,7 +144,7 @@ class MemoryReader(Source):
         self._queue = ObjectClient(self._address)
 
     def read(self, limit: int, timeout: float) -> list[SourceMessage]:
-        """What is due, in the order it was put."""
+        """Returns the messages that are due, in the order they were put."""
         deadline = time.monotonic() + timeout
         while not (found := self._queue.ask("read", limit)) and time.monotonic() < deadline:
             time.sleep(_LOOK_EVERY)
@@ -158,7 +158,7 @@ class MemoryReader(Source):
         self._queue.ask("ack", [int(offset) for offset in offsets])
 
     def pending(self) -> int:
-        """How many wait."""
+        """Returns how many wait."""
         ready, _ = self._queue.ask("left")
         return int(ready)
 
@@ -189,7 +189,7 @@ class MemorySink(_Served):
 
     @property
     def code(self) -> Code:
-        """What to give to ``Pipeline(...).sink("out", ...)``."""
+        """The code to give to ``Pipeline(...).sink("out", ...)``."""
         return partial(MemoryWriter, self.address)
 
     @property
@@ -217,7 +217,7 @@ class MemorySink(_Served):
 
 @dataclass
 class _Target:
-    """What a memory sink holds, in the test's process."""
+    """The messages that a memory sink has taken, in the test's process."""
 
     landed: list[Sample] = field(default_factory=list)
     refused: frozenset[bytes] = frozenset()

@@ -18,10 +18,10 @@ from typing import Any, Protocol
 
 
 class SharedObject(Protocol):
-    """What is shared: methods whose first argument is the client that calls."""
+    """An object to share: the first argument of its methods is the client that calls."""
 
     def gone(self, client: int) -> None:
-        """The client is not there any more."""
+        """Hears that the client is not there any more."""
 
 
 class ObjectServer:
@@ -61,7 +61,7 @@ class ObjectServer:
             self._target.gone(client)
 
     def close(self) -> None:
-        """Serve nobody any more."""
+        """Stops serving."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -85,7 +85,7 @@ class ObjectClient:
         self._connection = Client(address, "AF_UNIX")
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the target; what it raises is raised here."""
+        """Calls a method of the object; raises what it raises."""
         self._connection.send((method, arguments))
         answer = self._connection.recv()
         if isinstance(answer, Exception):
@@ -93,5 +93,5 @@ class ObjectClient:
         return answer
 
     def close(self) -> None:
-        """Leave."""
+        """Ends the connection."""
         self._connection.close()

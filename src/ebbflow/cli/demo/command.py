@@ -158,7 +158,7 @@ def _samples(orders: Orders) -> Table:
 
 
 def _next_commands(spec: Path, state: Path) -> list[tuple[str, str]]:
-    """What to try next, each with its purpose."""
+    """Returns the commands to try next, each with its purpose."""
     ebbflow, where = _program(), f"--state {_quoted(state)}"
     store = "" if state == _STATE else f"ORDERS_DB={_quoted(state / 'orders.db')} "
     return [

@@ -15,6 +15,7 @@ from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
 
+from ebbflow.connectors.spark.pickling import pickle_by_value
 from ebbflow.core.blame import Outage
 from ebbflow.core.system_errors import LISTED, SystemErrors
 from ebbflow.errors import SourceError
@@ -139,8 +140,4 @@ def _socket_path(name: str) -> Path:
 
 
 def _pickled(code: Code) -> bytes:
-    if isinstance(code, str):
-        return pickle.dumps(code)
-    from pyspark import cloudpickle
-
-    return bytes(cloudpickle.dumps(code))  # type: ignore[no-untyped-call]
+    return pickle.dumps(code) if isinstance(code, str) else pickle_by_value(code)

@@ -1,4 +1,4 @@
-"""What waits for a batch vertex: a question to the server, not a plan for Spark.
+"""The frames that wait for a batch vertex: the driver asks the server, not Spark.
 
 As long as nothing has come, an idle vertex costs two small requests at each look.
 """
@@ -39,7 +39,7 @@ class Pending:
         self._forgotten = Span()
 
     def look(self, done: Span) -> PendingFrames | None:
-        """What has come since ``done``; ``None`` for nothing."""
+        """Returns the frames that have come since ``done``; ``None`` for none."""
         return self._link.run(self._look(done))
 
     async def _look(self, done: Span) -> PendingFrames | None:

@@ -63,7 +63,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What came of it."""
+    """The result of settling: counts, nack reasons and the counts of publishing."""
 
     counts: Counts
     reasons: dict[str, int]
@@ -76,7 +76,7 @@ class Settled:
         return cls(Counts(**told["counts"]), told["reasons"], Tally(**told["tally"]))
 
     def to_json(self) -> str:
-        """As it is told to the driver."""
+        """Returns the text that goes to the driver."""
         return json.dumps(asdict(self))
 
 
@@ -120,7 +120,8 @@ class _Settling:
         return Rules(plan.vertex, plan.on_error, plan.largest, has_fallback=falls_back)
 
     def _sink(self, verdict: Verdict, role: SinksPlan) -> None:
-        """What was not written fails as after a FAILURE, or, without a strategy, as if raised."""
+        """Fails what was not written as after a FAILURE, or, without a strategy, as if raised."""
+        verdict.has_fallback = role.fallback is not None
         for index, why in self._decided.blamed.items():
             error = SparkError(why.kind, why.text)
             if role.strategy is not None:

@@ -116,7 +116,7 @@ class Window:
         return place_of(frame.kind, frame.seq, frame.first + row)
 
     def index(self, place: int) -> int:
-        """Which row is at a place of the window."""
+        """Returns the number of the row at a place of the window."""
         kind, seq, row = place_parts(place)
         keys = [(frame.kind, frame.seq) for frame in self._frames]
         number = bisect_left(keys, (kind, seq))
@@ -124,7 +124,7 @@ class Window:
         return self._ends[number] - frame.rows + row - frame.first
 
     def span(self, count: int) -> Span:
-        """How far the partition is when the first ``count`` rows are done."""
+        """Returns how far the partition is when the first ``count`` rows are done."""
         if count >= len(self):
             return self.end
         marks = {REDELIVERED: self.start.redelivery, FRESH: self.start.inlet}
@@ -141,7 +141,7 @@ class Window:
         return Span(marks[FRESH], marks[REDELIVERED], known)
 
     def origins(self, low: int, high: int) -> list[Origin]:
-        """Where the frames came from that hold new rows from ``low`` up to ``high``."""
+        """Returns the origins of the frames that hold new rows from ``low`` up to ``high``."""
         found = []
         for frame, end in zip(self._frames, self._ends, strict=True):
             if frame.kind == FRESH and end > low and end - frame.rows < high:
@@ -168,7 +168,7 @@ def frame_ranges(
     end: Span,
     copies: frozenset[int] = frozenset(),
 ) -> list[FrameRange]:
-    """What to read for the rows between two spans, in their order."""
+    """Returns the ranges of frames that hold the rows between two spans, in their order."""
     names, vertex = Names(plan.pipeline), plan.vertex
     redelivered = FrameRange(
         REDELIVERED,

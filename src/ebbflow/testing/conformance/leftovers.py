@@ -1,4 +1,4 @@
-"""What a pipeline may have left behind: processes, threads and sockets that were not there before.
+"""Leftovers of a pipeline: processes, threads and sockets that were not there before it ran.
 
 Processes are found by the name of their pipeline, which a vertex's task puts into its environment
 and everything that is started from there inherits. Where there is no ``/proc`` none are found.
@@ -19,7 +19,7 @@ _LISTENING = "0A"
 
 
 def processes_of(pipeline: str) -> list[int]:
-    """The processes that the tasks of a pipeline have started, and those of these."""
+    """Returns the processes that the tasks of a pipeline have started, with their descendants."""
     mark = f"NUMAFLOW_PIPELINE_NAME={pipeline}\0".encode()
     found = []
     for entry in _PROC.glob("[0-9]*"):
@@ -30,7 +30,7 @@ def processes_of(pipeline: str) -> list[int]:
 
 
 def listening_ports() -> set[int]:
-    """The TCP ports on which this process listens."""
+    """Returns the TCP ports on which this process listens."""
     inodes = set()
     for descriptor in (_PROC / "self" / "fd").glob("*"):
         with contextlib.suppress(OSError):
@@ -47,19 +47,19 @@ def listening_ports() -> set[int]:
 
 @dataclass(frozen=True)
 class Before:
-    """What this process had before a pipeline ran."""
+    """The threads and ports that this process had before a pipeline ran."""
 
     threads: frozenset[int]
     ports: frozenset[int]
 
     @classmethod
     def now(cls) -> Before:
-        """As it is now."""
+        """Returns the threads and ports of this moment."""
         idents = frozenset(one.ident for one in threading.enumerate() if one.ident is not None)
         return cls(idents, frozenset(listening_ports()))
 
     def left_by(self, pipeline: str, more: Callable[[], Sequence[str]], wait: float) -> list[str]:
-        """What is there now and was not before, once it has had ``wait`` seconds to go."""
+        """Returns what was not there before and is still there after ``wait`` seconds."""
         deadline = time.monotonic() + wait
         while (left := [*self._left(pipeline), *more()]) and time.monotonic() < deadline:
             time.sleep(0.05)

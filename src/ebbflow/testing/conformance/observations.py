@@ -1,4 +1,4 @@
-"""What a trial of a source has seen: every call of its transformer, every arrival at its end."""
+"""Observations of a trial: every call of the transformer, every arrival at the pipeline's end."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ class Observations:
             self._arrivals[arrival.name].append(arrival)
 
     def calls(self, name: str) -> list[Call]:
-        """The calls with one message, in the order of their times."""
+        """Returns the calls with one message, in the order of their times."""
         self._look()
         return sorted(self._calls.get(name, ()), key=lambda call: call.at)
 
     def arrivals(self, name: str) -> list[Arrival]:
-        """The arrivals of one message at the end of the pipeline."""
+        """Returns the arrivals of one message at the end of the pipeline."""
         self._look()
         return self._arrivals.get(name, [])
 
     def uncalled(self, group: Iterable[Sample]) -> int:
-        """How many have not been given to the transformer yet."""
+        """Returns how many the transformer has not got yet."""
         self._look()
         return sum(name_of(sample) not in self._calls for sample in group)
 
     def left(self, group: Iterable[Sample]) -> int:
-        """How many have neither arrived nor, if they never will, been called for the last time."""
+        """Returns how many have not ended: they have neither arrived nor had their last call."""
         self._look()
         return sum(not self._is_over(name_of(sample)) for sample in group)
 

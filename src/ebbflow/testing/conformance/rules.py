@@ -26,13 +26,13 @@ class ConformanceTrial(Protocol):
 
     @property
     def under_test(self) -> UnderTest:
-        """What is tried out."""
+        """The connector that is tried out."""
 
     def reach(self, stage: Any) -> None:
-        """Do everything up to this stage, unless it has been done."""
+        """Goes through the stages up to this one that are not done yet."""
 
     def troubles(self) -> str:
-        """What else went wrong, for the text of a broken rule."""
+        """Returns what else went wrong, for the text of a broken rule."""
 
 
 AnyTrial = TypeVar("AnyTrial", bound=ConformanceTrial)
@@ -48,7 +48,7 @@ class Rule(Generic[AnyTrial]):
         self._stage = stage
 
     def __call__(self, trial: AnyTrial) -> None:
-        """Check it; ``RuleBroken`` if it is."""
+        """Checks the rule; raises ``RuleBroken`` if the connector breaks it."""
         connector = type(trial.under_test).__name__
         if (why := trial.under_test.waived.get(self.__name__)) is not None:
             raise SkipTest(f"{connector}: {why}")
@@ -67,7 +67,7 @@ class Rule(Generic[AnyTrial]):
 def rule(
     stage: IntEnum, listed: list[Rule[AnyTrial]]
 ) -> Callable[[Callable[[AnyTrial], None]], Rule[AnyTrial]]:
-    """Make a function a rule and put it on the list."""
+    """Makes a function a rule and puts it on the list."""
 
     def made(check: Callable[[AnyTrial], None]) -> Rule[AnyTrial]:
         listed.append(Rule(check, stage))
@@ -77,11 +77,11 @@ def rule(
 
 
 def check_all(rules: Iterable[Rule[AnyTrial]], trial: AnyTrial) -> None:
-    """Check every rule; ``RuleBroken`` that tells of all that are."""
+    """Checks every rule; raises one ``RuleBroken`` with all that are broken."""
     broken: list[str] = []
-    for one in rules:
+    for rule_to_check in rules:
         try:
-            one(trial)
+            rule_to_check(trial)
         except SkipTest:
             continue
         except RuleBroken as error:
@@ -91,7 +91,7 @@ def check_all(rules: Iterable[Rule[AnyTrial]], trial: AnyTrial) -> None:
 
 
 def expect_none(wrong: Collection[object], of: Sequence[object] | int, what: str) -> None:
-    """Raise if there are any, with how many of how many, and the first few."""
+    """Raises if there are any, with how many of how many, and the first few."""
     if wrong:
         total = of if isinstance(of, int) else len(of)
         some = ", ".join(str(one) for one in list(wrong)[:_SHOWN])

@@ -66,17 +66,17 @@ STOPPED = _some("slow", 300, "stopped")
 
 
 def name_of(sample: Sample) -> str:
-    """What a message is known by."""
+    """Returns the name by which observations know a message."""
     return text_of(sample.value)
 
 
 def calls_wanted(name: str) -> int | None:
-    """How often a message is given to user code that never arrives; ``None`` for all others."""
+    """Returns the calls that a message gets which never arrives; ``None`` for all others."""
     return {"limited": CALLS, "never": 1}.get(name.partition(" ")[0])
 
 
 def flood(under_test: SourceUnderTest) -> list[Sample]:
-    """Messages for a pipeline that is blocked."""
+    """Returns messages for a pipeline that is blocked."""
     return _some("flood", under_test.flood, "blocked")
 
 
@@ -85,7 +85,7 @@ TOO_LARGE = b"large" * 1_800_000
 
 
 def odd_values(empty_values: bool, largest: int) -> list[bytes]:
-    """Values that a connector may stumble over."""
+    """Returns values that a connector may stumble over."""
     values = [
         bytes(range(256)),
         b"\0",
@@ -102,7 +102,7 @@ def odd_values(empty_values: bool, largest: int) -> list[bytes]:
 
 
 def odd(under_test: UnderTest) -> list[Sample]:
-    """Odd values, and odd keys and headers as far as they are kept."""
+    """Returns odd values, and odd keys and headers as far as the connector keeps them."""
     found = [Sample(v) for v in odd_values(under_test.empty_values, under_test.largest)]
     if isinstance(under_test, SourceUnderTest):
         found.append(Sample(TOO_LARGE))

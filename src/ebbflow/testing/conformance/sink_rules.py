@@ -90,7 +90,7 @@ def a_refused_message_is_not_taken_for_written(trial: SinkTrial) -> None:
 
 @rule(SinkStage.DOWN, SINK_RULES)
 def a_target_that_was_down_gets_everything(trial: SinkTrial) -> None:
-    """What comes while the target is down lands when it is up again."""
+    """Messages that come while the target is down land when it is up again."""
     if not trial.under_test.can_go_down:
         raise SkipTest("the target cannot be made to go down")
     _expect_landed(trial, samples.DOWN, once=not trial.under_test.writes_twice)
@@ -98,7 +98,7 @@ def a_target_that_was_down_gets_everything(trial: SinkTrial) -> None:
 
 @rule(SinkStage.RESTARTED, SINK_RULES)
 def a_stop_in_the_middle_loses_nothing(trial: SinkTrial) -> None:
-    """What is on its way when the pipeline stops lands when it runs again."""
+    """Messages that are on their way when the pipeline stops land when it runs again."""
     _expect_landed(trial, samples.STOPPED, once=not trial.under_test.writes_twice)
 
 

@@ -29,7 +29,7 @@ _AGAIN = {"interval": "200ms", "factor": 1, "steps": 50}
 
 
 class SinkStage(IntEnum):
-    """How far a trial has come."""
+    """The stages of a trial, in their order."""
 
     FLOW = 1
     ODD = 2
@@ -57,7 +57,7 @@ class SinkTrial(TrialRuns[SinkUnderTest]):
         return super().__enter__()
 
     def stages(self) -> Sequence[Callable[[], None]]:
-        """What is done in each stage."""
+        """Returns the work of each stage."""
         return self._flow, self._odd, self._refused, self._down, self._restarted, self._ended
 
     def heard(self, line: str) -> None:
@@ -65,12 +65,12 @@ class SinkTrial(TrialRuns[SinkUnderTest]):
         self.under_test.heard(line)
 
     def release(self) -> None:
-        """Have the target take everything, so that the pipeline can stop."""
+        """Lets the target take everything, so that the pipeline can stop."""
         self.under_test.refuse(())
         self.under_test.come_up()
 
     def pipeline(self) -> Pipeline:
-        """From the suite's source to the sink."""
+        """Returns the pipeline from the suite's source to the sink."""
         sink = self.under_test.sink()
         code = None if isinstance(sink, Mapping) else sink
         kinds: dict[str, Any] = dict(sink) if isinstance(sink, Mapping) else {}
@@ -83,7 +83,7 @@ class SinkTrial(TrialRuns[SinkUnderTest]):
     # --- what has landed ------------------------------------------------------------------------
 
     def landed(self) -> dict[str, list[Sample]] | None:
-        """What has landed, by the names of the messages; ``None`` if nobody can know."""
+        """Returns what has landed, by the names of the messages; ``None`` if nobody can know."""
         if (samples := self.under_test.landed()) is None:
             return None
         found: dict[str, list[Sample]] = {}
@@ -92,7 +92,7 @@ class SinkTrial(TrialRuns[SinkUnderTest]):
         return found
 
     def times_landed(self, group: Iterable[Sample]) -> dict[str, int]:
-        """How often each message of a group has landed; as counted where that cannot be seen."""
+        """Returns how often each message of a group has landed; as counted where nobody can see."""
         found = self.landed()
         if found is None:
             missing = self._put - self.counts.done
@@ -102,7 +102,7 @@ class SinkTrial(TrialRuns[SinkUnderTest]):
 
     @property
     def counts(self) -> Counts:
-        """What the sink's vertex has counted in all runs."""
+        """The counts of the sink's vertex in all runs."""
         view = self.view("out")
         return self._counted + view.counts if view else self._counted
 
@@ -167,14 +167,14 @@ class SinkTrial(TrialRuns[SinkUnderTest]):
         self.stop()
 
     def stop(self) -> None:
-        """Stop the pipeline, and keep what it has counted."""
+        """Stops the pipeline, and keeps its counts."""
         super().stop()
         if self.summary is not None:
             self._counted = self.summary.totals["out"]
 
     @property
     def _taken(self) -> int:
-        """How many messages are on their way to the sink, or were, in this run."""
+        """The number of messages that the source has forwarded to the sink in this run."""
         view = self.view("in")
         return view.counts.done if view else 0
 

@@ -35,7 +35,7 @@ def _expect_arrival(trial: SourceTrial, group: Sequence[Sample], once: bool) -> 
 
 @rule(SourceStage.FLOW, SOURCE_RULES)
 def every_message_arrives_once(trial: SourceTrial) -> None:
-    """What several producers put at the same time all arrives, and without faults only once."""
+    """Everything that several producers put at once arrives, and without faults only once."""
     _expect_arrival(trial, samples.PLAIN, once=True)
     calls = {name: len(trial.seen.calls(name)) for name in _names(samples.PLAIN)}
     again = [f"{name} ({count} calls)" for name, count in calls.items() if count > 1]
@@ -159,7 +159,7 @@ def a_blocked_pipeline_loses_nothing(trial: SourceTrial) -> None:
 
 @rule(SourceStage.RESTARTED, SOURCE_RULES)
 def nacked_messages_survive_a_restart(trial: SourceTrial) -> None:
-    """What waits for its delay when the pipeline stops comes afterwards, counted and not early."""
+    """A message that waits for its delay when the pipeline stops comes later, and not early."""
     _expect_deliveries(trial, samples.HELD, 2)
     _expect_arrival(trial, samples.HELD, once=True)
     calls = [trial.seen.calls(name) for name in _names(samples.HELD)]
@@ -175,7 +175,7 @@ def _gap(calls: Sequence[Call]) -> float:
 
 @rule(SourceStage.RESTARTED, SOURCE_RULES)
 def a_stop_loses_nothing(trial: SourceTrial) -> None:
-    """What is in hand when the pipeline stops is given again, and what is done is not."""
+    """The source gives again what is in hand when the pipeline stops, and not what is done."""
     _expect_arrival(trial, [*samples.SLOW, *samples.MEANWHILE], once=True)
 
 

@@ -39,7 +39,7 @@ _ON_ERROR = {"interval": "200ms", "steps": 20, "cap": "1s"}
 
 
 class SourceStage(IntEnum):
-    """How far a trial has come."""
+    """The stages of a trial, in their order."""
 
     FLOW = 1
     ODD = 2
@@ -65,7 +65,7 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
         self._gate = self.state / "gate"
 
     def stages(self) -> Sequence[Callable[[], None]]:
-        """What is done in each stage."""
+        """Returns the work of each stage."""
         return (
             self._flow,
             self._odd,
@@ -76,11 +76,11 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
         )
 
     def release(self) -> None:
-        """Open the gate, so that a pipeline that is still blocked can stop."""
+        """Opens the gate, so that a pipeline that is still blocked can stop."""
         self._gate.unlink(missing_ok=True)
 
     def pipeline(self) -> Pipeline:
-        """From the source, through the suite's transformer, to the suite's sink."""
+        """Returns the pipeline: the source, the suite's transformer, the suite's sink."""
         source = self.under_test.source()
         code = None if isinstance(source, Mapping) else source
         kinds = dict(source) if isinstance(source, Mapping) else {}

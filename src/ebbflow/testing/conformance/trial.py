@@ -1,4 +1,4 @@
-"""What trials of sources and of sinks have in common: stages, runs, and what is left behind."""
+"""The base of trials of sources and sinks: stages, runs, and a look at what is left behind."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class TrialRuns(Generic[Tested]):
         self._stack = ExitStack()
 
     def stages(self) -> Sequence[Callable[[], None]]:
-        """What is done in each stage."""
+        """Returns the work of each stage."""
         raise NotImplementedError
 
     def release(self) -> None:
-        """Let a pipeline go on that is made to wait."""
+        """Lets a pipeline go on that is made to wait."""
 
     def __enter__(self) -> Self:
         self.enter(local_spark())
@@ -68,20 +68,20 @@ class TrialRuns(Generic[Tested]):
             self.stop()
 
     def reach(self, stage: IntEnum) -> None:
-        """Go through the stages up to this one that have not been gone through yet."""
+        """Goes through the stages up to this one that are not done yet."""
         while self._stage < stage:
             self._stage += 1
             self.stages()[self._stage - 1]()
 
     def start(self, pipeline: Pipeline) -> None:
-        """Run the pipeline until it is stopped."""
+        """Runs the pipeline until it is stopped."""
         self._live = BackgroundRun(pipeline, self.state, self.heard)
 
     def heard(self, line: str) -> None:
         """The run has printed a line."""
 
     def stop(self) -> None:
-        """Stop the pipeline that runs, if one does, and look at what it leaves behind."""
+        """Stops the pipeline, if one runs, and notes what it leaves behind."""
         if self._live is not None:
             live, self._live = self._live, None
             self._troubles += live.failures
@@ -89,15 +89,15 @@ class TrialRuns(Generic[Tested]):
             self.left += self._before.left_by(self.name, self.under_test.left_behind, _GONE_WITHIN)
 
     def view(self, vertex: str) -> VertexView | None:
-        """A vertex as it was last seen, if the pipeline runs."""
+        """Returns the latest view of a vertex, if the pipeline runs."""
         return self._live.views.get(vertex) if self._live else None
 
     def enter(self, context: AbstractContextManager[T]) -> T:
-        """Keep a context open until the trial ends."""
+        """Keeps a context open until the trial ends."""
         return self._stack.enter_context(context)
 
     def letters(self) -> dict[str, list[Letter]]:
-        """The dead letters so far, by the names of their messages."""
+        """Returns the dead letters so far, by the names of their messages."""
         found: defaultdict[str, list[Letter]] = defaultdict(list)
         with open_link_to_pipeline(self.state, None) as link:
             for stored in DeadLetters(link, self.name).list():
@@ -105,7 +105,7 @@ class TrialRuns(Generic[Tested]):
         return dict(found)
 
     def name_of_letter(self, letter: Letter) -> str:
-        """What the message of a dead letter is known by."""
+        """Returns the name by which observations know the message of a dead letter."""
         # Of a value that no message can hold only the beginning is kept, and how long it was.
         return text_of(letter.value) if letter.size is None else f"{letter.size} bytes"
 
@@ -114,10 +114,10 @@ class TrialRuns(Generic[Tested]):
         return all(rule in self.under_test.waived for rule in rules)
 
     def note(self, trouble: str) -> None:
-        """Keep something that went wrong, for the text of a broken rule."""
+        """Keeps something that went wrong, for the text of a broken rule."""
         self._troubles.append(trouble)
 
     def troubles(self) -> str:
-        """What else went wrong, each on a line."""
+        """Returns what else went wrong, each on a line."""
         found = [*self._troubles, *(self._live.failures if self._live else ())]
         return "".join(f"\nMeanwhile: {trouble}" for trouble in dict.fromkeys(found))

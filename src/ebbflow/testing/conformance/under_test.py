@@ -1,4 +1,4 @@
-"""What a connector's author writes to have it checked: how to reach the system on its other side.
+"""Connectors under test: their author says how to reach the system on the other side.
 
 ``SourceUnderTest`` puts messages into the outside system; ``SinkUnderTest`` looks at what has
 landed there. Everything else, the pipelines and their user code, is the suite's. Attributes say
@@ -42,7 +42,7 @@ class Refused(Exception):
 
 
 class UnderTest:
-    """What sources and sinks have in common; attributes may be set on the class or an instance."""
+    """The base of both; attributes may be set on the class or on an instance."""
 
     keeps_keys: bool = False
     """Whether the keys of a message come out as they went in."""
@@ -60,7 +60,7 @@ class UnderTest:
     """Rules that make no sense for this system: the rule's name → why, for the report."""
 
     def left_behind(self) -> Sequence[str]:
-        """What the connector has left in the outside system after a stop, each on one line.
+        """Returns what the connector has left in the outside system after a stop, one line each.
 
         Connections that are still open, subscriptions, locks. The suite looks for processes,
         threads and listening sockets itself.
@@ -82,28 +82,28 @@ class SourceUnderTest(UnderTest, ABC):
 
     @abstractmethod
     def source(self) -> Code | Mapping[str, Any]:
-        """What to give to ``Pipeline(...).source("in", ...)``: code, or a kind with its fields.
+        """Returns the source for ``Pipeline(...).source("in", ...)``: code, or a kind with fields.
 
         A mapping is a kind: ``{"http": {"port": 8443}}``.
         """
 
     @abstractmethod
     def put(self, samples: Sequence[Sample]) -> None:
-        """Give these to the outside system; returns when it has them for good.
+        """Gives these to the outside system; returns when it keeps them whatever happens.
 
         Several threads call it at once. Raises ``Full`` when it takes no more at the moment, and
         ``Refused`` when it cannot take a sample at all; odd samples come one at a time.
         """
 
     def waiting(self) -> int | None:
-        """How many messages are in the outside system and not given to the pipeline yet.
+        """Returns how many messages of the outside system the pipeline has not got yet.
 
         ``None`` where that cannot be known.
         """
         return None
 
     def unsettled(self) -> int | None:
-        """How many messages the outside system would give again: 0 when all is done.
+        """Returns how many messages the outside system would give again: 0 when all is done.
 
         ``None`` where that cannot be known.
         """
@@ -124,20 +124,20 @@ class SinkUnderTest(UnderTest, ABC):
 
     @abstractmethod
     def sink(self) -> Code | Mapping[str, Any]:
-        """What to give to ``Pipeline(...).sink("out", ...)``: code, or a kind with its fields."""
+        """Returns the sink for ``Pipeline(...).sink("out", ...)``: code, or a kind with fields."""
 
     @abstractmethod
     def landed(self) -> Sequence[Sample] | None:
-        """All that has landed so far, while the pipeline goes on; ``None`` if nobody can know."""
+        """Returns all that has landed so far, on a running pipeline; ``None`` if nobody knows."""
 
     def heard(self, line: str) -> None:
-        """The run has printed a line; for sinks that print."""
+        """Hears a line that the run has printed; for sinks that print."""
 
     def refuse(self, values: Collection[bytes]) -> None:
-        """Have the target refuse messages with these values from now on, and only these."""
+        """Makes the target refuse messages with these values from now on, and only these."""
 
     def go_down(self) -> None:
-        """Have the target fail whatever is written to it, until it comes up again."""
+        """Makes the target fail whatever is written to it, until it comes up again."""
 
     def come_up(self) -> None:
-        """Have the target work again."""
+        """Makes the target work again."""

@@ -1,4 +1,4 @@
-"""The suite's own user code, on Spark's workers: what is to become of each message.
+"""The suite's own user code on Spark's workers, which decides about each message.
 
 A message's value begins with a word that says what is done with it. Each call and each arrival
 is written down, so that a rule can look at all of them.
@@ -51,7 +51,7 @@ class Arrival:
 
 
 def text_of(value: bytes) -> str:
-    """What a message is known by: its value, or a hash where that is long or no text."""
+    """Returns the name of a message: its value, or a hash where that is long or no text."""
     if len(value) <= _BRIEF and value.isascii() and value.decode().isprintable():
         return value.decode()
     if len(value) > _LARGEST:
@@ -72,7 +72,7 @@ class ScriptedTransformer:
         self._killed = killed
 
     def __call__(self, datum: Datum) -> Message:
-        """Write the call down and decide."""
+        """Writes the call down and decides."""
         name = text_of(datum.value)
         self._calls.write((name, time.time(), datum.deliveries, datum.nack_reason))
         options = self._decided(name.partition(" ")[0], datum.deliveries)
@@ -123,6 +123,6 @@ class RecordingSink:
         self._arrivals = arrivals
 
     def __call__(self, data: list[Datum]) -> list[Response]:
-        """Accept all."""
+        """Writes all down and accepts them."""
         self._arrivals.write(*((text_of(one.value), one.keys, one.headers) for one in data))
         return [Response.ok(datum.id) for datum in data]
