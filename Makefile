@@ -35,7 +35,7 @@ types: setup ## Check types
 	$(BIN)/mypy
 
 bench: setup ## Measure Ebbflow beside its peers; table, plot and JSON in benchmarks/results
-	$(BIN)/python -m benchmarks --to benchmarks/results $(ARGS)
+	$(BIN)/python -m benchmarks $(ARGS)
 
 chaos: setup ## Kill pipelines and NATS nodes with -9 and count what arrives (SEED=n to repeat a run)
 	$(BIN)/python -m tests.chaos.kill_and_restart --kills 20 --messages 50000 $(if $(SEED),--seed $(SEED))

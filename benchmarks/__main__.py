@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: measure this machine, Ebbflow and its peers in one run."""
+"""``python -m benchmarks``: measures Ebbflow and its peers on this machine, in one run."""
 
 from __future__ import annotations
 
@@ -8,20 +8,31 @@ from typing import Annotated
 import typer
 
 _PARTS = "rates, calls, latency, growth, start"
+_RESULTS = Path("benchmarks/results")
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
+@app.command()
 def bench(
     short: Annotated[
-        bool, typer.Option("--short", help="Under two minutes; rough, and without idling.")
+        bool,
+        typer.Option("--short", help="The run takes under two minutes; its figures are rough."),
     ] = False,
     only: Annotated[
-        str | None, typer.Option(metavar="PARTS", help=f"Some of: {_PARTS}.", show_default="all")
+        str | None,
+        typer.Option(
+            metavar="PARTS", help=f"The run measures only these of: {_PARTS}.", show_default="all"
+        ),
     ] = None,
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="How often each rate is taken.", show_default="3")
+        int | None,
+        typer.Option(min=1, help="The run takes each rate this often.", show_default="3"),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Makes the payloads.")] = 2026,
-    to: Annotated[Path, typer.Option(metavar="DIR", help="Where the files go.")] = Path("bench"),
+    seed: Annotated[int, typer.Option(help="The run makes its payloads from this number.")] = 2026,
+    to: Annotated[
+        Path, typer.Option(metavar="DIR", help="The run writes its files here.")
+    ] = _RESULTS,
 ) -> None:
     """Measure Ebbflow beside its peers on this machine: a table, a plot, and the figures in JSON.
 
@@ -56,4 +67,4 @@ def _parts(only: str | None) -> list[str]:
 
 
 if __name__ == "__main__":
-    typer.run(bench)
+    app()

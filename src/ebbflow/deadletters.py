@@ -83,8 +83,8 @@ class DeadLetters:
     def counts(self) -> dict[str, int]:
         """Returns how many letters each vertex has; vertices without letters are left out."""
         info = self._link.run(self._info())
-        found = info.get("subjects") or {}
-        return {name.rpartition(".")[2]: count for name, count in sorted(found.items())}
+        by_subject = info.get("subjects") or {}
+        return {name.rpartition(".")[2]: count for name, count in sorted(by_subject.items())}
 
     def list(self, vertex: str | None = None, limit: int | None = None) -> Iterator[StoredLetter]:
         """Yields the letters there are now, oldest first; reads them page by page."""
@@ -98,13 +98,13 @@ class DeadLetters:
 
     def get(self, *which: Which) -> tuple[StoredLetter, ...]:
         """Returns the letters named, oldest first; ``EbbflowError`` if one does not exist."""
-        numbers = {one for one in which if isinstance(one, int)}
-        ids = {one for one in which if isinstance(one, str)}
-        found = {message.seq: self._stored(message) for message in map(self._raw, numbers)}
+        numbers = {name for name in which if isinstance(name, int)}
+        ids = {name for name in which if isinstance(name, str)}
+        letters = {message.seq: self._stored(message) for message in map(self._raw, numbers)}
         if ids:
-            letters |= {entry.number: entry for entry in self.list() if entry.letter.id in ids}
-        for missing in sorted(ids - {entry.letter.id for entry in letters.values()}):
-            raise self._explain_missing(f"of message {missing!r}")
+            letters |= {stored.number: stored for stored in self.list() if stored.letter.id in ids}
+        for missing in sorted(ids - {stored.letter.id for stored in letters.values()}):
+            raise self._no_letter(f"of message {missing!r}")
         return tuple(letters[number] for number in sorted(letters))
 
     def replay(self, letters: Iterable[StoredLetter], *, dry_run: bool = False) -> int:
@@ -115,8 +115,8 @@ class DeadLetters:
         """
         replayed = 0
         refused: Refused = defaultdict(set)
-        for page in _cut_pages(letters):
-            sendable = [entry for entry in page if self._may_return(entry, refused)]
+        for page in _pages(letters):
+            sendable = [stored for stored in page if self._may_return(stored, refused)]
             if not dry_run:
                 self._link.run(self._send_back(sendable))
             replayed += len(sendable)
@@ -126,16 +126,16 @@ class DeadLetters:
 
     def numbers(self, *which: Which) -> Sequence[int]:
         """Returns the numbers of the letters named, even of what is in the stream and no letter."""
-        found = {self._raw(one).seq for one in which if isinstance(one, int)}
-        if ids := [one for one in which if isinstance(one, str)]:
-            found |= {one.number for one in self.get(*ids)}
-        return sorted(found)
+        numbers = {self._raw(name).seq for name in which if isinstance(name, int)}
+        if ids := [name for name in which if isinstance(name, str)]:
+            numbers |= {stored.number for stored in self.get(*ids)}
+        return sorted(numbers)
 
     def purge(self, *which: Which) -> int:
         """Deletes the letters named; returns how many. ``EbbflowError`` if one does not exist."""
-        found = self.numbers(*which)
-        self._link.run(self._delete_all(found))
-        return len(found)
+        numbers = self.numbers(*which)
+        self._link.run(self._delete_all(numbers))
+        return len(numbers)
 
     def purge_all(self, vertex: str | None = None) -> int:
         """Deletes every letter, or every letter of one vertex; returns how many."""
@@ -164,7 +164,7 @@ class DeadLetters:
         # From the leader: another server may still have a letter that was deleted.
         message = self._link.run(self._find(number)) if number > 0 else None
         if message is None:
-            raise self._explain_missing(f"with number {number}")
+            raise self._no_letter(f"with number {number}")
         return message
 
     async def _find(self, number: int) -> StoredMessage | None:

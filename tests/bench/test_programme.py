@@ -6,11 +6,10 @@ import json
 
 import pytest
 from benchmarks import contest, files, peers
+from benchmarks.__main__ import app
 from benchmarks.ours import EBBFLOW
 from benchmarks.programme import SHORT, Programme, measured
 from typer.testing import CliRunner
-
-from ebbflow.cli.main import app
 
 TINY = Programme(
     sizes=(100,),
@@ -63,7 +62,7 @@ def test_everybody_is_measured_in_one_run(shared_spark, tmp_path):
 
 
 def test_a_part_that_there_is_not_is_refused_before_anything_is_started():
-    result = CliRunner().invoke(app, ["bench", "--only", "rates,speed"])
+    result = CliRunner().invoke(app, ["--only", "rates,speed"])
 
     assert result.exit_code == 2
     assert "'speed' is not one of: rates, calls, latency, growth, start" in result.output

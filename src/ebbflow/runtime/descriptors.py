@@ -20,8 +20,8 @@ def keep_private(descriptor: int) -> None:
 
 def _identity(descriptor: int) -> tuple[int, int]:
     """The same for all copies of a descriptor."""
-    found = os.fstat(descriptor)
-    return found.st_dev, found.st_ino
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
 
 
 def _lose() -> None:

@@ -90,9 +90,9 @@ class BackgroundRun(Silent):
         """Keeps the latest state, and every reason why a vertex failed."""
         self.views = views
         for name, view in views.items():
-            told = f"{name}: {view.failure}"
-            if view.failure and told not in self.failures:
-                self.failures.append(told)
+            reason = f"{name}: {view.failure}"
+            if view.failure and reason not in self.failures:
+                self.failures.append(reason)
         self._looked.set()
 
     def stop(self) -> Summary:

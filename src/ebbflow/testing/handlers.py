@@ -82,9 +82,13 @@ def run_sink(
     needs what is not there breaks the contract.
     """
     handlers = {
-        name: Handler(one)
-        for name, one in (("primary", code), ("fallback", fallback), ("on_success", on_success))
-        if one is not None
+        name: Handler(function)
+        for name, function in (
+            ("primary", code),
+            ("fallback", fallback),
+            ("on_success", on_success),
+        )
+        if function is not None
     }
     try:
         verdict = _verdict(messages, on_error)
@@ -112,7 +116,7 @@ def _strategy(retry: Backoff | None, on_failure: OnFailure) -> RetryStrategy | N
 
 
 def _verdict(messages: Sequence[bytes | Datum], on_error: Backoff) -> Verdict:
-    data = [Datum(one) if isinstance(one, bytes) else one for one in messages]
+    data = [Datum(message) if isinstance(message, bytes) else message for message in messages]
     now = datetime.now(UTC)
     columns = {
         "id": [datum.id or f"test-{number}" for number, datum in enumerate(data)],

@@ -70,7 +70,9 @@ class MemorySource(_Served):
 
     def put(self, *messages: bytes | Sample) -> None:
         """Add messages, while a pipeline runs or before; from any thread."""
-        self._queue.put([Sample(one) if isinstance(one, bytes) else one for one in messages])
+        self._queue.put(
+            [Sample(message) if isinstance(message, bytes) else message for message in messages]
+        )
 
     @property
     def waiting(self) -> int:
@@ -177,7 +179,7 @@ class RedeliveringReader(MemoryReader):
 
     def nack(self, nacks: Sequence[NackOffset]) -> None:
         """Put these back, each for its delay."""
-        self._queue.ask("nack", {int(one.offset): one.options.delay or 0 for one in nacks})
+        self._queue.ask("nack", {int(nack.offset): nack.options.delay or 0 for nack in nacks})
 
 
 class MemorySink(_Served):

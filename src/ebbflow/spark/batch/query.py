@@ -84,13 +84,13 @@ class Query:
             raise self._refusal(error) from None
 
     def _refusal(self, error: Exception) -> SetupError:
-        found = trouble(error)
+        failure = trouble(error)
         if self._sql is not None:
             return SetupError(
-                f"The SQL of {self._vertex} cannot work: {found.sentence}", "Correct it."
+                f"The SQL of {self._vertex} cannot work: {failure.sentence}", "Correct it."
             )
         return SetupError(
-            f"The DataFrame function of {self._vertex} raised {found.kind}: {found.sentence}",
+            f"The DataFrame function of {self._vertex} raised {failure.kind}: {failure.sentence}",
             "It was called with a DataFrame of no messages; have it return one without rows then.",
         )
 

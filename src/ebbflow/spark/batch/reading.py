@@ -103,16 +103,16 @@ def read_frames(link: Link, reading: FrameRange) -> Iterator[Frame]:
 
 def _whole_frames(link: Link, reading: FrameRange) -> Iterator[StoredMessage]:
     start, last = reading.after.seq + 1, reading.until.seq
-    there = StreamSnapshot(start, last, frozenset())
-    found = 0
+    there = Snapshot(start, last, frozenset())
+    count = 0
     while start <= last:
         page = link.run(read_page(link.client, reading.stream, reading.subject, start, there))
         if not page:
             break
         yield from page
-        found += len(page)
+        count += len(page)
         start = page[-1].seq + 1
-    if reading.kind == FRESH and found < last - reading.after.seq:
+    if reading.kind == FRESH and count < last - reading.after.seq:
         raise _missing(reading)
 
 

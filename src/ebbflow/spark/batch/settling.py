@@ -72,8 +72,8 @@ class Settled:
     @classmethod
     def from_json(cls, text: str) -> Settled:
         """From what the worker told."""
-        told = json.loads(text)
-        return cls(Counts(**told["counts"]), told["reasons"], Tally(**told["tally"]))
+        facts = json.loads(text)
+        return cls(Counts(**facts["counts"]), facts["reasons"], Tally(**facts["tally"]))
 
     def to_json(self) -> str:
         """Returns the text that goes to the driver."""
@@ -84,8 +84,8 @@ def settle_on_worker(
     batches: Iterator[pa.RecordBatch], plan: VertexPlan, partition: int, decided: Decided
 ) -> Iterator[pa.RecordBatch]:
     """Called by Spark once, with the rows of the result or with anything if there are none."""
-    given = list(batches)
-    result = pa.Table.from_batches(given) if decided.has_result else None
+    results = list(batches)
+    result = pa.Table.from_batches(results) if decided.has_result else None
     settled = _Settling(plan, partition, decided).run(result)
     yield pa.RecordBatch.from_pydict({"settled": [settled.to_json()]})
 

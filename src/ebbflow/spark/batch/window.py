@@ -73,13 +73,13 @@ class Window:
         numbers = self._spark.range(0, len(parts), 1, len(parts))
         self._base = numbers.mapInArrow(read, SCHEMA).persist()
         facts = ("__place", "__rows", "__from", "__watermark", "__msg_id")
-        found = self._base.where("__rows IS NOT NULL").select(*facts).collect()
-        self._leave_out_copies([_frame(row) for row in sorted(found, key=lambda row: row[0])])
+        rows = self._base.where("__rows IS NOT NULL").select(*facts).collect()
+        self._leave_out_copies([_frame(row) for row in sorted(rows, key=lambda row: row[0])])
         self._ends = list(accumulate(frame.rows for frame in self._frames))
 
-    def _leave_out_copies(self, found: list[_Frame]) -> None:
+    def _leave_out_copies(self, frames: list[_Frame]) -> None:
         known, copies = self.start.known, set()
-        for frame in found:
+        for frame in frames:
             if frame.stamp is None:
                 continue
             if not frame.first and is_copy(known, frame.stamp):
@@ -88,7 +88,7 @@ class Window:
                 known = with_frame(known, frame.stamp)
         self.end = replace(self.end, known=known)
         self.copies = frozenset(copies)
-        self._frames = [f for f in found if f.kind != FRESH or f.seq not in copies]
+        self._frames = [f for f in frames if f.kind != FRESH or f.seq not in copies]
 
     @property
     def _tasks(self) -> int:
@@ -142,11 +142,11 @@ class Window:
 
     def origins(self, low: int, high: int) -> list[Origin]:
         """Returns the origins of the frames that hold new rows from ``low`` up to ``high``."""
-        found = []
+        origins = []
         for frame, end in zip(self._frames, self._ends, strict=True):
             if frame.kind == FRESH and end > low and end - frame.rows < high:
-                found.append(frame.origin)
-        return found
+                origins.append(frame.origin)
+        return origins
 
     def close(self) -> None:
         """Let Spark forget the rows."""

@@ -31,12 +31,12 @@ class Journal:
 
     def new(self) -> list[Any]:
         """The entries since this was last called; those of one process are in their order."""
-        found: list[Any] = []
+        entries: list[Any] = []
         for path in sorted(self._folder.iterdir()):
             start = self._read.get(path.name, 0)
             with open(path, "rb") as file:
                 file.seek(start)
                 whole, newline, _ = file.read().rpartition(b"\n")
             self._read[path.name] = start + len(whole) + len(newline)
-            found += map(json.loads, whole.splitlines())
-        return found
+            entries += map(json.loads, whole.splitlines())
+        return entries

@@ -21,12 +21,12 @@ _LISTENING = "0A"
 def processes_of(pipeline: str) -> list[int]:
     """Returns the processes that the tasks of a pipeline have started, with their descendants."""
     mark = f"NUMAFLOW_PIPELINE_NAME={pipeline}\0".encode()
-    found = []
+    processes = []
     for entry in _PROC.glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if mark in (entry / "environ").read_bytes() and int(entry.name) != os.getpid():
-                found.append(int(entry.name))
-    return found
+                processes.append(int(entry.name))
+    return processes
 
 
 def listening_ports() -> set[int]:
@@ -55,7 +55,9 @@ class Before:
     @classmethod
     def now(cls) -> Before:
         """Returns the threads and ports of this moment."""
-        idents = frozenset(one.ident for one in threading.enumerate() if one.ident is not None)
+        idents = frozenset(
+            thread.ident for thread in threading.enumerate() if thread.ident is not None
+        )
         return cls(idents, frozenset(listening_ports()))
 
     def left_by(self, pipeline: str, more: Callable[[], Sequence[str]], wait: float) -> list[str]:
@@ -66,10 +68,10 @@ class Before:
         return left
 
     def _left(self, pipeline: str) -> list[str]:
-        threads = [one for one in threading.enumerate() if one.ident not in self.threads]
+        threads = [thread for thread in threading.enumerate() if thread.ident not in self.threads]
         return [
             *(f"process {pid}: {_command(pid)}" for pid in processes_of(pipeline)),
-            *(f"thread {one.name}" for one in threads),
+            *(f"thread {thread.name}" for thread in threads),
             *(f"port {port} is listened on" for port in listening_ports() - self.ports),
         ]
 

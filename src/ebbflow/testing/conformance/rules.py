@@ -94,6 +94,6 @@ def expect_none(wrong: Collection[object], of: Sequence[object] | int, what: str
     """Raises if there are any, with how many of how many, and the first few."""
     if wrong:
         total = of if isinstance(of, int) else len(of)
-        some = ", ".join(str(one) for one in list(wrong)[:_SHOWN])
+        some = ", ".join(str(case) for case in list(wrong)[:_SHOWN])
         more = ", …" if len(wrong) > _SHOWN else ""
         raise RuleBroken(f"{len(wrong)} of {total} {what}: {some}{more}")

@@ -103,17 +103,19 @@ def odd_values(empty_values: bool, largest: int) -> list[bytes]:
 
 def odd(under_test: UnderTest) -> list[Sample]:
     """Returns odd values, and odd keys and headers as far as the connector keeps them."""
-    found = [Sample(v) for v in odd_values(under_test.empty_values, under_test.largest)]
+    odd_samples = [Sample(v) for v in odd_values(under_test.empty_values, under_test.largest)]
     if isinstance(under_test, SourceUnderTest):
-        found.append(Sample(TOO_LARGE))
+        odd_samples.append(Sample(TOO_LARGE))
     if under_test.keeps_keys:
-        found += [Sample(b"keys %d" % number, keys=keys) for number, keys in enumerate(ODD_KEYS)]
+        odd_samples += [
+            Sample(b"keys %d" % number, keys=keys) for number, keys in enumerate(ODD_KEYS)
+        ]
     if under_test.keeps_headers:
-        found += [
+        odd_samples += [
             Sample(b"headers %d" % number, headers=headers)
             for number, headers in enumerate(ODD_HEADERS)
         ]
-    return found
+    return odd_samples
 
 
 ODD_KEYS = (("a",), ("ünï", "💧"), (" with blanks ",), ("a/b.c*d>e:f",), ("x" * 200,))

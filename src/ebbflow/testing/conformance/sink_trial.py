@@ -86,18 +86,18 @@ class SinkTrial(TrialRuns[SinkUnderTest]):
         """Returns what has landed, by the names of the messages; ``None`` if nobody can know."""
         if (samples := self.under_test.landed()) is None:
             return None
-        found: dict[str, list[Sample]] = {}
+        by_name: dict[str, list[Sample]] = {}
         for sample in samples:
-            found.setdefault(text_of(sample.value), []).append(sample)
-        return found
+            by_name.setdefault(text_of(sample.value), []).append(sample)
+        return by_name
 
     def times_landed(self, group: Iterable[Sample]) -> dict[str, int]:
         """Returns how often each message of a group has landed; as counted where nobody can see."""
-        found = self.landed()
-        if found is None:
+        landed = self.landed()
+        if landed is None:
             missing = self._put - self.counts.done
-            return {name_of(one): int(number >= missing) for number, one in enumerate(group)}
-        counts = Counter({name: len(landed) for name, landed in found.items()})
+            return {name_of(sample): int(number >= missing) for number, sample in enumerate(group)}
+        counts = Counter({name: len(copies) for name, copies in landed.items()})
         return {name_of(sample): counts[name_of(sample)] for sample in group}
 
     @property
@@ -121,12 +121,12 @@ class SinkTrial(TrialRuns[SinkUnderTest]):
             return
         odd = samples.odd(self.under_test)
         self._give(odd)
-        names = {name_of(one) for one in odd}
+        names = {name_of(sample) for sample in odd}
         until(lambda: not self._unaccounted(names), self.patience, every=0.2)
 
     def _unaccounted(self, names: set[str]) -> set[str]:
-        found = self.landed()
-        missing = names - (names if found is None else found.keys())
+        landed = self.landed()
+        missing = names - (names if landed is None else landed.keys())
         return missing - self.letters().keys() if missing else missing
 
     def _refused(self) -> None:

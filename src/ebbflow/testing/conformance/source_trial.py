@@ -112,7 +112,7 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
                 self._put([sample])
             except Refused as refusal:
                 self.refused[name_of(sample)] = str(refusal)
-        names = {name_of(one) for one in odd} - self.refused.keys()
+        names = {name_of(sample) for sample in odd} - self.refused.keys()
         until(lambda: not self._unaccounted(names), self.patience, every=0.2)
 
     def _unaccounted(self, names: set[str]) -> set[str]:

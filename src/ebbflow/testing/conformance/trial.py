@@ -98,11 +98,11 @@ class TrialRuns(Generic[Tested]):
 
     def letters(self) -> dict[str, list[Letter]]:
         """Returns the dead letters so far, by the names of their messages."""
-        found: defaultdict[str, list[Letter]] = defaultdict(list)
-        with open_link_to_pipeline(self.state, None) as link:
+        by_name: defaultdict[str, list[Letter]] = defaultdict(list)
+        with reached(self.state, None) as link:
             for stored in DeadLetters(link, self.name).list():
-                found[self.name_of_letter(stored.letter)].append(stored.letter)
-        return dict(found)
+                by_name[self.name_of_letter(stored.letter)].append(stored.letter)
+        return dict(by_name)
 
     def name_of_letter(self, letter: Letter) -> str:
         """Returns the name by which observations know the message of a dead letter."""
@@ -119,5 +119,5 @@ class TrialRuns(Generic[Tested]):
 
     def troubles(self) -> str:
         """Returns what else went wrong, each on a line."""
-        found = [*self._troubles, *(self._live.failures if self._live else ())]
-        return "".join(f"\nMeanwhile: {trouble}" for trouble in dict.fromkeys(found))
+        all_troubles = [*self._troubles, *(self._live.failures if self._live else ())]
+        return "".join(f"\nMeanwhile: {trouble}" for trouble in dict.fromkeys(all_troubles))

@@ -124,5 +124,5 @@ class RecordingSink:
 
     def __call__(self, data: list[Datum]) -> list[Response]:
         """Writes all down and accepts them."""
-        self._arrivals.write(*((text_of(one.value), one.keys, one.headers) for one in data))
+        self._arrivals.write(*((text_of(datum.value), datum.keys, datum.headers) for datum in data))
         return [Response.ok(datum.id) for datum in data]
