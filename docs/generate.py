@@ -71,7 +71,7 @@ COUNTER_MEANING = {
     "written": "output messages, once for each edge they went to; of a sink, messages taken, once "
     "for each of its sinks that took them",
     "done": "inputs that were processed",
-    "redelivered": "inputs that were sent back to come again, for a nack, an exception or a retry",
+    "redelivered": "inputs that were redelivered, for a nack, an exception or a retry",
     "dead_lettered": "inputs that went to the dead letters",
     "dropped": "inputs that ended without output: nothing returned, no edge wanted it, or a full "
     "buffer with `discardLatest` did not take it",

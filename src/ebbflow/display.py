@@ -34,28 +34,28 @@ if TYPE_CHECKING:
 
 _EVERY = 2.0
 _RATE_OVER = 3.0
-# Seconds after which a vertex that still waits is told of again, at first.
+# Seconds after which a vertex that still waits is announced again, at first.
 _STUCK_EVERY = 5.0
 _UNKNOWN_WIDTH = 160
 # A pipe without a reader, and a terminal that was closed.
 _NOBODY_READS = (errno.EPIPE, errno.EIO)
 _ALWAYS = ("read", "done", "written")
-_SHORT = {"redelivered": "again", "dead_lettered": "dead", "on_success": "on success"}
+_TITLES = {"dead_lettered": "dead letters", "on_success": "on success"}
 
 
 class Display(Protocol):
-    """A ``Watcher`` that can be closed. ``console`` is where results belong afterwards."""
+    """A ``Watcher`` that can be closed. Results are printed to its ``console`` afterwards."""
 
     console: Console
 
     def stage(self, text: str) -> None:
-        """Something is being started or stopped."""
+        """Shows that the run starts or stops something."""
 
     def line(self, text: str) -> None:
-        """Something a vertex printed; called from another thread."""
+        """Shows a line that a vertex has printed; called from another thread."""
 
     def look(self, views: Mapping[str, VertexView]) -> None:
-        """The state of all vertices."""
+        """Shows the state of all vertices."""
 
     def close(self) -> None:
         """Leaves the terminal as it was."""
@@ -148,7 +148,7 @@ def counts_table(counted: Mapping[str, Counts], title: str = "") -> tuple[Table,
     table = Table(title=title, title_justify="left")
     table.add_column("vertex", no_wrap=True)
     for name in names:
-        table.add_column(_SHORT.get(name, name), justify="right", no_wrap=True)
+        table.add_column(_TITLES.get(name, name), justify="right", no_wrap=True)
     return table, names
 
 
@@ -260,7 +260,7 @@ class PlainLines:
                 self._tell(f"{vertex}: {state_of(view)}")
             if view.nack_reason and view.nack_reason != self._reasons.get(vertex):
                 self._reasons[vertex] = view.nack_reason
-                self._tell(f"{vertex}: sent back: {one_line(view.nack_reason)}")
+                self._tell(f"{vertex}: redelivered: {one_line(view.nack_reason)}")
             self._look_at_call(vertex, view)
         counted = {vertex: _nonzero(view.counts) for vertex, view in views.items()}
         progress = "  ".join(f"{vertex}: {text}" for vertex, text in counted.items() if text)

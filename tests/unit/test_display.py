@@ -125,7 +125,7 @@ def test_counters_that_counted_nothing_have_no_column() -> None:
     counted = {"in": Counts(read=3, done=3, written=3), "out": Counts(read=3, dead_lettered=3)}
     Console(file=screen, width=80).print(result_table(counted))
     titles = [cell.strip() for cell in screen.getvalue().splitlines()[1].split("┃")[1:-1]]
-    assert titles == ["vertex", "read", "written", "done", "dead"]
+    assert titles == ["vertex", "read", "written", "done", "dead letters"]
 
 
 def test_a_new_nack_reason_is_told_once() -> None:
@@ -133,7 +133,7 @@ def test_a_new_nack_reason_is_told_once() -> None:
     nacked = VertexView(Counts(), 0, None, "not yet")
     plain.lines.look({"in": nacked})
     plain.lines.look({"in": nacked})
-    assert plain.told == ["    0.0 s  in: sent back: not yet"]
+    assert plain.told == ["    0.0 s  in: redelivered: not yet"]
 
 
 def test_the_table_shows_a_row_a_vertex_with_lines_above_it() -> None:
