@@ -46,7 +46,9 @@ _CALLER = calling.__name__
 
 
 @contextmanager
-def watching(limit: float | None, tell: Tell, last_words: IO[Any] | None = None) -> Iterator[None]:
+def watch_calls(
+    limit: float | None, tell: Tell, last_words: IO[Any] | None = None
+) -> Iterator[None]:
     """Watches the calls of this process, on its main thread; ``limit`` is in seconds.
 
     ``last_words`` is where the process writes what it was doing when it has to end itself.

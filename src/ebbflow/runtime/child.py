@@ -25,7 +25,7 @@ from ebbflow.core.decisions import Decisions
 from ebbflow.core.printing import Collected, redirected
 from ebbflow.core.verdict import Operator, Verdict
 from ebbflow.errors import CallTimeout
-from ebbflow.runtime.call_watch import watching
+from ebbflow.runtime.call_watch import watch_calls
 from ebbflow.runtime.descriptors import keep_private
 
 Emit = Callable[[str], None]
@@ -72,7 +72,7 @@ class Child:
         self._pid = os.fork()
         if self._pid == 0:
             mine.close()
-            watch = watching(call_timeout, lambda _: None, self._last_words)
+            watch = watch_calls(call_timeout, lambda _: None, self._last_words)
             _serve(its, fresh, close, away, watch)
         its.close()
         self._line: Connection[Any, Any] = mine

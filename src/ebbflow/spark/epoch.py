@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark import TaskContext
 
-from ebbflow.runtime.call_watch import watching
+from ebbflow.runtime.call_watch import watch_calls
+from ebbflow.runtime.events import Report
 from ebbflow.runtime.handlers import close_other_runs, close_run
 from ebbflow.runtime.journal import Report
 from ebbflow.runtime.nats_task import VertexTask
@@ -84,7 +85,7 @@ def run_partition(
     set_environment(plan, partition)
     task = VertexTask(plan, partition, seconds)
     code = UserCode(plan, task.events.log, isolate)
-    watch = watching(plan.call_timeout, task.events.in_call)
+    watch = watch_calls(plan.call_timeout, task.events.in_call)
     with task.events.printing(), end_worker_on_base_exception(), watch:
         try:
             report = task.run(code)

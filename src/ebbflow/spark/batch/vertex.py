@@ -83,7 +83,8 @@ def run_batches(
 
     def work(partition: int) -> None:
         context = spark.sparkContext
-        title = f"{plan.vertex}, epoch {epoch}" + f".{partition}" * (plan.partitions > 1)
+        part = f".{partition}" if plan.partitions > 1 else ""
+        title = f"{plan.vertex}, epoch {epoch}{part}"
         context.setJobGroup(_group(plan), title, interruptOnCancel=True)
         try:
             with closing(Link(plan.server)) as link:
