@@ -49,7 +49,7 @@ class Ground:
 
     def messages(self, stream: str) -> int:
         """Returns how many messages a stream holds."""
-        state = self.link.run(api.state(self.link.client, stream))
+        state = self.link.run(api.read_state(self.link.client, stream))
         return state.messages if state else 0
 
     def span(self, stream: str) -> float:
@@ -91,8 +91,8 @@ def prepared(folder: Path, tasks: int, seed: int) -> Iterator[Ground]:
     from ebbflow.spark.session import open_session
 
     with (
-        embedded(folder / "state") as server,
-        linked(server) as link,
+        start_embedded(folder / "state") as server,
+        open_link(server) as link,
         open_session("bench", None, tasks, folder / "logs", {}, None) as spark,
     ):
         yield Ground(link, spark, seed)

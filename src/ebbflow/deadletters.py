@@ -28,9 +28,9 @@ from ebbflow.core.dead_letter import PREFIX, Letter
 from ebbflow.errors import EbbflowError, SetupError
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
-from ebbflow.nats.locate import reached
-from ebbflow.nats.publish import Retry, publish
-from ebbflow.nats.stored import StoredMessage, read_one, read_page, snapshot
+from ebbflow.nats.locate import open_link_to_pipeline
+from ebbflow.nats.publish import PublishRetry, publish
+from ebbflow.nats.stored import StoredMessage, read_one, read_page, take_snapshot
 
 _PAGE = 256
 _PAGE_BYTES = 4 * 1024 * 1024
@@ -56,8 +56,9 @@ class StoredLetter:
 class DeadLetters:
     """The dead letters of one pipeline; get them with ``DeadLetters.open``.
 
-    Works beside a running pipeline as well as without one. Blocks; used by one thread.
     ``SetupError`` if there is no such pipeline.
+
+    Works beside a running pipeline as well as without one. Blocks; used by one thread.
     """
 
     def __init__(self, link: Link, pipeline: str) -> None:
@@ -77,14 +78,15 @@ class DeadLetters:
 
         An embedded server that nobody runs is started for as long as the context lasts.
         """
-        with reached(Path(state), nats, inbox=Names(pipeline).inbox) as link:
+        inbox = Names(pipeline).inbox
+        with open_link_to_pipeline(Path(state), nats, inbox=inbox) as link:
             yield cls(link, pipeline)
 
     def counts(self) -> dict[str, int]:
         """Returns how many letters each vertex has; vertices without letters are left out."""
-        info = self._link.run(self._info())
-        by_subject = info.get("subjects") or {}
-        return {name.rpartition(".")[2]: count for name, count in sorted(by_subject.items())}
+        info = self._link.run(self._read_info())
+        subjects = info.get("subjects") or {}
+        return {name.rpartition(".")[2]: count for name, count in sorted(subjects.items())}
 
     def list(self, vertex: str | None = None, limit: int | None = None) -> Iterator[StoredLetter]:
         """Yields the letters there are now, oldest first; reads them page by page."""
@@ -97,14 +99,14 @@ class DeadLetters:
             yield self._parse(message)
 
     def get(self, *which: Which) -> tuple[StoredLetter, ...]:
-        """Returns the letters named, oldest first; ``EbbflowError`` if one does not exist."""
-        numbers = {name for name in which if isinstance(name, int)}
-        ids = {name for name in which if isinstance(name, str)}
-        letters = {message.seq: self._stored(message) for message in map(self._raw, numbers)}
+        """Returns the letters meant, oldest first; ``EbbflowError`` if some do not exist."""
+        numbers = {number for number in which if isinstance(number, int)}
+        ids = {message_id for message_id in which if isinstance(message_id, str)}
+        letters = {message.seq: self._parse(message) for message in map(self._read, numbers)}
         if ids:
-            letters |= {stored.number: stored for stored in self.list() if stored.letter.id in ids}
-        for missing in sorted(ids - {stored.letter.id for stored in letters.values()}):
-            raise self._no_letter(f"of message {missing!r}")
+            letters |= {entry.number: entry for entry in self.list() if entry.letter.id in ids}
+        for missing in sorted(ids - {entry.letter.id for entry in letters.values()}):
+            raise self._explain_missing(f"of message {missing!r}")
         return tuple(letters[number] for number in sorted(letters))
 
     def replay(self, letters: Iterable[StoredLetter], *, dry_run: bool = False) -> int:
@@ -115,8 +117,8 @@ class DeadLetters:
         """
         replayed = 0
         refused: Refused = defaultdict(set)
-        for page in _pages(letters):
-            sendable = [stored for stored in page if self._may_return(stored, refused)]
+        for page in _cut_pages(letters):
+            sendable = [entry for entry in page if self._may_return(entry, refused)]
             if not dry_run:
                 self._link.run(self._send_back(sendable))
             replayed += len(sendable)
@@ -125,14 +127,14 @@ class DeadLetters:
         return replayed
 
     def numbers(self, *which: Which) -> Sequence[int]:
-        """Returns the numbers of the letters named, even of what is in the stream and no letter."""
-        numbers = {self._raw(name).seq for name in which if isinstance(name, int)}
-        if ids := [name for name in which if isinstance(name, str)]:
-            numbers |= {stored.number for stored in self.get(*ids)}
+        """Returns the numbers of the letters meant, also of what is in the stream and no letter."""
+        numbers = {self._read(number).seq for number in which if isinstance(number, int)}
+        if ids := [message_id for message_id in which if isinstance(message_id, str)]:
+            numbers |= {entry.number for entry in self.get(*ids)}
         return sorted(numbers)
 
     def purge(self, *which: Which) -> int:
-        """Deletes the letters named; returns how many. ``EbbflowError`` if one does not exist."""
+        """Deletes the letters meant; returns how many. ``EbbflowError`` if one does not exist."""
         numbers = self.numbers(*which)
         self._link.run(self._delete_all(numbers))
         return len(numbers)
@@ -164,7 +166,7 @@ class DeadLetters:
         # From the leader: another server may still have a letter that was deleted.
         message = self._link.run(self._find(number)) if number > 0 else None
         if message is None:
-            raise self._no_letter(f"with number {number}")
+            raise self._explain_missing(f"with number {number}")
         return message
 
     async def _find(self, number: int) -> StoredMessage | None:

@@ -31,7 +31,7 @@ from ebbflow.nats.address import INBOX, Addresses
 from ebbflow.nats.bulk import WINDOW, Handover, check_window, publish_in_window
 from ebbflow.nats.connect import connect
 from ebbflow.nats.link import LoopThread
-from ebbflow.nats.login import Login, LoginError
+from ebbflow.nats.login import Login
 from ebbflow.nats.outgoing import OptionNames, Outgoing, PublishOptions, check_subject
 from ebbflow.nats.publish import Sending
 

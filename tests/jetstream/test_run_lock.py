@@ -39,7 +39,7 @@ def test_a_run_that_has_ended_or_was_cut_off_is_not_in_the_way(link, names):
 
 
 def test_a_run_that_failed_answers_nobody_any_more(link, names):
-    with pytest.raises(ZeroDivisionError), alone(link, names):
+    with pytest.raises(ZeroDivisionError), hold_run_lock(link, names):
         raise ZeroDivisionError
-    with alone(link, names):
+    with hold_run_lock(link, names):
         pass

@@ -11,6 +11,7 @@ import pytest
 from ebbflow import Message, MonoVertex, Pipeline, Response
 from ebbflow.errors import SetupError
 from ebbflow.publishing import Login
+from ebbflow.runtime.permissions import permissions_of
 from ebbflow.testing.background_run import BackgroundRun, until
 from tests.jetstream.securing import nats_server
 from tests.sources.posting import NDJSON, Answered, asked

@@ -18,7 +18,7 @@ from ebbflow.connectors.spark.storing import SCHEMA, Storing, store_on_worker
 from ebbflow.display import PlainLines
 from ebbflow.errors import SetupError
 from ebbflow.nats import api
-from ebbflow.nats.locate import embedded, linked
+from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.runtime.run_report import Silent
 
 pytestmark = pytest.mark.slow

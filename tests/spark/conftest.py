@@ -12,7 +12,7 @@ import pytest
 from ebbflow import Pipeline
 from ebbflow.core.dead_letter import Letter
 from ebbflow.deadletters import DeadLetters
-from ebbflow.nats.locate import embedded, linked
+from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.runtime.run_report import Silent, Summary, VertexView
 from ebbflow.spark.run import run_pipeline
 

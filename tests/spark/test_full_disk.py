@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from ebbflow import Message, Pipeline, Response
-from ebbflow.nats.locate import embedded
+from ebbflow.nats.locate import start_embedded
 from ebbflow.runtime.run_report import Silent
 
 pytestmark = pytest.mark.slow

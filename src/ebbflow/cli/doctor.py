@@ -124,7 +124,7 @@ def _embedded() -> Checkup:
 
 
 def _server(url: str) -> Checkup:
-    from ebbflow.nats.locate import linked, own_server
+    from ebbflow.nats.locate import find_own_server, open_link
 
     server = find_own_server(url)
     assert server is not None

@@ -31,7 +31,7 @@ def resume(
     from ebbflow.nats.locate import open_link_to_pipeline
 
     names = Names(pipeline)
-    with reached(state, nats, inbox=names.inbox) as link:
+    with open_link_to_pipeline(state, nats, inbox=names.inbox) as link:
         stopped = _stopped_vertices(link, names, vertex)
         if not stopped:
             which = f"Vertex {vertex}" if vertex else "No vertex"

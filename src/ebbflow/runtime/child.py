@@ -149,7 +149,7 @@ def _receive(line: Connection[Any, Any]) -> Verdict | None:
 
 def _pack(piece: Verdict, raised: Exception | None, printed: str, outage: Outage | None) -> bytes:
     """Pickles an answer; user code may have made objects that only cloudpickle can pickle."""
-    decided = None if raised else piece.decisions()
+    decided = None if raised else piece.decisions
     try:
         answer = ChildAnswer(decided, raised, printed, outage)
         return pickle_by_value(answer)

@@ -39,6 +39,7 @@ from ebbflow.runtime.plan import (
     VertexPlan,
 )
 from ebbflow.runtime.poison import PoisonIsolation
+from ebbflow.schema.literals import Code
 
 
 def set_environment(plan: VertexPlan, partition: int) -> None:
@@ -63,7 +64,7 @@ class UserCode:
         self._plan = plan
         self._emit = emit
         self._isolate = isolate and not isinstance(plan.role, Forward)
-        self._operator: Call | None = None
+        self._operator: Operator | None = None
         self._in_children: PoisonIsolation | None = None
 
     def open(self) -> None:
@@ -84,7 +85,7 @@ class UserCode:
         if self._in_children is not None:
             self._in_children.close()
 
-    def _make_operator(self) -> Call:
+    def _make_operator(self) -> Operator:
         plan = self._plan
         operator = Operators(plan, self._emit).operator()
         if self._isolate:
@@ -114,7 +115,7 @@ def _outage_of(plan: VertexPlan) -> Outage | None:
     return next((outage for outage in outages if outage is not None), None)
 
 
-def _fresh_operator(plan: VertexPlan, emit: Emit) -> Call:
+def _fresh_operator(plan: VertexPlan, emit: Emit) -> Operator:
     """Makes the operator anew for a child process, which must not use its parent's handlers."""
     forget_handlers()
     return Operators(plan, emit).operator()
@@ -127,7 +128,7 @@ class Operators:
         self._plan = plan
         self._emit = emit
 
-    def operator(self) -> Call:
+    def operator(self) -> Operator:
         """Returns the operator of the vertex's role."""
         match self._plan.role:
             case UserMap() as role:

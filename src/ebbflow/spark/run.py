@@ -23,7 +23,7 @@ from ebbflow.buffers.names import Names
 from ebbflow.buffers.positions import read_all
 from ebbflow.errors import JetStreamUnavailable
 from ebbflow.nats import api
-from ebbflow.nats.locate import connected, own_server
+from ebbflow.nats.locate import find_own_server, open_link_for_run
 from ebbflow.outcome import Counts
 from ebbflow.runtime import provision
 from ebbflow.runtime.control import STOP, turn

@@ -103,7 +103,7 @@ def read_frames(link: Link, reading: FrameRange) -> Iterator[Frame]:
 
 def _whole_frames(link: Link, reading: FrameRange) -> Iterator[StoredMessage]:
     start, last = reading.after.seq + 1, reading.until.seq
-    there = Snapshot(start, last, frozenset())
+    there = StreamSnapshot(start, last, frozenset())
     count = 0
     while start <= last:
         page = link.run(read_page(link.client, reading.stream, reading.subject, start, there))

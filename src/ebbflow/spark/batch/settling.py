@@ -121,7 +121,6 @@ class _Settling:
 
     def _sink(self, verdict: Verdict, role: SinksPlan) -> None:
         """Fails what was not written as after a FAILURE, or, without a strategy, as if raised."""
-        verdict.has_fallback = role.fallback is not None
         for index, why in self._decided.blamed.items():
             error = SparkError(why.kind, why.text)
             if role.strategy is not None:

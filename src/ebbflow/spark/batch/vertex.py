@@ -237,7 +237,7 @@ class BatchPartition:
         finally:
             self._work.forget()
 
-    def _decide(self, window: Window, low: int, high: int, whole: bool) -> Found:
+    def _decide(self, window: Window, low: int, high: int, whole: bool) -> Isolated:
         began = time.monotonic()
 
         def enough() -> bool:
@@ -251,7 +251,7 @@ class BatchPartition:
             raise _stopped()
         return found
 
-    def _give_up(self, found: Found, high: int) -> None:
+    def _give_up(self, found: Isolated, high: int) -> None:
         """Hands rows to the retry strategy when nothing works; without one, the vertex waits."""
         why = found.general
         assert why is not None

@@ -48,7 +48,7 @@ class Write:
 
     def check(self) -> None:
         """Raises ``SetupError`` if a column or the format can never work."""
-        self._settings.format.check(self._spark, self._vertex)
+        find_format(self._spark, self._settings.format, self._vertex)
         try:
             parsed = self._parse(messages(no_messages(self._spark)))
         except Exception as error:
@@ -77,7 +77,7 @@ class Write:
         writer.mode(settings.mode).options(**self._options()).save()
 
     def _options(self) -> dict[str, str]:
-        options = self._settings.format.revealed()
+        options = self._settings.format.reveal_options()
         if self._settings.format.name.lower() == "jdbc":
             # All rows of a piece in one batch of the driver's: the row it names is the one.
             options = {"batchsize": str(self._most), **options}

@@ -99,7 +99,7 @@ class TrialRuns(Generic[Tested]):
     def letters(self) -> dict[str, list[Letter]]:
         """Returns the dead letters so far, by the names of their messages."""
         by_name: defaultdict[str, list[Letter]] = defaultdict(list)
-        with reached(self.state, None) as link:
+        with open_link_to_pipeline(self.state, None) as link:
             for stored in DeadLetters(link, self.name).list():
                 by_name[self.name_of_letter(stored.letter)].append(stored.letter)
         return dict(by_name)
