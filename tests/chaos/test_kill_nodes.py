@@ -11,6 +11,7 @@ from tests.chaos.kill_nodes import Chaos
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.guarantee("a-cluster-may-lose-a-node")
 @pytest.mark.timeout(300)
 def test_a_pipeline_on_a_cluster_loses_nothing_when_node_after_node_is_killed(tmp_path):
     seed = int(time.time())

@@ -7,6 +7,7 @@ from tests.chaos.outage import Trial
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.guarantee("outages-blame-no-message")
 @pytest.mark.parametrize("role", ["sink", "source"])
 def test_a_system_that_restarts_costs_no_message_and_no_dead_letter(role):
     tally = Trial(role, seconds=3, rate=200).run()

@@ -91,6 +91,7 @@ def test_a_letter_that_is_not_there_is_named(
     )
 
 
+@pytest.mark.guarantee("dead-letters-are-complete")
 def test_a_replay_sends_the_message_back_as_on_its_first_delivery(pipeline: Written) -> None:
     pipeline.bury()
     letters = pipeline.letters
@@ -106,6 +107,7 @@ def test_a_replay_sends_the_message_back_as_on_its_first_delivery(pipeline: Writ
     assert numbers(letters) == []
 
 
+@pytest.mark.guarantee("dead-letters-are-complete")
 def test_a_replay_repeated_after_a_crash_makes_no_copy(pipeline: Written) -> None:
     buried = [pipeline.bury(id=f"in-{n}") for n in range(3)]
     crashing = DiesBeforeDeleting(pipeline.link, pipeline.name)
@@ -157,6 +159,7 @@ def test_a_replay_does_not_chase_messages_that_die_again_meanwhile(pipeline: Wri
     assert len(numbers(letters)) == 1
 
 
+@pytest.mark.guarantee("dead-letters-are-complete")
 def test_a_cut_letter_stays_and_the_others_are_replayed(pipeline: Written) -> None:
     cut = pipeline.bury(id="in-1", size=9_000_000)
     pipeline.bury(id="in-2")

@@ -29,6 +29,7 @@ def consumer(cluster, stream):
     return cluster.link.run(api.call(cluster.link.client, f"CONSUMER.INFO.{stream}.c"))
 
 
+@pytest.mark.guarantee("jetstream-source-settles-natively")
 def test_acks_and_nacks_are_not_lost_while_nobody_leads(cluster, names):
     stream = names.pipeline
     config = {"name": stream, "subjects": [stream], "num_replicas": 3, "allow_direct": True}

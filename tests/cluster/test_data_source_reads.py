@@ -63,6 +63,7 @@ def small_blocks(monkeypatch):
         monkeypatch.setattr(ranges, name, 100)
 
 
+@pytest.mark.guarantee("data-source-reads-all")
 def test_a_range_is_read_whole_from_a_node_that_lags_behind(cluster, stream, names, small_blocks):
     """The range ends with a message of another subject: that all is read, only the leader knows."""
     mine, other = f"{names.pipeline}.mine", f"{names.pipeline}.other"
@@ -83,6 +84,7 @@ def test_a_range_is_read_whole_from_a_node_that_lags_behind(cluster, stream, nam
             assert found == [left] * READS
 
 
+@pytest.mark.guarantee("data-source-reads-all")
 @pytest.mark.parametrize("lost", ["the node of the consumer", "the leader"])
 def test_a_range_is_read_whole_when_a_node_is_killed(
     cluster, stream, names, monkeypatch, small_blocks, lost

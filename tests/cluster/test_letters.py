@@ -56,6 +56,7 @@ def ids(letters):
     return [stored.letter.id for stored in letters.list()]
 
 
+@pytest.mark.guarantee("a-cluster-may-lose-a-node")
 def test_letters_are_listed_shown_and_sent_back_while_a_new_leader_is_elected(cluster, buried):
     made = [f"in-{number}" for number in range(300)]
     buried.bury(cluster.link, *made)
@@ -100,6 +101,7 @@ def test_letters_are_sent_back_and_purged_once_while_leaders_step_down(cluster, 
     assert buried.due() == Counter(dict.fromkeys(made[:400], 1))
 
 
+@pytest.mark.guarantee("a-cluster-may-lose-a-node")
 def test_letters_are_up_to_date_when_a_follower_lags(cluster, buried, names):
     """What is new is there; what was deleted is not, and so is not sent back a second time."""
     kept = [f"old-{number}" for number in range(50)]

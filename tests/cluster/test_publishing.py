@@ -35,6 +35,7 @@ def stream(cluster, names):
     return cluster.make(streams.buffer_config(names, "v", 0, 100_000, replicas=3))
 
 
+@pytest.mark.guarantee("a-cluster-may-lose-a-node")
 def test_step_downs_twice_a_second_lose_nothing_and_double_nothing(cluster, stream, subject):
     with Steady(cluster.url, subject) as steady:
         for _ in range(10):
@@ -54,6 +55,7 @@ def kill_with_one_on_its_way(cluster, leader):
         cluster.kill(leader)
 
 
+@pytest.mark.guarantee("a-cluster-may-lose-a-node")
 def test_a_killed_leader_is_waited_for(cluster, stream, subject):
     """The client is connected to it and has to go elsewhere as well."""
     leader = cluster.leader_of(stream)
@@ -94,6 +96,7 @@ def test_the_defaults_do_not_outlast_an_election_but_lose_nothing_that_is_acked(
     assert stored == Counter(dict.fromkeys(patient.acked, 1))
 
 
+@pytest.mark.guarantee("a-cluster-may-lose-a-node")
 @pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGUSR2], ids=["to end", "to leave"])
 def test_a_leader_that_leaves_in_good_order_is_waited_for(cluster, stream, subject, asked):
     """SIGUSR2 is the lame duck mode: it hands over first and ends when its clients have left."""
@@ -109,6 +112,7 @@ def test_a_leader_that_leaves_in_good_order_is_waited_for(cluster, stream, subje
     assert steady.gap < 4
 
 
+@pytest.mark.guarantee("a-cluster-may-lose-a-node")
 def test_many_at_once_are_all_known_of_when_the_leader_is_killed(cluster, names):
     config = streams.buffer_config(names, "v", 0, 100_000, replicas=3)
     subjects = [names.buffer_subject("v", 0), names.buffer_subject("v", 1)]

@@ -117,6 +117,7 @@ def follow(cluster, stream, subject):
         context.__exit__(None, None, None)
 
 
+@pytest.mark.guarantee("a-cluster-may-lose-a-node")
 @pytest.mark.parametrize(
     "lost", ["the node of the consumer", "the node of the client", "the leader with the consumer"]
 )
@@ -158,6 +159,7 @@ def test_a_reader_goes_on_elsewhere_when_the_node_of_its_consumer_is_halted(
     assert follower.rows == [str(number) for number in range(writer.written)]
 
 
+@pytest.mark.guarantee("a-cluster-may-lose-a-node")
 def test_a_reader_on_a_node_that_lags_behind_reads_every_frame_once(
     cluster, stream, subject, follow
 ):

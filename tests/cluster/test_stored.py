@@ -30,6 +30,7 @@ pytestmark = pytest.mark.slow
 LARGE = Position("large", held=Held(0, 0, 0, 0, "x" * 1_000_000)).to_json()
 
 
+@pytest.mark.guarantee("a-cluster-may-lose-a-node")
 def test_positions_are_up_to_date_when_a_follower_lags(cluster, names):
     stream = cluster.make(streams.positions_config(names, replicas=3))
     with lagging(cluster, stream) as late:
@@ -50,6 +51,7 @@ def test_positions_are_up_to_date_when_a_follower_lags(cluster, names):
             assert [one.items() >= expected.items() for one in found] == [True] * READS
 
 
+@pytest.mark.guarantee("a-cluster-may-lose-a-node")
 def test_it_is_known_what_is_drained_when_a_follower_lags(cluster, names):
     subject = names.buffer_subject("out", 0)
     pipeline = Pipeline(names.pipeline).source("in", generator={"messages": 1})
@@ -83,6 +85,7 @@ def test_it_is_known_what_is_drained_when_a_follower_lags(cluster, names):
             assert drained_after(lambda: exhaust(False)) == [False] * READS
 
 
+@pytest.mark.guarantee("a-cluster-may-lose-a-node")
 def test_answers_are_found_as_soon_as_they_are_stored(cluster, names):
     bucket = f"answers-{names.pipeline}"
     stream = cluster.make(bucket_config(bucket, 60_000, replicas=3))
@@ -142,6 +145,7 @@ def test_the_state_of_a_stream_never_goes_back_while_leaders_change(cluster, nam
     assert all(seq >= stored for stored, seq in states)
 
 
+@pytest.mark.guarantee("a-cluster-may-lose-a-node")
 def test_reads_wait_for_a_leader_and_one_that_was_replaced_does_not_count(cluster, names):
     """A leader that is halted is replaced, and does not know it yet when it goes on."""
     stream = cluster.make(streams.positions_config(names, replicas=3))

@@ -77,6 +77,7 @@ def generator_trial(tmp_path_factory):
         yield trial
 
 
+@pytest.mark.guarantee("connectors-keep-the-same-rules")
 @pytest.mark.parametrize("rule", SOURCE_RULES)
 def test_the_generator(rule, generator_trial):
     rule(generator_trial)
@@ -120,6 +121,7 @@ def sink_trial(request, tmp_path_factory):
         yield trial
 
 
+@pytest.mark.guarantee("connectors-keep-the-same-rules")
 @pytest.mark.parametrize("rule", SINK_RULES)
 def test_the_sinks_without_a_system(rule, sink_trial):
     rule(sink_trial)

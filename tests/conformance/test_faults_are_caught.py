@@ -52,6 +52,7 @@ def end_processes_of(pipeline):
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.guarantee("connectors-keep-the-same-rules")
 @pytest.mark.parametrize(
     ("reader", "rule", "told"),
     [
@@ -93,6 +94,7 @@ def sink_trial(tmp_path_factory):
             yield trial
 
 
+@pytest.mark.guarantee("connectors-keep-the-same-rules")
 @pytest.mark.parametrize(
     ("rule", "told"),
     [

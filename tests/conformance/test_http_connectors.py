@@ -95,6 +95,7 @@ def source_trial(tmp_path_factory):
         yield trial
 
 
+@pytest.mark.guarantee("connectors-keep-the-same-rules")
 @pytest.mark.parametrize("rule", SOURCE_RULES)
 def test_the_http_source(rule, source_trial):
     rule(source_trial)
@@ -198,6 +199,7 @@ def sink_trial(request, tmp_path_factory):
             yield trial
 
 
+@pytest.mark.guarantee("connectors-keep-the-same-rules")
 @pytest.mark.parametrize("rule", SINK_RULES)
 def test_the_http_and_file_sinks(rule, sink_trial):
     rule(sink_trial)

@@ -48,6 +48,7 @@ def source_trial(request, tmp_path_factory):
             yield trial
 
 
+@pytest.mark.guarantee("connectors-keep-the-same-rules")
 @pytest.mark.parametrize("rule", SOURCE_RULES)
 def test_the_memory_source(rule, source_trial):
     rule(source_trial)
@@ -80,6 +81,7 @@ def sink_trial(tmp_path_factory):
             yield trial
 
 
+@pytest.mark.guarantee("connectors-keep-the-same-rules")
 @pytest.mark.parametrize("rule", SINK_RULES)
 def test_the_memory_sink(rule, sink_trial):
     rule(sink_trial)

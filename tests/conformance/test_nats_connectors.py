@@ -142,6 +142,7 @@ def source_trial(request, server, tmp_path_factory):
         yield trial
 
 
+@pytest.mark.guarantee("connectors-keep-the-same-rules")
 @pytest.mark.parametrize("rule", SOURCE_RULES)
 def test_the_nats_sources(rule, source_trial):
     rule(source_trial)
@@ -198,6 +199,7 @@ def sink_trial(request, server, tmp_path_factory):
         yield trial
 
 
+@pytest.mark.guarantee("connectors-keep-the-same-rules")
 @pytest.mark.parametrize("rule", SINK_RULES)
 def test_the_nats_sinks(rule, sink_trial):
     rule(sink_trial)

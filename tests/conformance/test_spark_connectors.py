@@ -58,6 +58,7 @@ def source_trial(tmp_path_factory):
         yield trial
 
 
+@pytest.mark.guarantee("spark-vertices-lose-nothing")
 @pytest.mark.parametrize("rule", SOURCE_RULES)
 def test_the_spark_source(rule, source_trial):
     rule(source_trial)
@@ -104,6 +105,7 @@ def sink_trial(tmp_path_factory):
         yield trial
 
 
+@pytest.mark.guarantee("spark-vertices-lose-nothing")
 @pytest.mark.parametrize("rule", SINK_RULES)
 def test_the_spark_sink(rule, sink_trial):
     rule(sink_trial)

@@ -72,6 +72,7 @@ def queue_trial(request, tmp_path_factory):
         yield trial
 
 
+@pytest.mark.guarantee("connectors-keep-the-same-rules")
 @pytest.mark.parametrize("rule", SOURCE_RULES)
 def test_a_users_queue(rule, queue_trial):
     rule(queue_trial)
@@ -155,6 +156,7 @@ def table_trial(tmp_path_factory):
         yield trial
 
 
+@pytest.mark.guarantee("connectors-keep-the-same-rules")
 @pytest.mark.parametrize("rule", SINK_RULES)
 def test_a_users_table(rule, table_trial):
     rule(table_trial)

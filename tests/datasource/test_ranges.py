@@ -102,6 +102,7 @@ def test_a_range_that_is_ahead_of_whoever_answers_is_waited_for(stream):
         timer.join()
 
 
+@pytest.mark.guarantee("data-source-reads-all")
 def test_a_range_whose_end_does_not_come_is_an_error_and_not_a_shorter_range(stream, monkeypatch):
     monkeypatch.setattr(ranges, "PATIENCE", 0.5)
     stream.fill(10)
@@ -155,6 +156,7 @@ def test_a_message_that_was_lost_on_the_way_is_fetched_again(stream, blocks):
     assert found == list(range(1, 36))
 
 
+@pytest.mark.guarantee("data-source-reads-all")
 def test_messages_that_leave_the_stream_before_they_are_read_are_a_loss(stream, blocks):
     stream.fill(40)
     reading = blocks(whole(stream))

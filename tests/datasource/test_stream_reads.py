@@ -61,6 +61,7 @@ def query(spark: Any, stream: Stream, tmp_path: Path) -> Query:
     return Query(spark, stream, tmp_path / "checkpoint")
 
 
+@pytest.mark.guarantee("data-source-reads-all")
 def test_a_batch_that_failed_is_read_again_exactly(query, stream):
     stream.fill(10)
     assert "made to fail" in query.failure(fail_in=1, maxMessagesPerBatch=4)
@@ -113,6 +114,7 @@ def test_where_a_query_begins_stays_the_same_however_often_it_is_asked(stream):
         assert list(run.batches()) == [[6, 7, 8]]
 
 
+@pytest.mark.guarantee("data-source-reads-all")
 def test_a_first_batch_is_replayed_from_where_it_began_also_if_that_was_the_latest(stream):
     stream.fill(5)
     with Run(stream, startingSequence="latest") as first:
@@ -161,6 +163,7 @@ def test_other_subjects_move_a_query_on(stream):
         assert run.read(start, end) == [[]]
 
 
+@pytest.mark.guarantee("data-source-reads-all")
 def test_messages_that_were_removed_since_the_checkpoint_are_a_loss(stream):
     stream.fill(10)
     with Run(stream) as run:
@@ -183,6 +186,7 @@ def test_messages_that_were_read_may_go(stream):
         assert list(run.batches(read)) == [[11, 12]]
 
 
+@pytest.mark.guarantee("data-source-reads-all")
 @pytest.mark.parametrize("messages", [4, 20])
 def test_a_stream_that_was_made_again_is_refused_however_long_it_is(stream, messages):
     stream.fill(10)

@@ -92,6 +92,7 @@ stop_session(spark)
 '''
 
 
+@pytest.mark.guarantee("data-source-writes-once")
 def test_a_task_that_is_tried_again_stores_nothing_twice(stream, url, tmp_path):
     # In a process of its own: whether tasks are tried again is up to the session.
     script = tmp_path / "tried_twice.py"
@@ -171,6 +172,7 @@ def copy(spark: Any, stream: Stream, make: Any, tmp_path: Path) -> Copy:
     return Copy(spark, stream, make(), tmp_path / "checkpoint")
 
 
+@pytest.mark.guarantee("data-source-writes-once")
 def test_a_replayed_batch_is_stored_once_and_what_came_out_differently_as_well(copy, stream):
     stream.fill(15)
     copy.run()
@@ -233,6 +235,7 @@ def test_columns_that_cannot_be_published_are_refused(columns, text):
     assert refused(source().writer, columns) == refused(source().streamWriter, columns) == text
 
 
+@pytest.mark.guarantee("data-source-writes-once")
 def test_an_id_is_the_same_for_the_same_row_and_another_for_anything_else():
     first = to_message("q-1-0-7", b"data", "s", {"k": "v"}, None).msg_id
     assert to_message("q-1-0-7", b"data", "s", {"k": "v"}, None).msg_id == first

@@ -109,6 +109,7 @@ def test_a_pipeline_runs_on_a_cluster_with_the_modules_beside_its_spec(whole, cl
     assert "cannot reach" not in output, "all executors are on this machine"
 
 
+@pytest.mark.guarantee("a-run-goes-on")
 def test_vertices_take_turns_where_there_are_fewer_slots_than_tasks(whole, cluster):
     whole.write({"messages": 500})
     options = (
@@ -126,6 +127,7 @@ def test_vertices_take_turns_where_there_are_fewer_slots_than_tasks(whole, clust
     assert whole.stored() == list(range(500))
 
 
+@pytest.mark.guarantee("a-run-goes-on")
 @pytest.mark.timeout(600)  # many JVMs are started, one after another
 def test_a_lost_worker_is_told_and_vertices_take_turns_until_there_is_another(whole, cluster):
     """With epochs of ten minutes: those that are running end early, or some vertex would wait."""

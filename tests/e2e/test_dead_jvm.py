@@ -35,6 +35,7 @@ def jvm(process, killed=()):
     raise TimeoutError("there is no JVM")
 
 
+@pytest.mark.guarantee("a-run-goes-on")
 def test_a_killed_jvm_is_replaced_and_the_run_goes_on(whole):
     whole.write({"messages": 1_200, "rpu": 400})
     process = whole.start("--drain", "--timeout", "120s", "--summary", "counts.json")
@@ -55,6 +56,7 @@ def test_a_killed_jvm_is_replaced_and_the_run_goes_on(whole):
     assert psutil.wait_procs(workers, timeout=20)[1] == [], "they would go on settling"
 
 
+@pytest.mark.guarantee("a-run-goes-on")
 def test_a_jvm_that_keeps_dying_ends_the_run_with_a_sentence_and_a_code(whole):
     whole.write({"rpu": 100})
     process = whole.start("--timeout", "150s")
@@ -93,6 +95,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.guarantee("a-run-goes-on")
 def test_a_session_of_the_users_own_is_not_replaced(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
@@ -108,6 +111,7 @@ def test_a_session_of_the_users_own_is_not_replaced(tmp_path):
     )
 
 
+@pytest.mark.guarantee("a-run-goes-on")
 def test_out_of_memory_is_told_with_what_to_do(whole):
     whole.write({"rpu": 100})
     (whole.folder / "pipeline.yaml").write_text(

@@ -38,6 +38,7 @@ def signal_everybody(process, number):
     return everybody
 
 
+@pytest.mark.guarantee("a-stop-loses-no-work")
 def test_a_signal_to_every_process_ends_the_run_like_a_stop_and_nothing_is_lost(whole):
     whole.write({"messages": 1_200, "rpu": 400})
     process = whole.start("--summary", "s.json")
@@ -57,6 +58,7 @@ def test_a_signal_to_every_process_ends_the_run_like_a_stop_and_nothing_is_lost(
     assert totals["out"]["done"] == 1_200
 
 
+@pytest.mark.guarantee("a-stop-loses-no-work")
 def test_a_signal_to_the_process_group_settles_what_is_in_hand(whole):
     whole.write({"rpu": 300})
     process = whole.start("--summary", "s.json", group=True)
@@ -74,6 +76,7 @@ def test_a_signal_to_the_process_group_settles_what_is_in_hand(whole):
     assert whole.marks() == ["closed", "opened"]
 
 
+@pytest.mark.guarantee("a-stop-loses-no-work")
 def test_ctrl_c_while_spark_starts_ends_the_run_without_a_trace(whole):
     whole.write({"rpu": 100})
     process = whole.start("--summary", "s.json", group=True)
@@ -90,6 +93,7 @@ def test_ctrl_c_while_spark_starts_ends_the_run_without_a_trace(whole):
     assert left_of(family) == []
 
 
+@pytest.mark.guarantee("a-stop-loses-no-work")
 def test_a_closed_terminal_ends_the_run_in_good_order(whole):
     whole.write({"rpu": 300})
     pid, terminal = pty.fork()
@@ -113,6 +117,7 @@ def test_a_closed_terminal_ends_the_run_in_good_order(whole):
     assert left_of(family) == []
 
 
+@pytest.mark.guarantee("a-stop-loses-no-work")
 def test_nothing_outlives_a_driver_that_is_killed(whole):
     whole.write({"rpu": 100})
     process = whole.start()
@@ -160,6 +165,7 @@ NO_START = {
 }
 
 
+@pytest.mark.guarantee("a-stop-loses-no-work")
 @pytest.mark.parametrize(("options", "java", "told"), NO_START.values(), ids=list(NO_START))
 def test_a_spark_that_cannot_start_is_told_in_one_sentence(whole, options, java, told):
     whole.write({"messages": 1})

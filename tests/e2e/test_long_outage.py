@@ -59,6 +59,7 @@ def settled_down(whole):
     return before > 0 and len(whole.stored()) == before
 
 
+@pytest.mark.guarantee("at-least-once")
 def test_a_replay_after_the_server_has_forgotten_doubles_nothing(whole):
     steps = whole.folder / "steps.py"
     steps.write_text(steps.read_text() + WORK)

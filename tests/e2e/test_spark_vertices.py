@@ -58,6 +58,7 @@ def rows(folder: Path) -> list[dict[str, int]]:
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
+@pytest.mark.guarantee("spark-vertices-lose-nothing")
 @pytest.mark.timeout(240)
 def test_spark_vertices_that_are_killed_amid_their_batches_lose_nothing(tmp_path):
     (tmp_path / "killed.yaml").write_text(SPEC)

@@ -23,6 +23,7 @@ def finish(process):
     return process.returncode, output
 
 
+@pytest.mark.guarantee("a-stop-loses-no-work")
 def test_sigterm_settles_what_is_in_hand_and_the_next_run_goes_on_where_it_ended(whole):
     whole.write({"messages": 3_000, "rpu": 300})
     process = whole.start("--summary", "first.json")
@@ -47,6 +48,7 @@ def test_sigterm_settles_what_is_in_hand_and_the_next_run_goes_on_where_it_ended
     assert totals["out"]["done"] == 1_000
 
 
+@pytest.mark.guarantee("nothing-is-lost")
 def test_a_killed_nats_server_is_restarted_and_the_run_goes_on(whole):
     whole.write({"messages": 2_000, "rpu": 400})
     process = whole.start("--drain", "--timeout", "80s")
@@ -103,6 +105,7 @@ def taken_port():
         yield listening.getsockname()[1]
 
 
+@pytest.mark.guarantee("max-deliveries-is-exact")
 def test_the_delivery_count_is_exact_across_a_kill_of_everything(whole):
     (whole.folder / "steps.py").write_text(
         (whole.folder / "steps.py").read_text()

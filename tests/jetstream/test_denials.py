@@ -101,6 +101,7 @@ def waits_for(condition: Callable[[], bool]) -> None:
 # --- publishing ---------------------------------------------------------------------------------
 
 
+@pytest.mark.guarantee("denied-subjects-are-named")
 def test_publishing_to_a_denied_subject_is_refused_for_good(server):
     text = "orders.no: refused by the server after 1 attempt in 0.0"
     with server.denying(publish=["orders.no"]), server.publisher(ack_wait=30) as publisher:
@@ -147,6 +148,7 @@ def test_a_subject_with_unusual_characters_is_named_too(server, name):
         publisher.publish(denied, b"", attempt_timeout=30)
 
 
+@pytest.mark.guarantee("denied-subjects-are-named")
 def test_without_an_inbox_a_publisher_says_that_the_message_may_be_stored(server):
     with server.denying(subscribe=["_INBOX.>"]):
         with server.publisher(ack_wait=30) as publisher:
@@ -165,6 +167,7 @@ def test_without_an_inbox_a_publisher_says_that_the_message_may_be_stored(server
 # --- pipelines ----------------------------------------------------------------------------------
 
 
+@pytest.mark.guarantee("denied-subjects-are-named")
 def test_a_call_of_jetstream_is_not_repeated_when_it_is_denied(server):
     call = "$JS.API.STREAM.CREATE.ebb_p_v_0"
     config = streams.buffer_config(NAMES, "v", 0, 100)
@@ -184,6 +187,7 @@ def test_a_denied_inbox_is_named_by_the_first_call(server):
                 link.run(api.list_streams(link.client, ""))
 
 
+@pytest.mark.guarantee("denied-subjects-are-named")
 def test_a_denied_subscription_ends_the_next_request(server):
     """As the tasks' word to stop: without it a run could not end."""
     subject = NAMES.control_subject
@@ -229,6 +233,7 @@ def test_a_reader_that_may_not_make_a_consumer_says_so(server):
         reader(link, threading.Event())
 
 
+@pytest.mark.guarantee("denied-subjects-are-named")
 def test_a_reader_that_may_not_ask_for_messages_says_so(server):
     call = "$JS.API.CONSUMER.MSG.NEXT.ebb_p_v_0.*"
     with server.denying(publish=[call]), open_link(server.me) as link:

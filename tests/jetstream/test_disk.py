@@ -24,6 +24,7 @@ NAMES = Names("test")
 MIB = 1024 * 1024
 
 
+@pytest.mark.guarantee("back-pressure-loses-nothing")
 def test_what_a_full_disk_did_not_take_is_stored_once_when_there_is_room(small_disk):
     told: queue.Queue[str] = queue.Queue()
 
@@ -60,6 +61,7 @@ def test_a_run_on_a_disk_that_is_full_from_the_start_is_refused(small_disk):
         pass
 
 
+@pytest.mark.guarantee("back-pressure-loses-nothing")
 def test_a_server_that_is_out_of_storage_is_asked_until_it_has_some_and_quoted(tmp_path):
     tally = Tally()
     subject = NAMES.dead_letter_subject("v")

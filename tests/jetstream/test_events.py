@@ -35,6 +35,7 @@ def test_any_character_can_be_told(events, heard, text, shown):
     assert heard.get(timeout=10) == (shown or text)
 
 
+@pytest.mark.guarantee("failures-stay-with-their-message")
 @pytest.mark.parametrize("character", ["x", "\u00e9", "\U0001f600"])
 def test_a_text_larger_than_a_message_comes_in_pieces(link, events, heard, character):
     text = character * (link.client.max_payload + 100)
@@ -56,6 +57,7 @@ def test_pieces_are_cut_between_lines(events, heard):
     assert found == lines
 
 
+@pytest.mark.guarantee("failures-stay-with-their-message")
 def test_telling_does_not_fail_when_the_server_is_gone(tmp_path, names):
     folder = StateFolder(tmp_path)
     folder.acquire()

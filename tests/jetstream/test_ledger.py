@@ -144,6 +144,7 @@ def test_vertices_and_partitions_do_not_disturb_each_other(task, stored):
     assert task(vertex="other").deliveries("a") == 4
 
 
+@pytest.mark.guarantee("jetstream-source-settles-natively")
 def test_a_message_that_moves_to_another_partition_keeps_its_history(task, stored):
     one, two = task(partition=0, partitions=2), task(partition=1, partitions=2)
     one.write(2, "a")
@@ -178,6 +179,7 @@ def test_a_frame_goes_when_its_messages_have_ended_under_different_tasks(task, s
     assert stored() == 0
 
 
+@pytest.mark.guarantee("sources-are-acknowledged-last")
 def test_a_message_that_waits_for_long_does_not_make_the_ledger_grow(task, stored):
     patient = task()
     patient.write(2, "waits", reason="for long")
@@ -218,6 +220,7 @@ def test_a_history_that_is_older_does_not_count_though_it_is_written_later(task)
         assert each.deliveries("a") == 3
 
 
+@pytest.mark.guarantee("sources-are-acknowledged-last")
 @pytest.mark.parametrize("seed", range(6))
 def test_every_task_knows_what_a_plain_dictionary_would(task, stored, seed, monkeypatch):
     """Random nacks and ends in two partitions, with tasks that are replaced at any time."""

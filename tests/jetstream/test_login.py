@@ -48,6 +48,7 @@ def everything(authority: Authority, seed: str) -> dict[str, Login]:
     }
 
 
+@pytest.mark.guarantee("secrets-are-in-no-text")
 def test_only_the_names_of_what_a_login_holds_are_shown(everything):
     for shown, login in everything.items():
         assert repr(login) == str(login) == f"{login}" == shown
@@ -66,6 +67,7 @@ def test_a_login_travels_to_workers_and_finds_their_connection_again(everything)
         assert arrived.login.held == login.held
 
 
+@pytest.mark.guarantee("secrets-are-in-no-text")
 @pytest.mark.parametrize(
     ("given", "told"),
     [
@@ -205,6 +207,7 @@ def test_the_environment_has_a_variable_for_each(tmp_path, authority, seed):
 STEP = "Set or unset the variables and try again."
 
 
+@pytest.mark.guarantee("secrets-are-in-no-text")
 @pytest.mark.parametrize(
     ("environment", "told"),
     [

@@ -87,6 +87,7 @@ def numbers(count, first=0):
     return [b"%d" % n for n in range(first, first + count)]
 
 
+@pytest.mark.guarantee("nats-source-is-bounded")
 def test_what_is_published_is_stored_in_order_with_subject_headers_and_keys(outside, place, start):
     feed = start(outside.server, "one.>")
     headers = {"A": "b", "Ebbflow-Keys": '["k"]'}
@@ -129,6 +130,7 @@ def test_of_a_queue_each_message_goes_to_one(outside, place, start):
     assert sorted(place.values()) == list(range(1_000))
 
 
+@pytest.mark.guarantee("nats-source-is-bounded")
 def test_what_was_heard_before_the_stop_is_stored(outside, place, start):
     feed = start(outside.server, "four.a")
     say(outside, "four.a", *numbers(5_000))
@@ -140,6 +142,7 @@ def test_what_was_heard_before_the_stop_is_stored(outside, place, start):
     assert len(place.stored()) == 5_000
 
 
+@pytest.mark.guarantee("nats-source-is-bounded")
 def test_memory_is_bounded_and_what_is_dropped_is_counted_and_told(
     outside, link, names, ensure, place, start, monkeypatch
 ):
@@ -178,6 +181,7 @@ def test_a_message_too_large_to_store_is_dropped_and_told(outside, place, start)
     assert place.told == ["in: 1 messages were too large to store and are dropped"]
 
 
+@pytest.mark.guarantee("nats-source-is-bounded")
 def test_a_lost_connection_is_told_and_made_again(tmp_path, place, start):
     with Outside.running(tmp_path) as outside:
         port = int(outside.url.rpartition(":")[2])

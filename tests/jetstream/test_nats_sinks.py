@@ -85,12 +85,14 @@ def test_thousands_are_stored_in_one_call(stream, storing):
     assert {value for _, value, _ in stream.stored()} == {b"%d" % n for n in range(3_000)}
 
 
+@pytest.mark.guarantee("jetstream-sink-stores-once")
 def test_a_message_that_comes_again_is_stored_once(stream, storing):
     storing()(data(b"1", b"2"))
     assert storing()(data(b"1", b"2", b"3")) == [Response.ok(f"m{n}") for n in range(3)]
     assert len(stream.stored()) == 3
 
 
+@pytest.mark.guarantee("jetstream-sink-stores-once")
 def test_a_pipeline_that_was_started_over_stores_the_same_ids_again(stream, storing, monkeypatch):
     monkeypatch.setenv(LINEAGE, "first")
     storing()(data(b"1"))
@@ -135,6 +137,7 @@ def test_without_a_subject_of_any_kind_it_is_a_failure(storing):
     assert answer == Response.failure("m0", "it has no header To, and there is no subject")
 
 
+@pytest.mark.guarantee("jetstream-sink-stores-once")
 def test_what_the_server_refuses_for_good_is_a_failure_in_its_words(outside, opened):
     stream = outside.stream(max_msg_size=100)
     sink = opened(JetStreamSink, outside.server, stream.subject)
@@ -191,6 +194,7 @@ def test_a_subject_of_no_stream_is_trouble_that_may_pass(outside, opened):
     assert "found no stream" in str(answer.error)
 
 
+@pytest.mark.guarantee("jetstream-sink-stores-once")
 def test_a_server_that_goes_away_and_comes_back_loses_nothing(tmp_path, opened):
     with Outside.running(tmp_path) as outside:
         stream = outside.stream(subjects=["kept.>"])
@@ -261,6 +265,7 @@ def test_the_server_is_asked_whether_it_has_them_after_they_are_sent(wire, opene
     assert wire.said.rindex(b"PING") > wire.said.rindex(b"HPUB plain.a") > 0
 
 
+@pytest.mark.guarantee("jetstream-sink-stores-once")
 def test_without_a_connection_messages_come_another_time(tmp_path, opened):
     with Outside.running(tmp_path) as outside:
         port = int(outside.url.rpartition(":")[2])

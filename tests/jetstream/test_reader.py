@@ -218,6 +218,7 @@ def knowing(link, names):
         one.close()
 
 
+@pytest.mark.guarantee("at-least-once")
 def test_frames_that_were_read_before_are_passed_over(writer, knowing):
     reader = knowing()
     writer.write(1, "a", "b")

@@ -54,6 +54,7 @@ def everything(link, names):
     return len(again), len(dead)
 
 
+@pytest.mark.guarantee("at-least-once")
 @pytest.mark.parametrize("due", [False, True], ids=["waiting", "come due"])
 def test_letters_and_redeliveries_are_not_written_again_by_a_replay(link, names, streams_of_v, due):
     delay = 100 if due else 60_000

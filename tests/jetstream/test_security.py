@@ -140,6 +140,7 @@ def test_a_server_may_want_a_certificate_of_the_client(authority, tmp_path):
         )
 
 
+@pytest.mark.guarantee("secrets-are-in-no-text")
 def test_the_login_does_not_leave_the_machine_when_a_server_says_it_has_no_tls():
     """As somebody in between would say."""
     heard: list[bytes] = []

@@ -97,6 +97,7 @@ with start_embedded(Path(sys.argv[1])):
 """
 
 
+@pytest.mark.guarantee("a-stop-loses-no-work")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_it_ends_with_its_owner_however_that_ends(tmp_path, number):
     command = [sys.executable, "-c", OWNER, str(tmp_path)]
@@ -156,6 +157,7 @@ def stored_in(folder):
     return folder / "nats" / "jetstream" / "$G" / "streams" / "kept"
 
 
+@pytest.mark.guarantee("nothing-is-lost")
 @pytest.mark.parametrize("file", ["meta.inf", "meta.sum"])
 def test_messages_that_cannot_be_read_any_more_are_not_lost_without_a_word(tmp_path, file):
     (stored_in(tmp_path) / file).write_bytes(random.Random(7).randbytes(300))

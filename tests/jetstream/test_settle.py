@@ -47,6 +47,7 @@ def test_a_bound_ends_the_attempts_when_there_is_no_stream(publish):
     assert (tally.attempts, tally.no_responders, tally.full) == (4, 4, 0)
 
 
+@pytest.mark.guarantee("back-pressure-loses-nothing")
 def test_room_is_waited_for_however_little_time_there_is_to_publish(
     link, names, publish, buffer_of_one
 ):

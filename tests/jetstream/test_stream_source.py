@@ -213,6 +213,7 @@ def test_an_ack_is_confirmed_when_the_call_returns(stream, source):
     reading.ack([one.offset for one in found[:10]])  # a second time changes nothing
 
 
+@pytest.mark.guarantee("jetstream-source-settles-natively")
 def test_a_nack_is_told_to_the_server_with_exactly_its_delay(stream, source):
     stream.fill([b"1"])
     reading = source()
@@ -242,6 +243,7 @@ def test_a_nack_without_a_delay_comes_again_at_once_and_before_new_ones(stream, 
     assert [one.value for one in read_all(reading, 2, limit=1)] == [b"1", b"2"]
 
 
+@pytest.mark.guarantee("jetstream-source-settles-natively")
 def test_messages_that_wait_for_a_delay_do_not_hold_up_the_others(stream, source):
     stream.fill([b"%d" % n for n in range(3_000)])
     reading = source()
@@ -262,6 +264,7 @@ def test_a_consumer_with_a_bound_on_what_is_in_hand_is_used_and_told_of(stream, 
 # --- in hand --------------------------------------------------------------------------------------
 
 
+@pytest.mark.guarantee("jetstream-source-settles-natively")
 def test_what_is_in_hand_is_kept_for_longer_than_the_ack_wait(stream, source):
     stream.fill([b"%d" % n for n in range(500)])
     first, second = source(ack_wait=0.8), source(ack_wait=0.8)
@@ -342,6 +345,7 @@ def test_exhausted_is_when_everything_is_acknowledged(stream, source):
 # --- what cannot work -----------------------------------------------------------------------------
 
 
+@pytest.mark.guarantee("jetstream-source-settles-natively")
 @pytest.mark.parametrize(
     ("config", "problem"),
     [

@@ -88,6 +88,7 @@ def test_a_deleted_value_stays_one(kafka, sink_to):
     assert message_of(record).headers == {"__tombstone": "true"}
 
 
+@pytest.mark.guarantee("kafka-skips-no-record")
 def test_a_message_that_is_too_large_fails_alone(kafka, sink_to):
     topic = kafka.topic(max_message_bytes="10000")
     values = [b"%0100d" % n for n in range(500)]

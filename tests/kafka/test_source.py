@@ -117,6 +117,7 @@ def test_all_topics_and_all_their_partitions_are_read(kafka, opened):
 # --- what it commits ----------------------------------------------------------------------------
 
 
+@pytest.mark.guarantee("kafka-skips-no-record")
 def test_only_what_is_before_the_first_unsettled_message_is_committed(kafka, group, opened):
     topic = kafka.topic()
     kafka.fill(topic, (b"%d" % n for n in range(100)))
@@ -130,6 +131,7 @@ def test_only_what_is_before_the_first_unsettled_message_is_committed(kafka, gro
     until(lambda: kafka.lag(group, topic) == {0: 0} and source.exhausted, source)
 
 
+@pytest.mark.guarantee("kafka-skips-no-record")
 def test_what_was_not_settled_is_given_again_to_the_next_one_and_the_rest_is_not(
     kafka, group, opened
 ):
@@ -188,6 +190,7 @@ def test_pending_is_how_far_it_is_behind(kafka, opened):
     until(lambda: source.pending() == 400)
 
 
+@pytest.mark.guarantee("kafka-skips-no-record")
 def test_a_start_at_the_end_is_kept_though_nothing_was_read_yet(kafka, group, opened, monkeypatch):
     topic = kafka.topic()
     kafka.fill(topic, [b"old"])
@@ -205,6 +208,7 @@ def test_a_start_at_the_end_is_kept_though_nothing_was_read_yet(kafka, group, op
 # --- the group ----------------------------------------------------------------------------------
 
 
+@pytest.mark.guarantee("kafka-skips-no-record")
 def test_partitions_come_and_go_and_nothing_is_skipped(kafka, group, opened):
     topic = kafka.topic(4)
     kafka.fill(topic, (b"%d" % n for n in range(400)))

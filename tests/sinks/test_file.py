@@ -98,6 +98,7 @@ def test_the_path_names_pipeline_vertex_and_partition_of_the_moment(tmp_path, mo
     assert (tmp_path / "orders" / "out-1.txt").read_text() == "one\n"
 
 
+@pytest.mark.guarantee("file-ok-means-on-disk")
 @pytest.mark.parametrize("torn", [b"ha", b"x" * 200_000, b"\xff"])
 @pytest.mark.parametrize("before", [b"", b"one\n", b"one\ntwo\n" * 30_000])
 def test_a_line_that_a_crash_has_torn_is_cut_off(path, before, torn):
@@ -114,6 +115,7 @@ def test_what_was_there_is_kept(path):
     assert path.read_bytes() == b"one\ntwo\nthree\n"
 
 
+@pytest.mark.guarantee("file-ok-means-on-disk")
 def test_when_the_disk_is_full_nothing_is_ok_and_no_part_of_a_line_stays(path, monkeypatch):
     sink_to(path)(data(b"one"))
     write = os.write
@@ -162,6 +164,7 @@ def append(path, name, count, max_bytes):
         assert set(statuses(sink(data(*values)))) == {Status.OK}
 
 
+@pytest.mark.guarantee("file-ok-means-on-disk")
 def test_several_processes_can_write_to_one_file(path):
     context = multiprocessing.get_context("fork")
     names = [b"a", b"b", b"c"]
@@ -187,6 +190,7 @@ def write_until_killed(path, acknowledged):
         os.write(acknowledged, b"%d\n" % number)
 
 
+@pytest.mark.guarantee("file-ok-means-on-disk")
 def test_a_writer_killed_at_any_moment_leaves_whole_lines_and_all_that_was_ok(path, tmp_path):
     seed = time.time_ns()
     print(f"seed {seed}")

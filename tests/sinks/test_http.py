@@ -87,6 +87,7 @@ def test_requests_run_side_by_side_on_connections_that_are_kept(receiver, opened
     assert len({request.connection for request in receiver.requests}) <= 20
 
 
+@pytest.mark.guarantee("http-each-message-has-its-answer")
 def test_each_message_gets_the_outcome_of_its_own_answer(receiver, opened):
     told = {
         b"0": Told(201),
@@ -164,6 +165,7 @@ def test_a_request_that_was_cut_off_is_sent_once_more(receiver, opened):
 # --- batches ------------------------------------------------------------------------------------
 
 
+@pytest.mark.guarantee("http-each-message-has-its-answer")
 @pytest.mark.parametrize("form", ["ndjson", "json"])
 def test_a_batch_has_everything_of_each_message_and_is_answered_one_by_one(receiver, opened, form):
     receiver.refuse([b"1"])
@@ -258,6 +260,7 @@ def test_only_a_server_that_is_trusted_gets_anything(receiver, opened):
 # --- in a pipeline ------------------------------------------------------------------------------
 
 
+@pytest.mark.guarantee("http-each-message-has-its-answer")
 @pytest.mark.slow
 def test_a_message_waits_as_long_as_the_other_side_asks_for(run, receiver):
     times = []

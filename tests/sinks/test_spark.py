@@ -66,6 +66,7 @@ def into(derby, **fields):
     return {"format": "jdbc", "options": derby.options, "schema": "id STRING, total INT"} | fields
 
 
+@pytest.mark.guarantee("spark-vertices-lose-nothing")
 def test_one_wrong_row_in_a_hundred_is_dead_lettered_with_the_databases_error(
     run, derby, server_letters
 ):
@@ -90,6 +91,7 @@ def test_one_wrong_row_in_a_hundred_is_dead_lettered_with_the_databases_error(
     assert (counts.read, counts.done, counts.written, counts.dead_lettered) == (300, 296, 296, 4)
 
 
+@pytest.mark.guarantee("spark-vertices-lose-nothing")
 def test_a_database_that_is_not_there_blames_no_message(run, derby, server_letters):
     told = []
 

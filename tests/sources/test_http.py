@@ -63,6 +63,7 @@ def wait_for(condition, seconds=10):
 # --- what is stored -----------------------------------------------------------------------------
 
 
+@pytest.mark.guarantee("http-200-means-stored")
 def test_what_was_answered_with_200_is_in_the_buffer_as_it_was_posted(source):
     value = bytes(range(256))
     answer = source.post(
@@ -166,6 +167,7 @@ def test_each_line_of_a_batch_is_a_message(source):
     assert all(row["keys"] == ["k"] for row in rows)
 
 
+@pytest.mark.guarantee("http-200-means-stored")
 def test_a_batch_is_stored_as_a_whole_or_not_at_all(link, tmp_path):
     with posting(link, tmp_path, max_frames=1) as source:
         batch = b"\n".join(b"%d" % n for n in range(500))
@@ -214,6 +216,7 @@ def test_the_same_id_is_stored_once(source):
     assert [row["id"] for row in source.rows()] == ["a", "b-0", "b-1"]
 
 
+@pytest.mark.guarantee("http-200-means-stored")
 def test_the_same_id_posted_by_many_at_the_same_time_is_stored_once(source):
     with ThreadPoolExecutor(16) as pool:
         ids = [f"m{n % 20}" for n in range(200)]
@@ -223,6 +226,7 @@ def test_the_same_id_posted_by_many_at_the_same_time_is_stored_once(source):
     assert Counter(row["id"] for row in source.rows()) == dict.fromkeys(ids, 1)
 
 
+@pytest.mark.guarantee("http-200-means-stored")
 def test_ids_are_known_after_a_restart_of_everything_though_the_buffer_is_empty(tmp_path):
     for run in range(2):
         with (
@@ -421,6 +425,7 @@ def test_only_who_knows_the_token_may_post(link, tmp_path):
         assert "sesame" not in json.dumps(source.rows()[0]["headers"])
 
 
+@pytest.mark.guarantee("http-200-means-stored")
 def test_beyond_this_machine_there_is_no_listening_without_a_token(link, tmp_path):
     with (
         pytest.raises(SetupError) as raised,
@@ -537,6 +542,7 @@ def test_two_vertices_with_different_certificates_do_not_share_a_port(link, tmp_
 # --- when things end ----------------------------------------------------------------------------
 
 
+@pytest.mark.guarantee("http-200-means-stored")
 def test_a_stop_finishes_what_is_on_its_way_and_refuses_the_rest(link, tmp_path):
     with posting(link, tmp_path) as source:
         waiting = begun(source, b"x" * 999)
@@ -597,6 +603,7 @@ def port_of(server):
     return int(str(server).rpartition(":")[2])
 
 
+@pytest.mark.guarantee("http-200-means-stored")
 def test_posts_in_flight_when_nats_dies_are_not_answered_with_200(tmp_path):
     with contextlib.ExitStack() as first:
         server = first.enter_context(start_embedded(tmp_path / "nats", port=free_port()))

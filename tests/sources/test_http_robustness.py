@@ -164,6 +164,7 @@ def checked(answer):
         assert status == 100 or json.loads(body).keys() & {"reason", "id", "status"}, body
 
 
+@pytest.mark.guarantee("http-200-means-stored")
 def test_whatever_is_sent_nothing_breaks(source, chance, caplog):
     process = psutil.Process()
     before = process.memory_info().rss
@@ -211,6 +212,7 @@ UNCLEAR = {
 }
 
 
+@pytest.mark.guarantee("http-200-means-stored")
 @pytest.mark.parametrize("request_", UNCLEAR.values(), ids=list(UNCLEAR))
 def test_a_body_whose_end_is_unclear_is_a_bad_request(source, request_):
     before = len(source.rows())

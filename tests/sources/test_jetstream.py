@@ -35,6 +35,7 @@ def reading(stream, **fields):
     return {"url": stream.outside.url, "stream": stream.name, "consumer": "c"} | fields
 
 
+@pytest.mark.guarantee("jetstream-source-settles-natively")
 def test_the_streams_own_tools_show_acks_naks_and_redeliveries_as_they_are(
     run, stream, store, journal, tmp_path
 ):
@@ -77,6 +78,7 @@ def test_the_streams_own_tools_show_acks_naks_and_redeliveries_as_they_are(
     assert info["delivered"]["consumer_seq"] == 3_600
 
 
+@pytest.mark.guarantee("jetstream-source-settles-natively")
 def test_deliveries_and_failures_are_exact_in_several_partitions(
     run, stream, store, journal, another_journal, server_letters
 ):

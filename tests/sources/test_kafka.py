@@ -36,6 +36,7 @@ def nack_some(datum):
     return Message(datum.value)
 
 
+@pytest.mark.guarantee("kafka-skips-no-record")
 def test_all_members_together_read_everything_and_no_lag_is_left(run, kafka, store, journal):
     topic = kafka.topic(6)
     fields = source(kafka, topic)
@@ -76,6 +77,7 @@ class WithAnotherMember(Silent):
                     self.took_over = len(member.assignment())
 
 
+@pytest.mark.guarantee("kafka-skips-no-record")
 def test_another_member_joins_and_leaves_and_nothing_is_skipped(run, kafka, store, journal):
     topic = kafka.topic(4)
     kafka.fill(topic, numbers(20_000))

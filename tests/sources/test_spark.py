@@ -83,6 +83,7 @@ def test_rows_become_messages_as_the_expressions_say(run, folder, journal):
     assert (first[:5], second[:5]) == ("in-1-", "in-2-")
 
 
+@pytest.mark.guarantee("spark-vertices-lose-nothing")
 def test_without_expressions_a_message_is_the_row_as_json_and_a_run_goes_on_where_it_was(
     run, folder, store, journal
 ):
@@ -113,6 +114,7 @@ def test_what_cannot_be_streamed_is_read_once(run, spark, store, journal):
     assert Counter(map(int, journal.read())) == dict.fromkeys(range(1_500), 1)
 
 
+@pytest.mark.guarantee("spark-vertices-lose-nothing")
 def test_a_stop_lets_a_micro_batch_end_so_that_nothing_is_stored_twice(run, folder, store, journal):
     class UntilSome(Silent):
         def look(self, views):
@@ -129,6 +131,7 @@ def test_a_stop_lets_a_micro_batch_end_so_that_nothing_is_stored_twice(run, fold
     assert Counter(map(int, journal.read())) == dict.fromkeys(range(30_000), 1)
 
 
+@pytest.mark.guarantee("spark-vertices-lose-nothing")
 def test_a_task_that_is_run_again_stores_nothing_twice_and_other_rows_beside(spark, tmp_path):
     names = Names("test")
     with start_embedded(tmp_path / "state") as server, open_link(server) as link:
@@ -159,6 +162,7 @@ def test_a_row_that_no_message_can_hold_is_a_dead_letter(
     assert (counts.read, counts.done, counts.dead_lettered) == (2, 1, 1)
 
 
+@pytest.mark.guarantee("spark-vertices-lose-nothing")
 def test_a_query_that_fails_tells_why_and_is_started_again(run, folder, store, journal):
     told, plain = [], io.StringIO()
     lines = PlainLines(io.StringIO(), plain)

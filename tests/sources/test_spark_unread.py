@@ -61,6 +61,7 @@ def json_in(folder, **fields):
     return {"format": "json", "options": {"path": str(folder)}, "schema": SCHEMA} | fields
 
 
+@pytest.mark.guarantee("spark-vertices-lose-nothing")
 def test_rows_that_spark_cannot_read_are_dead_letters_with_their_text_and_the_reason(
     run, folder, store, journal, server_letters
 ):
@@ -88,6 +89,7 @@ def test_rows_that_spark_cannot_read_are_dead_letters_with_their_text_and_the_re
     }
 
 
+@pytest.mark.guarantee("spark-vertices-lose-nothing")
 def test_user_code_is_not_given_what_could_not_be_read_and_a_replay_of_it_is_refused(
     run, folder, store, journal, tmp_path
 ):
@@ -137,6 +139,7 @@ def test_files_that_are_one_record_each_are_told_as_they_are(read):
     assert read("json", one, other, multiLine="true") == (["a"], broken)
 
 
+@pytest.mark.guarantee("spark-vertices-lose-nothing")
 def test_of_a_json_array_with_a_broken_row_those_pass_that_miss_nothing(read):
     text = '[{"id":"a","total":1},{"id":"b","total":"x"},{"id":"c"},{"id":"d","total":2}]'
     good, broken = read("json", text)

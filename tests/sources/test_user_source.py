@@ -39,6 +39,7 @@ def store(journal):
     return sink
 
 
+@pytest.mark.guarantee("sources-are-acknowledged-last")
 def test_every_message_arrives_once_and_is_acknowledged_once(run, queue, store, journal):
     queue.fill(b"%d" % n for n in range(3_000))
 
@@ -71,6 +72,7 @@ def nack_thrice(datum):
     return Message(f"{datum.value.decode()} {datum.deliveries} {datum.nack_reason}".encode())
 
 
+@pytest.mark.guarantee("sources-are-acknowledged-last")
 @pytest.mark.parametrize("form", ["pipeline", "monovertex"])
 def test_a_nack_goes_to_the_source_with_exactly_its_options(run, queue, store, journal, form):
     queue.fill([b"good", b"bad", b"fine"])
@@ -92,6 +94,7 @@ def test_a_nack_goes_to_the_source_with_exactly_its_options(run, queue, store, j
     assert all(later - earlier >= 0.3 for earlier, later in pairwise(times))
 
 
+@pytest.mark.guarantee("sources-are-acknowledged-last")
 def test_options_that_were_not_given_stay_unset(run, queue, store):
     queue.fill([b"bad"])
 
@@ -108,6 +111,7 @@ def test_options_that_were_not_given_stay_unset(run, queue, store):
     assert queue.ask(asked) == [(None, None, None)]
 
 
+@pytest.mark.guarantee("sources-are-acknowledged-last")
 def test_a_source_without_nack_is_acknowledged_and_the_message_comes_from_ebbflow(
     run, queue, store, journal
 ):
@@ -136,6 +140,7 @@ def test_max_deliveries_is_exact_and_the_dead_are_acknowledged(run, queue, store
     assert told == [("nack",), ("nack",), ("ack",)]
 
 
+@pytest.mark.guarantee("sources-are-acknowledged-last")
 def test_deliveries_are_counted_across_runs(run, queue, store, journal):
     queue.fill([b"bad"])
 
@@ -194,6 +199,7 @@ class KillSourceOnce(Silent):
             self.killed = True
 
 
+@pytest.mark.guarantee("sources-are-acknowledged-last")
 def test_a_killed_source_process_is_started_again_and_nothing_is_lost(
     run, queue, store, journal, tmp_path
 ):

@@ -101,6 +101,7 @@ MAPS = {
 }
 
 
+@pytest.mark.guarantee("failures-stay-with-their-message")
 def test_a_map_that_hangs_on_one_message_is_ended_in_every_mode(run, server_letters):
     pipeline = Pipeline("test").source("in", generator={"messages": MESSAGES})
     for name, (code, mode) in MAPS.items():
@@ -126,6 +127,7 @@ def answers(answer, hang=lambda: None):
     return sink
 
 
+@pytest.mark.guarantee("failures-stay-with-their-message")
 def test_sinks_and_transformers_that_hang_on_one_message_are_ended(run, server_letters):
     options = {"limits": LIMITS, "on_error": ONCE}
     made = {"generator": {"messages": MESSAGES}}
@@ -146,6 +148,7 @@ def test_sinks_and_transformers_that_hang_on_one_message_are_ended(run, server_l
         assert summary.vertices[name].dead_lettered == 1, name
 
 
+@pytest.mark.guarantee("failures-stay-with-their-message")
 @pytest.mark.parametrize("library", ["CDLL", "PyDLL"], ids=["without", "with the interpreter"])
 def test_c_code_that_never_comes_back_is_ended_with_its_worker(run, server_letters, library):
     def locks(datum):
@@ -166,6 +169,7 @@ def test_c_code_that_never_comes_back_is_ended_with_its_worker(run, server_lette
     assert "CallTimeout" in letter.error
 
 
+@pytest.mark.guarantee("failures-stay-with-their-message")
 def test_a_long_call_is_shown_while_it_lasts(run, tmp_path):
     seen = tmp_path / "seen"
     shown = []

@@ -39,6 +39,7 @@ MAPS = {
 }
 
 
+@pytest.mark.guarantee("at-least-once")
 @pytest.mark.parametrize("kind", MAPS)
 def test_what_a_writer_repeats_is_passed_over_in_the_next_run(run, journal, tmp_path, kind):
     def store(data):

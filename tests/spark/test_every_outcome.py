@@ -373,6 +373,7 @@ def world(request, run, journal, server_letters):
     return lambda case: World(case, run, journal, server_letters)
 
 
+@pytest.mark.guarantee("outcomes-hold")
 @pytest.mark.parametrize("form", ["pipeline", "mono"])
 @pytest.mark.parametrize("case", SINK_CASES, ids=str)
 def test_what_a_sink_says_decides(case, form, world):
@@ -389,6 +390,7 @@ def test_what_a_sink_says_decides(case, form, world):
     check_letter(case, here)
 
 
+@pytest.mark.guarantee("outcomes-hold")
 @pytest.mark.parametrize("form", ["pipeline", "mono"])
 @pytest.mark.parametrize("case", MAP_CASES, ids=str)
 def test_what_a_map_says_decides(case, form, world):

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 MESSAGES = 8_000
 
 
+@pytest.mark.guarantee("back-pressure-loses-nothing")
 @pytest.mark.parametrize("whose", ["embedded", "own"])
 def test_a_pipeline_on_a_full_disk_waits_and_goes_on_when_there_is_room(
     run, small_disk, journal, tmp_path, whose

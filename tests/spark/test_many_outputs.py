@@ -50,6 +50,7 @@ def test_all_outputs_of_one_input_pass_a_buffer_for_two_frames_in_every_mode(run
     assert Counter(journal.read()) == dict.fromkeys(after, MANY)
 
 
+@pytest.mark.guarantee("a-stop-loses-no-work")
 def test_a_stop_lets_go_of_a_stream_map_that_waits_for_room(run, journal, tmp_path):
     gate = tmp_path / "gate"
 

@@ -154,6 +154,7 @@ def test_user_code_finds_its_place_in_the_environment(run, journal):
     assert journal.read() == [["default", "test-out-0", "0", "test", "out"]]
 
 
+@pytest.mark.guarantee("outcomes-hold")
 def test_answers_are_stored_under_the_request_and_found_again(run, tmp_path):
     def serve(data):
         return [Response.serve(d.id, f"answer to {value(d)}".encode()) for d in data]
@@ -182,6 +183,7 @@ def test_a_monovertex_stores_every_answer_that_came_of_a_request(run, tmp_path):
         assert sorted(NatsStore(link, "answers").get("test-3")) == [b"one", b"two"]
 
 
+@pytest.mark.guarantee("outcomes-hold")
 def test_a_store_of_the_users_own_is_given_the_answers(run, journal):
     class Answers:
         def put(self, id, payloads):

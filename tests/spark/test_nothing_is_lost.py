@@ -27,6 +27,7 @@ def value(datum):
     return json.loads(datum.value)["data"]["value"]
 
 
+@pytest.mark.guarantee("nothing-is-lost")
 @pytest.mark.timeout(120)
 def test_a_store_that_is_down_for_ten_seconds_loses_nothing_and_holds_up_nobody(run, journal):
     back_at = time.time() + 14
@@ -50,6 +51,7 @@ def test_a_store_that_is_down_for_ten_seconds_loses_nothing_and_holds_up_nobody(
     assert healthy < back_at
 
 
+@pytest.mark.guarantee("sink-contract")
 def test_wrong_response_counts_never_stall_and_nothing_is_lost(run, journal, server_letters):
     # One batch in a hundred: always missing, once doubled, once missing, always another id.
     wrong = {n: kind for kind in range(4) for n in range(kind * 5_000 + 77, 20_000, 20_000)}
@@ -178,6 +180,7 @@ def built(plan, journal):
     return pipeline.sink("out", sink, on_error=errors, **options)
 
 
+@pytest.mark.guarantee("nothing-is-lost", "outcomes-hold")
 @settings(
     max_examples=12,
     deadline=None,

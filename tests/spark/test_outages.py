@@ -154,6 +154,7 @@ def assert_nobody_was_blamed(counts: Counts) -> None:
     assert (counts.done, counts.dead_lettered) == (MESSAGES, 0)
 
 
+@pytest.mark.guarantee("outages-blame-no-message")
 @pytest.mark.parametrize(
     ("mode", "code"),
     [
@@ -175,6 +176,7 @@ def test_a_map_whose_system_goes_away_waits_and_goes_on(run, journal, system, mo
     assert system.was_away
 
 
+@pytest.mark.guarantee("outages-blame-no-message")
 @pytest.mark.parametrize("beside", ["sink", "fallback", "on_success"])
 def test_a_sink_whose_system_goes_away_waits_and_goes_on(run, journal, system, beside):
     sink = partial(Sink, system, journal)
@@ -195,6 +197,7 @@ def test_a_sink_whose_system_goes_away_waits_and_goes_on(run, journal, system, b
     assert system.was_away
 
 
+@pytest.mark.guarantee("outages-blame-no-message")
 def test_an_ordered_vertex_waits_with_the_message_at_hand(run, journal, system):
     pipeline = messages().map("m", partial(Unary, system), ordered=True)
     summary = run(pipeline.sink("out", storing(journal), ordered=True))
@@ -245,6 +248,7 @@ def test_what_a_vertex_waits_for_is_shown_until_it_is_there(run, journal, tmp_pa
     assert max(waiting.next_in for waiting in watcher.waits) > 0.5, "it was asked to wait 2 s"
 
 
+@pytest.mark.guarantee("outages-blame-no-message")
 def test_a_message_that_fails_while_others_pass_is_to_blame_whatever_it_raises(
     run, journal, server_letters
 ):
@@ -283,6 +287,7 @@ def test_errors_of_ones_own_can_mean_that_a_system_is_away(run, journal, system)
     assert sorted(journal.read()) == [[number, 1] for number in range(MESSAGES)]
 
 
+@pytest.mark.guarantee("outages-blame-no-message")
 def test_a_bug_that_hits_every_message_stops_the_vertex_and_makes_no_dead_letters(
     run, journal, server_letters, tmp_path
 ):
@@ -309,6 +314,7 @@ def test_a_bug_that_hits_every_message_stops_the_vertex_and_makes_no_dead_letter
     assert server_letters("test") == []
 
 
+@pytest.mark.guarantee("outages-blame-no-message")
 def test_a_flood_of_dead_letters_stops_the_vertex_until_it_is_resumed(
     run, journal, server_letters, tmp_path
 ):

@@ -174,6 +174,7 @@ def unused(allowed: Permissions, server: Watched) -> list[str]:
     ]
 
 
+@pytest.mark.guarantee("printed-permissions-are-enough")
 def test_a_pipeline_needs_every_one_of_its_permissions_and_nothing_else(run, server):
     pipeline = some_of_everything("p")
     allowed = permissions_of(pipeline.spec)
@@ -250,6 +251,7 @@ def test_a_vertex_whose_batches_are_planned_needs_what_is_printed(run, server):
         ]
 
 
+@pytest.mark.guarantee("printed-permissions-are-enough")
 @pytest.mark.parametrize("name", ["other", "p-2"])
 def test_another_pipeline_is_out_of_reach(run, server, name):
     mine, theirs = some_of_everything("p"), some_of_everything(name)
@@ -283,6 +285,7 @@ def without(allowed: Permissions, subject: str) -> Permissions:
     return Permissions(cut, allowed.subscribe)
 
 
+@pytest.mark.guarantee("denied-subjects-are-named")
 def test_a_run_without_a_permission_names_it_and_goes_on_once_it_has_it(run, server):
     """What only workers use is shown as the vertex's failure; what the driver uses ends the run."""
     pipeline = Pipeline("p").source("in", generator={"messages": 5}).sink("out", blackhole=True)

@@ -68,6 +68,7 @@ def store(journal):
     return sink
 
 
+@pytest.mark.guarantee("failures-stay-with-their-message")
 @pytest.mark.parametrize("code", [batch, columnar, pandas, unary, stream], ids=lambda f: f.__name__)
 def test_each_killer_is_found_alone_and_its_neighbours_are_processed(
     run, journal, server_letters, store, code
@@ -81,6 +82,7 @@ def test_each_killer_is_found_alone_and_its_neighbours_are_processed(
     assert found(server_letters("test")) == KILLERS
 
 
+@pytest.mark.guarantee("failures-stay-with-their-message")
 def test_killers_in_a_monovertex_are_found_in_its_map_and_in_its_sink(
     run, journal, server_letters, store
 ):
@@ -102,6 +104,7 @@ def test_killers_in_a_monovertex_are_found_in_its_map_and_in_its_sink(
     assert found(server_letters("test")) == KILLERS
 
 
+@pytest.mark.guarantee("failures-stay-with-their-message")
 def test_killers_in_chunks_that_follow_each_other_are_all_found(
     run, journal, server_letters, store, tmp_path
 ):

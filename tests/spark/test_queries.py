@@ -100,6 +100,7 @@ def test_a_query_may_make_one_message_of_many_in_batches_of_a_size(run, store, j
     assert (summary.vertices["q"].done, summary.vertices["q"].written) == (100, len(found))
 
 
+@pytest.mark.guarantee("spark-vertices-lose-nothing")
 def test_only_the_rows_that_a_query_fails_on_are_dead_lettered(run, store, journal, server_letters):
     query = f"SELECT id, CAST(100 / ({NUMBER} - 47) AS STRING) AS value FROM messages"
 
@@ -244,6 +245,7 @@ def test_a_query_that_names_unknown_messages_fails_the_vertex_and_loses_nothing(
     assert run(fixed).totals["out"].read == 5
 
 
+@pytest.mark.guarantee("spark-vertices-lose-nothing")
 def test_a_partition_that_somebody_else_has_claimed_is_settled_by_one_of_them(
     run, store, journal, tmp_path
 ):

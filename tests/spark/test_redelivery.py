@@ -19,6 +19,7 @@ def generated(count: int, name: str = "test") -> Pipeline:
     return Pipeline(name).source("in", generator={"messages": count})
 
 
+@pytest.mark.guarantee("redeliveries-are-never-early")
 def test_ten_thousand_messages_nacked_twice_arrive_on_their_third_delivery(run, journal):
     def nack_twice(datum):
         if datum.deliveries < 3:
@@ -52,6 +53,7 @@ def test_ten_thousand_messages_nacked_twice_arrive_on_their_third_delivery(run, 
     assert (twice.read, twice.redelivered, twice.done) == (30_000, 20_000, 10_000)
 
 
+@pytest.mark.guarantee("max-deliveries-is-exact")
 def test_max_deliveries_two_means_three_calls_and_then_one_dead_letter(run, journal, tmp_path):
     def always_nack(datum):
         journal.write(datum.deliveries)
@@ -64,6 +66,7 @@ def test_max_deliveries_two_means_three_calls_and_then_one_dead_letter(run, jour
     assert summary.vertices["stubborn"].redelivered == 2
 
 
+@pytest.mark.guarantee("outcomes-hold")
 def test_a_nack_among_several_outputs_forwards_none_of_them(run, journal):
     def three_then_nack(datum):
         yield Message(b"one")
@@ -82,6 +85,7 @@ def test_a_nack_among_several_outputs_forwards_none_of_them(run, journal):
     assert summary.vertices["several"].redelivered == 20
 
 
+@pytest.mark.guarantee("redeliveries-are-never-early")
 def test_messages_nacked_with_a_long_delay_do_not_hold_up_the_others(run, journal):
     def park_every_fifth(datum):
         if json.loads(datum.value)["data"]["value"] % 5 == 0:
@@ -102,6 +106,7 @@ def test_messages_nacked_with_a_long_delay_do_not_hold_up_the_others(run, journa
     assert max(journal.read()) - began < 8
 
 
+@pytest.mark.guarantee("failures-stay-with-their-message")
 def test_an_exception_is_retried_with_back_off_and_then_dead_lettered_with_its_traceback(
     run, server_letters
 ):
@@ -124,6 +129,7 @@ def test_an_exception_is_retried_with_back_off_and_then_dead_lettered_with_its_t
     assert letter.first_seen <= letter.last_seen
 
 
+@pytest.mark.guarantee("sink-contract")
 def test_a_sink_decides_about_each_message_of_its_batch(run, journal, server_letters):
     def store(data):
         assert len(data) <= 16
@@ -148,6 +154,7 @@ def test_a_sink_decides_about_each_message_of_its_batch(run, journal, server_let
     assert {letter.error for letter in server_letters("test")} >= {"3 is not wanted"}
 
 
+@pytest.mark.guarantee("sink-contract")
 def test_one_bad_message_in_a_sink_batch_does_not_take_its_neighbours_along(run, journal):
     def store(data):
         if any(json.loads(datum.value)["data"]["value"] == 5 for datum in data):
@@ -162,6 +169,7 @@ def test_one_bad_message_in_a_sink_batch_does_not_take_its_neighbours_along(run,
     assert summary.vertices["out"].dead_lettered == 1
 
 
+@pytest.mark.guarantee("failures-stay-with-their-message")
 def test_a_message_larger_than_the_servers_limit_is_dead_lettered_with_that_reason(
     run, server_letters
 ):

@@ -120,6 +120,7 @@ def test_a_cycle_to_an_earlier_vertex_works_too(run, collect, collected):
     assert Counter(collected()["out"]) == {"xxx": 20}
 
 
+@pytest.mark.guarantee("back-pressure-loses-nothing")
 def test_a_full_buffer_makes_the_writer_wait_and_nothing_is_lost(run, collect, collected):
     slow = collect("out")
 
@@ -154,6 +155,7 @@ class FullBuffer(Silent):
         return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) / 1024
 
 
+@pytest.mark.guarantee("back-pressure-loses-nothing")
 def test_while_a_buffer_is_full_the_writer_waits_counts_and_does_not_grow(run, tmp_path):
     watcher = FullBuffer(tmp_path)
     pid, gate = watcher.pid, watcher.gate
@@ -180,6 +182,7 @@ def test_while_a_buffer_is_full_the_writer_waits_counts_and_does_not_grow(run, t
     assert max(watcher.sizes) - min(watcher.sizes) < 2, watcher.sizes
 
 
+@pytest.mark.guarantee("back-pressure-loses-nothing")
 def test_a_full_buffer_drops_and_counts_where_the_edge_says_so(run, collect, collected):
     slow = collect("out")
 
@@ -236,6 +239,7 @@ def test_a_nack_in_the_transformer_redelivers_from_the_source(run, collect, coll
     assert summary.vertices["in"].redelivered == 40
 
 
+@pytest.mark.guarantee("the-watermark-only-rises")
 def test_the_watermark_reaches_later_vertices_and_never_goes_back(run, journal):
     base = datetime(2024, 1, 1, tzinfo=UTC)
 
@@ -298,6 +302,7 @@ def test_with_a_bypass_to_the_sink_everything_else_is_dropped(run, collect, coll
     assert (counts.done, counts.dropped) == (3, 7)
 
 
+@pytest.mark.guarantee("order-by-key")
 def test_ordered_vertices_keep_the_order_of_each_key_through_nacks(run, journal):
     def keyed(datum):
         number = value(datum)
@@ -332,6 +337,7 @@ def test_ordered_vertices_keep_the_order_of_each_key_through_nacks(run, journal)
     assert summary.vertices["m"].read == summary.vertices["m"].ended
 
 
+@pytest.mark.guarantee("order-by-key")
 def test_two_sources_into_an_ordered_vertex_keep_the_order_of_each_key(run, journal):
     def from_source(name):
         def keyed(datum):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ebbflow import Message, Pipeline
 from ebbflow.testing import MemorySink, MemorySource
 from ebbflow.testing.background_run import BackgroundRun, until
 from ebbflow.testing.conformance.leftovers import processes_of
 
 
+@pytest.mark.guarantee("a-stop-loses-no-work")
 def test_no_source_process_outlives_a_run_whenever_it_is_stopped(shared_spark, tmp_path):
     with MemorySource() as source, MemorySink() as sink:
         pipeline = Pipeline("between").source("in", source.code).sink("out", sink.code)
@@ -20,6 +23,7 @@ def test_no_source_process_outlives_a_run_whenever_it_is_stopped(shared_spark, t
             assert until(lambda: not processes_of("between"), 3)
 
 
+@pytest.mark.guarantee("a-stop-loses-no-work")
 def test_every_run_uses_its_own_code_whenever_the_last_one_was_stopped(shared_spark, tmp_path):
     with MemorySource() as source, MemorySink() as sink:
         for number in range(3):

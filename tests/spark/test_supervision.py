@@ -20,6 +20,7 @@ def _interrupt():
     raise KeyboardInterrupt
 
 
+@pytest.mark.guarantee("failures-stay-with-their-message")
 @pytest.mark.parametrize(
     ("deadly", "cause"),
     [
@@ -52,6 +53,7 @@ def test_a_message_that_kills_its_worker_is_dead_lettered_alone(
     assert cause in letter.error
 
 
+@pytest.mark.guarantee("failures-stay-with-their-message")
 def test_a_message_that_kills_its_worker_is_found_though_it_has_forked_a_child(
     run, server_letters, tmp_path
 ):
@@ -77,6 +79,7 @@ def test_a_message_that_kills_its_worker_is_found_though_it_has_forked_a_child(
     assert (letter.reason, "exit code 9" in letter.error) == ("killed its worker", True)
 
 
+@pytest.mark.guarantee("failures-stay-with-their-message")
 @pytest.mark.parametrize("deadly", [False, True], ids=["without a killer", "beside a killer"])
 def test_what_user_code_prints_decides_about_no_message(run, deadly):
     texts = []
@@ -107,6 +110,7 @@ def test_what_user_code_prints_decides_about_no_message(run, deadly):
     assert any("a lone \\ud800" in text for text in texts)
 
 
+@pytest.mark.guarantee("failures-stay-with-their-message")
 def test_a_child_that_looks_for_a_killer_opens_user_code_once_for_many_chunks(run, journal):
     class Model:
         def open(self):
@@ -125,6 +129,7 @@ def test_a_child_that_looks_for_a_killer_opens_user_code_once_for_many_chunks(ru
     assert len(journal.read()) < 25
 
 
+@pytest.mark.guarantee("a-run-goes-on")
 def test_a_vertex_that_cannot_open_is_retried_while_the_others_go_on(run, journal, tmp_path):
     ready = tmp_path / "ready"
 
@@ -152,6 +157,7 @@ def test_a_vertex_that_cannot_open_is_retried_while_the_others_go_on(run, journa
     assert summary.vertices["out"].done == 100
 
 
+@pytest.mark.guarantee("at-least-once")
 def test_epochs_follow_each_other_without_losing_or_repeating_anything(run, journal):
     def store(data):
         journal.write(*(json.loads(datum.value)["data"]["value"] for datum in data))
@@ -164,6 +170,7 @@ def test_epochs_follow_each_other_without_losing_or_repeating_anything(run, jour
     assert summary.vertices["out"].read == 2_000
 
 
+@pytest.mark.guarantee("a-run-goes-on")
 def test_epochs_of_a_millisecond_make_progress(run, journal):
     def store(data):
         journal.write(*(json.loads(datum.value)["data"]["value"] for datum in data))

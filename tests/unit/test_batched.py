@@ -67,6 +67,7 @@ def test_an_input_without_a_row_is_dropped_and_without_any_rows_all_are():
     assert returned(None).outcomes == {0: EMPTY, 1: EMPTY, 2: EMPTY}
 
 
+@pytest.mark.guarantee("spark-vertices-lose-nothing")
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.binary(max_size=2)), min_size=1))
 def test_the_order_of_the_rows_changes_nothing(rows):
     def table(given):

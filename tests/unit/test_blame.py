@@ -72,6 +72,7 @@ def test_rows_that_passed_before_an_outage_are_done():
     assert blame.outage is not None
 
 
+@pytest.mark.guarantee("outages-blame-no-message")
 def test_a_message_that_fails_again_although_others_passed_is_to_blame():
     blame = Blame()
     assert mapped(failing("b"), *"abc", blame=blame) == "dwd"
@@ -223,6 +224,7 @@ class World:
                 (self.dead if isinstance(outcome, DeadLetter) else self.done).add(one)
 
 
+@pytest.mark.guarantee("outages-blame-no-message")
 @settings(max_examples=50, deadline=None)
 @given(
     bad=st.lists(st.booleans(), min_size=2, max_size=30).filter(lambda bad: not all(bad)),

@@ -1,5 +1,6 @@
 """A flood of dead letters stops the vertex instead of draining everything into them."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,6 +61,7 @@ def test_a_share_of_one_switches_it_off():
     assert (letters(verdict), breaker.tripped) == (100, None)
 
 
+@pytest.mark.guarantee("outages-blame-no-message")
 @given(st.lists(st.text(alphabet="x.r", max_size=30), max_size=20), st.integers(1, 20))
 def test_never_more_letters_than_allowed_among_the_last_messages(chunks, window):
     limit = BreakerLimit(share=0.3, window=window)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,6 +46,7 @@ batches = st.integers(1, 80).flatmap(
 )
 
 
+@pytest.mark.guarantee("spark-vertices-lose-nothing")
 @given(batches, st.booleans(), st.booleans())
 def test_the_bad_rows_are_found_and_the_others_are_done_once_and_in_order(batch, named, of_data):
     count, bad = batch
@@ -111,6 +113,7 @@ def test_if_not_even_nothing_works_no_row_is_blamed():
     assert table.attempts == [(0, 1_000), (0, 0)]
 
 
+@pytest.mark.guarantee("spark-vertices-lose-nothing")
 def test_what_breaks_down_on_the_way_blames_nobody_and_keeps_what_is_done():
     for attempts in range(1, 30):
         table = Table({5})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +11,7 @@ from ebbflow.connectors.kafka.progress import Progress
 offsets = st.lists(st.integers(0, 500), unique=True, max_size=60).map(sorted)
 
 
+@pytest.mark.guarantee("kafka-skips-no-record")
 @given(offsets, st.randoms(use_true_random=False))
 def test_what_is_committed_never_skips_a_message_whatever_the_order_of_settling(given_, chance):
     progress = Progress()

@@ -36,6 +36,7 @@ def size_of(letter: Letter) -> int:
     return len(f"NATS/1.0\r\n{head}\r\n".encode()) + len(letter.value)
 
 
+@pytest.mark.guarantee("dead-letters-are-complete")
 @given(letters)
 def test_a_letter_is_read_back_from_its_headers_and_body(letter):
     assert Letter.from_message(letter.value, letter.to_headers()) == letter
@@ -103,6 +104,7 @@ def test_a_small_letter_is_not_touched(letter):
 lengths = st.sampled_from([0, 10, 1_000, 12_000, 15_000, 20_000, 100_000])
 
 
+@pytest.mark.guarantee("dead-letters-are-complete")
 @given(st.fixed_dictionaries({f.name: lengths for f in fields(Letter)}))
 def test_a_letter_always_fits_and_keeps_what_it_is_about(length):
     letter = replace(

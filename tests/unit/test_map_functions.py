@@ -125,6 +125,7 @@ def test_nothing_to_forward_is_a_drop(target):
 FIVE, NINE = NackOptions(delay=5), NackOptions(delay=9)
 
 
+@pytest.mark.guarantee("outcomes-hold")
 @pytest.mark.parametrize(
     ("messages", "delay"),
     [
@@ -183,6 +184,7 @@ async def broken_stream(datum: Datum):
         yield message
 
 
+@pytest.mark.guarantee("outcomes-hold")
 @pytest.mark.parametrize("target", [broken_generator, broken_stream])
 def test_an_exception_after_some_messages_forwards_none_of_them(target):
     verdict = mapped(target, "a", "b", "c")
@@ -343,6 +345,7 @@ def test_lists_of_the_user_are_copied_so_that_they_may_be_used_again():
     assert outputs.tags == [("ta",), ("tb",)]
 
 
+@pytest.mark.guarantee("failures-stay-with-their-message")
 @pytest.mark.parametrize(
     "message",
     [

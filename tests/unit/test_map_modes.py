@@ -245,6 +245,7 @@ def test_a_nack_takes_back_what_has_not_gone_yet(target):
     assert forwarded(verdict) == [one for one in BOTH if one[0] != 1]
 
 
+@pytest.mark.guarantee("outcomes-hold")
 @pytest.mark.parametrize("target", [nacks_behind_one, raises_behind_one])
 def test_what_has_gone_before_a_nack_stays_gone(target):
     """The price of streaming; the outputs of other inputs are not touched by it."""

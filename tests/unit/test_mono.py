@@ -161,6 +161,7 @@ def nacks(letter: bytes, options: NackOptions | None = BUSY, then: MapCode = tag
     return lambda d: Message.to_nack(options, WHEN) if letter in d.value else then(d)
 
 
+@pytest.mark.guarantee("outcomes-hold")
 @pytest.mark.parametrize(
     "parts",
     [
@@ -178,6 +179,7 @@ def test_a_nack_takes_the_whole_root_back_before_any_of_it_reaches_the_sink(part
     assert vertex.sink.values == ["c", "d", "g"]
 
 
+@pytest.mark.guarantee("outcomes-hold")
 def test_a_nack_of_the_sink_takes_the_whole_root_back():
     vertex = Vertex(letters_of, sink=Sink(x=lambda i: Response.nack(i, BUSY)))
     assert vertex.run("abx", "cd").outcomes == {0: Redeliver(5, "busy", 0)}
@@ -206,6 +208,7 @@ def raises(error: BaseException) -> MapCode:
     return code
 
 
+@pytest.mark.guarantee("outcomes-hold")
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
@@ -223,6 +226,7 @@ def test_what_a_step_raises_redelivers_the_root(level, error, expected):
     assert vertex.sink.values == ["b"]
 
 
+@pytest.mark.guarantee("outcomes-hold")
 @pytest.mark.parametrize("level", ["transformer", "map", "sink"])
 def test_a_dead_letter_holds_the_root(level):
     vertex = {
@@ -503,6 +507,7 @@ def random_sink(chance: Any) -> Any:
 rules = st.none() | st.sampled_from(TAGS[:3]).map(edge)
 
 
+@pytest.mark.guarantee("outcomes-hold")
 @settings(max_examples=150)
 @given(
     st.randoms(use_true_random=False),

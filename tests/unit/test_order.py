@@ -126,6 +126,7 @@ keyed = st.lists(
 )
 
 
+@pytest.mark.guarantee("order-by-key")
 @given(keyed, st.integers(1, 6))
 def test_no_batch_holds_two_rows_of_the_same_keys_and_every_row_is_in_one(rows, size):
     failures, keys = [f for f, _ in rows], [k for _, k in rows]
@@ -306,6 +307,7 @@ class Unsteady:
         return Response.ok(i)
 
 
+@pytest.mark.guarantee("order-by-key")
 @given(
     st.lists(st.sampled_from("kl"), min_size=1, max_size=8),
     st.lists(decisions, max_size=20),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,6 +42,7 @@ def concrete(allowed: Permissions) -> set[str]:
     return {pattern.replace("*", "made-up").replace(">", "made.up") for pattern in patterns}
 
 
+@pytest.mark.guarantee("printed-permissions-are-enough")
 @given(LABEL, LABEL, VERTICES, VERTICES)
 def test_no_pipeline_gets_at_anything_of_another(one, other, its, others):
     if one == other:

@@ -1,6 +1,7 @@
 import json
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,6 +71,7 @@ def test_an_intent_leaves_what_is_done_and_counted(position, end):
     assert intending.replays == (position.done != end)
 
 
+@pytest.mark.guarantee("counts-are-exact")
 @given(positions, spans, counts)
 def test_settling_moves_done_and_counts_in_one_step(position, end, more):
     settled = position.settled(end, more)

@@ -40,6 +40,7 @@ def test_a_long_text_is_cut_and_says_so():
     assert line == "x" * LONGEST + "… (5,000 more characters cut off)"
 
 
+@pytest.mark.guarantee("failures-stay-with-their-message")
 def test_a_line_that_does_not_end_takes_no_more_memory():
     def act():
         for _ in range(100):

@@ -184,6 +184,7 @@ def forwarded(
     return verdict, settle(Chunk("k", verdict.rows), verdict, place, NOW, watermark)
 
 
+@pytest.mark.guarantee("order-by-key")
 @settings(max_examples=100)
 @given(outputs, edges)
 def test_a_keyed_edge_keeps_messages_of_the_same_keys_in_one_partition_and_in_order(
@@ -261,6 +262,7 @@ def test_frames_of_an_ordered_partition_share_a_lane_and_others_do_not():
         assert [i for p in stage for i in ids_in(p)] == ids
 
 
+@pytest.mark.guarantee("back-pressure-loses-nothing")
 @settings(max_examples=100)
 @given(outputs, edges, st.data())
 def test_of_discarded_outputs_only_inputs_with_nothing_left_become_drops(

@@ -31,6 +31,7 @@ def until_dead(decide, limit: int = 50) -> tuple[list[Redeliver], Outcome]:
     return redeliveries, outcome
 
 
+@pytest.mark.guarantee("max-deliveries-is-exact")
 @given(st.integers(0, 40))
 def test_max_deliveries_n_is_exactly_n_redeliveries_and_then_a_dead_letter(n):
     options = NackOptions(max_deliveries=n, reason="not yet")
@@ -80,6 +81,7 @@ def test_a_dead_letter_of_a_nack_without_a_reason_says_nacked():
     assert decide_nack(NackOptions(max_deliveries=0), 1, 0).reason == "nacked"
 
 
+@pytest.mark.guarantee("failures-stay-with-their-message")
 def test_exceptions_back_off_and_stop_after_the_steps_of_the_policy():
     redeliveries, end = until_dead(lambda d, f: decide_error(ValueError("no"), f, POLICY))
     assert [r.delay for r in redeliveries] == [1_000, 2_000, 4_000]
@@ -135,6 +137,7 @@ def test_an_error_whose_text_cannot_be_made_is_still_only_one_message_s_problem(
     assert "Unspeakable" in decide_error(Unspeakable(), 9, POLICY).traceback
 
 
+@pytest.mark.guarantee("redeliveries-are-never-early")
 @given(st.integers(0, 2**42), st.integers(0, 2**40))
 def test_a_redelivery_is_never_due_early_and_late_by_less_than_its_grid(now, delay):
     grid = 10 if delay < 1_000 else 100 if delay < 60_000 else 1_000

@@ -69,6 +69,7 @@ def mapped(target, strategy: RetryStrategy | None, *ids: str) -> Verdict:
     return verdict
 
 
+@pytest.mark.guarantee("outcomes-hold")
 def test_only_the_failed_rows_are_called_again_and_in_their_order():
     sink = Sink(b=2, d=1, a=1)
     verdict, pauses = tried(sink, RetryStrategy(SHORT), *"abcd")
@@ -85,6 +86,7 @@ def test_fail_twice_then_ok_sees_the_retry_counts_0_1_2():
     assert verdict.outcomes == {}
 
 
+@pytest.mark.guarantee("outcomes-hold")
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_steps_are_retries_after_the_first_call(steps):
     """Numaflow's A11: with 2 steps there are the retries 1 and 2, never a third."""
@@ -111,6 +113,7 @@ def test_a_wait_that_is_too_long_becomes_a_retry_that_comes_back():
     assert verdict.outcomes == {0: Retry(2_000, "a is down", retries=2, failures=0)}
 
 
+@pytest.mark.guarantee("outcomes-hold")
 def test_a_retry_that_comes_back_goes_on_counting_where_it_was():
     backoff = Backoff(interval=5_000, steps=2)
     sink = Sink(a=99)
@@ -152,6 +155,7 @@ backoffs = st.builds(
 strategies = st.builds(RetryStrategy, backoffs, st.sampled_from(["retry", "fallback", "drop"]))
 
 
+@pytest.mark.guarantee("redeliveries-are-never-early")
 @given(strategies, st.lists(st.integers(0, 30), min_size=1, max_size=5), st.randoms())
 def test_a_chunk_waits_about_a_second_at_most_and_every_row_has_one_end(
     strategy, failing, chance: Random

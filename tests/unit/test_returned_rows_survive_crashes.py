@@ -31,6 +31,7 @@ def server_with(count: int) -> SourceServer:
     return SourceServer([], outside=Outside.of(count))
 
 
+@pytest.mark.guarantee("sources-are-acknowledged-last")
 @kinds
 @settings(max_examples=60)
 @given(count=counts, script=scripts, bad=limited, given_crashes=crashes)
@@ -40,6 +41,7 @@ def test_every_message_ends_and_is_acknowledged(kind, count, script, bad, given_
     assert (server.outside.ready, server.outside.given) == ({}, set())
 
 
+@pytest.mark.guarantee("sources-are-acknowledged-last")
 @kinds
 @settings(max_examples=40)
 @given(count=counts, script=scripts, bad=limited, given_crashes=crashes)
@@ -53,6 +55,7 @@ def test_what_is_acknowledged_has_ended_or_is_kept(kind, count, script, bad, giv
     run_source(server, Limited(script, bad), given_crashes, kind)
 
 
+@pytest.mark.guarantee("sources-are-acknowledged-last")
 @kinds
 @settings(max_examples=60)
 @given(count=counts, script=scripts, bad=limited, given_crashes=crashes)

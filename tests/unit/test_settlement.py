@@ -135,6 +135,7 @@ def letter_of(publication: Publication) -> Letter:
     return Letter.from_message(publication.payload, publication.headers)
 
 
+@pytest.mark.guarantee("nothing-is-lost")
 @settings(max_examples=50)
 @given(inputs, edges)
 def test_every_input_has_exactly_one_end_and_is_counted_there(given_inputs, given_edges):
@@ -151,6 +152,7 @@ def test_every_input_has_exactly_one_end_and_is_counted_there(given_inputs, give
     assert sum(settlement.reasons.values()) == counts.redelivered
 
 
+@pytest.mark.guarantee("nothing-is-lost")
 @settings(max_examples=50)
 @given(inputs, edges)
 def test_what_is_not_finished_is_in_exactly_one_redelivery_or_dead_letter(
@@ -200,6 +202,7 @@ def test_finished_inputs_leave_their_outputs_on_exactly_the_edges_that_accept_th
         assert settlement.counts.written == sum(map(len, found.values()))
 
 
+@pytest.mark.guarantee("max-deliveries-is-exact")
 @settings(max_examples=50)
 @given(inputs, edges)
 def test_a_redelivered_row_is_the_same_message_delivered_once_more(given_inputs, given_edges):
@@ -228,6 +231,7 @@ def test_reasons_and_failures_travel_with_a_redelivery(given_inputs):
             assert (again["nack_reason"], again["failures"]) == expected
 
 
+@pytest.mark.guarantee("redeliveries-are-never-early")
 @settings(max_examples=50)
 @given(inputs, st.datetimes(datetime(2020, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC)))
 def test_no_redelivery_is_due_before_its_delay_is_over(given_inputs, now):
@@ -267,6 +271,7 @@ def test_a_dead_letter_carries_the_message_and_the_reason(given_inputs):
         assert (letter.traceback is not None) == isinstance(decision, (ValueError, MessageTooLarge))
 
 
+@pytest.mark.guarantee("at-least-once")
 @settings(max_examples=50)
 @given(inputs, inputs, edges)
 def test_publications_with_the_same_id_hold_the_same_rows(one, other, given_edges):
@@ -298,6 +303,7 @@ def test_other_chunks_use_other_ids(given_inputs, given_edges):
     assert not one & other
 
 
+@pytest.mark.guarantee("at-least-once")
 @settings(max_examples=50)
 @given(inputs, edges, st.timedeltas(timedelta(), timedelta(minutes=1)))
 def test_the_same_verdict_gives_the_same_publications_later_too(given_inputs, given_edges, later):

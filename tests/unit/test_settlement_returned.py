@@ -1,5 +1,6 @@
 """Rows that came from a source which takes nacked messages back: what settling makes of them."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -73,6 +74,7 @@ def told(given_inputs, given_edges, first) -> tuple[list[bytes], Settlement, Han
     return offsets, settlement, handed_back(offsets, verdict.rows, settlement.returned)
 
 
+@pytest.mark.guarantee("sources-are-acknowledged-last")
 @settings(max_examples=50)
 @given(inputs, edges, firsts)
 def test_a_source_is_told_of_each_of_its_rows_exactly_once(given_inputs, given_edges, first):

@@ -37,6 +37,7 @@ inlets = st.lists(st.integers(1, 4), min_size=1, max_size=5)
 scripts = st.lists(st.sampled_from(DECISIONS), max_size=40)
 
 
+@pytest.mark.guarantee("nothing-is-lost")
 @settings(max_examples=300)
 @given(inlets, scripts, crashes)
 def test_every_message_is_done_dead_lettered_or_dropped_in_the_end(sizes, script, given_crashes):
@@ -45,6 +46,7 @@ def test_every_message_is_done_dead_lettered_or_dropped_in_the_end(sizes, script
     assert run_to_the_end(server, UserCode(script), given_crashes) == set()
 
 
+@pytest.mark.guarantee("nothing-is-lost")
 @settings(max_examples=150)
 @given(inlets, scripts, crashes)
 def test_when_a_chunk_is_done_all_that_was_decided_is_on_the_server(sizes, script, given_crashes):
@@ -70,6 +72,7 @@ def test_when_a_chunk_is_done_all_that_was_decided_is_on_the_server(sizes, scrip
     run_to_the_end(server, UserCode(script), given_crashes, on_settled=honoured)
 
 
+@pytest.mark.guarantee("counts-are-exact")
 @settings(max_examples=150)
 @given(inlets, scripts, crashes)
 def test_the_counts_are_exact_across_crashes(sizes, script, given_crashes):
@@ -82,6 +85,7 @@ def test_the_counts_are_exact_across_crashes(sizes, script, given_crashes):
     assert position.counts.read == sum(sizes) + sum(batch.num_rows for batch in server.due)
 
 
+@pytest.mark.guarantee("at-least-once")
 @given(inlets, st.lists(st.sampled_from(["forward", "two"])), crashes)
 def test_code_that_always_decides_the_same_leaves_no_copies(sizes, script, given_crashes):
     """A replay is cut as it was and so makes frames with the ids they had."""
@@ -108,6 +112,7 @@ class Settled(UserCode):
 chances = st.randoms(use_true_random=False)
 
 
+@pytest.mark.guarantee("at-least-once")
 @settings(max_examples=80)
 @given(inlets, crashes, chances)
 def test_however_soon_the_server_forgets_the_next_vertices_read_no_copy(
@@ -128,6 +133,7 @@ live = st.lists(
 )
 
 
+@pytest.mark.guarantee("at-least-once")
 @settings(max_examples=80)
 @given(inlets, live, chances)
 def test_however_soon_the_server_forgets_letters_and_redeliveries_are_stored_once(
@@ -142,6 +148,7 @@ def test_however_soon_the_server_forgets_letters_and_redeliveries_are_stored_onc
     assert counts.read == counts.ended == sum(sizes) + counts.redelivered
 
 
+@pytest.mark.guarantee("at-least-once")
 @settings(max_examples=80)
 @given(inlets, scripts, crashes, chances)
 def test_nothing_is_lost_when_the_server_forgets_and_code_decides_differently(
@@ -186,6 +193,7 @@ def lost_by_reader(reader: type[Follower]) -> set[tuple]:
     return losing
 
 
+@pytest.mark.guarantee("at-least-once")
 def test_a_frame_is_known_by_its_rows_and_not_by_its_chunk_alone():
     """A replay may forward what the first attempt dropped, among others that it did forward."""
     assert lost_by_reader(Hasty)
@@ -213,6 +221,7 @@ def test_a_replay_that_does_not_look_writes_letters_and_redeliveries_twice():
     assert doubled(Rules()) == set()
 
 
+@pytest.mark.guarantee("at-least-once")
 def test_a_task_that_was_replaced_cannot_write_any_more():
     server = Server(inlet_of(3))
     old = ModelTask(server, UserCode(()), Rules(), Chances())
@@ -276,6 +285,7 @@ def test_no_short_run_loses_anything():
     assert lost_by(Rules()) == []
 
 
+@pytest.mark.guarantee("at-least-once")
 def test_an_id_without_the_content_hash_loses_messages():
     """The second attempt's redelivery is taken for a copy of the first one's, of other rows."""
     losing = lost_by(Rules(content_hash=False))
@@ -287,6 +297,7 @@ def test_done_before_everything_is_confirmed_loses_messages():
     assert any(set(first) == {"forward"} for first, _, _ in losing), "even the simplest case"
 
 
+@pytest.mark.guarantee("at-least-once")
 def test_outputs_before_redeliveries_lose_messages_if_an_id_says_nothing_about_the_content():
     """Even for code that only ever turns from "not yet" to "done".
 
@@ -301,6 +312,7 @@ def test_outputs_before_redeliveries_lose_messages_if_an_id_says_nothing_about_t
     assert (("forward", "nack"), ("forward", "forward"), 3) in losing
 
 
+@pytest.mark.guarantee("at-least-once")
 def test_with_the_content_hash_the_order_of_the_stages_alone_loses_nothing():
     """So the order is a second line of defence, not the first; see the test above."""
     assert lost_by(Rules(order=OUTPUTS_FIRST)) == []

@@ -111,6 +111,7 @@ FIX = (
 )
 
 
+@pytest.mark.guarantee("sink-contract")
 @pytest.mark.parametrize(
     ("answers", "failed", "error"),
     [
@@ -184,6 +185,7 @@ def test_an_answer_that_nothing_is_configured_for_is_a_violation(response, neede
     assert verdict.outcomes == {0: Redeliver(1_000, error, 1)}
 
 
+@pytest.mark.guarantee("sink-contract")
 def test_a_message_that_is_in_the_batch_twice_is_answered_twice():
     """Copies come from replays that decided differently; the sink is not to blame for them."""
     assert sunk(all_ok, "a", "b", "a").outcomes == {}
@@ -251,6 +253,7 @@ def test_a_bad_message_takes_its_neighbours_along_only_once():
     assert verdict.outcomes.keys() == {1}
 
 
+@pytest.mark.guarantee("sink-contract")
 @given(st.lists(st.integers(0, 2), max_size=30), st.integers(1, 6))
 def test_batches_cover_every_row_once_and_failed_rows_go_alone(failures, size):
     cuts = list(call_ranges(failures, size))

@@ -90,6 +90,7 @@ NO_ACCOUNT = "no such account"
 GIVEN_UP = DeadLetter("given up", error="nacked on delivery 1; max_deliveries is 0")
 
 
+@pytest.mark.guarantee("outcomes-hold")
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
@@ -136,6 +137,7 @@ VIOLATIONS = {
 }
 
 
+@pytest.mark.guarantee("sink-contract")
 @pytest.mark.parametrize("answer", VIOLATIONS)
 def test_what_is_not_configured_is_a_violation_even_if_all_else_is(answer):
     everything = {"fallback": Sink(), "on_success": Sink(), "serves": True}
@@ -153,6 +155,7 @@ def test_the_sinks_beside_the_primary_may_not_hand_on(place, answer):
     assert verdict.outcomes == {0: Redeliver(1_000, VIOLATIONS[answer], 1)}
 
 
+@pytest.mark.guarantee("outcomes-hold")
 @pytest.mark.parametrize(
     ("place", "fine", "name"),
     [("fallback", FellBack(), "fallback sink"), ("on_success", Succeeded(), "on-success sink")],
@@ -172,6 +175,7 @@ def test_the_last_sink_that_a_message_reached_decides(place, fine, name, answer)
     }
 
 
+@pytest.mark.guarantee("outcomes-hold")
 @pytest.mark.parametrize("place", ["fallback", "on_success"])
 @pytest.mark.parametrize(
     ("error", "expected"),

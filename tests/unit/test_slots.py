@@ -30,6 +30,7 @@ def test_too_few_slots_are_told_once_and_make_epochs_short(slots, told):
     assert slots.epoch_seconds == TURN
 
 
+@pytest.mark.guarantee("a-run-goes-on")
 def test_when_there_are_enough_again_it_is_told_and_epochs_are_long(slots, told):
     look(slots, 2, 2, 3, 3, 3)
     assert told[1:] == ["all 3 tasks have slots again"]

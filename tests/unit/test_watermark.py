@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ frames = st.lists(
 FEEDERS = ("a.0", "a.1", "b.0")
 
 
+@pytest.mark.guarantee("the-watermark-only-rises")
 @given(st.none() | moments, st.lists(frames, max_size=12))
 def test_it_only_rises_and_is_never_ahead_of_what_any_feeder_has_told(start, chunks):
     watermark = Watermark(FEEDERS, start)
@@ -72,6 +74,7 @@ def test_a_frame_that_comes_late_does_not_take_it_back():
     assert watermark.current == T[4]
 
 
+@pytest.mark.guarantee("the-watermark-only-rises")
 def test_what_was_known_before_a_restart_is_known_at_once():
     assert Watermark(FEEDERS, T[3]).current == T[3]
 
