@@ -4,7 +4,8 @@
     python docs/generate.py --check   exit 1 if a page on disk is not what would be written
 
 Each page is a function that returns text. Tables come from the same objects that the program
-uses: the lint codes, the models of the spec, the commands, the counters, the public names.
+uses: the lint codes, the models of the spec, the commands, the counters, the public names, the
+modules' docstrings. Tests are linked to the promises that their markers name.
 """
 
 from __future__ import annotations
@@ -53,7 +54,10 @@ from ebbflow.spec.model import EffectiveLimits, MonoVertexSpec, PipelineSpec
 from ebbflow.spec.rules.support import ANY, KINDS_NOT_YET, NOT_YET
 from ebbflow.testing.conformance.suite import SINK_RULES, SOURCE_RULES
 
-REFERENCE = Path(__file__).parent / "reference"
+DOCS = Path(__file__).parent
+REFERENCE = DOCS / "reference"
+TESTS = DOCS.parent / "tests"
+PACKAGE = Path(ebbflow.__file__).parent
 MADE = "<!-- Made from the code by docs/generate.py; change the code and run that. -->\n"
 
 GROUPS = {
@@ -107,7 +111,7 @@ NOTES = {
 
 
 def pages() -> dict[str, str]:
-    """Every page by the name of its file."""
+    """Every page of the reference by the name of its file."""
     made = {
         "README.md": index(),
         "lint-codes.md": lint_codes(),
@@ -117,6 +121,8 @@ def pages() -> dict[str, str]:
         "testing.md": testing(),
         "counters.md": counters(),
         "data-source.md": data_source(),
+        "modules.md": modules(),
+        "guarantee-tests.md": guarantee_tests(),
     }
     return {
         name: re.sub(r"\n{3,}", "\n\n", f"{MADE}\n{text.strip()}\n") for name, text in made.items()
@@ -136,6 +142,8 @@ Made from the code.
 - [Testing](testing.md): what `ebbflow.testing` has, and the rules for connectors
 - [Counters](counters.md): the summary of a run, the facts of a dead letter
 - [Data source](data-source.md): the options of `format("jetstream")` in Spark
+- [Modules](modules.md): every module of the package and what it is for
+- [Tests of the guarantees](guarantee-tests.md): which tests check which promise
 """
 
 
@@ -761,6 +769,143 @@ def option_table(options: Iterable[Option]) -> str:
     return table(("option", "value", "default", "meaning"), rows)
 
 
+# --- fields on the pages of connectors ----------------------------------------------------------
+
+FIELDS = re.compile(r"(<!-- fields: ([\w.]+) -->\n).*?(<!-- end of fields -->)", re.DOTALL)
+"""A place in a guide where the table of a section's fields stands."""
+
+
+def guides() -> dict[Path, str]:
+    """The guides that have tables of fields, by their path, with these as they are now."""
+    texts = {path: path.read_text(encoding="utf-8") for path in (DOCS / "guides").rglob("*.md")}
+    return {
+        path: FIELDS.sub(lambda found: f"{found[1]}{fields_of(found[2])}\n{found[3]}", text)
+        for path, text in sorted(texts.items())
+        if FIELDS.search(text)
+    }
+
+
+def fields_of(section: str) -> str:
+    """The table of a section's fields, such as ``source.http``, by names that begin in it."""
+    start = f"`spec.vertices[].{section}."
+    rows = [
+        (f"`{path.removeprefix(start)}", *(linked_from_guide(text) for text in rest))
+        for path, *rest in spec_fields(PipelineSpec, "", NO_EFFECT, FOLDED)
+        if path.startswith(start)
+    ]
+    assert rows, f"the spec has no section {section}"
+    return table(("field", "value", "default", "meaning"), rows)
+
+
+def linked_from_guide(text: str) -> str:
+    """A text of the page about the spec with its links as they are from guides/connectors."""
+    text = text.replace("](../guides/", "](../").replace("](#", "](../../reference/spec.md#")
+    return text.replace("](../connectors/", "](")
+
+
+# --- modules ------------------------------------------------------------------------------------
+
+LAYERS = (
+    "core", "schema", "nats", "buffers", "connectors", "spec", "runtime", "spark", "datasource",
+    "testing", "cli",
+)  # fmt: skip
+"""The packages from left to right, as on the page about architecture."""
+
+
+def modules() -> str:
+    """Every module by the package it is in, told by the first paragraph of its docstring."""
+    parts = [
+        "# Modules",
+        "Every module of `ebbflow`, told by its docstring. The packages stand in the order of the "
+        "[layers](../architecture.md#layers): a package imports what stands before it.",
+        "## The root",
+        table(("module", "what it is for"), module_rows(PACKAGE.glob("*.py"), PACKAGE)),
+    ]
+    folders = {path.parent for path in PACKAGE.glob("*/__init__.py")}
+    for folder in sorted(folders, key=lambda path: (layer_place(path.name), path.name)):
+        rows = module_rows(folder.rglob("*.py"), folder)
+        parts += [f"## {folder.name}", summary_of(folder / "__init__.py")]
+        parts += [table(("module", "what it is for"), rows)]
+    return "\n\n".join(parts)
+
+
+def layer_place(name: str) -> int:
+    """Where a package stands; one that is not in the list comes last."""
+    return LAYERS.index(name) if name in LAYERS else len(LAYERS)
+
+
+def module_rows(paths: Iterable[Path], folder: Path) -> Iterator[tuple[str, str]]:
+    """A row for each module; a package is told above its modules or, inside another, as one."""
+    for path in sorted(paths):
+        name = path.relative_to(folder).with_suffix("").as_posix().removesuffix("__init__")
+        if name:
+            yield f"`{name}`", summary_of(path)
+
+
+def summary_of(path: Path) -> str:
+    """The first paragraph of a module's docstring, on one line."""
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return tidy(docstring(SimpleNamespace(__doc__=text)).partition("\n\n")[0])
+
+
+# --- promises and their tests -------------------------------------------------------------------
+
+PROMISE = re.compile(r'^<a id="([\w-]+)"></a>\n#+ (.+)$', re.MULTILINE)
+"""A promise on a page: its slug as an anchor, right above its heading."""
+
+
+def guarantee_tests() -> str:
+    """The promises in the order of their pages, each with the tests whose markers name it."""
+    parts = [
+        "# Tests of the guarantees",
+        "Every promise with the tests that check it. A test says so by its marker, "
+        '`@pytest.mark.guarantee("slug")`, where the slug is the anchor of the promise.',
+    ]
+    tests = marked_tests()
+    for page in promise_pages():
+        for slug, title in PROMISE.findall(page.read_text(encoding="utf-8")):
+            back = f"../{page.relative_to(DOCS).as_posix()}#{slug}"
+            links = [f"- [`{name}`](../../{place})" for name, place in tests.get(slug, ())]
+            parts += [f'<a id="{slug}"></a>\n## {title}', f"[The promise]({back})"]
+            parts += ["\n".join(links)]
+    return "\n\n".join(parts)
+
+
+def promise_pages() -> list[Path]:
+    """The pages that may hold promises, the page of guarantees first."""
+    return [DOCS / "guarantees.md", *sorted((DOCS / "guides").rglob("*.md"))]
+
+
+def promised() -> list[str]:
+    """The slugs of all promises."""
+    return [
+        slug
+        for page in promise_pages()
+        for slug, _ in PROMISE.findall(page.read_text(encoding="utf-8"))
+    ]
+
+
+def marked_tests() -> dict[str, list[tuple[str, str]]]:
+    """The tests that check each promise by its slug, each with its file, sorted by name."""
+    tests: dict[str, list[tuple[str, str]]] = {}
+    for path in sorted(TESTS.rglob("test_*.py")):
+        place = path.relative_to(TESTS.parent).as_posix()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                for slug in marked_with(node):
+                    tests.setdefault(slug, []).append((node.name, place))
+    return {slug: sorted(named) for slug, named in tests.items()}
+
+
+def marked_with(test: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
+    """The slugs in a test's ``@pytest.mark.guarantee(...)``."""
+    for decorator in test.decorator_list:
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == (
+            "pytest.mark.guarantee"
+        ):
+            yield from (ast.literal_eval(argument) for argument in decorator.args)
+
+
 # --- writing ------------------------------------------------------------------------------------
 
 
@@ -770,15 +915,19 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def written() -> dict[Path, str]:
+    """Every file that is made here, as a whole or in part."""
+    return guides() | {REFERENCE / name: text for name, text in pages().items()}
+
+
 def main() -> int:
     """Write the pages, or compare them."""
     stale = []
-    for name, text in pages().items():
-        path = REFERENCE / name
+    for path, text in written().items():
         if "--check" not in sys.argv:
             path.write_text(text, encoding="utf-8")
         elif not path.exists() or path.read_text(encoding="utf-8") != text:
-            stale.append(name)
+            stale.append(path.relative_to(DOCS).as_posix())
     if stale:
         print(f"not up to date: {', '.join(stale)}; run: python docs/generate.py", file=sys.stderr)
     return 1 if stale else 0
