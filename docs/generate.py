@@ -630,14 +630,44 @@ def shown(default: Any) -> str:
 
 
 def signature(thing: Any) -> str:
-    """How it is called."""
+    """How it is called; a parameter a line where one line would be too long."""
     if inspect.isclass(thing) and "__init__" not in vars(thing):
         return ""
-    if getattr(thing, "_is_protocol", False):
-        return ""  # nobody calls it; users write a class that looks like it
-    text = str(inspect.signature(thing))
-    # Annotations are texts here; defaults that are empty texts keep their quotes.
-    return re.sub(r"'([^']*)'", lambda quoted: quoted[1] or '""', text)
+    called = inspect.signature(thing)
+    parts = list(signature_parts(called))
+    returned = annotation_text(called.return_annotation)
+    answer = "" if inspect.isclass(thing) or returned == "None" else f" -> {returned}"
+    line = f"({', '.join(parts)}){answer}"
+    if len(line) <= WIDTH:
+        return line
+    return "(\n" + "".join(f"    {part},\n" for part in parts) + f"){answer}"
+
+
+WIDTH = 70
+"""The longest list of parameters that stays on one line."""
+
+
+def signature_parts(called: inspect.Signature) -> Iterator[str]:
+    """Each parameter with its type and default, and the star before those by keyword only."""
+    starred = False
+    for one in called.parameters.values():
+        if one.kind is one.KEYWORD_ONLY and not starred:
+            yield "*"
+        starred = starred or one.kind in (one.KEYWORD_ONLY, one.VAR_POSITIONAL)
+        stars = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+        default = "" if one.default is one.empty else f" = {default_shown(one.default)}"
+        yield f"{stars}{one.name}: {annotation_text(one.annotation)}{default}"
+
+
+def annotation_text(annotation: Any) -> str:
+    """A type as it is written in the code."""
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+
+
+def default_shown(default: Any) -> str:
+    """A default that is short to write; three dots stand for any other."""
+    plain = isinstance(default, str | bytes | int | float | NoneType) or default == ()
+    return f"{default!r}".replace("'", '"') if plain else "..."
 
 
 def docstring(thing: Any) -> str:
