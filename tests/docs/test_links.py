@@ -41,6 +41,12 @@ def test_every_file_that_the_architecture_names_exists() -> None:
     assert [name for name in sorted(named) if not any((p / name).exists() for p in places)] == []
 
 
+def test_contributing_says_what_every_folder_of_tests_is_for() -> None:
+    folders = {path.parent.name for path in (ROOT / "tests").glob("*/__init__.py")}
+    told = re.findall(r"`tests/(\w+)`", Page(ROOT / "CONTRIBUTING.md").text)
+    assert folders - set(told) == set()
+
+
 def test_every_page_can_be_reached_from_the_readme() -> None:
     seen, waiting = set(), [ROOT / "README.md"]
     while waiting:
