@@ -85,18 +85,18 @@ COUNTER_MEANING = {
 }
 
 OPTION_MEANING = {
-    "drain": "end when sources are exhausted and nothing is left on its way",
-    "timeout": "end after this time, in any case",
-    "master": "a Spark master; this machine if left out",
-    "state": "folder of the embedded server's data and of the logs",
-    "nats": "URL of a NATS server of your own; `EBBFLOW_NATS_URL` says the same",
-    "login": "how to log in there, as a `Login`; the `EBBFLOW_NATS_` variables if left out",
-    "nats_port": "port of the embedded server; 0 picks a free one",
-    "durable": "the embedded server syncs every write to disk",
-    "fresh": "forget all earlier runs of this pipeline, dead letters too",
-    "epoch": "seconds that Spark tasks live before they are renewed",
+    "drain": "end when all sources are exhausted and every message has ended",
+    "timeout": "end after this time in any case",
+    "master": "the Spark master; without it Spark runs on this machine",
+    "state": "the folder for the embedded server's data and the logs",
+    "nats": "the URL of your own NATS server; `EBBFLOW_NATS_URL` says the same",
+    "login": "the `Login` for that server; without it the `EBBFLOW_NATS_` variables",
+    "nats_port": "the port of the embedded server; 0 picks a free one",
+    "durable": "whether the embedded server syncs every write to disk",
+    "fresh": "whether to forget all earlier runs of this pipeline, dead letters too",
+    "epoch": "how many seconds Spark tasks live before they are renewed",
     "conf": "Spark settings; they win over Ebbflow's own",
-    "search": "folder to look in first for `module:attribute` targets",
+    "search": "the folder to look in first for `module:attribute` targets",
 }
 
 
@@ -154,8 +154,7 @@ def lint_codes() -> str:
     """One table a group of codes."""
     parts = [
         "# Lint codes",
-        "`ebbflow lint` prints `file:line:column: code message`. "
-        "A code keeps its meaning for ever.",
+        "`ebbflow lint` prints `file:line:column: code message`. A code never changes its meaning.",
     ]
     for prefix, title in GROUPS.items():
         rows = [(f"`{code}`", text) for code, text in CODES.items() if code.startswith(prefix)]
@@ -185,21 +184,21 @@ def spec() -> str:
             "## Retry strategy",
             table(columns, spec_fields(sections.RetrySpec, "retryStrategy.", {}, {})),
             "## Secrets",
-            "A secret is not in a spec. What is there is where to read it when the pipeline is "
-            "started: one of these.",
+            "A spec never holds a secret. It says where Ebbflow reads the secret when the pipeline "
+            "starts: one of these.",
             table(columns, spec_fields(SecretRef, "", {}, {})),
             "## TLS",
-            "How a connector knows the other side, and is known to it. All in PEM form.",
+            "Whom a connector trusts, and its own certificate. All in PEM form.",
             table(columns, spec_fields(Tls, "tls.", {}, FOLDED)),
             "## Limits",
-            "The limits of a vertex come before those of the pipeline. Where neither says "
-            f"anything: {effective_limits()}, and 2,000 rows "
+            "The limits of a vertex win over those of the pipeline. The defaults are "
+            f"{effective_limits()}, and 2,000 rows "
             "for `columnar` and `pandas` maps. If `readBatchSize` is set and `concurrency` is not, "
             "`concurrency` is the same number.",
             "## Back-off",
             "`onError` and `onUnavailable` have the same `backoff`. In `onError` `steps` may be 0, "
-            "in `onUnavailable` there are none: a vertex waits for as long as it takes. `steps` "
-            "counts what comes after the first call. Where a back-off says nothing:",
+            "`onUnavailable` has none: a vertex waits for as long as it takes. `steps` "
+            "counts the calls after the first one. The defaults:",
             table(
                 ("of", *(one.name for one in fields(sections.DEFAULT_RETRY))),
                 [
@@ -208,13 +207,13 @@ def spec() -> str:
                     ("`retryStrategy`", *backoff_texts(sections.DEFAULT_RETRY)),
                 ],
             ),
-            "A `cap` that is left out is never below the `interval`.",
+            "A default `cap` is never below the `interval`.",
             "## Accepted without effect",
-            "Fields that mean something on Kubernetes only. They are checked for spelling. Of "
-            "these `metadata.namespace` is told to user code, as `NUMAFLOW_NAMESPACE`.",
+            "These fields mean something on Kubernetes only. Lint checks their spelling. User code "
+            "sees `metadata.namespace` as `NUMAFLOW_NAMESPACE`.",
             table(("kind", "in", "fields"), no_effect()),
             "## Refused for now",
-            "Lint refuses these with EB901, so that nothing is silently without effect.",
+            "Lint refuses these with EB901, so that no field is silently without effect.",
             table(("feature", "field"), missing()),
         ]
     )
@@ -304,13 +303,13 @@ FIELD_MEANING = {
     "log": "prints every message",
     "blackhole": "forgets every message",
     "mode": "what one call gets and how it answers: see [maps](../guides/maps.md)",
-    "vertices[].partitions": "so many buffers and Spark tasks",
-    "spec.partitions": "so many Spark tasks; left out, `replicas`, else 1",
-    "interStepBuffer.replicas": "so many NATS servers keep each stream: see "
+    "vertices[].partitions": "the number of buffers and Spark tasks",
+    "spec.partitions": "the number of Spark tasks; left out, `replicas`, else 1",
+    "interStepBuffer.replicas": "the number of NATS servers that keep each stream: see "
     "[clusters](../guides/cluster.md)",
     "publish.retryWait": "the wait before something is published again",
-    "publish.retryAttempts": "how often at most; `-1`: as often as it takes",
-    "publish.ackWait": "how long at most; left out: as long as it takes",
+    "publish.retryAttempts": "the most attempts after the first; `-1` for no limit",
+    "publish.ackWait": "the longest time for all attempts; left out, there is no limit",
     "replicas": "as `partitions`",
     "streaming": "only `false` for now",
     "readBatchSize": "the most messages that one call of a sink, or of a map in the modes "
@@ -318,19 +317,19 @@ FIELD_MEANING = {
     "bufferMaxLength": "the most frames in a buffer, per partition",
     "bufferUsageLimit": "the percentage of `bufferMaxLength` at which the buffer is full",
     "readTimeout": "without effect",
-    "callTimeout": "how long one call of user code may take, such as `30s`; left out: as long as "
-    "it likes. See [user code](../guides/writing-user-code.md#calls-that-hang)",
+    "callTimeout": "how long one call of user code may take, such as `30s`; left out, there is no "
+    "limit. See [user code](../guides/writing-user-code.md#calls-that-hang)",
     "concurrency": "how many calls of an `async` map run at once",
     "ordered.enabled": "messages with the same keys stay in order: see "
     "[routing](../guides/routing.md); a vertex that says nothing does as the pipeline",
-    "desiredPhase": "`Paused`: sources read nothing new; what was read goes on",
+    "desiredPhase": "`Paused`: sources read nothing new; messages that were read go on",
     "nats.bucket": "the key-value bucket for answers; letters, digits, `_` and `-`",
     "nats.ttl": "how long answers are kept",
     "servingStore.python": "a class with `put` and `get`, in place of `nats`",
     "backoff.interval": "the first wait",
-    "backoff.steps": "how often at most",
-    "onFailure": "after the last step: go on, to the fallback sink (sinks only), or to the dead "
-    "letters",
+    "backoff.steps": "the most retries after the first call",
+    "onFailure": "after the last step: go on retrying, use the fallback sink (sinks only), or make "
+    "a dead letter",
     "fallback": "the sink for what `sink` cannot write",
     "onSuccess": "the sink for what `sink` passes on",
     "tags.operator": "any, all or none of the tags",
@@ -712,12 +711,12 @@ def counters() -> str:
             "# Counters",
             "`ebbflow run --summary FILE` writes JSON with these keys: "
             f"{', '.join(f'`{f.name}`' for f in fields(Summary))}. "
-            "`vertices` has the counts of this run by vertex, `totals` those since the pipeline "
-            "was first started. `ended` is `drained`, `timeout` or `stopped`.",
+            "`vertices` has the counts of this run by vertex, `totals` those since the first run "
+            "of the pipeline. `ended` is `drained`, `timeout` or `stopped`.",
             table(("counter", "what it counts"), rows),
             "For every vertex `read = done + redelivered + dead_lettered + dropped + fallback`.",
-            "`publishing` is what vertices met with in this run when they wrote to NATS. "
-            "Tasks tell it as they go; of one that was killed the last half second may be missing.",
+            "`publishing` counts what vertices met in this run when they wrote to NATS. Tasks "
+            "report it as they go; if one was killed, its last half second may be missing.",
             table(("counter", "what it counts"), tally_rows()),
             "## Facts of a dead letter",
             "A dead letter is a plain JetStream message. Its body is the value; each fact is a "
@@ -733,13 +732,13 @@ def tally_rows() -> list[tuple[str, str]]:
 
 
 TALLY_MEANING = {
-    "attempts": "how often something was sent",
-    "no_responders": "attempts that found nobody listening: the stream has no leader, or is gone",
-    "unanswered": "attempts that met with silence, as when a server is killed",
-    "full": "attempts that a full buffer did not take",
-    "refused": "attempts that the server could not take just then: it has no leader, or no room",
-    "confirmed": "how often something was stored",
-    "refusal": "what the server said when it last refused",
+    "attempts": "attempts to publish",
+    "no_responders": "attempts that found no listener: the stream has no leader, or is gone",
+    "unanswered": "attempts without an answer, as when a server is killed",
+    "full": "attempts that a full buffer refused",
+    "refused": "attempts that the server could not take for a moment: it has no leader, or no room",
+    "confirmed": "publications that the server has stored",
+    "refusal": "the server's words when it last refused",
 }
 
 
@@ -779,8 +778,8 @@ def data_source() -> str:
         [
             "# Data source",
             'The options of `format("jetstream")`; how to use it is in '
-            "[a guide](../guides/spark-data-source.md). Case does not matter in their names. What "
-            "is unknown or makes no sense is refused.",
+            "[a guide](../guides/spark-data-source.md). Case does not matter in their names. A "
+            "query refuses unknown options and values that make no sense.",
             "## Reading",
             option_table(READ_OPTIONS),
             "## Writing",
@@ -843,11 +842,12 @@ LAYERS = (
 
 
 def modules() -> str:
-    """Every module by the package it is in, told by the first paragraph of its docstring."""
+    """Every module by its package, with the first paragraph of its docstring."""
     parts = [
         "# Modules",
-        "Every module of `ebbflow`, told by its docstring. The packages stand in the order of the "
-        "[layers](../architecture.md#layers): a package imports what stands before it.",
+        "Every module of `ebbflow`, with the first paragraph of its docstring. The packages stand "
+        "in the order of the [layers](../architecture.md#layers): a package imports what stands "
+        "before it.",
         "## The root",
         table(("module", "what it is for"), module_rows(PACKAGE.glob("*.py"), PACKAGE)),
     ]
@@ -865,7 +865,7 @@ def layer_place(name: str) -> int:
 
 
 def module_rows(paths: Iterable[Path], folder: Path) -> Iterator[tuple[str, str]]:
-    """A row for each module; a package is told above its modules or, inside another, as one."""
+    """Yields a row for each module; the module that a package itself is stands above the table."""
     for path in sorted(paths):
         name = path.relative_to(folder).with_suffix("").as_posix().removesuffix("__init__")
         if name:

@@ -1,4 +1,4 @@
-"""The dead letters of a pipeline: list them, look at them, send them back, throw them away.
+"""The dead letters of a pipeline: list, show, replay and purge them.
 
 Letters are numbered by their place in the dead-letter stream; a number is never used again. The
 id of a message may be on several letters: it can die at two vertices, or again after a replay.

@@ -1,4 +1,4 @@
-"""What user code may ask for when it wants a message back: ``NackOptions``, ``Nack``, ``nack``."""
+"""The nack: ``NackOptions``, ``Nack`` and ``nack``, by which user code asks for a redelivery."""
 
 from __future__ import annotations
 

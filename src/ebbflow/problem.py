@@ -1,4 +1,4 @@
-"""``Problem``: one thing that lint has to say about a pipeline."""
+"""``Problem``: one thing that lint has found wrong with a pipeline."""
 
 from __future__ import annotations
 

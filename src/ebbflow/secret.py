@@ -1,4 +1,4 @@
-"""A secret as a value: it can be used and pickled, but does not show in any text."""
+"""A secret as a value: usable and picklable, but shown in no text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What someone probably meant: the closest of the names that would have been right."""
+"""Suggests the name that someone probably meant: the closest of the right ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Certificates as text: how a client's TLS takes them.
+"""Certificates as text, made ready for a client's TLS.
 
 What is wrong with one is a ``ValueError`` whose text goes on from its name and does not hold it.
 """

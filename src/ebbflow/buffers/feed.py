@@ -1,4 +1,4 @@
-"""Sources that push: whatever comes from outside is stored in the source vertex's own buffer first.
+"""Sources that push: a feed stores each message in its vertex's own buffer before it answers.
 
 A ``Feed`` lives on the driver for as long as the pipeline runs, across epochs. What it has taken in
 is durable before it says so to anybody, and from then on is read like any other buffer: replayed

@@ -1,4 +1,4 @@
-"""The options of the data source: their names, what may be written, and what it means.
+"""The options of the data source: their names, values and meanings.
 
 An option that is unknown, does not belong here or makes no sense is refused before anything is read
 or written. The error names the option and what to write instead. The reference page is made from

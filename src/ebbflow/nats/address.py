@@ -1,4 +1,4 @@
-"""Where NATS is and how to get in: URLs as people write them, and a login.
+"""The address of a NATS server: URLs as people write them, and a login.
 
 ``Addresses`` takes a login out of the URL and gives it to the client: servers of a cluster that the
 client finds out about by itself need it as well, and no password can show up in a text.

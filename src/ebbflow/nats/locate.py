@@ -1,4 +1,4 @@
-"""Which NATS server to use, and how to get at it: the user's own, or the embedded one.
+"""Locates the NATS server to use: the user's own, or the embedded one.
 
 A server that was started here is stopped when its context ends, whatever happened inside. The
 environment's login is for the user's own server; the embedded one has a login of its own making.

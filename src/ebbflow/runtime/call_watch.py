@@ -1,4 +1,4 @@
-"""A watch over the calls of user code on a worker: it tells of long ones, and ends those over time.
+"""Watches the calls of user code on a worker: reports long ones, and ends those over time.
 
 The watch is a thread that looks a few times within the time that a call may take whether it is
 still the same one, so a call costs nothing. A call that is over its time is ended in two ways.

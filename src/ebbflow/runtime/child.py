@@ -1,4 +1,4 @@
-"""A child process that calls user code in place of the worker, so that it can die for it.
+"""A child process that calls user code in place of the worker, and may die of it.
 
 It is forked from the worker and opens user code for itself. Then it gets pieces of chunks, one
 after another, and answers with what was decided about each and with what user code has printed. It

@@ -1,4 +1,4 @@
-"""Descriptors of this process alone: a process that user code forks does not keep them.
+"""Keeps file descriptors in this process: processes that user code forks do not inherit them.
 
 Whoever waits for this process to end waits for the other end of such a descriptor to be closed.
 Spark waits for its worker like that. A process that user code has forked, and which lives on, would

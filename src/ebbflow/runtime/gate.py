@@ -1,4 +1,4 @@
-"""Whether a task may give messages to user code: it is open, its systems are there, no flood.
+"""The gate to user code: closed until it is open, while its systems are away, and in a flood.
 
 User code is opened here, and opened anew after an outage. While a system is away the gate is closed
 for longer and longer, and between two waits it is open for a single message, a probe. The first

@@ -1,4 +1,4 @@
-"""What a task takes next: rows of its inlet, of its redeliveries, or of both.
+"""The intake of a task: takes rows from its inlet, from its redeliveries, or from both.
 
 An ordered vertex takes one frame at a time and nothing while a row is held, so that nothing is
 overtaken. While a system is away, a probe is a single row, a new one and an old one in turns: bad

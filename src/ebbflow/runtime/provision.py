@@ -1,4 +1,4 @@
-"""The streams of a pipeline: made before it runs, counted to see whether it has drained."""
+"""Makes the streams of a pipeline before it runs, and counts what they hold to see it drained."""
 
 from __future__ import annotations
 

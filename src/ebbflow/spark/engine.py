@@ -1,4 +1,4 @@
-"""Spark's JVM, watched: one that dies is noticed within a second and replaced by a new one.
+"""The engine: Spark's JVM, watched and replaced within a second when it dies.
 
 A JVM can be killed, run out of memory, or stop Spark when its cluster is gone. Everything that a
 pipeline knows is in NATS, so a new one goes on where the old one was: nothing is lost, and only

@@ -1,4 +1,4 @@
-"""Keeping every vertex running: one driver thread a vertex, epoch after epoch.
+"""The supervisor: keeps every vertex running, one driver thread each, epoch after epoch.
 
 A vertex whose epoch fails is started again after a wait that doubles from half a second to thirty
 seconds, while the others go on; why it failed is kept to be shown. Its messages are safe meanwhile:

@@ -1,4 +1,4 @@
-"""A task's end of the line to the process of its source: found if it runs, started if not."""
+"""The task's end of the line to its source's process: found if it runs, started if not."""
 
 from __future__ import annotations
 

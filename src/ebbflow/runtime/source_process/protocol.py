@@ -1,4 +1,4 @@
-"""What a vertex's task and the process of its source say to each other, as plain pickled data."""
+"""The protocol between a vertex's task and its source's process, as plain pickled data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process that a source lives in: started beside its vertex's task, kept across epochs.
+"""The process that a source runs in: started beside its vertex's task, kept across epochs.
 
 Run as ``python -m ebbflow.runtime.source_process.server``; what it needs comes through standard
 input. It serves one task at a time on a unix socket and calls the source's methods from one thread.
