@@ -632,6 +632,8 @@ def signature(thing: Any) -> str:
     """How it is called; a parameter a line where one line would be too long."""
     if inspect.isclass(thing) and "__init__" not in vars(thing):
         return ""
+    if getattr(thing, "_is_protocol", False):
+        return ""  # nobody calls it; users write a class that looks like it
     called = inspect.signature(thing)
     parts = list(signature_parts(called))
     returned = annotation_text(called.return_annotation)
