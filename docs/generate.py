@@ -553,7 +553,7 @@ def python() -> str:
         "## Options of Pipeline.run",
         table(("option", "meaning", "default"), rows),
         "The same for `MonoVertex.run`. A run draws nothing: what vertices print, a `log` sink "
-        "included, goes to standard output, and the logger `ebbflow` gets the rest. `show=True` "
+        "included, goes to standard output, and the logger `ebbflow` gets the rest. `quiet=False` "
         "draws the table of `ebbflow run`; a `Watcher` of your own, given as `watcher`, is told "
         "everything instead. The result is a `Summary`.",
     ]

@@ -21,7 +21,7 @@ class Builder:
     def run(
         self,
         *,
-        show: bool = False,
+        quiet: bool = True,
         watcher: Watcher | None = None,
         **options: Unpack[RunOptionNames],
     ) -> Summary:
@@ -29,7 +29,7 @@ class Builder:
 
         It ends when it is drained (``drain=True``), timed out (``timeout="5m"``) or stopped with
         Ctrl-C. It shows nothing but what vertices print, a ``log`` sink included; the logger
-        ``ebbflow`` has the rest. ``show=True`` draws the table of ``ebbflow run``; a ``watcher`` of
+        ``ebbflow`` has the rest. ``quiet=False`` draws the table of ``ebbflow run``; a ``watcher`` of
         your own is told everything instead.
 
         Raises ``SpecError`` if the pipeline has problems, ``TypeError`` for an option that does not
@@ -39,12 +39,12 @@ class Builder:
         from ebbflow.runtime.run_options import RunOptions
 
         RunOptions.of(options)  # a misspelt option is told before anything is started
-        if show and watcher is not None:
-            raise TypeError("run() takes show=True or a watcher, not both")
+        if not quiet and watcher is not None:
+            raise TypeError("run() takes quiet=False or a watcher, not both")
         spec = self.spec
         from ebbflow.spark.run import run_pipeline
 
-        if not show:
+        if quiet:
             return run_pipeline(spec, watcher=watcher, **options)
         from ebbflow.display import open_display, result_table
 

@@ -47,7 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def checked_run(
     self: Pipeline | MonoVertex,
     *,
-    show: bool = False,
+    quiet: bool = True,
     watcher: Watcher | None = None,
     **options: Unpack[RunOptionNames],
 ) -> Summary:

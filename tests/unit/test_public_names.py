@@ -54,5 +54,5 @@ def test_the_options_of_a_run_are_converted_once() -> None:
 
 def test_a_run_is_shown_in_one_way() -> None:
     watcher: Any = object()
-    with pytest.raises(TypeError, match="show=True or a watcher, not both"):
-        ebbflow.Pipeline("p").run(show=True, watcher=watcher)
+    with pytest.raises(TypeError, match="quiet=False or a watcher, not both"):
+        ebbflow.Pipeline("p").run(quiet=False, watcher=watcher)

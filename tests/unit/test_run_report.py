@@ -57,7 +57,7 @@ def test_a_run_that_is_shown_ends_with_the_table(
     monkeypatch.setitem(sys.modules, "ebbflow.spark.run", runner)
     pipeline = Pipeline("orders").source("in", generator={"messages": 3}).sink("out", log=True)
 
-    summary = pipeline.run(show=True)
+    summary = pipeline.run(quiet=False)
 
     shown = capsys.readouterr()
     assert summary.vertices["out"].done == 3
