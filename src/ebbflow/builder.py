@@ -29,8 +29,8 @@ class Builder:
 
         It ends when it is drained (``drain=True``), timed out (``timeout="5m"``) or stopped with
         Ctrl-C. It shows nothing but what vertices print, a ``log`` sink included; the logger
-        ``ebbflow`` has the rest. ``quiet=False`` draws the table of ``ebbflow run``; a ``watcher`` of
-        your own is told everything instead.
+        ``ebbflow`` has the rest. ``quiet=False`` draws the table of ``ebbflow run``; your own
+        ``watcher`` is told everything instead.
 
         Raises ``SpecError`` if the pipeline has problems, ``TypeError`` for an option that does not
         exist, ``SetupError`` if this machine is not ready, and ``EngineLost`` if Spark kept dying.

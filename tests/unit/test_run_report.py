@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import logging
-import sys
-from types import ModuleType
-from typing import Any
 
 import pytest
 
-from ebbflow import Pipeline
 from ebbflow.outcome import Counts
-from ebbflow.runtime.run_report import QuietWatcher, Summary, VertexView, Watcher
+from ebbflow.runtime.run_report import QuietWatcher, VertexView
 
 
 def view(failure: str | None) -> VertexView:
@@ -43,24 +39,3 @@ def test_stages_are_information(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "ebbflow"):
         QuietWatcher().stage("starting Spark")
     assert [record.getMessage() for record in caplog.records] == ["starting Spark"]
-
-
-def test_a_run_that_is_shown_ends_with_the_table(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run_pipeline(spec: Any, *, watcher: Watcher, **options: Any) -> Summary:
-        watcher.stage("running")
-        return Summary(spec.name, "drained", 1.0, {"out": Counts(read=3, done=3)}, {})
-
-    runner = ModuleType("ebbflow.spark.run")
-    runner.run_pipeline = run_pipeline  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "ebbflow.spark.run", runner)
-    pipeline = Pipeline("orders").source("in", generator={"messages": 3}).sink("out", log=True)
-
-    summary = pipeline.run(quiet=False)
-
-    shown = capsys.readouterr()
-    assert summary.vertices["out"].done == 3
-    assert "running" in shown.err
-    assert "│ out    │    3 │" in shown.err
-    assert shown.out == ""

@@ -1,0 +1,22 @@
+"""A run that Python code starts shows nothing unless it is asked to."""
+
+from __future__ import annotations
+
+import pytest
+
+from ebbflow import Pipeline
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_run_draws_its_table_only_when_it_is_not_to_be_quiet(
+    shared_spark, tmp_path, capsys, quiet
+):
+    pipeline = Pipeline("orders").source("in", generator={"messages": 3}).sink("out", log=True)
+
+    summary = pipeline.run(quiet=quiet, drain=True, timeout="60s", state=tmp_path / "state")
+
+    shown = capsys.readouterr()
+    assert summary.vertices["out"].done == 3
+    assert ("running" in shown.err) is not quiet
+    assert ("│ out    │    3 │" in shown.err) is not quiet
+    assert shown.out.count("(out) id=in-") + shown.err.count("(out) id=in-") == 3
