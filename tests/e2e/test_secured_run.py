@@ -36,7 +36,7 @@ def shown_by_spark(port: int) -> str:
     """What the pages of Spark's UI have to say about its environment, jobs and executors."""
 
     def get(path: str) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=60) as answer:
             return answer.read().decode()
 
     app = json.loads(get("api/v1/applications"))[0]["id"]
