@@ -9,13 +9,13 @@ import pytest
 from ebbflow.buffers.names import Names
 from ebbflow.errors import SetupError
 from ebbflow.nats.link import Link
-from ebbflow.nats.locate import linked
+from ebbflow.nats.locate import open_link
 from ebbflow.runtime.run_lock import hold_run_lock
 
 
 def test_a_second_run_is_refused_and_told_where_the_first_is(link, names):
     with (
-        linked(link.server) as other,
+        open_link(link.server) as other,
         hold_run_lock(link, names),
         pytest.raises(SetupError, match=rf"is running already: process {os.getpid()} on "),
         hold_run_lock(other, names),

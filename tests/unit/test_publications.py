@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbflow import Datum, Message
-from ebbflow.buffers.carry_out import _lanes, address
+from ebbflow.buffers.carry_out import _split_lanes, address
 from ebbflow.buffers.names import Names
 from ebbflow.core import frames
 from ebbflow.core.calling import Handler, run_map
@@ -237,7 +237,7 @@ def test_lanes_keep_the_order_of_ordered_partitions_and_leave_nothing_out(
 ):
     _, settlement = forwarded(given_outputs, given_edges)
     for stage in settlement.stages():
-        lanes = list(_lanes(stage))
+        lanes = list(_split_lanes(stage))
         assert sorted(p.msg_id for lane in lanes for p in lane) == sorted(p.msg_id for p in stage)
         for lane in lanes:
             assert len(lane) == 1 or all(p.ordered for p in lane)
@@ -258,7 +258,7 @@ def test_frames_of_an_ordered_partition_share_a_lane_and_others_do_not():
         place = Place("v", 0, [Edge("x", 1, keyed=keyed)], 1_000_000)
         (stage,) = settle(Chunk("k", verdict.rows), verdict, place, NOW).stages()
         assert len(stage) == 3
-        assert len(list(_lanes(stage))) == lanes
+        assert len(list(_split_lanes(stage))) == lanes
         assert [i for p in stage for i in ids_in(p)] == ids
 
 
