@@ -8,13 +8,40 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from ebbflow.spark.session import open_session
-from tests.disk import small_disk, tell_what_is_missing
-from tests.kafka import fixture
-from tests.kafka.fixture import kafka
+from tests import disk
+from tests.connectors.kafka import fixture
+from tests.connectors.kafka.fixture import kafka
+from tests.disk import small_disk
+from tests.nats.fixtures import authority, ensure, link, names
+from tests.nats.outside import outside
+from tests.spark.runs import another_journal, journal, run, server_letters
 
-__all__ = ["kafka", "small_disk"]
+__all__ = [
+    "another_journal",
+    "authority",
+    "ensure",
+    "journal",
+    "kafka",
+    "link",
+    "names",
+    "outside",
+    "run",
+    "server_letters",
+    "small_disk",
+]
+
+# Failures can be repeated, and a busy machine makes no example fail.
+settings.register_profile(
+    "ebbflow",
+    print_blob=True,
+    deadline=None,
+    max_examples=100,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("ebbflow")
 
 
 def pytest_configure() -> None:
@@ -24,22 +51,37 @@ def pytest_configure() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files with slow tests first.
+
+    Workers are handed whole files in this order. A long file at the end would keep one of them
+    busy while the others have nothing left to do.
+    """
+    slow = {item.path for item in items if _is_slow(item)}
+    items.sort(key=lambda item: item.path not in slow)
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    on_spark = "spark" in getattr(item, "fixturenames", ())
+    return on_spark or item.get_closest_marker("slow") is not None
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Say what could not be tested on this machine."""
-    fixture.tell_what_is_missing(terminalreporter)
-    tell_what_is_missing(terminalreporter)
+    for part in (fixture, disk):
+        part.tell_what_is_missing(terminalreporter)
 
 
 @pytest.fixture(scope="session")
-def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The one Spark session of this process; a second one would be the same under another name.
 
     It has slots to spare: tasks of a run that a test cut short may hold some for a while.
     """
     with open_session(
         "tests", "local[40]", 10, tmp_path_factory.mktemp("spark"), {}, None
-    ) as spark:
-        yield spark
+    ) as session:
+        yield session
 
 
 @pytest.fixture(autouse=True)

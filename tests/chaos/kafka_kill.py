@@ -23,7 +23,7 @@ from pathlib import Path
 
 from tests.chaos.kill_and_restart import kill_tree
 from tests.chaos.tally import PIPELINE, written
-from tests.kafka.broker import Broker
+from tests.connectors.kafka.broker import Broker
 
 GROUP = "records-in"
 PARTITIONS = 6

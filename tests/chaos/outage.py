@@ -28,7 +28,7 @@ from typing import Any, Protocol
 
 import psycopg
 
-from tests.sinks.postgres import Postgres, running_postgres
+from tests.connectors.spark.postgres import Postgres, running_postgres
 
 PIPELINE = Path(__file__).parent / "pipeline"
 COMMAND = (sys.executable, "-m", "ebbflow", "run")

@@ -7,7 +7,7 @@ from typer.testing import CliRunner, Result
 
 from ebbflow.cli.main import app
 from ebbflow.nats.locate import open_link_to_pipeline, start_embedded
-from tests.cli.conftest import Written
+from tests.deadletters.written import Written
 
 Dlq = Callable[..., Result]
 

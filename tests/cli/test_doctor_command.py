@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from ebbflow.cli.main import app
 from ebbflow.nats.link import Link
-from tests.jetstream.securing import address
+from tests.nats.securing import address
 
 
 def test_a_machine_that_is_ready_gets_only_ticks(tmp_path: Path) -> None:

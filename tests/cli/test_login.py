@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from ebbflow.cli.main import app
 from ebbflow.nats.link import Link
-from tests.cli.conftest import Written
+from tests.deadletters.written import Written
 
 SECRET = "s3cr3t-that-nobody-sees"
 

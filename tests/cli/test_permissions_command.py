@@ -124,7 +124,7 @@ def test_a_pipeline_with_problems_gets_none(spec: Path) -> None:
 
 SOURCES = {
     "generator": {"messages": 1},
-    "udsource": {"python": "tests.sources.queue:Queue"},
+    "udsource": {"python": "tests.connectors.user_code.queue:Queue"},
     "http": {},
     "jetstream": {"url": "nats://localhost", "stream": "S"},
     "nats": {"url": "nats://localhost", "subject": "s"},
@@ -135,7 +135,7 @@ SOURCES = {
 
 BATCHES = {
     "sql": {"udf": {"sql": "SELECT * FROM messages"}},
-    "dataframe": {"udf": {"dataframe": "tests.sources.queue:Queue"}},
+    "dataframe": {"udf": {"dataframe": "tests.connectors.user_code.queue:Queue"}},
     "spark sink": {"sink": {"spark": {"format": "noop"}}},
 }
 """Vertices whose batches the driver plans."""

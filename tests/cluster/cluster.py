@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from examples.cluster.nodes import Node, Nodes, Ports
-
 from ebbflow.buffers import streams
 from ebbflow.nats import api
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link
 from ebbflow.nats.login import Login
+from examples.cluster.nodes import Node, Nodes, Ports
 
 # What a password may hold and a configuration or a URL may trip over.
 LOGIN = Login(user="tester", password="0$a b@c/d")

@@ -15,8 +15,8 @@ from ebbflow.deadletters import DeadLetters
 from ebbflow.errors import EbbflowError
 from ebbflow.nats.publish import BUFFER, publish
 from ebbflow.nats.stored import read_subject
-from tests.cli.conftest import LETTER
 from tests.cluster.lagging import READS, lagging
+from tests.deadletters.written import LETTER
 
 pytestmark = pytest.mark.slow
 

@@ -22,7 +22,7 @@ from ebbflow.testing import (
     SourceTrial,
     SourceUnderTest,
 )
-from tests.sinks.receiver import Receiver
+from tests.connectors.http.receiver import Receiver
 
 pytestmark = pytest.mark.slow
 

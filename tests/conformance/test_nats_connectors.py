@@ -21,8 +21,8 @@ from ebbflow.testing import (
     SourceTrial,
     SourceUnderTest,
 )
-from tests.jetstream.securing import reload
-from tests.sources.outside import Outside, until
+from tests.nats.outside import Outside, until
+from tests.nats.securing import reload
 
 pytestmark = pytest.mark.slow
 

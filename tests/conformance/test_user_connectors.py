@@ -37,7 +37,7 @@ from ebbflow.testing import (
     SourceTrial,
     SourceUnderTest,
 )
-from tests.sources.queue import Queue, QueueFile, RedeliveringQueue
+from tests.connectors.user_code.queue import Queue, QueueFile, RedeliveringQueue
 
 pytestmark = pytest.mark.slow
 

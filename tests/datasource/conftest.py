@@ -15,7 +15,7 @@ from ebbflow.nats import api
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import NATS_URL, open_link, start_embedded
-from tests.jetstream.securing import address
+from tests.nats.securing import address
 
 _numbers = count()
 
@@ -38,13 +38,13 @@ def url(server: Addresses) -> str:
 
 
 @pytest.fixture(scope="session")
-def spark(shared_spark: Any, url: str) -> Any:
+def spark(spark: Any, url: str) -> Any:
     """The session, told where NATS is by the environment."""
-    shared_spark.conf.set("spark.sql.shuffle.partitions", "2")
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv(NATS_URL, url)
-        register(shared_spark)
-    return shared_spark
+        register(spark)
+    return spark
 
 
 class Stream:

@@ -13,7 +13,7 @@ from ebbflow.datasource import JetStreamDataSource
 from ebbflow.datasource.columns import READ
 from ebbflow.datasource.readers import StreamReader
 from tests.datasource.conftest import Stream
-from tests.jetstream.securing import address
+from tests.nats.securing import address
 
 Offset = dict[str, Any]
 

@@ -18,7 +18,7 @@ from ebbflow.publishing import Login
 from tests.datasource.conftest import Stream
 from tests.datasource.planned import Run, planned
 from tests.datasource.test_guide import GUIDE
-from tests.jetstream.securing import nats_server
+from tests.nats.securing import nats_server
 
 NEEDED = next(block.text.split() for block in GUIDE.blocks if "$JS.API" in block.text)
 

@@ -15,9 +15,6 @@ from typing import Any
 import pytest
 
 from tests.chaos.kill_and_restart import kill_tree
-from tests.sources.outside import outside
-
-__all__ = ["outside"]
 
 SPEC = """
 apiVersion: numaflow.numaproj.io/v1alpha1

@@ -14,7 +14,7 @@ import pytest
 
 from ebbflow.runtime.permissions import permissions_of
 from ebbflow.spec.lint import load
-from tests.jetstream.securing import Authority, Operator, nats_server
+from tests.nats.securing import Authority, Operator, nats_server
 
 pytestmark = pytest.mark.slow
 

@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from examples.cluster.nodes import ports_from
 
 from ebbflow.buffers import streams
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.locate import open_link
+from examples.cluster.nodes import ports_from
 
 pytestmark = pytest.mark.slow
 

@@ -1,88 +1,12 @@
-"""One Spark session for the folder; every run gets a NATS server and a state folder of its own."""
+"""One Spark session for the folder, also for tests that start a run by themselves."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ebbflow import Pipeline
-from ebbflow.core.dead_letter import Letter
-from ebbflow.deadletters import DeadLetters
-from ebbflow.nats.locate import open_link, start_embedded
-from ebbflow.runtime.run_report import Silent, Summary, VertexView
-from ebbflow.spark.run import run_pipeline
-
 
 @pytest.fixture(scope="session", autouse=True)
-def spark(shared_spark: Any) -> Any:
-    return shared_spark
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Callable[..., Summary]:
-    """Run a pipeline to its end in this test's state folder."""
-
-    def execute(pipeline: Pipeline, **options: Any) -> Summary:
-        options = {"drain": True, "timeout": "150s", "state": tmp_path / "state"} | options
-        return run_pipeline(pipeline.spec, **{"watcher": Failures()} | options)
-
-    return execute
-
-
-class Failures(Silent):
-    """Prints why a vertex was restarted, for the report of a failing test."""
-
-    def line(self, text: str) -> None:
-        print(text)
-
-    def look(self, views: Mapping[str, VertexView]) -> None:
-        for name, view in views.items():
-            if view.failure:
-                print(f"{name} was restarted {view.restarts} times: {view.failure}")
-
-
-@pytest.fixture
-def server_letters(tmp_path: Path) -> Callable[[str], list[Letter]]:
-    """The dead letters that a finished run left behind."""
-
-    def read(pipeline: str) -> list[Letter]:
-        with start_embedded(tmp_path / "state") as server, open_link(server) as link:
-            return [stored.letter for stored in DeadLetters(link, pipeline).list()]
-
-    return read
-
-
-class Journal:
-    """Lines that user code writes on workers and the test reads. One file a writer process."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir()
-
-    def write(self, *entries: Any) -> None:
-        """Append entries; they are complete on disk when this returns."""
-        import json as encoder
-        import os
-
-        lines = "".join(encoder.dumps(entry) + "\n" for entry in entries)
-        with open(self.folder / str(os.getpid()), "a", encoding="utf-8") as file:
-            file.write(lines)
-
-    def read(self) -> list[Any]:
-        """All entries of all writers."""
-        texts = (path.read_text(encoding="utf-8") for path in sorted(self.folder.iterdir()))
-        return [json.loads(line) for text in texts for line in text.splitlines()]
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Journal:
-    return Journal(tmp_path / "journal")
-
-
-@pytest.fixture
-def another_journal(tmp_path: Path) -> Journal:
-    return Journal(tmp_path / "another-journal")
+def session(spark: Any) -> Any:
+    return spark

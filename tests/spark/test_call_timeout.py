@@ -11,7 +11,7 @@ import time
 import pytest
 
 from ebbflow import Message, Pipeline, Response
-from tests.spark.conftest import Failures
+from tests.spark.runs import Failures
 
 pytestmark = pytest.mark.slow
 

@@ -30,8 +30,8 @@ def parents(batches):
 
 
 @linux
-def test_workers_are_forked_from_the_process_that_was_loaded_ahead(shared_spark):
-    row = shared_spark.range(1).mapInArrow(parents, "command string, here string").first()
+def test_workers_are_forked_from_the_process_that_was_loaded_ahead(spark):
+    row = spark.range(1).mapInArrow(parents, "command string, here string").first()
 
     assert "--preload" in row.command
     assert row.here == os.getcwd()

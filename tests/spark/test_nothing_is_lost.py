@@ -18,7 +18,7 @@ from ebbflow import Message, MonoVertex, NackOptions, Pipeline, Response
 from ebbflow.deadletters import DeadLetters
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.spark.run import run_pipeline
-from tests.spark.conftest import Failures, Journal
+from tests.spark.runs import Failures, Journal
 
 pytestmark = pytest.mark.slow
 

@@ -31,9 +31,9 @@ from ebbflow.publishing import Login
 from ebbflow.runtime.permissions import permissions_of
 from ebbflow.runtime.run_report import Silent, VertexView
 from ebbflow.spark.run import run_pipeline
-from tests.jetstream.securing import nats_server, reload
-from tests.sources.queue import QueueFile, RedeliveringQueue
-from tests.unit.test_permissions import matches, subjects
+from tests.buffers.test_permissions import matches, subjects
+from tests.connectors.user_code.queue import QueueFile, RedeliveringQueue
+from tests.nats.securing import nats_server, reload
 
 pytestmark = pytest.mark.slow
 

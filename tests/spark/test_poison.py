@@ -13,7 +13,7 @@ import signal
 import pytest
 
 from ebbflow import Message, MonoVertex, Pipeline, Response, Unavailable
-from tests.spark.conftest import Failures
+from tests.spark.runs import Failures
 
 pytestmark = pytest.mark.slow
 

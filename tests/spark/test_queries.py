@@ -13,7 +13,7 @@ from ebbflow.buffers.positions import PositionStore
 from ebbflow.errors import SetupError
 from ebbflow.nats.embedded import StateFolder
 from ebbflow.nats.locate import open_link
-from tests.spark.conftest import Failures
+from tests.spark.runs import Failures
 
 pytestmark = pytest.mark.slow
 

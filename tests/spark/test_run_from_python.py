@@ -8,9 +8,7 @@ from ebbflow import Pipeline
 
 
 @pytest.mark.parametrize("quiet", [True, False])
-def test_a_run_draws_its_table_only_when_it_is_not_to_be_quiet(
-    shared_spark, tmp_path, capsys, quiet
-):
+def test_a_run_draws_its_table_only_when_it_is_not_to_be_quiet(spark, tmp_path, capsys, quiet):
     pipeline = Pipeline("orders").source("in", generator={"messages": 3}).sink("out", log=True)
 
     summary = pipeline.run(quiet=quiet, drain=True, timeout="60s", state=tmp_path / "state")

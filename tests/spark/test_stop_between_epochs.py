@@ -11,7 +11,7 @@ from ebbflow.testing.conformance.leftovers import processes_of
 
 
 @pytest.mark.guarantee("a-stop-loses-no-work")
-def test_no_source_process_outlives_a_run_whenever_it_is_stopped(shared_spark, tmp_path):
+def test_no_source_process_outlives_a_run_whenever_it_is_stopped(spark, tmp_path):
     with MemorySource() as source, MemorySink() as sink:
         pipeline = Pipeline("between").source("in", source.code).sink("out", sink.code)
         for number in range(2):
@@ -24,7 +24,7 @@ def test_no_source_process_outlives_a_run_whenever_it_is_stopped(shared_spark, t
 
 
 @pytest.mark.guarantee("a-stop-loses-no-work")
-def test_every_run_uses_its_own_code_whenever_the_last_one_was_stopped(shared_spark, tmp_path):
+def test_every_run_uses_its_own_code_whenever_the_last_one_was_stopped(spark, tmp_path):
     with MemorySource() as source, MemorySink() as sink:
         for number in range(3):
             said = b"run %d" % number

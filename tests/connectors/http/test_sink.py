@@ -1,0 +1,288 @@
+"""The HTTP sink: what the other side answers is what happens to each message."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import time
+from datetime import UTC, datetime
+from functools import partial
+
+import pytest
+import trustme
+
+from ebbflow import Datum, Pipeline
+from ebbflow.connectors.http.settings import BatchSettings, ClientTls, HttpSinkSettings
+from ebbflow.connectors.http.sink import HttpSink, split_records
+from ebbflow.core.calling import Handler
+from ebbflow.core.position import LINEAGE
+from ebbflow.message import Status
+from ebbflow.secret import Secret
+from tests.connectors.http.receiver import Receiver, Told
+
+TIME = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
+
+
+@pytest.fixture
+def receiver():
+    with Receiver() as receiver:
+        yield receiver
+
+
+@pytest.fixture
+def opened():
+    """Make a sink as a worker does; it is closed when the test ends."""
+    handlers = []
+
+    def make(url, **settings):
+        handlers.append(Handler(partial(HttpSink, HttpSinkSettings(url, **settings))))
+        handler = handlers[-1]
+        return lambda data: handler.finish(handler.call(data))
+
+    yield make
+    for handler in handlers:
+        handler.close()
+
+
+def some(count, **fields):
+    return [Datum(b"%d" % n, id=f"m{n}", **fields) for n in range(count)]
+
+
+def statuses(responses):
+    return {response.id: response.status for response in responses}
+
+
+# --- one message a request ----------------------------------------------------------------------
+
+
+def test_each_message_is_a_request_with_what_an_http_source_needs(receiver, opened, monkeypatch):
+    monkeypatch.setenv(LINEAGE, "l1")
+    sink = opened(receiver.url, headers=(("X-Team", "blue"),))
+    datum = Datum(b"\x00value", id="in-1/map", keys=["a", "b,c", "ünï"], event_time=TIME)
+
+    (response,) = sink([datum])
+
+    assert response.status is Status.OK
+    (request,) = receiver.requests
+    assert (request.method, request.body) == ("POST", b"\x00value")
+    assert request.headers["x-numaflow-id"] == "l1/in-1/map"
+    assert request.headers["x-numaflow-keys"] == "a,b%2Cc,%C3%BCn%C3%AF"
+    assert request.headers["x-numaflow-event-time"] == "1767323045678"
+    assert request.headers["content-type"] == "application/octet-stream"
+    assert request.headers["x-team"] == "blue"
+
+
+def test_requests_run_side_by_side_on_connections_that_are_kept(receiver, opened):
+    def slowly(request):
+        time.sleep(0.1)
+        return receiver.take(request)
+
+    receiver.answer = slowly
+    sink = opened(receiver.url, concurrency=20)
+    began = time.monotonic()
+    for _ in range(2):
+        assert set(statuses(sink(some(60))).values()) == {Status.OK}
+
+    assert time.monotonic() - began < 0.1 * 120 / 4
+    assert len({request.connection for request in receiver.requests}) <= 20
+
+
+@pytest.mark.guarantee("http-each-message-has-its-answer")
+def test_each_message_gets_the_outcome_of_its_own_answer(receiver, opened):
+    told = {
+        b"0": Told(201),
+        b"1": Told(429, b"busy", (("Retry-After", "3"),)),
+        b"2": Told(503, b"", (("Retry-After", "1"),)),
+        b"3": Told(503, b"no time given"),
+        b"4": Told(422, b"no such\nproduct"),
+        b"5": Told(302, b"", (("Location", "http://127.0.0.1:1/"),)),
+    }
+    receiver.answer = lambda request: told[request.body]
+
+    ok, busy, closed, broken, wrong, moved = opened(receiver.url)(some(6))
+
+    assert ok.status is Status.OK
+    assert (busy.nack_options.delay, busy.nack_options.reason) == (3_000, "HTTP 429: busy")
+    assert (closed.nack_options.delay, closed.nack_options.reason) == (1_000, "HTTP 503")
+    assert broken.error == "HTTP 503: no time given"
+    assert wrong.error == "HTTP 422: no such product"
+    assert moved.error == "HTTP 302"
+    assert len(receiver.requests) == 6
+
+
+# --- no answer ----------------------------------------------------------------------------------
+
+
+def test_without_an_answer_the_other_side_is_away_or_the_strategy_decides(opened):
+    with Receiver() as gone:
+        pass
+    (patient,) = opened(gone.url)(some(1))
+    (retried,) = opened(gone.url, retried=True)(some(1))
+
+    assert retried.status is Status.FAILURE
+    assert retried.error.startswith("no answer: Cannot connect to host 127.0.0.1")
+    assert (patient.status, patient.error) == (Status.UNAVAILABLE, f"{gone.url}: {retried.error}")
+
+
+def test_an_answer_that_takes_too_long_is_none(receiver, opened):
+    receiver.answer = lambda request: time.sleep(1) or Told()
+    (response,) = opened(receiver.url, timeout=0.1, retried=True)(some(1))
+
+    assert response.error == "no answer within 0.1 s"
+
+
+def test_waiting_for_a_free_connection_does_not_count_as_waiting_for_an_answer(receiver, opened):
+    receiver.answer = lambda request: time.sleep(0.2) or Told()
+    responses = opened(receiver.url, timeout=1.0, concurrency=1, retried=True)(some(8))
+
+    assert set(statuses(responses).values()) == {Status.OK}
+
+
+def test_a_connection_that_was_closed_meanwhile_is_no_failure(receiver, opened):
+    sink = opened(receiver.url, retried=True)
+    receiver.hangs_up = True
+    for _ in range(5):
+        assert set(statuses(sink(some(20))).values()) == {Status.OK}
+        time.sleep(0.05)  # the other side closes while nobody looks
+
+    assert len(receiver.taken) == len(receiver.requests) == 100
+
+
+def test_a_request_that_was_cut_off_is_sent_once_more(receiver, opened):
+    def once(request):
+        return None if len(receiver.requests) == 1 else Told()
+
+    receiver.answer = once
+    (response,) = opened(receiver.url, retried=True)(some(1))
+    assert response.status is Status.OK
+
+    receiver.answer = lambda request: None
+    (response,) = opened(receiver.url, retried=True)(some(1))
+    assert response.error == "no answer: Server disconnected"
+    assert len(receiver.requests) == 4
+
+
+# --- batches ------------------------------------------------------------------------------------
+
+
+@pytest.mark.guarantee("http-each-message-has-its-answer")
+@pytest.mark.parametrize("form", ["ndjson", "json"])
+def test_a_batch_has_everything_of_each_message_and_is_answered_one_by_one(receiver, opened, form):
+    receiver.refuse([b"1"])
+    sink = opened(receiver.url, batch=BatchSettings(form), retried=True)
+    data = [
+        Datum("wäre".encode(), id="a", keys=["k"], headers={"h": "v"}, event_time=TIME),
+        Datum(b"\xff\x00", id="b"),
+        Datum(b"1", id="c"),
+    ]
+
+    assert statuses(sink(data)) == {"a": Status.OK, "b": Status.OK, "c": Status.FAILURE}
+    (request,) = receiver.requests
+    assert (
+        request.headers["content-type"]
+        == {
+            "ndjson": "application/x-ndjson",
+            "json": "application/json",
+        }[form]
+    )
+    assert [json.loads(one.body) for one in receiver.taken] == [
+        {
+            "id": "a",
+            "value": "wäre",
+            "keys": ["k"],
+            "headers": {"h": "v"},
+            "eventTime": 1_767_323_045_678,
+        },
+        {"id": "b", "valueBase64": "/wA=", "keys": [], "headers": {}, "eventTime": None},
+    ]
+
+
+def test_a_batch_is_sent_in_parts_that_are_not_too_large(receiver, opened):
+    records = [(datum, b"x" * 10) for datum in some(10)]
+    sizes = [len(part) for part in split_records(records, BatchSettings(size=4, max_bytes=1_000))]
+    bytes_each = [
+        len(part) for part in split_records(records, BatchSettings(size=100, max_bytes=25))
+    ]
+
+    assert sizes == [4, 4, 2]
+    assert bytes_each == [2, 2, 2, 2, 2]
+    assert [len(part) for part in split_records(records, BatchSettings(size=9, max_bytes=1))] == [
+        1
+    ] * 10
+    sink = opened(receiver.url, batch=BatchSettings(size=4))
+    assert set(statuses(sink(some(10))).values()) == {Status.OK}
+    assert len(receiver.requests) == 3
+
+
+def test_an_answer_that_never_ends_is_not_read_to_its_end(receiver, opened):
+    receiver.answer = lambda request: Told(200, b" " * 5_000_000)
+    sink = opened(receiver.url, batch=BatchSettings(), retried=True)
+
+    assert [r.error for r in sink(some(1))] == ["HTTP 200, with an answer too long to read"]
+    assert set(statuses(opened(receiver.url, retried=True)(some(1))).values()) == {Status.OK}
+
+
+# --- logins and TLS -----------------------------------------------------------------------------
+
+
+def test_a_login_goes_with_each_request_and_is_in_no_text(receiver, opened):
+    opened(receiver.url, token=Secret("open sesame"))(some(1))
+    opened(receiver.url, login=(Secret("me"), Secret("pass")))(some(1))
+
+    with_token, with_password = receiver.requests
+    assert with_token.headers["authorization"] == "Bearer open sesame"
+    assert with_password.headers["authorization"] == "Basic bWU6cGFzcw=="
+    settings = HttpSinkSettings(
+        "http://x", token=Secret("sesame"), login=(Secret("u"), Secret("p"))
+    )
+    assert "sesame" not in repr(settings)
+
+
+def test_only_a_server_that_is_trusted_gets_anything(receiver, opened):
+    authority, stranger = trustme.CA(), trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    receiver._server.socket = context.wrap_socket(receiver._server.socket, server_side=True)
+    url = receiver.url.replace("http://", "https://")
+    ca = {
+        name: one.cert_pem.bytes().decode()
+        for name, one in {"right": authority, "wrong": stranger}.items()
+    }
+
+    (trusted,) = opened(url, tls=ClientTls(ca["right"]), retried=True)(some(1))
+    (refused,) = opened(url, tls=ClientTls(ca["wrong"]), retried=True)(some(1))
+
+    assert trusted.status is Status.OK
+    assert "certificate verify failed" in refused.error
+    assert len(receiver.requests) == 1
+
+
+# --- in a pipeline ------------------------------------------------------------------------------
+
+
+@pytest.mark.guarantee("http-each-message-has-its-answer")
+@pytest.mark.slow
+def test_a_message_waits_as_long_as_the_other_side_asks_for(run, receiver):
+    times = []
+
+    def busy_at_first(request):
+        times.append(time.monotonic())
+        return Told(429, b"", (("Retry-After", "1"),)) if len(times) == 1 else Told()
+
+    receiver.answer = busy_at_first
+    pipeline = Pipeline("test").source("in", generator={"messages": 1})
+    summary = run(pipeline.sink("out", http={"url": receiver.url}))
+
+    first, second = times
+    assert second - first >= 1
+    assert (summary.vertices["out"].redelivered, summary.vertices["out"].done) == (1, 1)
+
+
+@pytest.mark.slow
+def test_what_is_refused_is_a_dead_letter_with_the_first_words(run, receiver, server_letters):
+    receiver.answer = lambda request: Told(422, b"no such product")
+    pipeline = Pipeline("test").source("in", generator={"messages": 3})
+    run(pipeline.sink("out", http={"url": receiver.url, "batch": {}}))
+
+    assert [letter.error for letter in server_letters("test")] == ["HTTP 422: no such product"] * 3
+    assert len(receiver.requests) < 3

@@ -1,0 +1,642 @@
+"""The HTTP source: 200 means stored, the same id is stored once, and all else is told clearly."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import secrets
+import socket
+import ssl
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+
+import pytest
+import trustme
+
+from ebbflow.connectors.http.settings import Certificate, Endpoint, HttpSourceSettings
+from ebbflow.errors import SetupError
+from ebbflow.nats.locate import open_link, start_embedded
+from ebbflow.secret import Secret
+from tests.connectors.http.posting import LOOPBACK, NDJSON, asked, in_background, posting
+
+
+@pytest.fixture(scope="module")
+def link(tmp_path_factory):
+    with start_embedded(tmp_path_factory.mktemp("nats")) as server, open_link(server) as link:
+        yield link
+
+
+@pytest.fixture(scope="module")
+def shared(link, tmp_path_factory):
+    """A pipeline whose listener stays, because one of its vertices does."""
+    folder = tmp_path_factory.mktemp("shared")
+    with posting(link, folder, pipeline="shared", vertex="stays"):
+        yield "shared"
+
+
+@pytest.fixture
+def source(link, tmp_path, shared):
+    vertex = f"v-{secrets.token_hex(4)}"
+    with posting(link, tmp_path, pipeline=shared, vertex=vertex) as source:
+        yield source
+
+
+@pytest.fixture(autouse=True)
+def settled(monkeypatch):
+    """All who share a port have been added as soon as one is there."""
+    monkeypatch.setattr("ebbflow.connectors.http.listener._SETTLING", 0.0)
+
+
+def wait_for(condition, seconds=10):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+# --- what is stored -----------------------------------------------------------------------------
+
+
+@pytest.mark.guarantee("http-200-means-stored")
+def test_what_was_answered_with_200_is_in_the_buffer_as_it_was_posted(source):
+    value = bytes(range(256))
+    answer = source.post(
+        value,
+        x_numaflow_id="order-7",
+        x_numaflow_event_time="1700000000123",
+        x_numaflow_keys="shop, 7",
+        x_trace="abc",
+    )
+
+    assert (answer.status, answer.body) == (200, {"id": "order-7"})
+    (row,) = source.rows()
+    assert (row["id"], row["value"], row["keys"]) == ("order-7", value, ["shop", "7"])
+    assert row["event_time"] == datetime(2023, 11, 14, 22, 13, 20, 123_000, tzinfo=UTC)
+    assert row["headers"]["x-trace"] == "abc"
+    assert row["headers"]["x-numaflow-id"] == "order-7"
+    assert row["deliveries"] == 1
+
+
+def test_without_headers_there_is_a_new_id_and_the_time_is_now(source):
+    before = datetime.now(UTC)
+    ids = [source.post(b"same").body["id"] for _ in range(2)]
+
+    first, second = source.rows()
+    assert [first["id"], second["id"]] == ids
+    assert len(set(ids)) == 2
+    assert first["keys"] == []
+    assert before <= first["event_time"] <= first["first_seen"] <= datetime.now(UTC)
+
+
+def test_headers_of_the_hop_and_of_the_login_are_not_the_messages(source):
+    source.post(
+        b"x",
+        authorization="Bearer secret",
+        connection="close, X-Hop",
+        x_hop="1",
+        te="trailers",
+        keep_alive="timeout=5",
+        proxy_authorization="Basic secret",
+        x_numaflow_event_time="0",
+        content_type="text/plain",
+        cookie="a=b",
+    )
+
+    (row,) = source.rows()
+    assert row["headers"].keys() == {"host", "accept-encoding", "content-type", "cookie"}
+
+
+def test_a_header_that_is_there_twice_is_a_list_and_texts_may_be_utf_8(source):
+    connection = source.connect()
+    connection.putrequest("POST", source.path)
+    for name, value in (("X-Tag", "a"), ("X-Tag", "b"), ("X-Name", "Zoë 💧".encode())):
+        connection.putheader(name, value)
+    connection.putheader("x-numaflow-keys", "ünï,💧".encode())
+    connection.putheader("Content-Length", "0")
+    connection.endheaders()
+    assert connection.getresponse().status == 200
+
+    (row,) = source.rows()
+    assert (row["headers"]["x-tag"], row["headers"]["x-name"]) == ("a, b", "Zoë 💧")
+    assert row["keys"] == ["ünï", "💧"]
+    assert row["value"] == b""
+
+
+def test_a_body_may_come_in_pieces(source):
+    answer = source.ask(
+        "POST", source.path, iter([b"a" * 40_000, b"b" * 50_000]), encode_chunked=True
+    )
+
+    assert answer.status == 200
+    assert source.values() == [b"a" * 40_000 + b"b" * 50_000]
+
+
+def test_an_answer_does_not_wait_for_the_client_to_acknowledge_its_head(source):
+    connection = source.connect()
+    times = []
+    for _ in range(10):
+        began = time.monotonic()
+        assert asked(connection, "POST", source.path, b"x").status == 200
+        times.append(time.monotonic() - began)
+
+    # A delayed acknowledgement takes 0.04 s; only the first ones are never delayed.
+    assert sorted(times)[3] < 0.035
+
+
+# --- batches ------------------------------------------------------------------------------------
+
+
+def test_each_line_of_a_batch_is_a_message(source):
+    answer = source.post(
+        b'{"n": 1}\n\n{"n": 2}\r\n{"n": 3}',
+        content_type=f"{NDJSON}; charset=utf-8",
+        x_numaflow_id="b",
+        x_numaflow_keys="k",
+    )
+
+    assert (answer.status, answer.body) == (200, {"id": "b", "messages": 3})
+    rows = source.rows()
+    assert [row["id"] for row in rows] == ["b-0", "b-1", "b-2"]
+    assert [json.loads(row["value"])["n"] for row in rows] == [1, 2, 3]
+    assert all(row["keys"] == ["k"] for row in rows)
+
+
+@pytest.mark.guarantee("http-200-means-stored")
+def test_a_batch_is_stored_as_a_whole_or_not_at_all(link, tmp_path):
+    with posting(link, tmp_path, max_frames=1) as source:
+        batch = b"\n".join(b"%d" % n for n in range(500))
+        answers = [source.post(batch, content_type=NDJSON) for _ in range(3)]
+
+        assert [answer.status for answer in answers] == [200, 429, 429]
+        assert len(source.rows()) == 500
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "reason"),
+    [
+        (b"\n\r\n", {}, 400, "the batch has no lines"),
+        (b"x\n" * 10_001, {}, 413, "a batch may have 10,000 lines, not 10,001"),
+        (
+            b"x",
+            {"content_encoding": "gzip"},
+            415,
+            "a batch in the content encoding 'gzip' cannot be split; send it plain",
+        ),
+    ],
+)
+def test_a_batch_that_is_none_is_refused(source, body, headers, status, reason):
+    answer = source.post(body, content_type=NDJSON, **headers)
+
+    assert (answer.status, answer.reason) == (status, reason)
+    assert source.rows() == []
+
+
+def test_headers_that_each_line_would_have_are_bounded(source):
+    answer = source.post(b"x\n" * 9_000, content_type=NDJSON, x_long="v" * 1_000)
+
+    assert answer.status == 413
+    assert re.fullmatch(r"1,\d\d\d bytes of headers are too many for 9,000 messages", answer.reason)
+    assert source.rows() == []
+
+
+# --- ids ----------------------------------------------------------------------------------------
+
+
+def test_the_same_id_is_stored_once(source):
+    answers = [source.post(b"x", x_numaflow_id="a") for _ in range(3)]
+    batches = [source.post(b"y\nz", x_numaflow_id="b", content_type=NDJSON) for _ in range(3)]
+
+    assert {answer.status for answer in answers + batches} == {200}
+    assert [row["id"] for row in source.rows()] == ["a", "b-0", "b-1"]
+
+
+@pytest.mark.guarantee("http-200-means-stored")
+def test_the_same_id_posted_by_many_at_the_same_time_is_stored_once(source):
+    with ThreadPoolExecutor(16) as pool:
+        ids = [f"m{n % 20}" for n in range(200)]
+        answers = list(pool.map(lambda one: source.post(b"x", x_numaflow_id=one), ids))
+
+    assert {answer.status for answer in answers} == {200}
+    assert Counter(row["id"] for row in source.rows()) == dict.fromkeys(ids, 1)
+
+
+@pytest.mark.guarantee("http-200-means-stored")
+def test_ids_are_known_after_a_restart_of_everything_though_the_buffer_is_empty(tmp_path):
+    for run in range(2):
+        with (
+            start_embedded(tmp_path / "nats") as server,
+            open_link(server) as link,
+            posting(link, tmp_path, pipeline="again") as source,
+        ):
+            for n in range(500):
+                assert source.post(b"x", x_numaflow_id=f"m{n}").status == 200
+            assert len(source.rows()) == (500 if run == 0 else 0)
+            source.purge()
+
+
+def test_an_id_is_forgotten_when_the_window_for_copies_is_over(source, monkeypatch):
+    source.post(b"x", x_numaflow_id="a")
+    clock = time.time
+    monkeypatch.setattr("ebbflow.connectors.http.known_ids.time.time", lambda: clock() + 121)
+
+    # Known to the buffer still, which keeps its own time: asked for again, and not stored again.
+    assert source.post(b"x", x_numaflow_id="a").status == 200
+    assert "a" in source.feed._known_ids
+    assert len(source.rows()) == 1
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("headers", "reason"),
+    [
+        ({"x_numaflow_id": ""}, "x-numaflow-id must be 1 to 256 visible ASCII characters"),
+        ({"x_numaflow_id": "a b"}, "x-numaflow-id must be 1 to 256 visible ASCII characters"),
+        ({"x_numaflow_id": "ä"}, "x-numaflow-id must be 1 to 256 visible ASCII characters"),
+        ({"x_numaflow_id": "x" * 257}, "x-numaflow-id must be 1 to 256 visible ASCII characters"),
+        (
+            {"x_numaflow_event_time": "yesterday"},
+            "x-numaflow-event-time must be milliseconds since 1970, a whole number",
+        ),
+        (
+            {"x_numaflow_event_time": "-1"},
+            "x-numaflow-event-time must be milliseconds since 1970, a whole number",
+        ),
+        (
+            {"x_numaflow_event_time": "999999999999999"},
+            "x-numaflow-event-time must be milliseconds since 1970, a whole number",
+        ),
+    ],
+)
+def test_a_header_that_makes_no_sense_is_a_bad_request(source, headers, reason):
+    answer = source.post(b"x", **headers)
+
+    assert (answer.status, answer.reason) == (400, reason)
+    assert source.rows() == []
+
+
+def test_an_id_that_is_there_twice_is_a_bad_request(source):
+    connection = source.connect()
+    connection.putrequest("POST", source.path)
+    connection.putheader("x-numaflow-id", "a")
+    connection.putheader("x-numaflow-id", "b")
+    connection.putheader("Content-Length", "0")
+    connection.endheaders()
+    response = connection.getresponse()
+
+    assert (response.status, json.load(response)) == (
+        400,
+        {"reason": "x-numaflow-id is there twice"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "reason"),
+    [
+        ("POST", "/vertices/out", 404, "there is no http source of that name here"),
+        ("POST", "/vertices/stays/", 404, "Not Found"),
+        ("POST", "/", 404, "Not Found"),
+        ("GET", "/vertices/stays", 405, "Method Not Allowed"),
+        ("PUT", "/vertices/stays", 405, "Method Not Allowed"),
+        ("POST", "/health", 405, "Method Not Allowed"),
+    ],
+)
+def test_what_is_not_there_is_told_as_json(source, method, path, status, reason):
+    answer = source.ask(method, path, b"x")
+
+    assert (answer.status, answer.reason) == (status, reason)
+    assert answer.headers["content-type"] == "application/json"
+
+
+def test_a_body_without_a_length_is_refused(source):
+    connection = source.connect()
+    connection.putrequest("POST", source.path)
+    connection.endheaders()
+    response = connection.getresponse()
+
+    assert (response.status, json.load(response)) == (411, {"reason": "there is no content-length"})
+
+
+def test_a_body_that_is_too_large_is_refused_and_the_largest_is_taken(source):
+    too_large = source.post(b"x" * 100_001)
+    in_pieces = source.ask("POST", source.path, iter([b"x" * 60_000] * 2), encode_chunked=True)
+
+    assert too_large.reason == "a body may have 100,000 bytes, not 100,001 or more"
+    assert (too_large.status, in_pieces.status) == (413, 413)
+    assert source.post(b"x" * 100_000).status == 200
+    assert [len(value) for value in source.values()] == [100_000]
+
+
+def test_a_message_that_no_frame_can_hold_is_refused(link, tmp_path):
+    with posting(link, tmp_path, largest=2**30) as source:
+        answer = source.post(os.urandom(9_000_000))
+
+    assert answer.status == 413
+    assert "is over the limit of" in answer.reason
+
+
+def test_a_full_buffer_says_so_and_when_to_come_again(link, tmp_path):
+    with posting(link, tmp_path, max_frames=3) as source:
+        answers = [source.post(b"x") for _ in range(5)]
+
+        assert [answer.status for answer in answers] == [200, 200, 200, 429, 429]
+        assert answers[-1].reason == "the buffer is full"
+        assert answers[-1].headers["retry-after"] == "1"
+        source.purge()
+        assert source.post(b"x").status == 200
+
+
+def test_more_than_may_be_on_its_way_is_refused(link, tmp_path):
+    with posting(link, tmp_path, in_flight=2) as source, contextlib.ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(contextlib.closing(begun(source, b"half")))
+        wait_for(lambda: source.post(b"x").status == 429)
+        answer = source.post(b"x")
+
+        assert (answer.reason, answer.headers["retry-after"]) == (
+            "too many requests are on their way",
+            "1",
+        )
+        stack.close()
+        wait_for(lambda: source.post(b"x").status == 200)
+
+
+def begun(source, part, length=1_000):
+    """A connection on which only a part of a body has been sent."""
+    connection = socket.create_connection(("127.0.0.1", source.port), timeout=20)
+    head = f"POST /vertices/in HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n"
+    connection.sendall(head.encode() + part)
+    return connection
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /vertices/in HT", b"POST / HTTP/1.1\r\nA: b\r\n"])
+def test_a_client_too_slow_to_say_what_it_wants_is_sent_away(link, tmp_path, sent):
+    with posting(link, tmp_path, read_timeout=0.3) as source:
+        connection = socket.create_connection(("127.0.0.1", source.port), timeout=20)
+        connection.sendall(sent)
+        answer = everything(connection)
+
+    assert answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+    assert answer.endswith(b'{"reason": "no request arrived within 0.3 s"}')
+
+
+def test_a_client_too_slow_to_send_its_body_is_sent_away(link, tmp_path):
+    with posting(link, tmp_path, read_timeout=0.3) as source:
+        answer = everything(begun(source, b"half"))
+
+    assert answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+    assert answer.endswith(b'{"reason":"the body did not arrive within 0.3 s"}')
+
+
+def everything(connection):
+    """All that comes until the other side closes."""
+    with connection:
+        return b"".join(iter(lambda: connection.recv(65_536), b""))
+
+
+# --- who may post -------------------------------------------------------------------------------
+
+
+def test_only_who_knows_the_token_may_post(link, tmp_path):
+    with posting(link, tmp_path, token=Secret("open sesame")) as source:
+        wrong = [
+            "",
+            "Bearer",
+            "Bearer x",
+            "Basic open sesame",
+            "Bearer open sesame!",
+            "open sesame",
+        ]
+        answers = [source.post(b"x", authorization=one) for one in wrong]
+
+        assert {answer.status for answer in answers} == {401}
+        assert answers[0].reason == "the bearer token is missing or wrong"
+        assert answers[0].headers["www-authenticate"] == "Bearer"
+        assert source.post(b"x", authorization="Bearer open sesame").status == 200
+        assert source.ask("GET", "/health").status == 200
+        assert len(source.rows()) == 1
+        assert "sesame" not in json.dumps(source.rows()[0]["headers"])
+
+
+@pytest.mark.guarantee("http-200-means-stored")
+def test_beyond_this_machine_there_is_no_listening_without_a_token(link, tmp_path):
+    with (
+        pytest.raises(SetupError) as raised,
+        posting(link, tmp_path, endpoint=Endpoint("0.0.0.0", 0)),
+    ):
+        pass
+    assert str(raised.value) == (
+        "The http source in would take messages from anybody who can reach 0.0.0.0. Give it a "
+        "token with auth: {token: {env: NAME}}, or leave out its host to listen on this machine "
+        "only."
+    )
+
+
+def test_with_a_token_it_may_listen_anywhere(link, tmp_path):
+    with posting(link, tmp_path, endpoint=Endpoint("0.0.0.0", 0), token=Secret("t")) as source:
+        assert source.post(b"x").status == 401
+        assert source.post(b"x", authorization="Bearer t").status == 200
+        assert source.told[0] == (
+            "in listens on 0.0.0.0 without TLS: its token and its messages can be read on their way"
+        )
+
+
+def test_a_secret_is_in_no_text():
+    endpoint = Endpoint("127.0.0.1", 0, Certificate("chain", Secret("the key")))
+    settings = HttpSourceSettings(endpoint, Secret("the token"))
+
+    assert "the key" not in repr(settings)
+    assert "the token" not in repr(settings)
+
+
+@pytest.fixture(scope="module")
+def authority():
+    return trustme.CA()
+
+
+def certificate(authority, name="127.0.0.1"):
+    issued = authority.issue_cert(name)
+    chain = "".join(pem.bytes().decode() for pem in issued.cert_chain_pems)
+    return Certificate(chain, Secret(issued.private_key_pem.bytes().decode()))
+
+
+def test_with_a_certificate_it_speaks_tls_only(link, tmp_path, authority):
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    endpoint = Endpoint("127.0.0.1", 0, certificate(authority))
+    with posting(link, tmp_path, endpoint=endpoint) as source:
+        assert source.url.startswith("https://127.0.0.1:")
+        answer = source.ask("POST", source.path, b"x", context=trusting)
+        assert answer.status == 200
+        with pytest.raises((ConnectionError, http.client.HTTPException)):
+            source.post(b"in the clear")
+        assert source.values() == [b"x"]
+
+
+def test_a_certificate_that_is_none_is_told_at_the_start(link, tmp_path):
+    endpoint = Endpoint("127.0.0.1", 0, Certificate("no", Secret("no")))
+    with pytest.raises(SetupError) as raised, posting(link, tmp_path, endpoint=endpoint):
+        pass
+    assert str(raised.value) == (
+        "The tls of an http source: are not a certificate and its key, in PEM form. "
+        "Correct cert and key."
+    )
+
+
+# --- ports --------------------------------------------------------------------------------------
+
+
+def test_a_port_that_is_taken_is_told_at_the_start(link, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with (
+            pytest.raises(SetupError) as raised,
+            posting(link, tmp_path, endpoint=Endpoint("127.0.0.1", port)),
+        ):
+            pass
+    assert str(raised.value) == (
+        f"An http source cannot listen on 127.0.0.1:{port}: Address already in use. "
+        "Stop what listens there, or set ports to another one."
+    )
+
+
+def test_two_vertices_share_a_port_until_the_last_one_stops(link, tmp_path):
+    with posting(link, tmp_path, pipeline="both", vertex="one") as one:
+        with posting(link, tmp_path, pipeline="both", vertex="two") as two:
+            assert one.port == two.port
+            assert (one.post(b"1").status, two.post(b"2").status) == (200, 200)
+            assert (one.values(), two.values()) == ([b"1"], [b"2"])
+        assert two.post(b"x").status == 404
+        assert one.post(b"3").status == 200
+    with pytest.raises(ConnectionRefusedError):
+        one.post(b"x")
+
+
+def test_a_vertex_that_is_about_to_listen_is_not_taken_for_unknown(source, monkeypatch):
+    monkeypatch.setattr("ebbflow.connectors.http.listener._SETTLING", 60.0)
+    answer = source.ask("POST", "/vertices/other", b"x")
+
+    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+    assert answer.reason == "there is no http source of that name here yet"
+
+
+def test_two_vertices_with_different_certificates_do_not_share_a_port(link, tmp_path, authority):
+    secured = Endpoint("127.0.0.1", 0, certificate(authority))
+    with (
+        posting(link, tmp_path, pipeline="differ", vertex="one", endpoint=LOOPBACK) as one,
+        pytest.raises(SetupError, match=r"share 127\.0\.0\.1:0 and have different certificates"),
+        posting(link, tmp_path, pipeline="differ", vertex="two", endpoint=secured),
+    ):
+        pass
+    with pytest.raises(ConnectionRefusedError):
+        one.post(b"x")
+
+
+# --- when things end ----------------------------------------------------------------------------
+
+
+@pytest.mark.guarantee("http-200-means-stored")
+def test_a_stop_finishes_what_is_on_its_way_and_refuses_the_rest(link, tmp_path):
+    with posting(link, tmp_path) as source:
+        waiting = begun(source, b"x" * 999)
+        idle = source.connect()
+        assert asked(idle, "POST", source.path, b"1").status == 200
+        stopping, _ = in_background(source.feed.stop)
+        wait_for(lambda: source.feed.failure is not None)
+        refused = asked(idle, "POST", source.path, b"2")
+        health = source.ask("GET", "/health")
+        waiting.sendall(b"x")
+        answer = everything(waiting)
+        stopping.join()
+
+    assert (refused.status, refused.reason) == (503, "the run is stopping")
+    assert (health.status, health.reason) == (503, "the run is stopping")
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert sorted(source.values()) == [b"1", b"x" * 1_000]
+    with pytest.raises(ConnectionRefusedError):
+        source.post(b"x")
+
+
+def test_a_stop_does_not_wait_for_ever_for_a_slow_client(link, tmp_path, monkeypatch):
+    monkeypatch.setattr("ebbflow.connectors.http.source._GRACE", 0.2)
+    with posting(link, tmp_path) as source:
+        slow = begun(source, b"half")
+        wait_for(lambda: source.feed._room._inside == 1)
+        source.feed.stop()
+
+        assert not everything(slow).startswith(b"HTTP/1.1 200")
+        assert source.rows() == []
+
+
+def test_without_nats_it_refuses_and_goes_on_when_nats_is_back(tmp_path):
+    with contextlib.ExitStack() as first:
+        server = first.enter_context(start_embedded(tmp_path / "nats", port=free_port()))
+        link = first.enter_context(open_link(server))
+        with posting(link, tmp_path) as source:
+            assert source.ask("GET", "/health").body == {"status": "ok"}
+            first.pop_all().close()
+            wait_for(lambda: source.feed.failure is not None)
+            answer = source.post(b"x", x_numaflow_id="a")
+            health = source.ask("GET", "/health")
+            with start_embedded(tmp_path / "nats", port=port_of(server)) as server:
+                wait_for(lambda: source.post(b"x", x_numaflow_id="a").status == 200)
+                with open_link(server) as source.link:
+                    assert source.values() == [b"x"]
+
+    assert (answer.status, answer.reason) == (503, "there is no connection to NATS")
+    assert (answer.headers["retry-after"], health.status) == ("1", 503)
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return one.getsockname()[1]
+
+
+def port_of(server):
+    return int(str(server).rpartition(":")[2])
+
+
+@pytest.mark.guarantee("http-200-means-stored")
+def test_posts_in_flight_when_nats_dies_are_not_answered_with_200(tmp_path):
+    with contextlib.ExitStack() as first:
+        server = first.enter_context(start_embedded(tmp_path / "nats", port=free_port()))
+        link = first.enter_context(open_link(server))
+        with posting(link, tmp_path, ack_wait=1.0) as source:
+            stop = threading.Event()
+            taken: list[str] = []
+
+            def post_on(name):
+                number = 0
+                connection = source.connect()
+                while not stop.is_set():
+                    number += 1
+                    head = {"x-numaflow-id": f"{name}-{number}"}
+                    answer = asked(connection, "POST", source.path, b"x", head)
+                    if answer.status == 200:
+                        taken.append(f"{name}-{number}")
+                    else:
+                        assert answer.status == 503
+
+            threads = [in_background(post_on, name) for name in "abcd"]
+            wait_for(lambda: len(taken) > 200)
+            first.pop_all().close()
+            wait_for(lambda: source.feed.failure is not None)
+            stop.set()
+            for thread, results in threads:
+                thread.join(20)
+                assert results == [None]
+            with (
+                start_embedded(tmp_path / "nats", port=port_of(server)) as again,
+                open_link(again) as link,
+            ):
+                source.link = link
+                stored = {row["id"] for row in source.rows()}
+
+    assert set(taken) <= stored

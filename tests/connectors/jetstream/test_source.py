@@ -1,0 +1,492 @@
+"""The JetStream source against a real server: what it reads, holds, gives back and refuses."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from datetime import UTC, datetime
+
+import pytest
+
+from ebbflow.connectors.jetstream import spec
+from ebbflow.connectors.jetstream.durable import Durable
+from ebbflow.connectors.jetstream.source import JetStreamSettings, JetStreamSource
+from ebbflow.errors import SetupError
+from ebbflow.nacks import NackOptions
+from ebbflow.nats import api
+from ebbflow.nats.address import Addresses
+from ebbflow.nats.link import Link
+from ebbflow.nats.publish import publish
+from ebbflow.publishing import Publisher
+from ebbflow.runtime.source_process.protocol import message_id
+from ebbflow.source import NackOffset
+from tests.nats.outside import Outside, Stream, until
+from tests.nats.securing import Authority, Nkey, nats_server, reload
+
+
+@pytest.fixture
+def stream(outside: Outside) -> Stream:
+    return outside.stream()
+
+
+@pytest.fixture
+def source(stream):
+    """Sources on the test's stream, open until the test ends."""
+    with ExitStack() as stack:
+
+        def make(of: Stream = stream, **wanted):
+            settings = JetStreamSettings(of.outside.server, Durable(of.name, "c", **wanted))
+            made = JetStreamSource(settings)
+            made.open()
+            stack.callback(lambda: made._link.client.is_closed or made.close())
+            return made
+
+        yield make
+
+
+def read_all(source, number, limit=500):
+    found = []
+    deadline = time.monotonic() + 20
+    while len(found) < number:
+        assert time.monotonic() < deadline, f"only {len(found)} messages came"
+        found += source.read(limit, 0.5)
+    return found
+
+
+def nack(source, message, **options):
+    source.nack([NackOffset(message.offset, NackOptions(**options))])
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def test_a_message_has_its_subject_headers_keys_time_and_sequence(stream, source):
+    before = datetime.now(UTC)
+    with Publisher(stream.outside.url) as publisher:
+        headers = {"Colour": "blue", "Ebbflow-Keys": '["a", "b"]'}
+        publisher.publish(stream.subject, b"value", headers=headers, msg_id="m1")
+
+    (message,) = source().read(10, 1.0)
+
+    assert message.value == b"value"
+    assert message_id(message, "in", 3) == "in-0-1"  # in whichever partition it is
+    assert list(message.keys) == ["a", "b"]
+    assert message.headers == {
+        "Colour": "blue",
+        "Nats-Msg-Id": "m1",
+        "Nats-Subject": stream.subject,
+    }
+    assert message.event_time is not None
+    assert before <= message.event_time <= datetime.now(UTC)
+
+
+@pytest.mark.parametrize("keys", ["", "a,b", '{"a": 1}', "[1]"])
+def test_a_header_for_keys_that_holds_none_stays_a_header(stream, source, keys):
+    with Publisher(stream.outside.url) as publisher:
+        publisher.publish(stream.subject, b"", headers={"Ebbflow-Keys": keys})
+
+    (message,) = source().read(10, 1.0)
+
+    assert (list(message.keys), message.headers["Ebbflow-Keys"]) == ([], keys)
+
+
+def test_one_request_brings_a_whole_batch(stream, source):
+    stream.fill([b"%d" % n for n in range(1_200)])
+    asked = []
+
+    async def hear(message):
+        asked.append(message.data)
+
+    link = stream.outside.link
+    subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream.name}.c"
+    subscription = link.run(link.client.subscribe(subject, cb=hear))
+    link.flush()
+    reading = source()
+
+    sizes = [len(reading.read(500, 1.0)) for _ in range(3)]
+
+    assert sizes == [500, 500, 200]
+    until(lambda: len(asked) == 3)
+    link.run(subscription.unsubscribe())
+
+
+def test_a_read_waits_for_the_first_message_and_returns_with_what_is_there(stream, source):
+    reading = source()
+    began = time.monotonic()
+    assert reading.read(10, 0.3) == []
+    assert time.monotonic() - began >= 0.3
+
+    stream.fill([b"1", b"2"])
+    began = time.monotonic()
+    assert read_all(reading, 2)
+    assert time.monotonic() - began < 0.3
+
+
+def test_large_messages_arrive_within_the_bounds_of_memory(stream, source, monkeypatch):
+    monkeypatch.setattr("ebbflow.connectors.jetstream.source._MOST_BYTES", 4_000_000)
+    monkeypatch.setattr(
+        "ebbflow.connectors.jetstream.source._ANSWER_BYTES", 1
+    )  # twice the largest message
+    stream.fill([b"x" * 1_000_000 for _ in range(12)])
+    reading = source()
+    found, in_hand = [], read_all(reading, 4)
+    while some := reading.read(500, 0.2):
+        in_hand += some
+    assert len(in_hand) <= 6
+    while len(found) < 12:
+        reading.ack([one.offset for one in in_hand])
+        found += in_hand
+        in_hand = reading.read(500, 0.2)
+
+    assert {int(one.offset) for one in found} == set(range(1, 13))
+
+
+@pytest.mark.parametrize(
+    ("start", "first"),
+    [
+        ("all", b"0"),
+        ("last", b"4"),
+        ("by_start_sequence 3", b"2"),
+        ("by_start_time 0", b"0"),
+        ("last_per_subject", b"4"),
+        ("new", None),
+    ],
+)
+def test_a_consumer_that_is_made_begins_where_the_policy_says(stream, source, start, first):
+    stream.fill([b"%d" % n for n in range(5)])
+
+    found = source(start=start).read(1, 0.2)
+
+    assert [one.value for one in found] == ([] if first is None else [first])
+    # Another process with the same settings finds the consumer fit.
+    source(start=start)
+
+
+def test_only_the_subjects_asked_for_are_read(stream, source):
+    base = stream.subject.removesuffix("x")
+    with Publisher(stream.outside.url) as publisher:
+        publisher.publish_many([(f"{base}{name}", name.encode()) for name in "abc"])
+
+    found = read_all(source(subjects=(f"{base}c", f"{base}a")), 2)
+
+    assert [one.value for one in found] == [b"a", b"c"]
+
+
+def test_the_bounds_of_a_consumer_for_requests_are_kept(stream, source):
+    stream.fill([b"%d" % n for n in range(40)])
+    stream.consumer(max_batch=7, max_expires=100_000_000, max_bytes=1_000)
+
+    found = read_all(source(), 40)
+
+    assert {one.value for one in found} == {b"%d" % n for n in range(40)}
+
+
+def test_a_message_larger_than_a_consumer_gives_at_once_is_told(stream, source):
+    stream.fill([b"x" * 2_000])
+    stream.consumer(max_bytes=1_000)
+    reading = source()
+
+    with pytest.raises(SetupError, match="409 Message Size Exceeds MaxBytes"):
+        reading.read(10, 0.5)
+
+
+def test_settings_that_are_left_out_are_those_of_the_consumer(stream, source):
+    stream.fill([b"%d" % n for n in range(5)])
+    stream.consumer(deliver_policy="by_start_sequence", opt_start_seq=4)
+
+    assert [one.value for one in read_all(source(), 2)] == [b"3", b"4"]
+
+
+# --- acks and nacks -------------------------------------------------------------------------------
+
+
+def test_an_ack_is_confirmed_when_the_call_returns(stream, source):
+    stream.fill([b"%d" % n for n in range(2_000)])
+    reading = source()
+    found = read_all(reading, 2_000)
+    assert stream.info()["num_ack_pending"] == 2_000
+
+    reading.ack([one.offset for one in found])
+
+    info = stream.info()
+    assert (info["num_ack_pending"], info["ack_floor"]["stream_seq"]) == (0, 2_000)
+    reading.ack([one.offset for one in found[:10]])  # a second time changes nothing
+
+
+@pytest.mark.guarantee("jetstream-source-settles-natively")
+def test_a_nack_is_told_to_the_server_with_exactly_its_delay(stream, source):
+    stream.fill([b"1"])
+    reading = source()
+    (message,) = read_all(reading, 1)
+    with stream.advisories("MSG_NAKED") as naked:
+        asked = time.time()
+        nack(reading, message, delay="700ms", max_deliveries=3, reason="not yet")
+        info = stream.info()
+        assert (info["num_ack_pending"], info["num_redelivered"]) == (1, 0)
+
+        (again,) = read_all(reading, 1)
+        waited = time.time() - asked
+
+    assert 0.7 <= waited < 1.5
+    assert again == message
+    assert stream.info()["num_redelivered"] == 1
+    assert [(one["stream_seq"], one["deliveries"]) for one in naked] == [(1, 1)]
+
+
+def test_a_nack_without_a_delay_comes_again_at_once_and_before_new_ones(stream, source):
+    stream.fill([b"1", b"2"])
+    reading = source()
+    (message,) = reading.read(1, 1.0)
+
+    nack(reading, message)
+
+    assert [one.value for one in read_all(reading, 2, limit=1)] == [b"1", b"2"]
+
+
+@pytest.mark.guarantee("jetstream-source-settles-natively")
+def test_messages_that_wait_for_a_delay_do_not_hold_up_the_others(stream, source):
+    stream.fill([b"%d" % n for n in range(3_000)])
+    reading = source()
+    parked = read_all(reading, 2_500)
+
+    reading.nack([NackOffset(one.offset, NackOptions("1h")) for one in parked])
+
+    assert len(read_all(reading, 500)) == 500
+    assert stream.info()["config"]["max_ack_pending"] == -1
+
+
+def test_a_consumer_with_a_bound_on_what_is_in_hand_is_used_and_told_of(stream, source, capsys):
+    stream.consumer(max_ack_pending=10)
+    source()
+    assert "max_ack_pending 10" in capsys.readouterr().out
+
+
+# --- in hand --------------------------------------------------------------------------------------
+
+
+@pytest.mark.guarantee("jetstream-source-settles-natively")
+def test_what_is_in_hand_is_kept_for_longer_than_the_ack_wait(stream, source):
+    stream.fill([b"%d" % n for n in range(500)])
+    first, second = source(ack_wait=0.8), source(ack_wait=0.8)
+    held = read_all(first, 500)
+
+    deadline = time.monotonic() + 2.5
+    while time.monotonic() < deadline:
+        assert second.read(500, 0.2) == []
+    assert first.read(500, 0.1) == []
+
+    first.ack([one.offset for one in held])
+    info = stream.info()
+    assert (info["num_ack_pending"], info["num_redelivered"]) == (0, 0)
+    assert info["delivered"]["consumer_seq"] == 500
+
+
+def test_what_is_in_hand_at_the_end_comes_at_once_to_another_process(stream, source):
+    stream.fill([b"1", b"2", b"3"])
+    first = source(ack_wait=60.0)
+    found = read_all(first, 3)
+    first.ack([found[0].offset])
+
+    first.close()
+
+    second = source()
+    assert {one.value for one in read_all(second, 2)} == {b"2", b"3"}
+
+
+def test_a_process_that_is_gone_loses_its_messages_to_the_next_after_the_ack_wait(stream, source):
+    stream.fill([b"1"])
+    first, second = source(ack_wait=1.0), source(ack_wait=1.0)
+    (message,) = read_all(first, 1)
+    first._link.close()  # as when it is killed: nobody says a word
+
+    assert read_all(second, 1) == [message]
+
+
+def test_a_message_given_again_while_it_is_in_hand_is_not_read_twice(stream, source):
+    stream.fill([b"1"])
+    reading = source(ack_wait=0.5)
+    (message,) = read_all(reading, 1)
+    reading._link.run(_cancel(reading._keeping))  # as in a process that was halted
+
+    until(lambda: stream.info()["num_redelivered"] == 1 or reading.read(1, 0.1))
+    assert reading.read(10, 0.2) == []
+    reading.ack([message.offset])
+    assert stream.info()["num_ack_pending"] == 0
+
+
+async def _cancel(task):
+    task.cancel()
+
+
+# --- the end --------------------------------------------------------------------------------------
+
+
+def test_exhausted_is_when_everything_is_acknowledged(stream, source):
+    stream.fill([b"1", b"2"])
+    first, second = source(), source()
+    assert not first.exhausted
+    assert first.pending() == 2
+    one, two = read_all(first, 2)
+    assert first.pending() == 0
+    assert not first.exhausted
+    assert not second.exhausted  # what another process has in hand may come to this one
+
+    first.ack([one.offset])
+    nack(first, two, delay=100)
+    assert not first.exhausted
+    first.ack([read_all(first, 1)[0].offset])
+
+    assert first.exhausted
+    assert second.exhausted
+    stream.fill([b"3"])
+    assert not first.exhausted
+
+
+# --- what cannot work -----------------------------------------------------------------------------
+
+
+@pytest.mark.guarantee("jetstream-source-settles-natively")
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ({"ack_policy": "none"}, "has ack policy none; it has to be explicit."),
+        ({"ack_policy": "all"}, "has ack policy all; it has to be explicit."),
+        ({"deliver_subject": "d"}, "pushes its messages; it has to be a pull consumer."),
+        ({"max_deliver": 5}, "gives a message up after 5 deliveries, and it is lost then."),
+        (
+            {"backoff": [1_000_000_000], "max_deliver": -1},
+            "has a backoff, which changes the delays of nacks.",
+        ),
+    ],
+)
+def test_a_consumer_that_would_lose_messages_is_refused(stream, source, config, problem):
+    stream.consumer(**config)
+    with pytest.raises(SetupError) as told:
+        source()
+    assert told.value.what == f"Consumer c of stream {stream.name} {problem}"
+    assert "Name another consumer" in told.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("wanted", "problem"),
+    [
+        ({"start": "new"}, "has deliver_policy all, where the spec says new."),
+        ({"subjects": ("a.b",)}, "has filter_subjects none, where the spec says a.b."),
+        ({"ack_wait": 5.0}, "has ack_wait 30 s, where the spec says 5 s."),
+    ],
+)
+def test_what_the_spec_says_of_a_consumer_has_to_be_so(stream, source, wanted, problem):
+    source()
+    with pytest.raises(SetupError) as told:
+        source(**wanted)
+    assert told.value.what == f"Consumer c of stream {stream.name} {problem}"
+
+
+def test_a_stream_that_is_not_there_is_named(outside):
+    settings = JetStreamSettings(outside.server, Durable("MISSING", "c"))
+    with pytest.raises(SetupError, match=r"There is no stream MISSING\. Create it\."):
+        JetStreamSource(settings).open()
+
+
+def test_a_consumer_that_is_deleted_is_told_and_then_made_anew(stream, source):
+    stream.fill([b"1"])
+    reading = source()
+    (message,) = read_all(reading, 1)
+    stream.outside.api(f"CONSUMER.DELETE.{stream.name}.c")
+    with pytest.raises(SetupError, match=f"Consumer c of stream {stream.name} is gone"):
+        until(lambda: reading.read(10, 0.2))
+
+    assert read_all(reading, 1) == [message]  # from the one that is made anew
+    reading.ack([message.offset])
+    assert reading.exhausted
+
+
+def test_a_server_that_is_not_there_is_named_with_what_to_correct():
+    section = spec.JetStreamSourceSpec(url="nats://127.0.0.1:1", stream="S")
+    (settings,) = section.plan("p", "in").code.args
+    with pytest.raises(SetupError) as told:
+        JetStreamSource(settings).open()
+    assert "No NATS server answers at nats://127.0.0.1:1" in told.value.what
+    assert told.value.next_step == (
+        "See that it is up, and whether url, auth and tls of the jetstream source are right."
+    )
+
+
+# --- getting in -----------------------------------------------------------------------------------
+
+
+def test_login_and_certificates_of_a_spec_are_used(tmp_path, monkeypatch, authority: Authority):
+    import nkeys
+
+    key = Nkey(nkeys.PREFIX_BYTE_USER)
+    tls = authority.tls_block(tmp_path / "tls", "localhost", more="verify: true")
+    users = f"authorization {{ users: [{{ nkey: {key.public} }}] }}\n"
+    cert, private = authority.issue("me").write(tmp_path / "mine", "me")
+    monkeypatch.setenv("THE_KEY", key.seed)
+    with nats_server(tmp_path / "nats", users + tls) as port:
+        section = spec.JetStreamSourceSpec.model_validate(
+            {
+                "url": f"nats://localhost:{port}",
+                "stream": "S",
+                "auth": {"nkey": {"env": "THE_KEY"}},
+                "tls": {
+                    "caCertSecret": {"file": str(tmp_path / "tls" / "ca.pem")},
+                    "certSecret": {"file": str(cert)},
+                    "keySecret": {"file": str(private)},
+                },
+            }
+        )
+        (settings,) = section.plan("p", "in").code.args
+        assert key.seed not in repr(settings)
+        with pytest.raises(SetupError, match="There is no stream S"):
+            JetStreamSource(settings).open()
+
+
+def test_a_permission_that_is_missing_is_named(tmp_path):
+    users = """
+    authorization { users: [
+      { user: boss, password: b }
+      { user: me, password: m, permissions: {
+        publish: ["$JS.API.CONSUMER.INFO.S.c", "$JS.API.CONSUMER.MSG.NEXT.S.c"]
+        subscribe: ["_INBOX.>"] } }
+    ] }
+    """
+    with nats_server(tmp_path / "nats", users) as port:
+        boss = Link(Addresses.of(f"nats://boss:b@127.0.0.1:{port}"))
+        boss.run(api.call(boss.client, "STREAM.CREATE.S", {"name": "S", "subjects": ["s"]}))
+        config = {"durable_name": "c", "ack_policy": "explicit"}
+        body = {"stream_name": "S", "config": config}
+        boss.run(api.call(boss.client, "CONSUMER.CREATE.S.c", body))
+        boss.run(publish(boss.client, "s", b"1"))
+        boss.close()
+        mine = Addresses.of(f"nats://me:m@127.0.0.1:{port}")
+        source = JetStreamSource(JetStreamSettings(mine, Durable("S", "c")))
+        source.open()
+        (message,) = source.read(10, 1.0)
+        with pytest.raises(SetupError) as told:
+            source.ack([message.offset])
+        source.close()
+    assert "does not let this login publish to $JS.ACK.S.c." in told.value.what
+    assert "EBBFLOW" not in str(told.value)
+    assert "ebbflow permissions" not in str(told.value)
+
+
+def test_a_login_that_is_withdrawn_and_given_again_is_used_again(tmp_path):
+    allowed = "authorization { users: [{ user: me, password: m }, { user: a, password: b }] }"
+    withdrawn = "authorization { users: [{ user: a, password: b }] }"
+    with nats_server(tmp_path, allowed) as port:
+        mine = Addresses.of(f"nats://me:m@127.0.0.1:{port}")
+        link = Link(mine)
+        link.run(api.call(link.client, "STREAM.CREATE.S", {"name": "S", "subjects": ["s"]}))
+        link.run(publish(link.client, "s", b"1"))
+        link.close()
+        source = JetStreamSource(JetStreamSettings(mine, Durable("S", "c")))
+        source.open()
+        (message,) = source.read(10, 1.0)
+        reload(tmp_path, withdrawn)
+        with pytest.raises(SetupError, match="refused the login"):
+            until(lambda: source.read(10, 0.1))
+        reload(tmp_path, allowed)
+        source.ack([message.offset])
+        assert source.exhausted
+        source.close()

@@ -1,0 +1,232 @@
+"""One Kafka broker in a folder of its own, on free ports of this machine.
+
+It listens without and with protection: TLS with a login by PLAIN or SCRAM. Whoever starts it stops
+it; ``kill`` and ``start`` again keep what it has stored.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import socket
+import subprocess
+import time
+import uuid
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import trustme
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.connectors.kafka.jars import jars, java
+
+USER, PASSWORD = "alice", "wonderland-7"
+_START_WITHIN = 60
+_JVM = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+_LOG_LEVEL = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
+
+
+class Broker:
+    """A broker and what tests want of it. ``address`` is open to all, ``protected`` is not."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._classpath = f"{jars()}/*"
+        self._process: subprocess.Popen[bytes] | None = None
+        ports = free_ports(3)
+        self.address, self.protected, self._controller = (f"127.0.0.1:{port}" for port in ports)
+        self.ca = trustme.CA()
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "server.properties").write_text(self._properties(), encoding="utf-8")
+        self._format()
+
+    def _properties(self) -> str:
+        certificate = self.ca.issue_cert("127.0.0.1")
+        chain = "".join(one.bytes().decode() for one in certificate.cert_chain_pems)
+        key = certificate.private_key_pem.bytes().decode()
+        jaas = "org.apache.kafka.common.security"
+        plain = f'username="x" password="x" user_{USER}="{PASSWORD}"'
+        settings = {
+            "process.roles": "broker,controller",
+            "node.id": 1,
+            "controller.quorum.voters": f"1@{self._controller}",
+            "controller.listener.names": "CONTROLLER",
+            "listeners": f"PLAINTEXT://{self.address},SASL_SSL://{self.protected},"
+            f"CONTROLLER://{self._controller}",
+            "advertised.listeners": f"PLAINTEXT://{self.address},SASL_SSL://{self.protected}",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,SASL_SSL:SASL_SSL,"
+            "CONTROLLER:PLAINTEXT",
+            "inter.broker.listener.name": "PLAINTEXT",
+            "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
+            "listener.name.sasl_ssl.plain.sasl.jaas.config": f"{jaas}.plain.PlainLoginModule "
+            f"required {plain};",
+            "listener.name.sasl_ssl.scram-sha-256.sasl.jaas.config": f"{jaas}.scram."
+            "ScramLoginModule required;",
+            "listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config": f"{jaas}.scram."
+            "ScramLoginModule required;",
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.certificate.chain": chain.replace("\n", "\\n"),
+            "ssl.keystore.key": _pkcs8(key).replace("\n", "\\n"),
+            "log.dirs": self._folder / "data",
+            "offsets.topic.replication.factor": 1,
+            "offsets.topic.num.partitions": 1,
+            "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.num.partitions": 1,
+            "transaction.state.log.min.isr": 1,
+            "group.initial.rebalance.delay.ms": 500,
+            "auto.create.topics.enable": "false",
+            # So that a broker that was killed is missed soon, and may come back.
+            "broker.session.timeout.ms": 2_000,
+            "broker.heartbeat.interval.ms": 500,
+        }
+        return "".join(f"{name}={value}\n" for name, value in settings.items())
+
+    def _format(self) -> None:
+        cluster = base64.urlsafe_b64encode(b"ebbflow in tests").decode().rstrip("=")
+        login = f"name={USER},password={PASSWORD}"
+        users = [f"SCRAM-SHA-{size}=[{login}]" for size in (256, 512)]
+        scram = [word for user in users for word in ("--add-scram", user)]
+        ended = self._run("kafka.tools.StorageTool", "format", "-t", cluster, *scram, "-c")
+        if ended.wait(_START_WITHIN):
+            raise RuntimeError(f"Kafka's storage cannot be made: {self.log[-500:]}")
+
+    def _run(self, *words: str) -> subprocess.Popen[bytes]:
+        with open(self._folder / "log", "ab") as log:
+            return subprocess.Popen(
+                [java(), *_JVM, _LOG_LEVEL, "-cp", self._classpath, *words,
+                 str(self._folder / "server.properties")],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+
+    @property
+    def log(self) -> str:
+        return (self._folder / "log").read_text(encoding="utf-8", errors="replace")
+
+    def start(self) -> Broker:
+        """Start it and wait until it answers."""
+        self._process = self._run("kafka.Kafka")
+        deadline = time.monotonic() + _START_WITHIN
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                raise RuntimeError(f"Kafka did not start: {self.log[-500:]}")
+        return self
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(KafkaException):
+            return bool(self.admin.list_topics(timeout=0.5).brokers)
+        return False
+
+    def stop(self) -> None:
+        """End it, gently at first."""
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(15)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        self._process = None
+
+    def kill(self) -> None:
+        """End it at once."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    # --- what tests want ------------------------------------------------------------------------
+
+    @cached_property
+    def admin(self) -> AdminClient:
+        return AdminClient(self.plain)
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """Settings of a client that says nothing when the broker is down."""
+        return {"bootstrap.servers": self.address, "log_level": 0}
+
+    def topic(self, partitions: int = 1, name: str | None = None, **config: str) -> str:
+        """A new topic; underscores in the names of its settings are dots."""
+        name = name or f"t-{uuid.uuid4().hex[:8]}"
+        settings = {key.replace("_", "."): value for key, value in config.items()}
+        topic = NewTopic(name, partitions, 1, config=settings)
+        self.admin.create_topics([topic])[name].result(20)
+        return name
+
+    def fill(self, topic: str, values: Any, **fields: Any) -> None:
+        """Write values, and wait until all are stored."""
+        producer = Producer(self.plain)
+        for value in values:
+            while True:
+                try:
+                    producer.produce(topic, value, **fields)
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+        assert producer.flush(60) == 0
+
+    def records(self, topic: str) -> list[Any]:
+        """Everything that is in the topic."""
+        found = []
+        reader = self.member(f"reader-{uuid.uuid4().hex}")
+        ends = self.ends(topic)
+        reader.assign([TopicPartition(topic, p, 0) for p in ends])
+        while len(found) < sum(ends.values()):
+            found += reader.consume(1_000, 0.1)
+        reader.close()
+        return found
+
+    def member(self, group: str, **settings: Any) -> Consumer:
+        """A consumer of another program."""
+        return Consumer(
+            {
+                **self.plain,
+                "group.id": group,
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+                "partition.assignment.strategy": "cooperative-sticky",
+                **settings,
+            }
+        )
+
+    def ends(self, topic: str) -> dict[int, int]:
+        """The end of each partition."""
+        reader = self.member("looking")
+        try:
+            partitions = reader.list_topics(topic, timeout=10).topics[topic].partitions
+            places = [TopicPartition(topic, number) for number in partitions]
+            return {p.partition: reader.get_watermark_offsets(p, timeout=10)[1] for p in places}
+        finally:
+            reader.close()
+
+    def lag(self, group: str, topic: str) -> dict[int, int]:
+        """How far the group's commits are behind the end of each partition."""
+        ends = self.ends(topic)
+        reader = self.member(group)
+        found = reader.committed([TopicPartition(topic, p) for p in ends], timeout=10)
+        reader.close()
+        return {one.partition: ends[one.partition] - max(0, one.offset) for one in found}
+
+    def members(self, group: str) -> list[str]:
+        """Who is in the group."""
+        found = self.admin.describe_consumer_groups([group])[group].result(20)
+        return [member.member_id for member in found.members]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def _pkcs8(pem: str) -> str:
+    """A private key in the form that Java reads."""
+    from cryptography.hazmat.primitives import serialization as forms
+
+    key = forms.load_pem_private_key(pem.encode(), None)
+    plain = forms.NoEncryption()
+    return key.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.PKCS8, plain).decode()

@@ -1,0 +1,53 @@
+"""A broker is killed and comes back: the source reads on, the sink writes on."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from ebbflow.connectors.kafka.settings import KafkaAccess, KafkaSinkSettings, KafkaSourceSettings
+from ebbflow.connectors.kafka.sink import KafkaSink
+from ebbflow.connectors.kafka.source import KafkaSource
+from ebbflow.message import Status
+from tests.connectors.kafka.test_sink import data_of, statuses
+from tests.connectors.kafka.test_source import offsets, take, until
+
+pytestmark = pytest.mark.slow
+
+
+def sink_with(kafka, topic, milliseconds):
+    access = KafkaAccess((kafka.address,), (("message.timeout.ms", str(milliseconds)),))
+    sink = KafkaSink(KafkaSinkSettings(access, topic))
+    sink.open()
+    return sink
+
+
+@pytest.mark.guarantee("kafka-skips-no-record")
+def test_an_outage_is_sat_out_and_nothing_is_lost_or_doubled(kafka):
+    topic = kafka.topic()
+    source = KafkaSource(KafkaSourceSettings(KafkaAccess((kafka.address,)), (topic,), topic))
+    source.open()
+    patient, hasty = sink_with(kafka, topic, 30_000), sink_with(kafka, topic, 1_000)
+    patient(data_of(b"before"))
+    source.ack(offsets(take(source, 1)))
+    until(lambda: source.exhausted, source)
+
+    kafka.kill()
+    (response,) = hasty(data_of(b"too early"))
+    restart = threading.Thread(target=kafka.start)
+    restart.start()
+    try:
+        responses = patient(data_of(*(b"%d" % n for n in range(100))))
+    finally:
+        restart.join()
+    messages = take(source, 100, within=40.0)
+    source.ack(offsets(messages))
+    source.close()
+
+    assert response.status is Status.UNAVAILABLE
+    assert "Connection refused" in response.error
+    assert set(statuses(responses)) == {Status.OK}
+    assert sorted(int(message.value) for message in messages) == list(range(100))
+    assert kafka.ends(topic) == {0: 101}
+    assert kafka.lag(topic, topic) == {0: 0}

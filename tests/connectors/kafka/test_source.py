@@ -1,0 +1,383 @@
+"""The Kafka source by itself, against a real broker: what it gives, commits and says."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+
+from ebbflow.connectors.kafka import client
+from ebbflow.connectors.kafka.member import Member
+from ebbflow.connectors.kafka.settings import KafkaAccess, KafkaLogin, KafkaSourceSettings, KafkaTls
+from ebbflow.connectors.kafka.source import KafkaSource
+from ebbflow.errors import SetupError
+from ebbflow.secret import Secret
+from tests.connectors.kafka.broker import PASSWORD, USER, free_ports
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def group():
+    return f"g-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def opened(kafka, group):
+    """Sources of one group; whatever is opened is closed."""
+    sources = []
+
+    def make(*topics, access=None, **config):
+        access = access or KafkaAccess((kafka.address,), tuple(config.items()))
+        source = KafkaSource(KafkaSourceSettings(access, topics, group))
+        source.open()
+        sources.append(source)
+        return source
+
+    yield make
+    for source in sources:
+        source.close()
+
+
+def take(source, count, within=20.0):
+    """So many messages, or as many as have come when the time is over."""
+    found, deadline = [], time.monotonic() + within
+    while len(found) < count and time.monotonic() < deadline:
+        found += source.read(count - len(found), 0.2)
+    return found
+
+
+def until(condition, *sources, within=20.0):
+    """Read on, in case something is told, until it is so."""
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline, "it does not come to that"
+        for source in sources:
+            assert source.read(100, 0.05) == []
+
+
+def offsets(messages):
+    return [message.offset for message in messages]
+
+
+@contextmanager
+def another_member(kafka, group, topic):
+    """A consumer of another program, in the group for a while; it commits nothing."""
+    member = kafka.member(group, **{"session.timeout.ms": 6000, "heartbeat.interval.ms": 500})
+    member.subscribe([topic])
+    yield member
+    member.close()
+
+
+# --- what it gives ------------------------------------------------------------------------------
+
+
+def test_a_record_is_a_message_with_its_key_headers_and_time(kafka, opened):
+    topic = kafka.topic()
+    headers = [("trace", b"7"), ("trace", b"8"), ("raw", b"\xff"), ("none", None)]
+    kafka.fill(topic, [b"hello"], key=b"ann", headers=headers, timestamp=1_700_000_000_123)
+
+    (message,) = take(opened(topic), 1)
+
+    assert message.value == b"hello"
+    assert message.keys == ["ann"]
+    assert message.headers == {"trace": "8", "raw": "\\xff", "none": ""}
+    assert message.event_time == datetime(2023, 11, 14, 22, 13, 20, 123_000, tzinfo=UTC)
+    assert message.offset == f"{topic}:0:0".encode()
+    assert message.partition == 0
+
+
+def test_a_record_without_a_value_is_an_empty_message_that_says_so(kafka, opened):
+    topic = kafka.topic()
+    kafka.fill(topic, [None, b""], key=b"gone")
+
+    deleted, empty = take(opened(topic), 2)
+
+    assert (deleted.value, deleted.headers) == (b"", {"__tombstone": "true"})
+    assert (empty.value, empty.headers) == (b"", {})
+
+
+def test_all_topics_and_all_their_partitions_are_read(kafka, opened):
+    one, other = kafka.topic(3), kafka.topic(2)
+    kafka.fill(one, (b"%d" % n for n in range(300)))
+    kafka.fill(other, (b"%d" % n for n in range(300, 400)))
+
+    source = opened(one, other)
+    messages = take(source, 400)
+
+    assert sorted(int(message.value) for message in messages) == list(range(400))
+    assert len(set(offsets(messages))) == 400
+    assert source.partitions() == [0, 1, 2]
+
+
+# --- what it commits ----------------------------------------------------------------------------
+
+
+@pytest.mark.guarantee("kafka-skips-no-record")
+def test_only_what_is_before_the_first_unsettled_message_is_committed(kafka, group, opened):
+    topic = kafka.topic()
+    kafka.fill(topic, (b"%d" % n for n in range(100)))
+    source = opened(topic)
+    messages = take(source, 100)
+
+    source.ack(offsets(messages[:10] + messages[11:]))
+    until(lambda: kafka.lag(group, topic) == {0: 90}, source)
+    assert not source.exhausted
+    source.ack(offsets(messages[10:11]))
+    until(lambda: kafka.lag(group, topic) == {0: 0} and source.exhausted, source)
+
+
+@pytest.mark.guarantee("kafka-skips-no-record")
+def test_what_was_not_settled_is_given_again_to_the_next_one_and_the_rest_is_not(
+    kafka, group, opened
+):
+    topic = kafka.topic()
+    kafka.fill(topic, (b"%d" % n for n in range(100)))
+    first = opened(topic)
+    messages = take(first, 100)
+    first.ack(offsets(messages[:30] + messages[50:]))
+    first.close()
+
+    assert kafka.lag(group, topic) == {0: 70}
+    again = take(opened(topic), 70)
+    assert [int(message.value) for message in again] == list(range(30, 100))
+    assert offsets(again) == offsets(messages[30:])
+
+
+def test_transactions_leave_no_lag(kafka, group, opened):
+    topic = kafka.topic()
+    producer = Producer(kafka.plain | {"transactional.id": group})
+    producer.init_transactions(20)
+    for end in (producer.commit_transaction, producer.abort_transaction):
+        producer.begin_transaction()
+        producer.produce(topic, b"in a transaction")
+        producer.flush()
+        end()
+
+    source = opened(topic)
+    source.ack(offsets(take(source, 1)))
+
+    until(lambda: kafka.lag(group, topic) == {0: 0}, source)  # and nothing more comes
+    assert kafka.ends(topic) == {0: 4}
+
+
+def test_it_is_exhausted_when_the_ends_are_reached_and_not_before(kafka, opened):
+    topic = kafka.topic(3)
+    kafka.fill(topic, [b"1", b"2"])
+    source = opened(topic)
+
+    assert not source.exhausted
+    messages = take(source, 2)
+    source.ack(offsets(messages))
+    until(lambda: source.exhausted, source)
+    kafka.fill(topic, [b"3"])
+    messages = take(source, 1)
+    assert not source.exhausted
+    source.ack(offsets(messages))
+    until(lambda: source.exhausted, source)
+
+
+def test_pending_is_how_far_it_is_behind(kafka, opened):
+    topic = kafka.topic()
+    kafka.fill(topic, (b"%d" % n for n in range(500)))
+    source = opened(topic)
+
+    assert len(take(source, 100)) == 100
+    until(lambda: source.pending() == 400)
+
+
+@pytest.mark.guarantee("kafka-skips-no-record")
+def test_a_start_at_the_end_is_kept_though_nothing_was_read_yet(kafka, group, opened, monkeypatch):
+    topic = kafka.topic()
+    kafka.fill(topic, [b"old"])
+    monkeypatch.setattr(Member, "_commit", lambda self: None)
+    settings = {"auto.offset.reset": "latest"}
+    first = opened(topic, **settings)
+    until(first.partitions, first)
+    assert kafka.lag(group, topic) == {0: 0}
+    first.close()
+
+    kafka.fill(topic, [b"new"])
+    assert [message.value for message in take(opened(topic, **settings), 1)] == [b"new"]
+
+
+# --- the group ----------------------------------------------------------------------------------
+
+
+@pytest.mark.guarantee("kafka-skips-no-record")
+def test_partitions_come_and_go_and_nothing_is_skipped(kafka, group, opened):
+    topic = kafka.topic(4)
+    kafka.fill(topic, (b"%d" % n for n in range(400)))
+    source = opened(topic)
+    first = take(source, 400)
+    settled = [m for m in first if int(m.value) % 2]
+    source.ack(offsets(settled))
+
+    with another_member(kafka, group, topic) as other:
+        until(lambda: other.poll(0.05) and len(other.assignment()) == 2, source)
+        assert len(source.partitions()) == 2
+        source.ack(offsets(first))  # of partitions that it no longer has, too
+        theirs = [one.partition for one in other.assignment()]
+        until(lambda: all(kafka.lag(group, topic)[p] == 0 for p in source.partitions()), source)
+        assert all(kafka.lag(group, topic)[p] > 0 for p in theirs)
+
+    left = sum(kafka.lag(group, topic).values())
+    again = take(source, left)
+    assert {m.partition for m in again} == set(theirs)
+    assert {m.offset for m in first if m.partition in theirs} >= set(offsets(again))
+    source.ack(offsets(again))
+    until(lambda: set(kafka.lag(group, topic).values()) == {0}, source)
+
+
+def test_a_member_that_is_full_does_not_hold_up_the_group(kafka, group, opened):
+    topic = kafka.topic(2)
+    kafka.fill(topic, (b"%d" % n for n in range(12_000)))
+    source = opened(topic)
+    first = take(source, 10)
+
+    with another_member(kafka, group, topic) as other:
+        until(lambda: other.poll(0.1) and len(other.assignment()) == 1)
+
+    source.ack(offsets(first))
+    seen = {message.offset for message in first}
+    deadline = time.monotonic() + 20
+    while len(seen) < 12_000 and time.monotonic() < deadline:
+        messages = source.read(500, 0.2)
+        source.ack(offsets(messages))
+        seen.update(offsets(messages))
+    assert len(seen) == 12_000
+
+
+def test_a_member_is_not_exhausted_while_another_has_something_left(kafka, opened):
+    topic = kafka.topic(2)
+    sources = [opened(topic), opened(topic)]
+    until(lambda: all(len(source.partitions()) == 1 for source in sources), *sources)
+    for partition in range(2):
+        kafka.fill(topic, [b"x"] * 50, partition=partition)
+    given = [take(source, 50) for source in sources]
+
+    sources[0].ack(offsets(given[0]))
+    looked_twice = time.monotonic() + 2.5
+    until(lambda: time.monotonic() > looked_twice, sources[0])
+    assert not sources[0].exhausted
+
+    sources[1].ack(offsets(given[1]))
+    until(lambda: all(source.exhausted for source in sources), *sources)
+
+
+def test_members_beyond_the_number_of_partitions_are_exhausted(kafka, opened):
+    topic = kafka.topic(1)
+    kafka.fill(topic, [b"1"])
+    sources = [opened(topic), opened(topic)]
+    found = []
+
+    def read():
+        for source in sources:
+            messages = source.read(10, 0.05)
+            found.extend(messages)
+            source.ack(offsets(messages))
+        return all(source.exhausted for source in sources)
+
+    until(read)
+    assert {message.value for message in found} == {b"1"}
+
+
+def test_the_newer_group_protocol_works_as_well(kafka, group, opened):
+    topic = kafka.topic(2)
+    kafka.fill(topic, (b"%d" % n for n in range(50)))
+    source = opened(topic, **{"group.protocol": "consumer"})
+    source.ack(offsets(take(source, 50)))
+    until(lambda: source.exhausted, source)
+    source.close()
+    assert kafka.lag(group, topic) == {0: 0, 1: 0}
+
+
+# --- what goes wrong ----------------------------------------------------------------------------
+
+
+def test_a_topic_that_is_not_there_is_named(kafka, opened):
+    with pytest.raises(SetupError) as raised:
+        opened("no-such-topic")
+    assert str(raised.value) == (
+        f"Kafka at {kafka.address} has no topic 'no-such-topic'. Create it, or correct topic:."
+    )
+
+
+def test_a_topic_that_is_deleted_fails_the_vertex_until_it_is_there_again(kafka, opened):
+    topic = kafka.topic()
+    source = opened(topic, **{"topic.metadata.refresh.interval.ms": "500"})
+    until(lambda: source.exhausted, source)
+    kafka.admin.delete_topics([topic])[topic].result(20)
+
+    with pytest.raises(SetupError, match="does not go on: UNKNOWN_TOPIC_OR_PART: Subscribed topic"):
+        until(lambda: False, source)
+    kafka.topic(name=topic)
+    kafka.fill(topic, [b"new"])
+    assert [message.value for message in take(source, 1)] == [b"new"]
+
+
+def test_brokers_that_do_not_answer_are_told(opened, monkeypatch):
+    monkeypatch.setattr(client, "_ANSWER_WITHIN", 2.0)
+    (port,) = free_ports(1)
+    with pytest.raises(SetupError) as raised:
+        opened("orders", access=KafkaAccess((f"127.0.0.1:{port}",)))
+    text = str(raised.value)
+    assert text.startswith(f"Kafka at 127.0.0.1:{port} did not answer within 2 s: _TRANSPORT: ")
+    assert "Connection refused" in text
+    assert text.endswith("See whether it is up, and whether brokers:, tls: and sasl: are right.")
+
+
+def login(kafka, mechanism="PLAIN", password=PASSWORD, ca=None):
+    tls = KafkaTls(Secret((ca or kafka.ca).cert_pem.bytes().decode()))
+    user = KafkaLogin(mechanism, Secret(USER), Secret(password))
+    return KafkaAccess((kafka.protected,), (), tls, user)
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_it_logs_in_over_tls(kafka, opened, mechanism):
+    topic = kafka.topic()
+    kafka.fill(topic, [b"secret"])
+    assert len(take(opened(topic, access=login(kafka, mechanism)), 1)) == 1
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
+def test_a_wrong_password_is_told_and_not_shown(kafka, opened, mechanism):
+    access = login(kafka, mechanism, "red-queen")
+    with pytest.raises(SetupError) as raised:
+        opened(kafka.topic(), access=access)
+    text = str(raised.value)
+    assert text.startswith(f"Kafka at {kafka.protected} refused the login: _AUTHENTICATION: ")
+    assert text.endswith("Correct sasl: in the spec.")
+    assert "red-queen" not in text + repr(access)
+
+
+def test_a_server_with_the_wrong_certificate_is_not_trusted(kafka, opened):
+    import trustme
+
+    with pytest.raises(SetupError) as raised:
+        opened(kafka.topic(), access=login(kafka, ca=trustme.CA()))
+    text = str(raised.value)
+    assert text.startswith(f"Kafka at {kafka.protected} cannot be talked to by TLS: _SSL: ")
+    assert text.endswith("Correct tls: in the spec.")
+
+
+def test_settings_that_do_not_exist_are_told(kafka, opened):
+    with pytest.raises(SetupError) as raised:
+        opened(kafka.topic(), **{"no.such.setting": "1"})
+    assert str(raised.value) == (
+        "Kafka's client does not take its settings: No such configuration property: "
+        '"no.such.setting". Correct config:, tls: or sasl: in the spec.'
+    )
+
+
+def test_the_place_of_a_group_that_another_program_left_is_gone_on_from(kafka, group, opened):
+    topic = kafka.topic()
+    kafka.fill(topic, (b"%d" % n for n in range(10)))
+    member = kafka.member(group)
+    member.commit(offsets=[TopicPartition(topic, 0, 7)], asynchronous=False)
+    member.close()
+    assert [int(message.value) for message in take(opened(topic), 3)] == [7, 8, 9]

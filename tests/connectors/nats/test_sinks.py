@@ -1,0 +1,328 @@
+"""The sinks that publish to NATS, against a real server: one answer for each message."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from ebbflow import Datum, Response
+from ebbflow.connectors.jetstream import spec
+from ebbflow.connectors.jetstream.sink import JetStreamSink
+from ebbflow.connectors.nats.messages import PublishSettings, read_headers, write_headers
+from ebbflow.connectors.nats.sink import NatsSink
+from ebbflow.core.position import LINEAGE
+from ebbflow.errors import SetupError
+from ebbflow.message import Status
+from ebbflow.nats.address import Addresses
+from tests.nats.outside import Outside, Stream, until
+from tests.nats.securing import nats_server
+
+
+@pytest.fixture
+def stream(outside: Outside) -> Stream:
+    return outside.stream()
+
+
+@pytest.fixture
+def opened():
+    with ExitStack() as stack:
+
+        def make(kind, server, subject="a.b", header=None, retried=False, ack_wait=5.0):
+            sink = kind(PublishSettings(server, subject, header, retried, ack_wait))
+            sink.open()
+            stack.callback(sink.close)
+            return sink
+
+        yield make
+
+
+@pytest.fixture
+def storing(stream, opened):
+    def make(subject=stream.subject, **options):
+        return opened(JetStreamSink, stream.outside.server, subject, **options)
+
+    return make
+
+
+def data(*values, **fields):
+    return [Datum(value, id=f"m{n}", **fields) for n, value in enumerate(values)]
+
+
+def listening(outside, subject):
+    heard = []
+
+    async def hear(message):
+        heard.append(message)
+
+    link = outside.link
+    subscription = link.run(link.client.subscribe(subject, cb=hear))
+    link.flush()
+    return heard, lambda: link.run(subscription.unsubscribe())
+
+
+# --- to a stream ----------------------------------------------------------------------------------
+
+
+def test_ok_means_that_the_stream_has_it_with_headers_and_keys(stream, storing):
+    given = data(b"1", b"2", keys=["a", "ü\n"], headers={"Colour": "blau"})
+
+    assert storing()(given) == [Response.ok("m0"), Response.ok("m1")]
+
+    stored = stream.stored()
+    assert [value for _, value, _ in stored] == [b"1", b"2"]
+    assert stored[0][2]["Colour"] == "blau"
+    assert read_headers("", stored[0][2])[0] == ["a", "ü\n"]
+
+
+def test_thousands_are_stored_in_one_call(stream, storing):
+    given = data(*(b"%d" % n for n in range(3_000)))
+    assert {one.status for one in storing()(given)} == {Status.OK}
+    assert {value for _, value, _ in stream.stored()} == {b"%d" % n for n in range(3_000)}
+
+
+@pytest.mark.guarantee("jetstream-sink-stores-once")
+def test_a_message_that_comes_again_is_stored_once(stream, storing):
+    storing()(data(b"1", b"2"))
+    assert storing()(data(b"1", b"2", b"3")) == [Response.ok(f"m{n}") for n in range(3)]
+    assert len(stream.stored()) == 3
+
+
+@pytest.mark.guarantee("jetstream-sink-stores-once")
+def test_a_pipeline_that_was_started_over_stores_the_same_ids_again(stream, storing, monkeypatch):
+    monkeypatch.setenv(LINEAGE, "first")
+    storing()(data(b"1"))
+    monkeypatch.setenv(LINEAGE, "second")
+    storing()(data(b"1"))
+    assert len(stream.stored()) == 2
+
+
+def test_instructions_for_jetstream_are_not_passed_on(stream, storing):
+    storing()(data(b"0"))
+    headers = {"Nats-Rollup": "all", "Nats-Msg-Id": "x", "nats-expected-stream": "other", "A": "b"}
+
+    assert storing()([Datum(b"1", id="one", headers=headers)]) == [Response.ok("one")]
+
+    assert [value for _, value, _ in stream.stored()] == [b"0", b"1"]
+    kept = stream.stored()[1][2]
+    assert (kept["A"], kept["Nats-Msg-Id"]) == ("b", "/one")
+    assert not {"Nats-Rollup", "nats-expected-stream"} & kept.keys()
+
+
+def test_a_header_may_say_the_subject(stream, storing):
+    base = stream.subject.removesuffix("x")
+    given = [
+        Datum(b"1", id="1", headers={"To": f"{base}other"}),
+        Datum(b"2", id="2"),
+        Datum(b"3", id="3", headers={"To": "no subject at all"}),
+    ]
+
+    first, second, third = storing(header="To")(given)
+
+    assert (first, second) == (Response.ok("1"), Response.ok("2"))
+    assert third.status is Status.FAILURE
+    assert "without spaces" in str(third.error)
+    assert sorted((subject, value) for subject, value, _ in stream.stored()) == [
+        (f"{base}other", b"1"),
+        (stream.subject, b"2"),
+    ]
+
+
+def test_without_a_subject_of_any_kind_it_is_a_failure(storing):
+    (answer,) = storing(None, header="To")(data(b"1"))
+    assert answer == Response.failure("m0", "it has no header To, and there is no subject")
+
+
+@pytest.mark.guarantee("jetstream-sink-stores-once")
+def test_what_the_server_refuses_for_good_is_a_failure_in_its_words(outside, opened):
+    stream = outside.stream(max_msg_size=100)
+    sink = opened(JetStreamSink, outside.server, stream.subject)
+
+    fine, long, longest = sink(data(b"1", b"x" * 200, b"x" * 2_000_000))
+
+    assert fine == Response.ok("m0")
+    assert long.status is longest.status is Status.FAILURE
+    assert "message size exceeds maximum allowed" in str(long.error)
+    assert "message of 2,000,0" in str(longest.error)
+
+
+@pytest.mark.parametrize("retried", [False, True])
+def test_a_full_stream_is_waited_for_and_then_comes_another_time(outside, opened, retried):
+    stream = outside.stream(max_msgs=1, discard="new")
+    sink = opened(JetStreamSink, outside.server, stream.subject, retried=retried, ack_wait=0.5)
+    assert sink(data(b"1")) == [Response.ok("m0")]
+
+    (answer,) = sink([Datum(b"2", id="two", deliveries=3)])
+
+    if retried:
+        assert answer.status is Status.FAILURE
+        assert "found it full" in str(answer.error)
+    else:
+        assert answer.status is Status.UNAVAILABLE
+        assert "found it full" in str(answer.error)
+    stream.outside.api(f"STREAM.PURGE.{stream.name}")
+    assert sink([Datum(b"2", id="two", deliveries=4)]) == [Response.ok("two")]
+
+
+def test_room_that_comes_in_time_is_used(outside, opened):
+    stream = outside.stream(max_msgs=1, discard="new")
+    sink = opened(JetStreamSink, outside.server, stream.subject)
+    sink(data(b"1"))
+    link = outside.link
+
+    async def purge_later():
+        import asyncio
+
+        from ebbflow.nats import api
+
+        await asyncio.sleep(0.5)
+        await api.call(link.client, f"STREAM.PURGE.{stream.name}")
+
+    purged = link.submit(purge_later())
+    assert sink([Datum(b"2", id="two")]) == [Response.ok("two")]
+    purged.result(5)
+
+
+def test_a_subject_of_no_stream_is_trouble_that_may_pass(outside, opened):
+    sink = opened(JetStreamSink, outside.server, "nobody.has.this", ack_wait=0.6)
+    (answer,) = sink(data(b"1"))
+    assert answer.status is Status.UNAVAILABLE
+    assert "found no stream" in str(answer.error)
+
+
+@pytest.mark.guarantee("jetstream-sink-stores-once")
+def test_a_server_that_goes_away_and_comes_back_loses_nothing(tmp_path, opened):
+    with Outside.running(tmp_path) as outside:
+        stream = outside.stream(subjects=["kept.>"])
+        port = int(outside.url.rpartition(":")[2])
+        sink = opened(JetStreamSink, outside.server, "kept.x", ack_wait=0.5)
+        assert sink(data(b"1")) == [Response.ok("m0")]
+    (answer,) = sink([Datum(b"2", id="two")])
+    assert answer.status is Status.UNAVAILABLE
+    assert "there was no connection" in str(answer.error)
+    with Outside.running(tmp_path, port) as outside:
+        until(lambda: sink([Datum(b"2", id="two")]) == [Response.ok("two")])
+        stream = Stream(outside, stream.name, "kept")
+        assert [value for _, value, _ in stream.stored()] == [b"1", b"2"]
+
+
+# --- to a subject ---------------------------------------------------------------------------------
+
+
+def test_whoever_listens_gets_every_message_with_headers_and_keys(outside, opened):
+    heard, stop = listening(outside, "plain.>")
+    sink = opened(NatsSink, outside.server, "plain.a")
+    given = data(*(b"%d" % n for n in range(1_000)), keys=["k"], headers={"A": "b"})
+
+    assert {one.status for one in sink(given)} == {Status.OK}
+
+    until(lambda: len(heard) == 1_000)
+    stop()
+    assert [message.data for message in heard] == [datum.value for datum in given]
+    keys, headers = read_headers(heard[0].subject, heard[0].headers)
+    assert (keys, headers["A"], headers["Nats-Subject"]) == (["k"], "b", "plain.a")
+
+
+class Wire:
+    """A server in between, which passes everything on and keeps what the client says."""
+
+    def __init__(self, port: int) -> None:
+        self.said = b""
+        self._target = socket.create_connection(("127.0.0.1", port))
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.port = self._door.getsockname()[1]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        client, _ = self._door.accept()
+        threading.Thread(target=self._pass_on, args=(self._target, client), daemon=True).start()
+        self._pass_on(client, self._target)
+
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65_536):
+                self.said += data if target is self._target else b""
+                target.sendall(data)
+
+    def close(self) -> None:
+        self._door.close()
+        self._target.close()
+
+
+@pytest.fixture
+def wire(outside):
+    with contextlib.closing(Wire(int(outside.url.rpartition(":")[2]))) as wire:
+        yield wire
+
+
+def test_the_server_is_asked_whether_it_has_them_after_they_are_sent(wire, opened):
+    sink = opened(NatsSink, Addresses.of(f"nats://127.0.0.1:{wire.port}"), "plain.a")
+    assert sink(data(b"1", b"2")) == [Response.ok("m0"), Response.ok("m1")]
+    assert wire.said.rindex(b"PING") > wire.said.rindex(b"HPUB plain.a") > 0
+
+
+@pytest.mark.guarantee("jetstream-sink-stores-once")
+def test_without_a_connection_messages_come_another_time(tmp_path, opened):
+    with Outside.running(tmp_path) as outside:
+        port = int(outside.url.rpartition(":")[2])
+        sink = opened(NatsSink, outside.server, "plain.a")
+        retried = opened(NatsSink, outside.server, "plain.a", retried=True)
+        assert sink(data(b"1")) == [Response.ok("m0")]
+    until(lambda: not sink._link.client.is_connected)
+    until(lambda: not retried._link.client.is_connected)
+    (answer,) = sink(data(b"2"))
+    assert answer.status is Status.UNAVAILABLE
+    assert "there is no connection" in str(answer.error)
+    assert retried(data(b"2"))[0].status is Status.FAILURE
+    with Outside.running(tmp_path, port) as outside:
+        heard, _ = listening(outside, "plain.a")
+        until(lambda: sink(data(b"3")) == [Response.ok("m0")])
+        until(lambda: [message.data for message in heard] == [b"3"])
+
+
+def test_a_subject_that_is_not_allowed_is_a_failure(tmp_path, opened):
+    users = """authorization { users: [
+      { user: me, password: m, permissions: { publish: ["open.>"] } } ] }"""
+    with nats_server(tmp_path, users) as port:
+        server = Addresses.of(f"nats://me:m@127.0.0.1:{port}")
+        sink = opened(NatsSink, server, "open.a", header="To")
+        given = [Datum(b"1", id="1"), Datum(b"2", id="2", headers={"To": "shut.a"})]
+        assert sink(given) == [
+            Response.ok("1"),
+            Response.failure("2", "the login may not publish to shut.a"),
+        ]
+
+
+def test_a_message_over_the_limit_is_a_failure_and_harms_no_other(outside, opened):
+    sink = opened(NatsSink, outside.server, "plain.a")
+    connections = sink._link.client.stats["reconnects"]
+
+    fine, large = sink(data(b"1", b"x" * 1_048_576))
+
+    assert fine == Response.ok("m0")
+    assert large.status is Status.FAILURE
+    assert sink._link.client.stats["reconnects"] == connections
+
+
+@pytest.mark.parametrize("kind", [JetStreamSink, NatsSink])
+def test_a_server_that_is_not_there_is_named_with_what_to_correct(kind):
+    section = spec.JetStreamSinkSpec(url="nats://127.0.0.1:1", subject="a")
+    began = time.monotonic()
+    with pytest.raises(SetupError, match=r"whether url, auth and tls of the .* sink are right"):
+        kind(section.settings(retried=False)).open()
+    assert time.monotonic() - began < 10
+
+
+def test_a_value_that_no_header_can_hold_is_a_failure(outside, opened):
+    (answer,) = opened(NatsSink, outside.server)(data(b"1", headers={"A": "two\nlines"}))
+    assert answer.status is Status.FAILURE
+    assert "one line" in str(answer.error)
+
+
+def test_keys_come_back_as_they_went():
+    for keys in (["a"], ["a,b", "", "\n"], []):
+        assert read_headers("s", write_headers(keys, {})) == (keys, {"Nats-Subject": "s"})

@@ -1,0 +1,210 @@
+"""The source on a plain subject: what is heard is stored, and what cannot be is told."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from ebbflow.buffers import streams
+from ebbflow.buffers.feed import Spot
+from ebbflow.connectors.nats.source import NatsFeed, NatsSettings
+from ebbflow.core import frames
+from ebbflow.core.frames import Rows
+from ebbflow.errors import SetupError
+from ebbflow.nats import api
+from ebbflow.nats.address import Addresses
+from ebbflow.nats.stored import read_subject
+from tests.nats.outside import Outside, until
+from tests.nats.securing import nats_server
+
+
+class Place:
+    """Where feeds work: a vertex with one partition, and what was told."""
+
+    def __init__(self, link, names) -> None:
+        self.link, self.names = link, names
+        self.told: list[str] = []
+
+    def spot(self, largest=1_000_000) -> Spot:
+        return Spot(
+            pipeline=self.names.pipeline,
+            vertex="in",
+            partitions=1,
+            largest=largest,
+            link=self.link,
+            spark=None,
+            tell=self.told.append,
+            memory=Path("unused"),
+            drain=False,
+        )
+
+    def stored(self):
+        """The rows in the buffer, in their order."""
+        stream, subject = self.names.buffer("in", 0), self.names.buffer_subject("in", 0)
+        found = self.link.run(read_subject(self.link.client, stream, subject))
+        batches = [frames.decode(one.payload) for one in found]
+        return [datum for batch in batches for datum in Rows(batch).data()]
+
+    def values(self):
+        return [int(datum.value) for datum in self.stored()]
+
+    def make_room(self):
+        stream, subject = self.names.buffer("in", 0), self.names.buffer_subject("in", 0)
+        self.link.run(api.purge(self.link.client, stream, subject, 1_000_000))
+
+
+@pytest.fixture
+def place(link, names, ensure) -> Place:
+    ensure(streams.buffer_config(names, "in", 0, 100))
+    return Place(link, names)
+
+
+@pytest.fixture
+def start(place):
+    with ExitStack() as stack:
+
+        def begin(server, subject, queue=None, **options):
+            feed = NatsFeed(NatsSettings(server, subject, queue), place.spot(**options))
+            feed.start()
+            stack.callback(feed.stop)
+            return feed
+
+        yield begin
+
+
+def say(outside, subject, *values, **options):
+    async def publish():
+        for value in values:
+            await outside.link.client.publish(subject, value, **options)
+        await outside.link.client.flush()
+
+    outside.link.run(publish())
+
+
+def numbers(count, first=0):
+    return [b"%d" % n for n in range(first, first + count)]
+
+
+@pytest.mark.guarantee("nats-source-is-bounded")
+def test_what_is_published_is_stored_in_order_with_subject_headers_and_keys(outside, place, start):
+    feed = start(outside.server, "one.>")
+    headers = {"A": "b", "Ebbflow-Keys": '["k"]'}
+
+    say(outside, "one.a", *numbers(2_500), headers=headers)
+
+    until(lambda: len(place.values()) == 2_500)
+    assert place.values() == list(range(2_500))
+    first = place.stored()[0]
+    assert (first.keys, first.headers) == (["k"], {"A": "b", "Nats-Subject": "one.a"})
+    assert first.event_time is not None
+    assert len({datum.id for datum in place.stored()}) == 2_500
+    assert feed.failure is None
+
+
+def test_nothing_is_answered_to_whoever_waits_for_an_answer(outside, place, start):
+    start(outside.server, "two.a")
+    heard = []
+
+    async def hear(message):
+        heard.append(message)
+
+    link = outside.link
+    subscription = link.run(link.client.subscribe("answers", cb=hear))
+    say(outside, "two.a", b"1", reply="answers")
+
+    until(lambda: place.values() == [1])
+    link.flush()
+    link.run(subscription.unsubscribe())
+    assert heard == []
+
+
+def test_of_a_queue_each_message_goes_to_one(outside, place, start):
+    start(outside.server, "three.a", "workers")
+    start(outside.server, "three.a", "workers")
+
+    say(outside, "three.a", *numbers(1_000))
+
+    until(lambda: len(place.values()) >= 1_000)
+    assert sorted(place.values()) == list(range(1_000))
+
+
+@pytest.mark.guarantee("nats-source-is-bounded")
+def test_what_was_heard_before_the_stop_is_stored(outside, place, start):
+    feed = start(outside.server, "four.a")
+    say(outside, "four.a", *numbers(5_000))
+
+    feed.stop()
+
+    assert place.values() == list(range(5_000))
+    say(outside, "four.a", b"1")
+    assert len(place.stored()) == 5_000
+
+
+@pytest.mark.guarantee("nats-source-is-bounded")
+def test_memory_is_bounded_and_what_is_dropped_is_counted_and_told(
+    outside, link, names, ensure, place, start, monkeypatch
+):
+    monkeypatch.setattr("ebbflow.connectors.nats.source.MOST_WAITING", 100_000)
+    ensure(streams.buffer_config(names, "in", 0, 1))
+    feed = start(outside.server, "five.a")
+    say(outside, "five.a", b"0")
+    until(lambda: place.values() == [0])
+
+    say(outside, "five.a", *numbers(1_000, 1))
+
+    until(lambda: feed.failure is not None)
+    until(lambda: feed._dropped + len(feed._waiting) == 1_000)
+    assert feed._bytes <= 100_000
+    dropped = feed._dropped
+    assert feed.failure == f"the buffer is full; {dropped:,} messages were dropped"
+    assert place.told == ["in: messages cannot be stored at the moment; 1 were dropped"]
+
+    seen = []
+    while len(seen) < 1_000 - dropped:  # what waits is stored as there is room
+        if found := place.values():
+            seen += [value for value in found if value]
+            place.make_room()
+    assert seen == list(range(1, 1_001 - dropped))
+    until(lambda: feed.failure is None)
+
+
+def test_a_message_too_large_to_store_is_dropped_and_told(outside, place, start):
+    start(outside.server, "six.a", largest=1_000)
+
+    say(outside, "six.a", b"x" * 2_000)
+    say(outside, "six.a", b"x", headers={"A": "x" * 2_000})
+    say(outside, "six.a", b"7")
+
+    until(lambda: place.values() == [7])
+    assert place.told == ["in: 1 messages were too large to store and are dropped"]
+
+
+@pytest.mark.guarantee("nats-source-is-bounded")
+def test_a_lost_connection_is_told_and_made_again(tmp_path, place, start):
+    with Outside.running(tmp_path) as outside:
+        port = int(outside.url.rpartition(":")[2])
+        feed = start(outside.server, "seven.a")
+        assert feed.failure is None
+    until(lambda: feed.failure)
+    assert feed.failure == f"there is no connection to NATS at nats://127.0.0.1:{port}"
+    with Outside.running(tmp_path, port) as outside:
+        until(lambda: feed.failure is None)
+        until(lambda: say(outside, "seven.a", b"1") or place.values())
+    lost = "in: the connection was lost for a while, and what was published meanwhile"
+    assert place.told == [lost]
+
+
+def test_a_subject_that_is_not_allowed_is_named(tmp_path, start):
+    users = """authorization { users: [
+      { user: me, password: m, permissions: { subscribe: ["_INBOX.>", "open.>"] } } ] }"""
+    with nats_server(tmp_path, users) as port:
+        server = Addresses.of(f"nats://me:m@127.0.0.1:{port}")
+        with pytest.raises(SetupError, match=r"does not let this login subscribe to shut\.a\."):
+            start(server, "shut.a")
+
+
+def test_a_server_that_is_not_there_is_named(start):
+    with pytest.raises(SetupError, match=r"No NATS server answers at nats://127\.0\.0\.1:1"):
+        start(Addresses.of("nats://127.0.0.1:1"), "a")

@@ -1,0 +1,205 @@
+"""Spark sinks: what can be written is written, what cannot be is dead-lettered, and only that.
+
+The database is Derby, which comes with Spark; another file does the same with PostgreSQL.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import count
+
+import pytest
+
+from ebbflow import Message, Pipeline, Response
+from ebbflow.errors import SetupError
+from tests.spark.runs import Failures
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]
+
+_numbers = count()
+
+
+class Derby:
+    """A database in the memory of Spark's own process."""
+
+    def __init__(self, spark) -> None:
+        self._spark = spark
+        self.url = f"jdbc:derby:memory:test{next(_numbers)}"
+        self.options = {
+            "url": self.url,
+            "dbtable": "orders",
+            "driver": "org.apache.derby.jdbc.EmbeddedDriver",
+        }
+
+    def create(self) -> None:
+        manager = self._spark._jvm.java.sql.DriverManager
+        connection = manager.getConnection(f"{self.url};create=true")
+        statement = connection.createStatement()
+        statement.execute(
+            "CREATE TABLE orders (id VARCHAR(9) PRIMARY KEY, total INT NOT NULL CHECK (total < 99))"
+        )
+        connection.close()
+
+    def ids(self) -> list[str]:
+        table = self._spark.read.format("jdbc").options(**self.options).load()
+        return sorted(row.ID for row in table.collect())
+
+
+@pytest.fixture
+def derby(spark) -> Derby:
+    return Derby(spark)
+
+
+def orders(amount, wrong=None):
+    """A source of orders, some of them wrong."""
+    wrong = wrong or {}
+
+    def order(datum):
+        number = json.loads(datum.value)["data"]["value"]
+        value = {"id": f"o{number}", "total": number % 7} | wrong.get(number, {})
+        return Message(b"no JSON" if "text" in value else json.dumps(value).encode())
+
+    return Pipeline("test").source("in", generator={"messages": amount}, transformer=order)
+
+
+def into(derby, **fields):
+    return {"format": "jdbc", "options": derby.options, "schema": "id STRING, total INT"} | fields
+
+
+@pytest.mark.guarantee("spark-vertices-lose-nothing")
+def test_one_wrong_row_in_a_hundred_is_dead_lettered_with_the_databases_error(
+    run, derby, server_letters
+):
+    derby.create()
+    wrong = {33: {"total": 500}, 133: {"text": True}, 233: {"total": None}, 250: {"id": "o" * 10}}
+
+    summary = run(
+        orders(300, wrong).sink("db", spark=into(derby), on_error={"steps": 0}), timeout="120s"
+    )
+
+    assert derby.ids() == sorted(f"o{n}" for n in range(300) if n not in wrong)
+    letters = {letter.id: letter for letter in server_letters("test")}
+    assert set(letters) == {f"in-{n}/in" for n in wrong}
+    assert "was violated while performing an INSERT" in letters["in-33/in"].error
+    assert letters["in-133/in"].error.startswith("JsonParseException: Unrecognized token 'no'")
+    assert "cannot accept a NULL value" in letters["in-233/in"].error
+    assert "truncation error was encountered" in letters["in-250/in"].error
+    assert all(
+        "\n" not in letter.error and "at org." not in letter.error for letter in letters.values()
+    )
+    counts = summary.vertices["db"]
+    assert (counts.read, counts.done, counts.written, counts.dead_lettered) == (300, 296, 296, 4)
+
+
+@pytest.mark.guarantee("spark-vertices-lose-nothing")
+def test_a_database_that_is_not_there_blames_no_message(run, derby, server_letters):
+    told = []
+
+    class Watching(Failures):
+        def look(self, views):
+            if views["db"].failure and not told:
+                told.append(views["db"].failure)
+                derby.create()
+
+    summary = run(orders(20).sink("db", spark=into(derby)), watcher=Watching())
+
+    assert told == [f"SQLException: Database 'memory:{derby.url.rpartition(':')[2]}' not found."]
+    assert len(derby.ids()) == summary.vertices["db"].done == 20
+    assert summary.vertices["db"].redelivered == 0
+    assert server_letters("test") == []
+
+
+def test_a_strategy_decides_about_what_cannot_be_written(run, derby, journal):
+    derby.create()
+
+    def aside(data):
+        journal.write(*(datum.id for datum in data))
+        return [Response.ok(datum.id) for datum in data]
+
+    pipeline = orders(20, {3: {"total": 500}}).sink(
+        "db",
+        spark=into(derby, columns={"id": "data.id", "total": "data.total + 1"}),
+        retry={"interval": "50ms", "steps": 2},
+        on_failure="fallback",
+        fallback=aside,
+    )
+    summary = run(pipeline)
+
+    assert journal.read() == ["in-3/in"]
+    assert len(derby.ids()) == 19
+    counts = summary.vertices["db"]
+    assert (counts.done, counts.fallback, counts.redelivered) == (19, 1, 2)
+
+
+def test_with_a_strategy_a_database_that_is_not_there_ends_in_it(run, derby, server_letters):
+    pipeline = orders(10).sink(
+        "db", spark=into(derby), retry={"interval": "20ms", "steps": 1}, on_failure="drop"
+    )
+    summary = run(pipeline)
+
+    assert summary.vertices["db"].dead_lettered == 10
+    assert {letter.reason for letter in server_letters("test")} == {"retries exhausted"}
+
+
+def test_files_are_written_with_the_columns_asked_for_and_can_be_read_back(
+    run, spark, journal, tmp_path
+):
+    table, lines = str(tmp_path / "table"), str(tmp_path / "lines")
+    columns = {"id": "id", "n": "data.n", "at": "event_time"}
+    to_table = {"format": "parquet", "options": {"path": table}, "schema": "n INT"}
+
+    def numbered(datum):
+        return Message(json.dumps({"n": json.loads(datum.value)["data"]["value"]}).encode())
+
+    source = Pipeline("test").source("in", generator={"messages": 100}, transformer=numbered)
+    source = source.sink("table", spark={**to_table, "columns": columns, "partitionBy": ["n"]})
+    run(source.sink("lines", spark={"format": "text", "options": {"path": lines}}, after="in"))
+
+    found = spark.read.parquet(table)
+    assert sorted(found.columns) == ["at", "id", "n"]
+    assert sorted((row.id, row.n) for row in found.collect()) == sorted(
+        (f"in-{n}/in", n) for n in range(100)
+    )
+    texts = [row.value for row in spark.read.text(lines).collect()]
+    assert sorted(texts) == sorted(f'{{"n": {n}}}' for n in range(100))
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        (
+            {"columns": {"total": "data.totl"}},
+            "Column total of db cannot be 'data.totl': [FIELD_NOT_FOUND] No such struct field "
+            "`totl` in `id`, `total`.",
+        ),
+        ({"schema": "id STRIN"}, "The schema of db cannot be used: "),
+        (
+            {"format": "nosuch"},
+            "db: Spark has no format 'nosuch'. Correct it, or name the package that has it with "
+            "--conf spark.jars.packages=GROUP:NAME:VERSION.",
+        ),
+    ],
+)
+def test_what_cannot_be_written_whatever_comes_is_refused_before_anything_runs(
+    run, derby, fields, told
+):
+    with pytest.raises(SetupError) as refused:
+        run(orders(1).sink("db", spark=into(derby, **fields)))
+    assert str(refused.value).startswith(told)
+
+
+def test_a_secret_is_in_no_error(run, derby, monkeypatch):
+    monkeypatch.setenv("TEST_DRIVER", "hidden.Driver")
+    options = {name: text for name, text in derby.options.items() if name != "driver"}
+    secret = {"options": options, "secretOptions": {"driver": {"env": "TEST_DRIVER"}}}
+    told = []
+
+    class Watching(Failures):
+        def look(self, views):
+            told.extend(view.failure for view in views.values() if view.failure)
+
+    pipeline = orders(1).sink("db", spark=into(derby, **secret))
+    run(pipeline, watcher=Watching(), timeout="3s")
+
+    assert set(told) == {"ClassNotFoundException: ***"}
+    assert "hidden" not in repr(pipeline.spec)

@@ -1,0 +1,206 @@
+"""Rows that Spark cannot read as their schema says: dead letters with their text, told why."""
+
+from __future__ import annotations
+
+import pytest
+
+from ebbflow import Message, MonoVertex, Pipeline, Response
+from ebbflow.connectors.spark.rows import as_messages, open_table
+from ebbflow.connectors.spark.session import clone_session, leaving_active
+from ebbflow.connectors.spark.settings import Format, SparkSourceSettings
+from ebbflow.deadletters import DeadLetters
+from ebbflow.errors import EbbflowError, SetupError
+from ebbflow.nats.locate import open_link, start_embedded
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]
+
+SCHEMA = "id STRING, total INT"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    place = tmp_path / "data"
+    place.mkdir()
+    return place
+
+
+@pytest.fixture
+def read(spark, folder):
+    """The rows of files as messages: those that were read, and of all others the reason."""
+
+    def rows(format, *files, schema=SCHEMA, value="id", **options):
+        for number, content in enumerate(files):
+            (folder / str(number)).write_bytes(content.encode())
+        options = tuple(options.items())
+        table = Format(format, (("path", str(folder)), *options))
+        settings = SparkSourceSettings(table, schema=schema, stream=False, value=value)
+        with leaving_active(spark):
+            messages = as_messages(
+                open_table(clone_session(spark, {}), settings, "in"), settings, "in"
+            )
+            found = messages.collect()
+        good = sorted(bytes(row.value or b"").decode() for row in found if not told(row))
+        return good, {bytes(row.value).decode(): row.unread.error for row in found if told(row)}
+
+    def told(row):
+        return row.unread if "unread" in row else None
+
+    return rows
+
+
+@pytest.fixture
+def store(journal):
+    def sink(data):
+        journal.write(*(datum.value.decode() for datum in data))
+        return [Response.ok(datum.id) for datum in data]
+
+    return sink
+
+
+def json_in(folder, **fields):
+    return {"format": "json", "options": {"path": str(folder)}, "schema": SCHEMA} | fields
+
+
+@pytest.mark.guarantee("spark-vertices-lose-nothing")
+def test_rows_that_spark_cannot_read_are_dead_letters_with_their_text_and_the_reason(
+    run, folder, store, journal, server_letters
+):
+    broken = {
+        b'{"id":"b","total":"x"}': "total cannot be read as INT: x",
+        b'{"id":"s","of":{"n":[1]}}': "of.n cannot be read as DATE: [1]",
+        b"br\xf6ken": "it is no JSON: 'utf-8' codec can't decode byte 0xf6 in position 2: "
+        "invalid start byte",
+        b"broken": "it is no JSON: Expecting value: line 1 column 1 (char 0)",
+        b'{"id":"t","tot': "it is no JSON: Unterminated string starting at: line 1 column 11 "
+        "(char 10)",
+        b"42": "it is no JSON object",
+    }
+    good = [b'{"id":"a","total":1}', b'{"id":"c"}', b'{"id":"d","total":null}']
+    (folder / "one.json").write_bytes(b"\n".join([*good[:2], *broken, good[2]]))
+    source = json_in(folder, schema=f"{SCHEMA}, of STRUCT<n: DATE>", value="id", keys="id")
+    counts = run(Pipeline("test").source("in", spark=source).sink("out", store)).vertices["in"]
+
+    assert (counts.read, counts.done, counts.dead_lettered) == (9, 3, 6)
+    assert sorted(journal.read()) == ["a", "c", "d"]
+    letters = server_letters("test")
+    assert {letter.value: letter.error for letter in letters} == broken
+    assert {(one.vertex, one.reason, one.unread, one.size) for one in letters} == {
+        ("in", "unreadable row", True, None)
+    }
+
+
+@pytest.mark.guarantee("spark-vertices-lose-nothing")
+def test_user_code_is_not_given_what_could_not_be_read_and_a_replay_of_it_is_refused(
+    run, folder, store, journal, tmp_path
+):
+    huge = "x" * 9_000_000
+    (folder / "one.json").write_text(f'{{"id":"a"}}\n{huge}\n{{"id":"b"}}\n')
+
+    def loud(datum):
+        return Message(datum.value.upper())
+
+    pipeline = MonoVertex("test").source(spark=json_in(folder, value="id")).map(loud).sink(store)
+    counts = run(pipeline).vertices["test"]
+
+    assert (counts.read, counts.done, counts.dead_lettered) == (3, 2, 1)
+    assert sorted(journal.read()) == ["A", "B"]
+    with start_embedded(tmp_path / "state") as server, open_link(server) as link:
+        letters = DeadLetters(link, "test")
+        (one,) = letters.list()
+        assert (one.letter.size, one.letter.metadata) == (9_000_000, {})
+        with pytest.raises(EbbflowError, match="correct the row, or the schema, and have the"):
+            letters.replay([one])
+        assert letters.counts() == {"test": 1}
+
+
+def test_rows_of_csv_with_other_columns_than_the_schema_are_told(read):
+    text = 'id,total\na,1\nb,x\nc\nd,4,5\n"ö,1\ne,5\n'
+    other = "it does not have the 2 columns of the schema"
+    broken = {"b,x": "total cannot be read as INT: x", "c": other, "d,4,5": other, '"ö,1': other}
+    assert read("csv", text, header="true") == (["a", "e"], broken)
+
+
+def test_a_column_that_no_expression_uses_makes_its_row_unreadable_all_the_same(read):
+    broken = {"a,x": "total cannot be read as INT: x"}
+    assert read("csv", "a,x\n", value="'fixed'") == ([], broken)
+
+
+def test_a_record_of_several_lines_and_columns_with_any_names_are_told_as_well(read):
+    schema = "`a.b` STRING, `ö ``x` INT"
+    text = 'one;1\n"two\nlines";x\n'
+    good, broken = read("csv", text, schema=schema, value=None, sep=";", multiLine="true")
+    assert good == ['{"a.b":"one","ö `x":1}']
+    assert broken == {'"two\nlines";x': "ö `x cannot be read as INT: x"}
+
+
+def test_files_that_are_one_record_each_are_told_as_they_are(read):
+    one, other = '{\n "id": "a",\n "total": 1}\n', '{"id": "b",\n "total": "x"}\n'
+    broken = {other: "total cannot be read as INT: x"}
+    assert read("json", one, other, multiLine="true") == (["a"], broken)
+
+
+@pytest.mark.guarantee("spark-vertices-lose-nothing")
+def test_of_a_json_array_with_a_broken_row_those_pass_that_miss_nothing(read):
+    text = '[{"id":"a","total":1},{"id":"b","total":"x"},{"id":"c"},{"id":"d","total":2}]'
+    good, broken = read("json", text)
+    assert good == ["a", "d"]
+    assert broken == {text: "Spark could not read all of it; null is: total"}
+
+
+def test_of_xml_the_file_is_told_up_to_a_bound(read):
+    rows = [f"<row><id>{n}</id><total>{n if n else 'x'}</total></row>" for n in range(500)]
+    text = f"<rows>{''.join(rows)}</rows>"
+    good, broken = read("xml", text, rowTag="row")
+    assert good == sorted(str(n) for n in range(1, 500))
+    assert broken == {text[:4096]: "Spark could not read all of it; null is: total"}
+
+
+def test_a_schema_that_is_found_out_has_no_column_for_what_cannot_be_read(read):
+    text = '{"id":"a","total":1}\nbroken\n'
+    good, broken = read("json", text, schema=None, value=None)
+    assert good == ['{"id":"a","total":1}']
+    assert list(broken) == ["broken"]
+
+
+TWO = '{"id":"a","total":1}\n{"id":"b","total":"x"}\n'
+
+
+@pytest.mark.parametrize(
+    ("fields", "good"),
+    [
+        ({"mode": "permissive"}, ["a", "b"]),
+        ({"mode": "DROPMALFORMED"}, ["a"]),
+        ({"columnNameOfCorruptRecord": "bad", "schema": f"{SCHEMA}, bad STRING"}, ["a", "b"]),
+        ({"schema": f"{SCHEMA}, _corrupt_record STRING"}, ["a", "b"]),
+    ],
+)
+def test_what_users_say_about_such_rows_themselves_stands(read, fields, good):
+    # All columns, because Spark finds nothing wrong with those that it does not read.
+    value = "CASE WHEN to_json(struct(*)) IS NOT NULL THEN id END"
+    assert read("json", TWO, value=value, **fields) == (good, {})
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        (
+            {"mode": "FAILSLOW"},
+            "in cannot read json: the mode 'FAILSLOW' is none of PERMISSIVE, DROPMALFORMED, "
+            "FAILFAST. Correct it, or leave it out",
+        ),
+        (
+            {"columnNameOfCorruptRecord": "bad"},
+            "in cannot read json: columnNameOfCorruptRecord is 'bad', which the schema does not "
+            "have. Add `bad` STRING to the schema, or leave the option out",
+        ),
+        (
+            {"schema": None},
+            "in cannot read json: no row that is there can be read, so that nothing tells which "
+            "columns there are. Write a schema.",
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(read, fields, told):
+    with pytest.raises(SetupError) as refused:
+        read("json", "broken\n", **fields)
+    assert str(refused.value).startswith(told)

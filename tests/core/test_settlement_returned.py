@@ -1,0 +1,107 @@
+"""Rows that came from a source which takes nacked messages back: what settling makes of them."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ebbflow import NackOptions
+from ebbflow.core.inlet import HandedBack, asked_for, handed_back
+from ebbflow.core.publications import Chunk, Place, Stage
+from ebbflow.core.settlement import Settlement, settle
+from ebbflow.core.verdict import Verdict
+from ebbflow.outcome import Redeliver, Retry
+from tests.core.sample_rows import NOW, some
+from tests.core.test_settlement import decided, edges, expected_end, inputs, of, rows_of
+
+firsts = st.integers(0, 6)
+"""How many rows of the chunk are redeliveries of Ebbflow's own; they come before the others."""
+
+
+def settled(verdict: Verdict, given_edges: list, first: int) -> Settlement:
+    place = Place("v", 2, given_edges, max_payload=1_000_000)
+    returning = range(first, len(verdict.rows))
+    return settle(Chunk("k", verdict.rows), verdict, place, NOW, returning=returning)
+
+
+@settings(max_examples=50)
+@given(inputs, edges, firsts)
+def test_a_row_goes_back_to_its_source_or_to_a_redelivery_and_never_to_both(
+    given_inputs, given_edges, first
+):
+    settlement = settled(decided(given_inputs), given_edges, first)
+    again = [
+        index
+        for index, (row, decision) in enumerate(given_inputs)
+        if expected_end(row, decision, given_edges) == "again"
+    ]
+    ids = [row["id"] for row, _ in given_inputs]
+    kept = [row["id"] for p in of(settlement, Stage.REDELIVER) for row in rows_of(p)]
+    assert sorted(settlement.returned) == [index for index in again if index >= first]
+    assert sorted(kept) == sorted(ids[index] for index in again if index < first)
+    assert settlement.counts.redelivered == len(again)
+
+
+@settings(max_examples=50)
+@given(inputs, edges, firsts)
+def test_what_is_remembered_of_a_returned_row_is_what_a_redelivery_would_carry(
+    given_inputs, given_edges, first
+):
+    verdict = decided(given_inputs)
+    returned = settled(verdict, given_edges, first)
+    kept = settled(verdict, given_edges, len(given_inputs))
+    carried = {row["id"]: row for p in of(kept, Stage.REDELIVER) for row in rows_of(p)}
+    remembered = [] if returned.histories is None else returned.histories.to_pylist()
+    assert len(remembered) == len(returned.returned)
+    for row in remembered:
+        assert row == carried[row["id"]]
+
+
+@settings(max_examples=50)
+@given(inputs, edges, firsts)
+def test_everything_else_is_settled_as_if_nothing_went_back(given_inputs, given_edges, first):
+    verdict = decided(given_inputs)
+    returned = settled(verdict, given_edges, first)
+    kept = settled(verdict, given_edges, len(given_inputs))
+    for stage in set(Stage) - {Stage.REDELIVER}:
+        assert of(returned, stage) == of(kept, stage)
+    assert (returned.counts, returned.reasons) == (kept.counts, kept.reasons)
+
+
+def told(given_inputs, given_edges, first) -> tuple[list[bytes], Settlement, HandedBack]:
+    verdict = decided(given_inputs)
+    settlement = settled(verdict, given_edges, min(first, len(verdict.rows)))
+    offsets = [b"%d" % index for index in range(min(first, len(verdict.rows)), len(verdict.rows))]
+    return offsets, settlement, handed_back(offsets, verdict.rows, settlement.returned)
+
+
+@pytest.mark.guarantee("sources-are-acknowledged-last")
+@settings(max_examples=50)
+@given(inputs, edges, firsts)
+def test_a_source_is_told_of_each_of_its_rows_exactly_once(given_inputs, given_edges, first):
+    offsets, settlement, back = told(given_inputs, given_edges, first)
+    nacked = [offset for offset, _ in back.nacks]
+    assert sorted([*back.acks, *nacked]) == sorted(offsets)
+    assert sorted(nacked) == sorted(b"%d" % index for index in settlement.returned)
+    ids = [row["id"] for row, _ in given_inputs]
+    assert back.ids == [ids[int(offset)] for offset in back.acks]
+
+
+@settings(max_examples=50)
+@given(inputs, edges, firsts)
+def test_a_source_is_asked_for_exactly_what_user_code_asked_for(given_inputs, given_edges, first):
+    _, settlement, back = told(given_inputs, given_edges, first)
+    for offset, options in back.nacks:
+        how = settlement.returned[int(offset)]
+        assert isinstance(how, Redeliver)
+        assert options == (how.options or NackOptions(how.delay, reason=how.reason))
+
+
+def test_rows_of_our_own_redeliveries_are_not_told_to_the_source():
+    rows = some("a", "b", "c")
+    returned = {2: Redeliver(5, "later", 0, NackOptions(5, reason="later"))}
+    back = handed_back([b"2", b"3"], rows, returned)
+    assert back == HandedBack([b"2"], [(b"3", NackOptions(5, reason="later"))], ["b"])
+
+
+def test_a_retry_is_asked_for_with_its_wait_and_its_error():
+    assert asked_for(Retry(700, "no room", 1, 0)) == NackOptions(700, reason="no room")

@@ -1,0 +1,7 @@
+"""A real NATS server for the folder, and pipelines on it whose letters are written by hand."""
+
+from __future__ import annotations
+
+from tests.deadletters.written import link, pipeline, state
+
+__all__ = ["link", "pipeline", "state"]

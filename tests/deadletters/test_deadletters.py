@@ -1,0 +1,268 @@
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ebbflow.core import frames
+from ebbflow.core.frames import Rows
+from ebbflow.deadletters import DeadLetters
+from ebbflow.errors import EbbflowError, SetupError
+from ebbflow.nats.link import Link
+from ebbflow.nats.locate import open_link_to_pipeline, start_embedded
+from ebbflow.nats.publish import publish
+from tests.deadletters.written import LETTER, Written
+from tests.nats.securing import address
+
+
+class Crash(Exception):
+    pass
+
+
+class DiesBeforeDeleting(DeadLetters):
+    """As a process that is killed right after JetStream has confirmed the message."""
+
+    async def _delete(self, number: int) -> None:
+        raise Crash
+
+
+def numbers(letters: DeadLetters, vertex: str | None = None) -> list[int]:
+    return [stored.number for stored in letters.list(vertex)]
+
+
+def test_letters_are_listed_oldest_first_with_all_their_facts(pipeline: Written) -> None:
+    first = pipeline.bury()
+    second = pipeline.bury(id="in-8")
+    found = list(pipeline.letters.list())
+    assert [stored.number for stored in found] == [first, second]
+    assert found[0].letter == LETTER
+    assert found[1].letter == replace(LETTER, id="in-8")
+
+
+def test_a_list_goes_on_over_any_number_of_pages(pipeline: Written) -> None:
+    buried = [pipeline.bury(id=f"in-{n}") for n in range(600)]
+    assert numbers(pipeline.letters) == buried
+
+
+def test_large_letters_are_listed_too(pipeline: Written) -> None:
+    buried = [pipeline.bury(value=b"x" * 3_000_000) for _ in range(4)]
+    assert numbers(pipeline.letters) == buried
+
+
+def test_a_list_can_be_of_one_vertex_and_limited(pipeline: Written) -> None:
+    pipeline.bury()
+    store = [pipeline.bury(vertex="store") for _ in range(3)]
+    assert numbers(pipeline.letters, "store") == store
+    assert [s.number for s in pipeline.letters.list("store", 2)] == store[:2]
+    assert pipeline.letters.counts() == {"enrich": 1, "store": 3}
+
+
+def test_what_dies_while_a_list_is_read_is_not_part_of_it(pipeline: Written) -> None:
+    buried = [pipeline.bury() for _ in range(3)]
+    seen = []
+    for stored in pipeline.letters.list():
+        seen.append(stored.number)
+        pipeline.bury()
+    assert seen == buried
+
+
+def test_a_number_gets_one_letter_and_an_id_gets_all_letters_of_the_message(
+    pipeline: Written,
+) -> None:
+    one, other, again = pipeline.bury(), pipeline.bury(id="in-8"), pipeline.bury(vertex="store")
+    get = pipeline.letters.get
+    assert [s.number for s in get(other)] == [other]
+    assert [s.number for s in get("in-7")] == [one, again]
+    assert [s.number for s in get("in-7", one, other)] == [one, other, again]
+
+
+@pytest.mark.parametrize(
+    ("which", "named"), [(99, "with number 99"), (0, "with number 0"), ("x", "of message 'x'")]
+)
+def test_a_letter_that_is_not_there_is_named(
+    pipeline: Written, which: int | str, named: str
+) -> None:
+    pipeline.bury()
+    with pytest.raises(EbbflowError) as caught:
+        pipeline.letters.get(which)
+    assert str(caught.value) == (
+        f"There is no dead letter {named} in {pipeline.name}. "
+        f"See which there are with: ebbflow dlq list {pipeline.name}"
+    )
+
+
+@pytest.mark.guarantee("dead-letters-are-complete")
+def test_a_replay_sends_the_message_back_as_on_its_first_delivery(pipeline: Written) -> None:
+    pipeline.bury()
+    letters = pipeline.letters
+    assert letters.replay(letters.list()) == 1
+    (sent,) = pipeline.due()
+    rows = Rows(frames.decode(sent.payload))
+    expected = {
+        name: getattr(LETTER, name)
+        for name in ("id", "keys", "value", "event_time", "headers", "metadata", "first_seen")
+    }
+    expected |= {"deliveries": 1, "failures": 0, "nack_reason": None}
+    assert {name: rows.column(name) for name in expected} == {n: [v] for n, v in expected.items()}
+    assert numbers(letters) == []
+
+
+@pytest.mark.guarantee("dead-letters-are-complete")
+def test_a_replay_repeated_after_a_crash_makes_no_copy(pipeline: Written) -> None:
+    buried = [pipeline.bury(id=f"in-{n}") for n in range(3)]
+    crashing = DiesBeforeDeleting(pipeline.link, pipeline.name)
+    with pytest.raises(Crash):
+        crashing.replay(crashing.get(*buried[:2]))
+    letters = pipeline.letters
+    assert numbers(letters) == buried
+    assert letters.replay(letters.list()) == 3
+    ids = [Rows(frames.decode(sent.payload)).column("id") for sent in pipeline.due()]
+    assert sorted(ids) == [["in-0"], ["in-1"], ["in-2"]]
+    assert numbers(letters) == []
+
+
+def test_two_replays_at_once_send_every_message_back_once(pipeline: Written, state: Path) -> None:
+    for number in range(600):
+        pipeline.bury(id=f"in-{number}")
+
+    def replay_all() -> None:
+        with open_link_to_pipeline(state, None) as link:
+            letters = DeadLetters(link, pipeline.name)
+            letters.replay(letters.list())
+
+    with ThreadPoolExecutor(2) as people:
+        for done in [people.submit(replay_all) for _ in range(2)]:
+            done.result()
+    ids = [Rows(frames.decode(sent.payload)).column("id")[0] for sent in pipeline.due()]
+    assert sorted(ids) == sorted(f"in-{number}" for number in range(600))
+    assert numbers(pipeline.letters) == []
+
+
+def test_a_message_that_dies_again_can_be_replayed_again(pipeline: Written) -> None:
+    letters = pipeline.letters
+    for _ in range(2):
+        pipeline.bury()
+        assert letters.replay(letters.list()) == 1
+    assert len(pipeline.due()) == 2
+
+
+def test_a_replay_does_not_chase_messages_that_die_again_meanwhile(pipeline: Written) -> None:
+    pipeline.bury()
+    letters = pipeline.letters
+
+    def dying_again():
+        for stored in letters.list():
+            yield stored
+            pipeline.bury()
+
+    assert letters.replay(dying_again()) == 1
+    assert len(numbers(letters)) == 1
+
+
+@pytest.mark.guarantee("dead-letters-are-complete")
+def test_a_cut_letter_stays_and_the_others_are_replayed(pipeline: Written) -> None:
+    cut = pipeline.bury(id="in-1", size=9_000_000)
+    pipeline.bury(id="in-2")
+    letters = pipeline.letters
+    with pytest.raises(EbbflowError) as caught:
+        letters.replay(letters.list())
+    assert str(caught.value) == (
+        "Replayed 1, but not these:\n"
+        f"  {cut}: the value was cut because it was too large to be kept whole; "
+        "send the original message to the source again"
+    )
+    assert numbers(letters) == [cut]
+    assert len(pipeline.due()) == 1
+
+
+def test_letters_of_a_vertex_that_is_gone_stay(pipeline: Written) -> None:
+    buried = [pipeline.bury(vertex="old") for _ in range(10)]
+    letters = pipeline.letters
+    with pytest.raises(EbbflowError) as caught:
+        letters.replay(letters.list())
+    assert str(caught.value) == (
+        "Replayed 0, but not these:\n"
+        "  1, 2, 3, 4, 5, 6, 7, 8 and 2 more: the pipeline has no vertex 'old' any more; "
+        "run a pipeline that has it once, then replay"
+    )
+    assert numbers(letters) == buried
+
+
+def test_a_dry_run_refuses_the_same_and_changes_nothing(pipeline: Written) -> None:
+    good, cut = pipeline.bury(), pipeline.bury(size=9_000_000)
+    letters = pipeline.letters
+    assert letters.replay(letters.get(good), dry_run=True) == 1
+    with pytest.raises(EbbflowError, match="Would replay 1, but not these:"):
+        letters.replay(letters.list(), dry_run=True)
+    assert numbers(letters) == [good, cut]
+    assert pipeline.due() == []
+
+
+def test_replayed_messages_are_spread_over_the_partitions_that_exist(pipeline: Written) -> None:
+    pipeline.add_vertex("store", partitions=3)
+    for n in range(60):
+        pipeline.bury(id=f"in-{n}", vertex="store")
+    letters = pipeline.letters
+    assert letters.replay(letters.list()) == 60
+    counts = [len(pipeline.due("store", partition)) for partition in range(3)]
+    assert sum(counts) == 60
+    assert min(counts) > 5
+
+
+def test_what_is_not_a_letter_is_named_with_the_command_that_removes_it(
+    pipeline: Written,
+) -> None:
+    client, subject = pipeline.link.client, pipeline.names.dead_letter_subject("enrich")
+    number = pipeline.link.run(publish(client, subject, b"hello")).seq
+    letters = pipeline.letters
+    with pytest.raises(EbbflowError) as caught:
+        numbers(letters)
+    assert str(caught.value).endswith(f"Remove it with: ebbflow dlq purge {pipeline.name} {number}")
+    assert letters.purge(number) == 1
+    assert numbers(letters) == []
+
+
+def test_letters_are_purged_by_number_and_by_id(pipeline: Written) -> None:
+    one, other, rest = (pipeline.bury(id=f"in-{n}") for n in range(3))
+    letters = pipeline.letters
+    assert letters.purge(one, "in-1") == 2
+    assert numbers(letters) == [rest]
+    with pytest.raises(EbbflowError, match=f"no dead letter with number {other}"):
+        letters.purge(rest, other)
+    assert numbers(letters) == [rest]
+
+
+def test_letters_are_purged_by_vertex_and_altogether(pipeline: Written) -> None:
+    for vertex in ("enrich", "store", "store"):
+        pipeline.bury(vertex=vertex)
+    letters = pipeline.letters
+    assert letters.purge_all("store") == 2
+    assert letters.counts() == {"enrich": 1}
+    assert letters.purge_all() == 1
+    assert letters.counts() == {}
+
+
+def test_an_unknown_pipeline_is_told_with_the_known_ones(pipeline: Written) -> None:
+    with pytest.raises(SetupError, match="No pipeline 'x y' has run here") as caught:
+        DeadLetters(pipeline.link, "x y")
+    known = str(caught.value).partition("Known here: ")[2].partition(". ")[0]
+    assert pipeline.name in known.split(", ")
+
+
+def test_a_place_where_nothing_ran_says_how_to_name_another(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with (
+        start_embedded(state),
+        open_link_to_pipeline(state, None) as link,
+        pytest.raises(SetupError) as caught,
+    ):
+        DeadLetters(link, "orders")
+    assert str(caught.value) == (
+        "No pipeline 'orders' has run here. Name another place with --state DIR or --nats URL."
+    )
+
+
+def test_letters_are_reached_by_url_too(pipeline: Written, link: Link) -> None:
+    pipeline.bury()
+    with open_link_to_pipeline(Path("/nowhere"), address(link.server)) as other:
+        assert numbers(DeadLetters(other, pipeline.name)) == [1]

@@ -1,0 +1,44 @@
+"""A real nats-server for all tests of a process, with streams of its own for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+from ebbflow.buffers.names import Names
+from ebbflow.nats.link import Link
+from ebbflow.nats.locate import open_link, start_embedded
+from tests.nats.securing import Authority
+
+_numbers = count()
+
+
+@pytest.fixture(scope="session")
+def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Link]:
+    with start_embedded(tmp_path_factory.mktemp("state")) as server, open_link(server) as link:
+        yield link
+
+
+@pytest.fixture(scope="session")
+def authority() -> Authority:
+    """Who issues certificates."""
+    return Authority()
+
+
+@pytest.fixture
+def names() -> Names:
+    """Names of a pipeline that no other test uses."""
+    return Names(f"p{next(_numbers)}")
+
+
+@pytest.fixture
+def ensure(link: Link) -> Any:
+    from ebbflow.buffers import streams
+
+    def make(config: dict[str, Any]) -> None:
+        link.run(streams.ensure(link.client, config))
+
+    return make

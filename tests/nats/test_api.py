@@ -1,0 +1,76 @@
+"""The management interface: what is asked of it again, and whom it believes."""
+
+from __future__ import annotations
+
+import pytest
+
+from ebbflow.errors import JetStreamUnavailable
+from ebbflow.nats import api
+from tests.nats.listener import Listener
+
+
+@pytest.fixture
+def call(names):
+    """A call that only a listener of the test answers."""
+    return f"STREAM.INFO.{names.dead_letters}.test"
+
+
+@pytest.fixture
+def listener(link, call):
+    listener = Listener(link, f"$JS.API.{call}")
+    yield listener
+    listener.stop()
+
+
+UNAVAILABLE = (
+    b'{"error":{"code":503,"err_code":10008,"description":"JetStream system temporarily '
+    b'unavailable"}}'
+)
+LEADERLESS = (
+    b'{"state":{"messages":7,"last_seq":7},"cluster":{"name":"c","replicas":[{"name":"n1"}]}}'
+)
+OUT_OF_TOUCH = (
+    b'{"state":{"messages":7,"last_seq":7},"cluster":{"name":"c","leader":"n1","replicas":'
+    b'[{"name":"n2","active":9000000000},{"name":"n3","active":0}]}}'
+)
+NOT_THE_LEADER = (
+    b'{"state":{"messages":7,"last_seq":7},"cluster":{"name":"c","leader":"n1","replicas":'
+    b'[{"name":"n1","active":1},{"name":"n3","active":1}]}}'
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (UNAVAILABLE, "JetStream system temporarily unavailable"),
+        (LEADERLESS, "it has no leader"),
+        (OUT_OF_TOUCH, "it has no leader"),
+        (NOT_THE_LEADER, "it has no leader"),
+    ],
+    ids=["unavailable", "leaderless", "out of touch", "not the leader"],
+)
+def test_who_does_not_lead_is_not_believed(link, listener, call, answer, told):
+    asked = listener(answer)
+    with pytest.raises(JetStreamUnavailable) as error:
+        link.run(api.call(link.client, call, patience=2.0))
+
+    assert len(asked) > 1
+    assert str(error.value) == (
+        f"JetStream did not carry out {call} within 2 s: {told}. "
+        "See whether NATS is up; of a cluster, most servers have to be."
+    )
+
+
+def test_a_leader_in_touch_with_a_majority_is_believed(link, listener, call):
+    asked = listener(OUT_OF_TOUCH.replace(b'"active":0', b'"active":1000000'))
+
+    assert link.run(api.call(link.client, call))["state"]["last_seq"] == 7
+    assert len(asked) == 1
+
+
+def test_silence_is_asked_again(link, listener, call):
+    asked = listener()
+    with pytest.raises(JetStreamUnavailable, match="within 2 s: no answer"):
+        link.run(api.call(link.client, call, patience=2.0))
+
+    assert len(asked) == 2

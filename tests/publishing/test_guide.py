@@ -1,0 +1,36 @@
+"""The example of the guide, run on a real server, prints what the guide says."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+
+from ebbflow.nats import api
+from ebbflow.publishing import PublishOptions
+from tests.docs.pages import ROOT, Page
+
+GUIDE = Page(ROOT / "docs" / "guides" / "publishing.md")
+
+
+def test_the_example_prints_what_the_guide_says(link, url, ensure, capsys):
+    ensure({"name": "ORDERS", "subjects": ["orders.*"], "storage": "memory"})
+    example = next(block.text for block in GUIDE.blocks if block.name == "publish.py")
+    names = {"__name__": "publish"}
+    exec(compile(example, "publish.py", "exec"), names)
+
+    names["main"](url)
+
+    told = next(block.text for block in GUIDE.blocks if block.language == "text")
+    seconds = re.compile(r"\d\.\d\d s")
+    assert seconds.sub("… s", capsys.readouterr().out) == seconds.sub("… s", told)
+    link.run(api.delete(link.client, ["ORDERS"]))
+
+
+def test_the_table_of_options_has_the_defaults_of_the_code():
+    told = dict(re.findall(r"^\| `(\w+)` \|.*\| ([^|]*) \|$", GUIDE.text, re.MULTILINE))
+    assert told == {
+        field.name: {"ack_wait": "5.0", "deadline": "none", "wait_for_room": "`False`"}.get(
+            field.name, str(field.default)
+        )
+        for field in fields(PublishOptions)
+    }

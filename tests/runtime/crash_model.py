@@ -1,0 +1,366 @@
+"""The shipped chunk loop over a server in memory, in which anything may crash at any step.
+
+Everything that decides is the real thing: ``ChunkLoop`` with its settling, its intake, its gate and
+its turn, and the core below them. Modelled are the systems around it: the server, the frames it
+reads, the clock and the user's code. ``Rules`` are the rules that the guarantee rests on and that
+the loop leaves to its journal, so that a test can break one and show what it is for.
+"""
+
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from random import Random
+from threading import Event
+from types import coroutine
+from typing import Any
+
+import pyarrow as pa
+
+from ebbflow import Datum, Message, Nack
+from ebbflow.core.breaker import BreakerLimit
+from ebbflow.core.inlet import Inlet
+from ebbflow.core.position import Mark, Position, Span
+from ebbflow.core.publications import Place, Publication, Stage
+from ebbflow.core.retry import RetryStrategy
+from ebbflow.core.routing import Edge
+from ebbflow.core.settlement import Settlement
+from ebbflow.durations import Backoff
+from ebbflow.errors import MessageTooLarge
+from ebbflow.outcome import FellBack, Served
+from tests.runtime.memory_server import Server
+
+PLACE = Place("v", 0, [Edge("x", 2), Edge("y", values=frozenset("y"))], 1_000_000, "answers")
+RETRIES = RetryStrategy(Backoff(interval=5_000, steps=2), "drop")
+POLICY = Backoff(interval=1_000, steps=2)
+NO_BREAKER = BreakerLimit(share=1.0)
+
+_FACTS = ("deliveries", "failures", "retries", "first_seen", "nack_reason")
+_BLOCKED = "blocked"
+
+
+class Crash(BaseException):
+    """The task is gone, wherever it was: even user code in whose call it was cannot catch it."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How the journal carries out what the loop asks for; the defaults are how Ebbflow does it."""
+
+    content_hash: bool = True
+    done_after_publishing: bool = True
+    looks_before_repeating: bool = True
+    order: Sequence[Stage] = tuple(Stage)
+
+    def stages(self, settlement: Settlement) -> Iterator[list[Publication]]:
+        """The publications of each stage, named by these rules."""
+        named = settlement.publications
+        if not self.content_hash:
+            named = [
+                replace(p, msg_id=f"{_chunk_of(p)}:{p.stage}:{p.target}:{number}", partition=0)
+                for number, p in _numbered(named)
+            ]
+        for stage in self.order:
+            yield [p for p in named if p.stage is stage]
+
+
+def _chunk_of(publication: Publication) -> str:
+    """The chunk's key, with which every id begins."""
+    return ":".join(publication.msg_id.split(":")[:5])
+
+
+def _numbered(publications: Sequence[Publication]) -> Iterator[tuple[int, Publication]]:
+    seen: dict[tuple[Stage, str], int] = {}
+    for publication in publications:
+        where = (publication.stage, publication.target)
+        seen[where] = seen.get(where, -1) + 1
+        yield seen[where], publication
+
+
+@dataclass
+class Chances:
+    """Everything that hypothesis, or an enumeration, may choose about one task.
+
+    Steps are counted: after ``crash_after`` of them it crashes, after ``stop_after`` the driver
+    says stop.
+    """
+
+    random: Random = field(default_factory=lambda: Random(1))
+    crash_after: int | None = None
+    zombie: int = 0
+    """How many publications of a crashed task still arrive, after others have gone on."""
+    stop_after: int | None = None
+    crashed: bool = False
+
+    def step(self, stop: Callable[[], None] = lambda: None) -> None:
+        """One thing was done; perhaps the last."""
+        if self.stop_after is not None:
+            self.stop_after -= 1
+            if self.stop_after < 0:
+                stop()
+        if self.crash_after is not None:
+            self.crash_after -= 1
+            if self.crash_after < 0:
+                self.crashed = True
+                raise Crash
+
+
+class Reader(Inlet):
+    """Rows of a growing list of frames from a mark on, as ``FrameReader`` gives them.
+
+    ``recorded`` is how far the position says that they are done.
+    """
+
+    def __init__(
+        self,
+        stream: list[pa.RecordBatch],
+        start: Mark,
+        random: Random,
+        recorded: Callable[[], Mark] = lambda: Mark(2**62),
+    ) -> None:
+        self._stream = stream
+        self._random = random
+        self._recorded = recorded
+        self.mark = self._before = start
+
+    @property
+    def rows_left(self) -> bool:
+        """Whether there is anything behind the mark."""
+        return self.mark != Mark(len(self._stream))
+
+    def take(self, limit: int) -> list[pa.RecordBatch]:
+        """At most ``limit`` rows that are there; now and then they are still on their way."""
+        return [] if self._random.random() < 0.2 else self._cut(limit, len(self._stream))
+
+    def take_frame(self, limit: int) -> list[pa.RecordBatch]:
+        """At most ``limit`` rows of a frame."""
+        return self._cut(limit, 1)
+
+    def _cut(self, limit: int, most: int) -> list[pa.RecordBatch]:
+        taken: list[pa.RecordBatch] = []
+        while limit > 0 and len(taken) < most and self.rows_left:
+            self._before = self.mark
+            rest = self._stream[self.mark.seq].slice(self.mark.row)
+            piece = rest.slice(0, limit)
+            whole = piece.num_rows == rest.num_rows
+            row = self.mark.row + piece.num_rows
+            self.mark = Mark(self.mark.seq + 1) if whole else Mark(self.mark.seq, row)
+            taken.append(piece)
+            limit -= piece.num_rows
+        return taken
+
+    def give_back(self, piece: pa.RecordBatch, used: int) -> None:
+        """All but the first ``used`` rows of the last frame are there again."""
+        self.mark = Mark(self._before.seq, self._before.row + used)
+
+    def take_until(self, end: Mark) -> list[pa.RecordBatch]:
+        """Exactly the rows up to ``end``."""
+        taken = []
+        while self.mark < end:
+            taken += self._cut(self._left(end), 1)
+        return taken
+
+    def _left(self, end: Mark) -> int:
+        if self.mark.seq < end.seq:
+            return int(self._stream[self.mark.seq].num_rows) - self.mark.row
+        return end.row - self.mark.row
+
+    def forget(self, done: Mark) -> None:
+        """What is deleted must be recorded as done: nobody else has it."""
+        assert done <= self._recorded(), "deleted, and not recorded as done"
+
+
+class ModelClock:
+    """Time that passes only while the task waits. ``idle`` is called after each wait."""
+
+    def __init__(self, server: Server, idle: Callable[[], None] = lambda: None) -> None:
+        self._server = server
+        self._idle = idle
+
+    def monotonic(self) -> float:
+        return self._server.now / 1000
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(self._server.now / 1000, UTC)
+
+    def wait(self, wake: Event, seconds: float) -> None:
+        self._server.pass_time(max(1, int(seconds * 1000)))
+        self._idle()
+
+
+@coroutine
+def _pause(why: str = "") -> Generator[str, None, None]:
+    """A point at which a coroutine of the journal may be left for a while."""
+    yield why
+
+
+class Flight:
+    """A coroutine of the journal: it goes on a few steps at a time, as far as it is let."""
+
+    def __init__(self, step: Coroutine[Any, Any, Any], clock: ModelClock) -> None:
+        self._step = step
+        self._clock = clock
+        self._over = False
+        self._value: Any = None
+        self._error: Exception | None = None
+
+    def advance(self, points: int) -> None:
+        """Go on for so many steps."""
+        while points > 0 and not self._over and self._go_on() != _BLOCKED:
+            points -= 1
+
+    def _go_on(self) -> str:
+        try:
+            return str(self._step.send(None))
+        except StopIteration as end:
+            self._over, self._value = True, end.value
+        except Exception as error:
+            self._over, self._error = True, error
+        return ""
+
+    def result(self, timeout: float | None = None) -> Any:
+        while not self._over:
+            if self._go_on() == _BLOCKED:
+                assert timeout is not None, "nobody may wait for room without looking up"
+                self._clock.wait(Event(), timeout)
+                raise TimeoutError
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def done(self) -> bool:
+        return self._over
+
+    def cancel(self) -> bool:
+        self._step.close()
+        return True
+
+
+class MemoryJournal:
+    """The journal of the task on the server in memory. Between any two of its steps all may end."""
+
+    def __init__(self, server: Server, rules: Rules, chances: Chances, clock: ModelClock) -> None:
+        self._server = server
+        self._rules = rules
+        self._chances = chances
+        self._clock = clock
+        self._revision = 0
+        self.beside: Callable[[], None] = lambda: None
+        """Whatever goes on in other threads of the task."""
+        self.stop: Callable[[], None] = lambda: None
+        self.on_recorded: Callable[[Span], None] = lambda done: None
+        self.on_settled: Callable[[Settlement], None] = lambda settlement: None
+        self._whole: Settlement | None = None
+
+    async def _point(self) -> None:
+        await _pause()
+        self.beside()
+        self._chances.step(self.stop)
+
+    async def claim(self) -> Position:
+        await self._point()
+        self._revision = self._server.revision
+        position = self._server.position.claimed("me")
+        self._revision = self._server.write(position, self._revision)
+        return position
+
+    async def write(self, position: Position) -> None:
+        await self._point()
+        if not self._rules.done_after_publishing:
+            position = replace(position, done=position.intent)
+        self._revision = self._server.write(position, self._revision)
+        self.on_recorded(position.done)
+
+    async def write_histories(self, rows: pa.RecordBatch) -> None:
+        await self._point()
+        for row in rows.to_pylist():
+            self._server.ledger[row["id"]] = {name: row[name] for name in _FACTS}
+
+    async def end_histories(self, ids: Sequence[str]) -> None:
+        for message_id in ids:
+            await self._point()
+            self._server.ledger.pop(message_id, None)
+
+    async def without_stored(self, settlement: Settlement, repeated: Mark | None) -> Settlement:
+        self._whole = settlement
+        if repeated is None or not self._rules.looks_before_repeating:
+            return settlement
+        left = [p for p in settlement.publications if not self._server.holds(p, repeated)]
+        return replace(settlement, publications=left)
+
+    async def publish(self, settlement: Settlement) -> list[Publication]:
+        remaining: list[Publication] = []
+        for stage in self._rules.stages(settlement):
+            remaining += self._chances.random.sample(stage, len(stage))
+        while remaining:
+            while self._server.full_until > self._server.now:
+                await _pause(_BLOCKED)
+            self._server.happen()
+            try:
+                await self._point()
+            except Crash:
+                self._server.late += remaining[: self._chances.zombie]
+                raise
+            self._server.publish(remaining.pop(0))
+        assert self._whole is not None
+        self.on_settled(self._whole)
+        return []
+
+    def submit(self, step: Coroutine[Any, Any, Any]) -> Flight:
+        """It begins at once and may be anywhere when the task next looks."""
+        self._flight = Flight(step, self._clock)
+        try:
+            self._flight.advance(self._chances.random.randint(0, 6))
+        except BaseException:
+            self.end()
+            raise
+        return self._flight
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is in flight."""
+        return not self._flight.done()
+
+    def end(self) -> None:
+        """The task is gone, and what it had in flight stops where it is."""
+        self._flight.cancel()
+
+
+class UserCode:
+    """Decides by a script, call by call, so differently on every attempt; in the end: forward."""
+
+    def __init__(self, script: Sequence[str]) -> None:
+        self._script = list(script)
+        self.asides: dict[str, FellBack | Served] = {}
+
+    def __call__(self, datum: Datum) -> object:
+        decision = self._script.pop(0) if self._script else "forward"
+        match decision:
+            case "forward":
+                return Message(b"1")
+            case "two":
+                return [Message(b"1"), Message(b"2", tags=["y"])]
+            case "nack":
+                raise Nack
+            case "nack later":
+                raise Nack(delay=5_000)
+            case "drop":
+                return None
+            case "fail":
+                raise ValueError
+            case "away":
+                raise ConnectionError("the database is away")
+            case "dead":
+                raise MessageTooLarge(9, 5)
+            case "retry":
+                return Message.to_fail("not yet")
+            case "fall back":
+                self.asides[datum.id] = FellBack()
+            case "serve":
+                self.asides[datum.id] = Served()
+            case other:
+                raise NotImplementedError(other)
+        return None
+
+
+DECISIONS = ("forward", "two", "nack", "nack later", "drop", "fail", "dead")
+DECISIONS += ("retry", "fall back", "serve", "away")

@@ -1,0 +1,265 @@
+"""Runs of the shipped chunk loop in the crash model: one task after another, until all is done."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+
+from ebbflow.core import frames
+from ebbflow.core.blame import Outage
+from ebbflow.core.breaker import Breaker
+from ebbflow.core.calling import Handler, run_map, run_stream
+from ebbflow.core.decisions import EMPTY
+from ebbflow.core.outage import Patience, Waiting
+from ebbflow.core.position import Span
+from ebbflow.core.publications import Place
+from ebbflow.core.retry import call_with_retries
+from ebbflow.core.routing import Edge
+from ebbflow.core.settlement import Settlement
+from ebbflow.core.verdict import Operator, Verdict
+from ebbflow.outcome import Dropped, FellBack, Served
+from ebbflow.runtime.deciding import DecisionRules
+from ebbflow.runtime.gate import Gate
+from ebbflow.runtime.intake import Intake, OrderedIntake
+from ebbflow.runtime.journal import Report
+from ebbflow.runtime.task import ChunkLoop, TaskParts
+from ebbflow.runtime.turn import Turn
+from tests.runtime.crash_model import (
+    NO_BREAKER,
+    PLACE,
+    POLICY,
+    RETRIES,
+    Chances,
+    Crash,
+    MemoryJournal,
+    ModelClock,
+    Reader,
+    Rules,
+    UserCode,
+)
+from tests.runtime.memory_server import Server
+
+FOR_EVER = 1e9
+_MOST_WAITS = 5_000
+
+
+class Silence:
+    """Nobody watches."""
+
+    def nacked(self, reasons: dict[str, int]) -> None:
+        pass
+
+    def waits(self, waiting: Waiting | None, halted: str | None) -> None:
+        pass
+
+    def tell_now_and_then(self) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
+
+class AnySize:
+    """Chunks of any size."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+
+    @property
+    def limit(self) -> int:
+        return self._random.randint(1, 6)
+
+    def measured(self, verdict: Verdict) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+class CalledCode:
+    """The user's code as a vertex calls it: with a retry strategy, a fallback and a store."""
+
+    def __init__(self, code: UserCode, call: Callable[..., None]) -> None:
+        self._code = code
+        self._handler = Handler(code)
+        self._call: Operator = partial(call, self._handler)
+
+    def open(self) -> None:
+        if self._handler.blame.outage is not None:
+            self._handler.renew()
+
+    @property
+    def outage(self) -> Outage | None:
+        return self._handler.blame.outage
+
+    def __call__(self, verdict: Verdict) -> None:
+        self._code.asides.clear()
+        call_with_retries(verdict, self._call, RETRIES, lambda _seconds: None, "map")
+        for index, row_id in enumerate(verdict.rows.column("id")):
+            if (aside := self._code.asides.get(row_id)) and verdict.outcomes.get(index) == EMPTY:
+                verdict.decisions.finish(index, aside)
+                if isinstance(aside, Served):
+                    verdict.decisions.answer(index, [b"answer"])
+
+
+class ModelTask:
+    """One task of a vertex that reads a buffer. Afterwards nothing of it goes on."""
+
+    intake: type[Intake] = Intake
+    place: Place = PLACE
+    emits = False
+    seconds = FOR_EVER
+    breaker = NO_BREAKER
+
+    def __init__(self, server: Server, code: UserCode, rules: Rules, chances: Chances) -> None:
+        self.server = server
+        self.chances = chances
+        self._undone: list[tuple[Span, set[str]]] = []
+        self._waits = 0
+        clock = ModelClock(server, self.idle)
+        self.turn = Turn(self.seconds, clock)
+        self.journal = MemoryJournal(server, rules, chances, clock)
+        self.journal.stop = self.turn.stop
+        self.journal.on_recorded = self._recorded
+        self._decides = CalledCode(code, self.call())
+        gate = Gate(self, Patience(clock=clock.monotonic), Breaker(self.breaker))
+        rules_of_vertex = DecisionRules(self.place, POLICY, 10**6, self.emits)
+        parts = TaskParts(
+            journal=self.journal,
+            open_intake=self._open,
+            gate=gate,
+            size=AnySize(chances.random),
+            rules=rules_of_vertex,
+            events=Silence(),
+            clock=clock,
+        )
+        self.loop = ChunkLoop(parts, self.turn)
+
+    def call(self) -> Callable[..., None]:
+        """How user code is called."""
+        return partial(run_map, concurrency=1)
+
+    def run(self, on_settled: Callable[[Settlement], None] = lambda settlement: None) -> Report:
+        """Work until everything is done, or a crash, or a stop."""
+        self.journal.on_settled = on_settled
+        try:
+            return self.loop.run()
+        finally:
+            self.journal.end()
+
+    # --- what it reads --------------------------------------------------------------------------
+
+    def _open(self, done: Span) -> Intake:
+        server, random = self.server, self.chances.random
+        self.redeliveries = Reader(
+            server.due, done.redelivery, random, lambda: server.position.done.redelivery
+        )
+        self.inlet = self.open_inlet(done)
+        self.read = self.intake(self.inlet, self.redeliveries)
+        return self.read
+
+    def open_inlet(self, done: Span) -> Any:
+        """The stream of what is new."""
+        server = self.server
+        return Reader(
+            server.inlet, done.inlet, self.chances.random, lambda: server.position.done.inlet
+        )
+
+    def idle(self) -> None:
+        """The task has waited. When there is nothing more to come, the driver says stop."""
+        self._waits += 1
+        assert self._waits < _MOST_WAITS, "it goes on for ever"
+        if not self.journal.is_busy and not self.more_comes():
+            self.turn.stop()
+
+    def more_comes(self) -> bool:
+        """Whether there is anything that has not been taken."""
+        coming = bool(self.server.waiting)
+        return coming or self.inlet.rows_left or self.redeliveries.rows_left
+
+    # --- its user code, and what has been dropped -----------------------------------------------
+
+    def open(self) -> None:
+        self._decides.open()
+
+    @property
+    def outage(self) -> Outage | None:
+        return self._decides.outage
+
+    def __call__(self, verdict: Verdict) -> None:
+        self._decides(verdict)
+        ids, end = verdict.rows.column("id"), verdict.first_held()
+        outcomes = {i: o for i, o in verdict.outcomes.items() if end is None or i < end}
+        self.server.fallen |= {ids[i] for i, o in outcomes.items() if isinstance(o, FellBack)}
+        dropped = {ids[i] for i, o in outcomes.items() if isinstance(o, Dropped)}
+        self._undone.append((self.read.end, dropped))
+
+    def _recorded(self, done: Span) -> None:
+        """What is dropped has ended when its chunk is recorded as done."""
+        for end, dropped in self._undone:
+            if end.inlet <= done.inlet and end.redelivery <= done.redelivery:
+                self.server.dropped |= dropped
+
+
+class OrderedTask(ModelTask):
+    """A task of an ordered vertex; its outputs go to one buffer."""
+
+    intake = OrderedIntake
+    place = Place("v", 0, [Edge("x")], 1_000_000, "answers")
+
+
+class StreamTask(ModelTask):
+    """A task of a stream map: what it yields is passed on while it goes on."""
+
+    emits = True
+
+    def call(self) -> Callable[..., None]:
+        return run_stream
+
+
+def inlet_of(*sizes: int) -> list[pa.RecordBatch]:
+    """Frames of these sizes, whose ids count up."""
+    first = [sum(sizes[:number]) for number in range(len(sizes))]
+    return [
+        frames.batch_of(
+            {"id": [f"m{n}" for n in range(start, start + size)], "value": [b""] * size}, size
+        )
+        for start, size in zip(first, sizes, strict=True)
+    ]
+
+
+def run_once(
+    kind: type[ModelTask],
+    server: Server,
+    code: UserCode,
+    rules: Rules,
+    chances: Chances,
+    on_settled: Callable[[Settlement], None] = lambda settlement: None,
+) -> bool:
+    """One task; ``False`` if it crashed."""
+    try:
+        kind(server, code, rules, chances).run(on_settled)
+    except Crash:
+        return False
+    return True
+
+
+def run_to_the_end(
+    server: Server,
+    code: UserCode,
+    crashes: Sequence[Chances] = (),
+    rules: Rules | None = None,
+    on_settled: Callable[[Settlement], None] = lambda settlement: None,
+    kind: type[ModelTask] = ModelTask,
+) -> set[str]:
+    """One task after another, the last without a crash. The ids of the inputs that were lost."""
+    rules = rules or Rules()
+    for chances in crashes:
+        if not run_once(kind, server, code, rules, chances, on_settled):
+            server.pass_time(chances.random.choice([0, 0, 10_000]))
+    last = kind(server, code, rules, Chances(Random(len(crashes))))
+    for publication in server.late:
+        server.publish(publication)
+    last.run(on_settled)
+    ids = {i for batch in server.inlet for i in batch.column("id").to_pylist()}
+    return ids - server.ended()

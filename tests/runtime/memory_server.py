@@ -1,0 +1,123 @@
+"""JetStream in the memory of a test: streams, schedules and one position by compare-and-set.
+
+The server drops copies by their ids until it forgets them. With ``chance`` it forgets at any time,
+and those who read what the task writes go on, record and crash at any time.
+"""
+
+from dataclasses import dataclass, field
+from random import Random
+
+import pyarrow as pa
+
+from ebbflow.core import frames
+from ebbflow.core.position import Mark, Position
+from ebbflow.core.publications import Publication, Stage
+from ebbflow.errors import Fenced
+from tests.runtime.following import Follower
+
+
+@dataclass
+class Server:
+    """Streams with duplicate detection, schedules, and one position replaced by compare-and-set."""
+
+    inlet: list[pa.RecordBatch]
+    chance: Random | None = None
+    reader: type[Follower] = Follower
+    followers: dict[tuple[str, int], Follower] = field(default_factory=dict)
+    due: list[pa.RecordBatch] = field(default_factory=list)
+    due_ids: list[str] = field(default_factory=list)
+    waiting: list[tuple[int, bytes, str]] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    letters: list[str] = field(default_factory=list)
+    letter_ids: list[str] = field(default_factory=list)
+    answers: list[str] = field(default_factory=list)
+    fallen: set[str] = field(default_factory=set)
+    """What a fallback sink has taken; it is not on the server, but no crash takes it back."""
+    now: int = 1_000_000
+    full_until: int = 0
+    """When its buffers have room again."""
+    late: list[Publication] = field(default_factory=list)
+    dropped: set[str] = field(default_factory=set)
+    stored: bytes = Position("lineage").to_json()
+    revision: int = 1
+    ledger: dict[str, dict] = field(default_factory=dict)
+    """What messages have been through that are back at their source."""
+    _seen: set[tuple] = field(default_factory=set)
+
+    def publish(self, publication: Publication) -> None:
+        """Take a message, unless its stream has seen its id before."""
+        stream = (publication.stage, publication.target, publication.partition)
+        if (stream, publication.msg_id) in self._seen:
+            return
+        self._seen.add((stream, publication.msg_id))
+        if publication.stage is Stage.DEAD_LETTER:
+            self.letters.append(publication.headers["Ebbflow-Id"].strip('"'))
+            self.letter_ids.append(publication.msg_id)
+        elif publication.stage is Stage.ANSWER:
+            self.answers.append(publication.key.partition(".")[0])
+        elif publication.stage is Stage.OUTPUT:
+            self.outputs += frames.decode(publication.payload).column("id").to_pylist()
+            buffer = (publication.target, publication.partition)
+            self.followers.setdefault(buffer, self.reader()).store(publication)
+        elif publication.due is None:
+            self._came_due(publication.payload, publication.msg_id)
+        else:
+            self.waiting.append((publication.due, publication.payload, publication.msg_id))
+
+    def _came_due(self, payload: bytes, msg_id: str) -> None:
+        self.due.append(frames.decode(payload))
+        self.due_ids.append(msg_id)
+
+    def happen(self) -> None:
+        """Whatever else goes on beside the task."""
+        if self.chance is None:
+            return
+        if self.chance.random() < 0.2:
+            self.forget_ids()
+        for follower in self.followers.values():
+            follower.happen(self.chance)
+
+    def forget_ids(self) -> None:
+        """The time is over in which the server knows copies."""
+        self._seen.clear()
+
+    def holds(self, publication: Publication, done: Mark) -> bool:
+        """Whether it is found among the letters, or among what waits or is not read."""
+        waiting = [msg_id for _, _, msg_id in self.waiting]
+        return publication.msg_id in {*self.letter_ids, *waiting, *self.due_ids[done.seq :]}
+
+    def read(self) -> list[str]:
+        """The ids of all rows that the next vertices get, once they have read everything."""
+        for follower in self.followers.values():
+            follower.finish()
+        return [one for follower in self.followers.values() for one in follower.done]
+
+    def pass_time(self, ms: int) -> None:
+        """Move what has become due."""
+        self.now += ms
+        for due, payload, msg_id in sorted(self.waiting):
+            if due <= self.now:
+                self._came_due(payload, msg_id)
+        self.waiting = [one for one in self.waiting if one[0] > self.now]
+
+    def write(self, position: Position, revision: int) -> int:
+        """Replace the position if it is still the one of that revision."""
+        if revision != self.revision:
+            raise Fenced("v", 0)
+        self.stored, self.revision = position.to_json(), revision + 1
+        return self.revision
+
+    @property
+    def position(self) -> Position:
+        """What is recorded."""
+        return Position.from_json(self.stored)
+
+    def ended(self) -> set[str]:
+        """The inputs that have come to an end that lasts."""
+        forwarded = {i.partition("/")[0] for i in self.read()}
+        return forwarded | {*self.letters, *self.answers} | self.dropped | self.fallen
+
+    def coming_back(self) -> set[str]:
+        """The inputs that some redelivery holds."""
+        held = [*self.due, *(frames.decode(payload) for _, payload, _ in self.waiting)]
+        return {i for batch in held for i in batch.column("id").to_pylist()}

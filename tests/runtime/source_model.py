@@ -1,0 +1,187 @@
+"""A model of a source that is told what became of each message, beside the crash model.
+
+The loop is the shipped one, with its journal and its clock in memory. The outside system, the
+source's process and the ledger on the server are modelled here. Anything may crash between any two
+steps: the task, or the task and the source's process.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from ebbflow import Datum, Nack, NackOptions
+from ebbflow.core import frames
+from ebbflow.core.inlet import HandedBack, Inlet
+from ebbflow.core.position import Mark, Span
+from tests.runtime.crash_model import Chances, Crash, Rules, UserCode
+from tests.runtime.crash_run import ModelTask
+from tests.runtime.memory_server import Server
+
+LIMIT = 2
+_FACTS = ("deliveries", "failures", "retries", "first_seen", "nack_reason")
+
+
+@dataclass
+class Outside:
+    """A queue that gives what is due and not acknowledged, and again what a dead process had."""
+
+    ready: dict[bytes, int]
+    """Offset → when it is due."""
+    given: set[bytes] = field(default_factory=set)
+    acked: set[bytes] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, count: int) -> "Outside":
+        return cls({b"%d" % number: 0 for number in range(count)})
+
+    def read(self, limit: int, now: int) -> list[bytes]:
+        offsets = [offset for offset, due in self.ready.items() if due <= now][:limit]
+        for offset in offsets:
+            del self.ready[offset]
+        self.given |= set(offsets)
+        return offsets
+
+    def ack(self, offsets: Sequence[bytes]) -> None:
+        self.given -= set(offsets)
+        self.acked |= set(offsets)
+
+    def nack(self, nacks: Sequence[tuple[bytes, NackOptions]], now: int) -> None:
+        for offset, options in nacks:
+            if offset in self.given:
+                self.given.remove(offset)
+                self.ready[offset] = now + (options.delay or 0)
+
+    def lose_process(self) -> None:
+        """What was given and not settled is given again, by the same process or the next."""
+        self.ready |= dict.fromkeys(sorted(self.given), 0)
+        self.given.clear()
+
+
+@dataclass
+class SourceServer(Server):
+    """The server, and the outside system."""
+
+    outside: Outside = field(default_factory=lambda: Outside.of(0))
+    on_ack: Callable[[list[str]], None] = lambda ids: None
+
+
+def message_id(offset: bytes) -> str:
+    return f"m{offset.decode()}"
+
+
+class SourceInlet(Inlet):
+    """Rows of the outside system, with the histories that the ledger has of them.
+
+    The source's process is told by a thread of its own, so later than the task says it.
+    """
+
+    def __init__(
+        self, server: SourceServer, start: Mark, takes_back: bool, chances: Chances
+    ) -> None:
+        self.mark = start
+        self.takes_back = takes_back
+        self._server = server
+        self._chances = chances
+        self._offsets: list[bytes] = []
+        self._settled: deque[HandedBack] = deque()
+
+    @property
+    def rows_left(self) -> bool:
+        return bool(self._server.outside.ready or self._server.outside.given or self._settled)
+
+    def take(self, limit: int) -> list[pa.RecordBatch]:
+        self.tell()
+        offsets = self._server.outside.read(limit, self._server.now)
+        self._offsets += offsets
+        self.mark = Mark(self.mark.seq + len(offsets))
+        return [self._batch([message_id(offset) for offset in offsets])] if offsets else []
+
+    def _batch(self, ids: list[str]) -> pa.RecordBatch:
+        bare = frames.batch_of({"id": ids, "value": [b""] * len(ids)}, len(ids))
+        columns = {name: bare.column(name).to_pylist() for name in _FACTS}
+        for index, row_id in enumerate(ids):
+            for name, value in self._server.ledger.get(row_id, {}).items():
+                columns[name][index] = value
+        return frames.with_columns(bare, **columns)
+
+    def take_until(self, end: Mark) -> list[pa.RecordBatch]:
+        """Nothing: what was in hand is given again."""
+        self.mark = max(self.mark, end)
+        return []
+
+    def pick_up(self) -> list[bytes]:
+        offsets, self._offsets = self._offsets, []
+        return offsets
+
+    def hand_back(self, ends: HandedBack) -> None:
+        self._server.on_ack(ends.ids)
+        self._settled.append(ends)
+
+    def tell(self) -> None:
+        """The thread beside the task, if it gets its turn: acks and nacks, in any order."""
+        if self._settled and self._chances.random.random() < 0.5:
+            self._tell(self._settled.popleft())
+
+    def _tell(self, ends: HandedBack) -> None:
+        outside, now = self._server.outside, self._server.now
+        outside.ack(ends.acks)
+        outside.nack(ends.nacks, now)
+
+    def close(self, for_good: bool = False) -> None:
+        while self._settled and not self._chances.crashed:
+            self._tell(self._settled.popleft())
+
+
+class PulledTask(ModelTask):
+    """The task of a source vertex: it tells the source what a chunk has come to, once it is done.
+
+    ``takes_back`` is whether the source takes nacked messages back.
+    """
+
+    takes_back = True
+    server: SourceServer
+
+    def open_inlet(self, done: Span) -> SourceInlet:
+        inlet = SourceInlet(self.server, done.inlet, self.takes_back, self.chances)
+        self.journal.beside = inlet.tell
+        return inlet
+
+
+class KeepingTask(PulledTask):
+    """The task of a source that cannot give a message again: Ebbflow keeps what is nacked."""
+
+    takes_back = False
+
+
+class Limited(UserCode):
+    """Some messages are nacked whenever they come, at most ``LIMIT`` times; others as scripted."""
+
+    def __init__(self, script: Sequence[str], limited: Sequence[str]) -> None:
+        super().__init__(script)
+        self._limited = limited
+        self.calls: list[tuple[str, int]] = []
+
+    def __call__(self, datum: Datum) -> object:
+        self.calls.append((datum.id, datum.deliveries))
+        if datum.id in self._limited:
+            raise Nack(delay=2_000, max_deliveries=LIMIT)
+        return super().__call__(datum)
+
+
+def run_source(
+    server: SourceServer,
+    code: UserCode,
+    crashes: Sequence[Chances],
+    kind: type[PulledTask] = PulledTask,
+) -> set[str]:
+    """One task after another, the last without a crash. The ids of the messages that were lost."""
+    ids = {message_id(offset) for offset in server.outside.ready}
+    for chances in [*crashes, Chances()]:
+        server.outside.lose_process()
+        try:
+            kind(server, code, Rules(), chances).run()
+        except Crash:
+            server.pass_time(chances.random.choice([0, 0, 10_000]))
+    return ids - server.ended()

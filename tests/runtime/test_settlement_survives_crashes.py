@@ -1,0 +1,326 @@
+"""Whatever crashes where, and however user code decides on the next attempt: nothing is lost.
+
+First the guarantee, by hypothesis over long runs and by enumerating every short one. Then what
+each rule is for: with the rule broken, the same enumeration finds a message that is lost.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import product
+from random import Random
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from ebbflow.core import frames
+from ebbflow.core.position import Mark, Position
+from ebbflow.core.publications import Stage
+from ebbflow.core.settlement import Settlement
+from ebbflow.errors import Fenced
+from tests.runtime.crash_model import DECISIONS, Chances, Crash, Rules, UserCode
+from tests.runtime.crash_run import ModelTask, inlet_of, run_to_the_end
+from tests.runtime.following import Follower, Forgetful, Hasty
+from tests.runtime.memory_server import Server
+
+crashes = st.lists(
+    st.builds(
+        Chances,
+        random=st.randoms(use_true_random=False),
+        crash_after=st.integers(0, 25),
+        zombie=st.sampled_from([0, 0, 1, 99]),
+    ),
+    max_size=6,
+)
+inlets = st.lists(st.integers(1, 4), min_size=1, max_size=5)
+scripts = st.lists(st.sampled_from(DECISIONS), max_size=40)
+
+
+@pytest.mark.guarantee("nothing-is-lost")
+@settings(max_examples=300)
+@given(inlets, scripts, crashes)
+def test_every_message_is_done_dead_lettered_or_dropped_in_the_end(sizes, script, given_crashes):
+    server = Server(inlet_of(*sizes))
+    event(f"{len(given_crashes)} crashes")
+    assert run_to_the_end(server, UserCode(script), given_crashes) == set()
+
+
+@pytest.mark.guarantee("nothing-is-lost")
+@settings(max_examples=150)
+@given(inlets, scripts, crashes)
+def test_when_a_chunk_is_done_all_that_was_decided_is_on_the_server(sizes, script, given_crashes):
+    """The reason for the guarantee: what was dropped as a copy held the same rows."""
+    server = Server(inlet_of(*sizes))
+
+    def honoured(settlement: Settlement) -> None:
+        held = {
+            Stage.REDELIVER: server.coming_back(),
+            Stage.DEAD_LETTER: set(server.letters),
+            Stage.ANSWER: set(server.answers),
+            Stage.OUTPUT: set(server.outputs),
+        }
+        for publication in settlement.publications:
+            if publication.stage is Stage.DEAD_LETTER:
+                ids = [publication.headers["Ebbflow-Id"].strip('"')]
+            elif publication.stage is Stage.ANSWER:
+                ids = [publication.key.partition(".")[0]]
+            else:
+                ids = frames.decode(publication.payload).column("id").to_pylist()
+            assert set(ids) <= held[publication.stage]
+
+    run_to_the_end(server, UserCode(script), given_crashes, on_settled=honoured)
+
+
+@pytest.mark.guarantee("counts-are-exact")
+@settings(max_examples=150)
+@given(inlets, scripts, crashes)
+def test_the_counts_are_exact_across_crashes(sizes, script, given_crashes):
+    server = Server(inlet_of(*sizes))
+    run_to_the_end(server, UserCode(script), given_crashes)
+    position = Position.from_json(server.stored)
+    assert not position.replays
+    assert position.done.inlet == Mark(len(sizes))
+    assert position.counts.read == position.counts.ended
+    assert position.counts.read == sum(sizes) + sum(batch.num_rows for batch in server.due)
+
+
+@pytest.mark.guarantee("at-least-once")
+@given(inlets, st.lists(st.sampled_from(["forward", "two"])), crashes)
+def test_code_that_always_decides_the_same_leaves_no_copies(sizes, script, given_crashes):
+    """A replay is cut as it was and so makes frames with the ids they had."""
+    kind = script[0] if script else "forward"
+    server = Server(inlet_of(*sizes))
+    run_to_the_end(server, UserCode([kind] * 1_000), given_crashes)
+    assert len(set(server.outputs)) == len(server.outputs) or kind == "two"
+    per_edge = 1 if kind == "forward" else 3
+    assert len(server.outputs) == per_edge * sum(sizes)
+
+
+class Settled(UserCode):
+    """Decides by the message alone, so the same on every attempt: a little of everything."""
+
+    def __call__(self, datum):
+        kinds = ("forward", "two", "dead", "drop", "nack", "nack later", "fail")
+        kind = kinds[int(datum.id[1:]) % len(kinds)]
+        if datum.deliveries > 2 and kind.startswith("nack"):
+            kind = "forward"
+        self._script = [kind]
+        return super().__call__(datum)
+
+
+chances = st.randoms(use_true_random=False)
+
+
+@pytest.mark.guarantee("at-least-once")
+@settings(max_examples=80)
+@given(inlets, crashes, chances)
+def test_however_soon_the_server_forgets_the_next_vertices_read_no_copy(
+    sizes, given_crashes, chance
+):
+    """Also of what a task that was given up for dead publishes in the end, and if readers crash."""
+    server = Server(inlet_of(*sizes), chance)
+    assert run_to_the_end(server, UserCode(["two"] * 1_000), given_crashes) == set()
+    read = Counter(server.read())
+    assert read == {f"m{n}/v": 1 for n in range(sum(sizes))} | {
+        f"m{n}/v.1": 2 for n in range(sum(sizes))
+    }, "the second output goes to both edges"
+
+
+live = st.lists(
+    st.builds(Chances, random=chances, crash_after=st.integers(0, 25)),
+    max_size=6,
+)
+
+
+@pytest.mark.guarantee("at-least-once")
+@settings(max_examples=80)
+@given(inlets, live, chances)
+def test_however_soon_the_server_forgets_letters_and_redeliveries_are_stored_once(
+    sizes, given_crashes, chance
+):
+    server = Server(inlet_of(*sizes), chance)
+    assert run_to_the_end(server, Settled(()), given_crashes) == set()
+    counts = Position.from_json(server.stored).counts
+    assert len(set(server.letters)) == len(server.letters) == counts.dead_lettered
+    assert counts.redelivered == sum(batch.num_rows for batch in server.due)
+    assert counts.written == len(server.read())
+    assert counts.read == counts.ended == sum(sizes) + counts.redelivered
+
+
+@pytest.mark.guarantee("at-least-once")
+@settings(max_examples=80)
+@given(inlets, scripts, crashes, chances)
+def test_nothing_is_lost_when_the_server_forgets_and_code_decides_differently(
+    sizes, script, given_crashes, chance
+):
+    """What is passed over as a copy, or not written again, held nothing that was not there."""
+    server = Server(inlet_of(*sizes), chance)
+    assert run_to_the_end(server, UserCode(script), given_crashes) == set()
+
+
+def forgotten_after_each_crash(rules: Rules, reader: type[Follower] = Follower) -> Iterator[Server]:
+    """All runs of one chunk with one crash, after which the server has forgotten all ids."""
+    for crash_after in range(12):
+        server = Server(inlet_of(7), reader=reader)
+        crash = Chances(OneChunk(), crash_after)
+        with suppress(Crash):
+            ModelTask(server, Settled(()), rules, crash).run()
+        server.forget_ids()
+        for follower in server.followers.values():
+            follower.finish()
+            follower.restart()
+        run_to_the_end(server, Settled(()), rules=rules)
+        yield server
+
+
+def lost_by_reader(reader: type[Follower]) -> set[tuple]:
+    """Runs in which the crash comes between publishing and recording, and what was read by then.
+
+    The second attempt decides by itself, whatever the first one said.
+    """
+    losing = set()
+    for first, second in product(product(("forward", "drop"), repeat=3), repeat=2):
+        for crash_after in range(6):
+            server = Server(inlet_of(3), reader=reader)
+            code = UserCode([*first, *second])
+            with suppress(Crash):
+                ModelTask(server, code, Rules(), Chances(OneChunk(), crash_after)).run()
+            for follower in server.followers.values():
+                follower.finish()
+            if run_to_the_end(server, code):
+                losing.add((first, second))
+    return losing
+
+
+@pytest.mark.guarantee("at-least-once")
+def test_a_frame_is_known_by_its_rows_and_not_by_its_chunk_alone():
+    """A replay may forward what the first attempt dropped, among others that it did forward."""
+    assert lost_by_reader(Hasty)
+    assert lost_by_reader(Follower) == set()
+
+
+def test_a_reader_that_knows_no_copies_reads_frames_twice():
+    rows = [server.read() for server in forgotten_after_each_crash(Rules(), Forgetful)]
+    assert any(len(set(read)) < len(read) - 1 for read in rows), "one is on two edges anyway"
+    rows = [server.read() for server in forgotten_after_each_crash(Rules())]
+    assert all(len(set(read)) == len(read) - 1 for read in rows)
+
+
+def test_a_replay_that_does_not_look_writes_letters_and_redeliveries_twice():
+    def doubled(rules: Rules) -> set[str]:
+        found = set()
+        for server in forgotten_after_each_crash(rules):
+            counts = Position.from_json(server.stored).counts
+            found |= {"letters"} if len(server.letters) > counts.dead_lettered else set()
+            again = sum(batch.num_rows for batch in server.due)
+            found |= {"redeliveries"} if again > counts.redelivered else set()
+        return found
+
+    assert doubled(Rules(looks_before_repeating=False)) == {"letters", "redeliveries"}
+    assert doubled(Rules()) == set()
+
+
+@pytest.mark.guarantee("at-least-once")
+def test_a_task_that_was_replaced_cannot_write_any_more():
+    server = Server(inlet_of(3))
+    old = ModelTask(server, UserCode(()), Rules(), Chances())
+    new = ModelTask(server, UserCode(()), Rules(), Chances())
+    with pytest.raises(Fenced):
+        old.run()
+    assert server.outputs == []
+    new.run()
+    assert sorted(server.outputs) == ["m0/v", "m1/v", "m2/v"]
+
+
+class OneChunk(Random):
+    """Takes all there is as one chunk, keeps every order, and records at the end."""
+
+    def randint(self, a: int, b: int) -> int:
+        return 100
+
+    def sample(self, population, k, *, counts=None):
+        return list(population)
+
+    def random(self) -> float:
+        return 1.0
+
+    def choice(self, seq):
+        return seq[0]
+
+
+def every_short_run(
+    rules: Rules, only_improving: bool = False, rows: int = 2
+) -> Iterator[tuple[tuple, tuple, int, set[str]]]:
+    """All runs of one chunk with one crash: first decisions, second ones, the step, the lost."""
+    for first, second in product(product(("forward", "nack", "dead"), repeat=rows), repeat=2):
+        improves = all(
+            a == b or (a, b) == ("nack", "forward") for a, b in zip(first, second, strict=True)
+        )
+        if only_improving and not improves:
+            continue
+        for crash_after in range(8):
+            server = Server(inlet_of(rows))
+            crash = Chances(OneChunk(), crash_after)
+            lost = run_to_the_end(server, UserCode([*first, *second]), [crash], rules)
+            yield first, second, crash_after, lost
+
+
+def lost_by(rules: Rules, **which: bool) -> list[tuple]:
+    return [
+        (first, second, step)
+        for first, second, step, lost in every_short_run(rules, **which)
+        if lost
+    ]
+
+
+OUTPUTS_FIRST = (Stage.OUTPUT, Stage.ANSWER, Stage.DEAD_LETTER, Stage.REDELIVER)
+
+
+def test_the_rules_under_test_leave_no_stage_out():
+    assert set(OUTPUTS_FIRST) == set(Rules().order) == set(Stage)
+
+
+def test_no_short_run_loses_anything():
+    assert lost_by(Rules()) == []
+
+
+@pytest.mark.guarantee("at-least-once")
+def test_an_id_without_the_content_hash_loses_messages():
+    """The second attempt's redelivery is taken for a copy of the first one's, of other rows."""
+    losing = lost_by(Rules(content_hash=False))
+    assert (("forward", "nack"), ("nack", "forward"), 3) in losing
+
+
+def test_done_before_everything_is_confirmed_loses_messages():
+    losing = lost_by(Rules(done_after_publishing=False))
+    assert any(set(first) == {"forward"} for first, _, _ in losing), "even the simplest case"
+
+
+@pytest.mark.guarantee("at-least-once")
+def test_outputs_before_redeliveries_lose_messages_if_an_id_says_nothing_about_the_content():
+    """Even for code that only ever turns from "not yet" to "done".
+
+    Such code is safe without a content hash as long as redeliveries come first: a frame that is
+    wrongly dropped as a copy holds nothing that is not coming back anyway. Turned round, the
+    output of a message that was nacked at first is taken for a copy, and it does not come back.
+    """
+    redeliveries_first = Rules(content_hash=False)
+    outputs_first = Rules(content_hash=False, order=OUTPUTS_FIRST)
+    assert lost_by(redeliveries_first, only_improving=True) == []
+    losing = lost_by(outputs_first, only_improving=True)
+    assert (("forward", "nack"), ("forward", "forward"), 3) in losing
+
+
+@pytest.mark.guarantee("at-least-once")
+def test_with_the_content_hash_the_order_of_the_stages_alone_loses_nothing():
+    """So the order is a second line of defence, not the first; see the test above."""
+    assert lost_by(Rules(order=OUTPUTS_FIRST)) == []
+
+
+@settings(max_examples=100)
+@given(inlets, scripts, crashes)
+def test_nor_does_it_in_long_runs(sizes, script, given_crashes):
+    server = Server(inlet_of(*sizes))
+    rules = Rules(order=OUTPUTS_FIRST)
+    assert run_to_the_end(server, UserCode(script), given_crashes, rules) == set()

@@ -1,0 +1,57 @@
+"""Lint for tests: a text as a file beside user code, and what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ebbflow.spec.lint import lint
+
+HANDLERS = """
+LIMIT = 3
+
+def enrich(datum):
+    return None
+
+def first_look(datum):
+    return None
+
+class Reader:
+    def read(self, limit, timeout):
+        return []
+
+class Queue(Reader):
+    def ack(self, offsets):
+        pass
+
+class Store:
+    def __call__(self, data):
+        return []
+
+    def put(self, id, payloads):
+        pass
+
+    def get(self, id):
+        return []
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with user code in it, for a pipeline to be put beside."""
+    (tmp_path / "handlers.py").write_text(HANDLERS)
+    return tmp_path
+
+
+@pytest.fixture
+def problems_of(folder: Path) -> Callable[[str], list[str]]:
+    """Lint a text as a file; problems without the file's name: ``line:col: code message``."""
+
+    def run(text: str) -> list[str]:
+        file = folder / "pipeline.yaml"
+        file.write_text(text)
+        return [str(problem).removeprefix(f"{file}:") for problem in lint(file)]
+
+    return run

@@ -1,0 +1,65 @@
+import pickle
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebbflow import Nack, NackOptions, nack
+
+
+def exactly(text: str) -> str:
+    return f"^{re.escape(text)}$"
+
+
+def test_unset_is_not_zero():
+    assert NackOptions() == NackOptions(None, None, None)
+    assert NackOptions() != NackOptions(delay=0)
+    assert NackOptions() != NackOptions(max_deliveries=0)
+    assert NackOptions() != NackOptions(reason="")
+    assert (NackOptions().delay, NackOptions().max_deliveries, NackOptions().reason) == (None,) * 3
+    assert NackOptions(0, 0, "") == NackOptions(delay="0s", max_deliveries=0, reason="")
+
+
+@pytest.mark.parametrize("number", [-1, 2**32, True, 1.0, "3"], ids=repr)
+def test_max_deliveries_is_a_whole_number_from_zero(number):
+    message = f"max_deliveries must be a whole number from 0, not {number!r}"
+    with pytest.raises(ValueError, match=exactly(message)):
+        NackOptions(max_deliveries=number)
+
+
+@pytest.mark.parametrize("reason", [5, b"why", ["why"]], ids=repr)
+def test_a_reason_is_text(reason):
+    with pytest.raises(ValueError, match=exactly(f"reason must be text, not {reason!r}")):
+        NackOptions(reason=reason)
+
+
+def test_a_reason_that_no_encoding_can_hold_is_made_writable():
+    assert NackOptions(reason="bad \ud800 byte").reason == "bad ? byte"
+
+
+def test_options_cannot_be_changed():
+    with pytest.raises(AttributeError):
+        NackOptions().delay = 5
+
+
+@given(
+    st.none() | st.integers(0, 2**53 - 1),
+    st.none() | st.integers(0, 2**32 - 1),
+    st.none() | st.text(),
+)
+def test_nack_pickles_with_its_options(delay, max_deliveries, reason):
+    options = NackOptions(delay, max_deliveries, reason)
+    answer = pickle.loads(pickle.dumps(Nack(delay, max_deliveries, reason)))
+    assert answer.options == options == pickle.loads(pickle.dumps(options))
+    assert str(answer) == (options.reason or "nack")
+
+
+def test_nack_as_a_call_raises_the_answer():
+    with pytest.raises(Nack) as answer:
+        nack(delay="5s", max_deliveries=2, reason="not yet")
+    assert answer.value.options == NackOptions(5000, 2, "not yet")
+
+
+def test_nack_is_an_answer_that_except_exception_would_see():
+    assert issubclass(Nack, Exception)

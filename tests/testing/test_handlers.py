@@ -1,0 +1,179 @@
+"""What handlers are told in a test is what they are told in a pipeline, without Spark or NATS."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+
+from ebbflow import Datum, Message, NackOptions, Response, nack
+from ebbflow.durations import Backoff
+from ebbflow.testing import (
+    DeadLetter,
+    Done,
+    Dropped,
+    FellBack,
+    Redeliver,
+    Retry,
+    Served,
+    Succeeded,
+    run_map,
+    run_sink,
+)
+from tests.test_imports import loaded_by
+
+
+def test_testing_handlers_loads_neither_spark_nor_nats():
+    assert not loaded_by("ebbflow.testing") & {"pyspark", "nats"}
+
+
+def test_a_map_forwards_what_it_returns_with_what_it_inherits():
+    def split(datum):
+        return [Message(part, tags=["t"]) for part in datum.value.split()]
+
+    when = datetime(2026, 1, 1, tzinfo=UTC)
+    (result,) = run_map(split, Datum(b"a b", keys=["k"], event_time=when))
+
+    assert result.outcome == Done()
+    assert [message.value for message in result.messages] == [b"a", b"b"]
+    assert [message.keys for message in result.messages] == [["k"], ["k"]]
+    assert result.messages[0].tags == ["t"]
+    assert result.messages[0].event_time == when
+
+
+def check(datum):
+    if datum.value == b"early" and datum.deliveries == 1:
+        nack(delay="2s", max_deliveries=3, reason="too early")
+    if datum.value == b"never":
+        nack(max_deliveries=1, reason="no")
+    if datum.value == b"broken":
+        raise ValueError("cannot read it")
+    return Message(datum.value) if datum.value else None
+
+
+def test_every_message_of_a_map_has_its_own_outcome():
+    early, again, never, broken, empty = run_map(
+        check,
+        b"early",
+        Datum(b"early", deliveries=2),
+        Datum(b"never", deliveries=2),
+        b"broken",
+        b"",
+    )
+
+    assert early.outcome == Redeliver(2_000, "too early", 0)
+    assert again.outcome == Done()
+    assert isinstance(never.outcome, DeadLetter)
+    assert broken.outcome == Redeliver(1_000, "ValueError: cannot read it", 1)
+    assert empty.outcome == Dropped("empty result")
+    assert [len(one.messages) for one in (early, again, never, broken, empty)] == [0, 1, 0, 0, 0]
+
+
+def test_an_exception_is_fatal_when_the_policy_says_so():
+    (result,) = run_map(check, b"broken", on_error=Backoff(0, steps=0))
+
+    assert isinstance(result.outcome, DeadLetter)
+    assert result.outcome.error == "ValueError: cannot read it"
+    assert "in check" in (result.outcome.traceback or "")
+
+
+@pytest.mark.parametrize("mode", ["batch", "columnar", "pandas", "stream"])
+def test_maps_of_every_mode_can_be_run(mode):
+    def batch(data):
+        return {datum.id: Message(datum.value * 2) for datum in data}
+
+    def columnar(rows):
+        values = [value * 2 for value in rows.column("value").to_pylist()]
+        return pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})
+
+    def pandas(frame):
+        return frame.assign(value=frame["value"] * 2)[["id", "value"]]
+
+    def stream(datum):
+        yield Message(datum.value * 2)
+
+    code = {"batch": batch, "columnar": columnar, "pandas": pandas, "stream": stream}[mode]
+    results = run_map(code, b"a", b"b", mode=mode)
+
+    assert [result.messages[0].value for result in results] == [b"aa", b"bb"]
+
+
+def test_a_class_is_opened_and_closed_and_async_code_is_waited_for():
+    seen = []
+
+    class Counting:
+        async def open(self):
+            seen.append("open")
+
+        async def __call__(self, datum):
+            seen.append(datum.value)
+            return Message(datum.value)
+
+        def close(self):
+            seen.append("close")
+
+    run_map(Counting, b"1", b"2")
+
+    assert seen == ["open", b"1", b"2", "close"]
+
+
+def test_retries_come_at_once_and_end_as_they_would():
+    tries = []
+
+    def fails(datum):
+        tries.append(datum.system_metadata["sink"]["retry_count"])
+        return Message.to_fail("not yet")
+
+    (result,) = run_map(fails, b"x", retry=Backoff(100, steps=3), on_failure="drop")
+    assert result.outcome == DeadLetter("retries exhausted", "not yet (after 3 retries)")
+    assert tries == [b"0", b"1", b"2", b"3"]
+
+    (result,) = run_map(fails, b"x", retry=Backoff(60_000, steps=3))
+    assert result.outcome == Retry(60_000, "not yet", 1, 0)
+
+
+def answers(data):
+    for datum in data:
+        match datum.value:
+            case b"failure":
+                yield Response.failure(datum.id, "no room")
+            case b"fallback":
+                yield Response.fallback(datum.id)
+            case b"serve":
+                yield Response.serve(datum.id, b"answer")
+            case b"success":
+                yield Response.on_success(datum.id)
+            case b"nack":
+                yield Response.nack(datum.id, NackOptions("1s"))
+            case b"silent":
+                continue
+            case _:
+                yield Response.ok(datum.id)
+
+
+def accept(data):
+    return [Response.ok(datum.id) for datum in data]
+
+
+def test_every_message_of_a_sink_has_its_own_outcome():
+    values = [b"ok", b"failure", b"fallback", b"serve", b"success", b"nack", b"silent"]
+
+    results = run_sink(answers, *values, fallback=accept, on_success=accept, serves=True)
+
+    ok, failure, fallback, serve, success, nacked, silent = results
+    assert ok.outcome == Done()
+    assert failure.outcome == DeadLetter("sink failure", "no room")
+    assert fallback.outcome == FellBack()
+    assert (serve.outcome, serve.answers) == (Served(), [b"answer"])
+    assert success.outcome == Succeeded()
+    assert nacked.outcome == Redeliver(1_000, None, 0)
+    assert isinstance(silent.outcome, Redeliver)
+    assert "no response for 1" in (silent.outcome.reason or "")
+
+
+def test_an_answer_that_needs_what_is_not_there_breaks_the_contract():
+    (result,) = run_sink(answers, b"fallback")
+
+    assert isinstance(result.outcome, Redeliver)
+    assert "ContractViolation" in (result.outcome.reason or "")
