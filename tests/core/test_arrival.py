@@ -1,8 +1,8 @@
 """Rows that are dead on arrival reach no user code, and all others do as if they were not there."""
 
 from ebbflow.core import frames
-from ebbflow.core.arrival import mark_dead, set_aside_dead
 from ebbflow.core.checks import Rules
+from ebbflow.core.dead_letter import mark_dead, set_aside_dead
 from ebbflow.core.frames import Rows
 from ebbflow.core.verdict import Verdict
 from ebbflow.durations import Backoff

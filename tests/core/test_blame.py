@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbflow import Message, Response
-from ebbflow.core.blame import ENOUGH, Blame
+from ebbflow.core.blame import ENOUGH, Blame, Trial
 from ebbflow.core.calling import Handler, run_batch_map, run_map, run_sink
 from ebbflow.core.checks import Rules
 from ebbflow.core.frames import Rows, concat
 from ebbflow.core.publications import again_rows
-from ebbflow.core.trial import Trial
 from ebbflow.core.verdict import Verdict
 from ebbflow.durations import Backoff
 from ebbflow.outcome import DeadLetter, Redeliver, Retry

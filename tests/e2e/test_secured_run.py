@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ebbflow.runtime.permissions import permissions_of
+from ebbflow.runtime.provision import permissions_of
 from ebbflow.spec.lint import load
 from tests.nats.securing import Authority, Operator, nats_server
 

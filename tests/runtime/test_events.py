@@ -9,8 +9,7 @@ import pytest
 from ebbflow.nats.embedded import EmbeddedServer, StateFolder
 from ebbflow.nats.locate import open_link
 from ebbflow.nats.publish import Tally
-from ebbflow.runtime.events import Events
-from ebbflow.runtime.listener import TaskListener
+from ebbflow.runtime.events import Events, TaskListener
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 
 from ebbflow.buffers.names import Names
 from ebbflow.nats.publish import Tally
-from ebbflow.runtime.listener import TaskListener
+from ebbflow.runtime.events import TaskListener
 
 
 @pytest.fixture

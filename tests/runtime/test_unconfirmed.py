@@ -1,7 +1,7 @@
 """That NATS takes nothing any more is told once, with what it says; so is the end of it."""
 
+from ebbflow.nats.disk import Unconfirmed
 from ebbflow.nats.publish import Tally
-from ebbflow.runtime.unconfirmed import Unconfirmed
 
 
 class Run:

@@ -28,7 +28,7 @@ from ebbflow.nats.address import Addresses
 from ebbflow.nats.locate import open_link
 from ebbflow.nats.stored import read_last
 from ebbflow.publishing import Login
-from ebbflow.runtime.permissions import permissions_of
+from ebbflow.runtime.provision import permissions_of
 from ebbflow.runtime.run_report import Silent, VertexView
 from ebbflow.spark.run import run_pipeline
 from tests.buffers.test_permissions import matches, subjects

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from ebbflow.runtime.control import STOP, turn, turn_of
+from ebbflow.runtime.turn import STOP, turn, turn_of
 from ebbflow.spark.slots import TURN, Slots, is_here
 
 

@@ -1,11 +1,13 @@
-"""The names of the streams, subjects and buckets of a pipeline.
+"""The names of the streams, subjects and buckets of a pipeline, and which of them a vertex has.
 
 Pipeline and vertex names are DNS labels, which have no ``_`` and no ``.``, so names built with
-these cannot run into each other.
+these cannot run into each other. ``VertexStreams`` is the one account of a vertex's streams:
+provisioning makes what permissions allow, because both read it here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 
@@ -92,3 +94,27 @@ class Names:
     def event_subject(self, kind: str = "*") -> str:
         """The subject where tasks tell the driver what people may want to see. Not stored."""
         return f"ebb.{self.pipeline}.event.{kind}"
+
+
+@dataclass(frozen=True, slots=True)
+class VertexStreams:
+    """A vertex as its streams show it.
+
+    ``has_buffer`` if it reads one; ``returns`` if its source may be given nacked messages back;
+    ``remembers`` if its source writes down the ids that it was given; ``batched`` if the driver
+    plans what it reads, instead of a task that follows its streams.
+    """
+
+    vertex: str
+    partitions: int
+    has_buffer: bool
+    returns: bool = False
+    remembers: bool = False
+    batched: bool = False
+
+    def for_messages(self, names: Names) -> Iterator[str]:
+        """Returns the streams that hold messages on their way, of all partitions."""
+        for partition in range(self.partitions):
+            if self.has_buffer:
+                yield names.buffer(self.vertex, partition)
+            yield names.redelivery(self.vertex, partition)

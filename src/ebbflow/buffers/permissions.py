@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from ebbflow.buffers.layout import VertexStreams
-from ebbflow.buffers.names import Names
+from ebbflow.buffers.names import Names, VertexStreams
 
 Groups = dict[str, list[str]]
 """Subjects under what they are for."""

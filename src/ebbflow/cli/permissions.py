@@ -22,7 +22,7 @@ def permissions(
     ] = None,
 ) -> None:
     """Print the least that a pipeline's login needs, as configuration of a NATS server."""
-    from ebbflow.runtime.permissions import permissions_of
+    from ebbflow.runtime.provision import permissions_of
     from ebbflow.spec.lint import load
 
     pipeline = load(spec)

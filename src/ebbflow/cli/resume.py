@@ -59,11 +59,11 @@ def _resume(link: Link, names: Names, vertex: str | None) -> bool:
 
     It is repeated because a task that is just starting does not hear it.
     """
-    from ebbflow.runtime import control
+    from ebbflow.runtime import turn
 
     deadline = time.monotonic() + _LONGEST_WAIT
     while time.monotonic() < deadline:
-        link.run(link.client.publish(names.control_subject, control.resume(vertex)))
+        link.run(link.client.publish(names.control_subject, turn.resume(vertex)))
         link.flush()
         time.sleep(_REPEAT_EVERY)
         if not _stopped_vertices(link, names, vertex):

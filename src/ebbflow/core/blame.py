@@ -7,18 +7,26 @@ another and none has passed. **Others decide**: a message that fails again altho
 have passed since is to blame, whatever it raised, unless others fail at that time as well; and one
 that was to blame before remains so as long as no other message fails as well.
 
-Lives on a worker, one for each handler, for as long as the handler does. Forgetting all of it, as
-when a worker dies, costs a message a further try and never more.
+A ``Blame`` lives on a worker, one for each handler, for as long as the handler does. Forgetting all
+of it, as when a worker dies, costs a message a further try and never more. A ``Trial`` applies it
+to the rows of one chunk: rows whose failure is a system's come back as they were (``Retry``, with
+nothing counted), and so do rows that were not tried because it was clear that they would fail, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ebbflow.core.redelivery import describe
 from ebbflow.core.system_errors import LISTED, SystemErrors, retry_after
 from ebbflow.errors import MessageTooLarge, Unavailable
+from ebbflow.nacks import Nack
+from ebbflow.outcome import DeadLetter, Redeliver, Retry
+
+if TYPE_CHECKING:  # limits and errors are part of specs, which are checked without Arrow
+    from ebbflow.core.verdict import Verdict
 
 ENOUGH = 10
 """So many different messages have to fail alike for an error that tells nothing by itself."""
@@ -161,3 +169,94 @@ class Blame:
         self._suspects |= dict.fromkeys(ids, self._passes)
         while len(self._suspects) > _MOST_SUSPECTS:
             del self._suspects[next(iter(self._suspects))]
+
+
+_NOT_PASSED = (Redeliver, Retry, DeadLetter)
+
+
+class Trial:
+    """The calls for one verdict, from its first row to its last."""
+
+    def __init__(self, verdict: Verdict, blame: Blame) -> None:
+        self._verdict = verdict
+        self._blame = blame
+        self._noted = 0
+        self._streak: list[int] = []
+
+    def failed(self, start: int, end: int, error: BaseException) -> None:
+        """Decides about a call on the rows from ``start`` to ``end`` that has raised.
+
+        The rows before it are decided already.
+        """
+        self._note_passes(start)
+        self._noted = end
+        self._decide(range(start, end), error)
+
+    def failed_beside(self, failures: Sequence[tuple[int, BaseException]], end: int) -> None:
+        """Decides about those of the rows up to ``end`` that failed while others were tried."""
+        others = self._note_passes(end, without={index for index, _ in failures})
+        for index, error in failures:
+            self._decide(range(index, index + 1), error, others)
+        if others:
+            self._blame.acquit()
+
+    @property
+    def stops(self) -> bool:
+        """Whether the rows that are left would fail, too."""
+        return self._blame.stops
+
+    def means_away(self, error: BaseException) -> bool:
+        """Returns whether the error itself says that a system is away."""
+        return self._blame.means_away(error)
+
+    def leave(self, start: int, end: int | None = None) -> None:
+        """Leaves the rows from ``start`` to ``end``, or to the last one, untried."""
+        self._noted = len(self._verdict.rows) if end is None else end
+        self.postpone(range(start, self._noted))
+
+    def postpone(self, rows: Iterable[int]) -> None:
+        """Leaves these rows untried; they come back as they are."""
+        outage = self._blame.outage
+        self._postpone(rows, outage.what if outage else "not tried: others failed before it")
+
+    def finish(self) -> None:
+        """Notes that all rows are decided."""
+        self._note_passes(len(self._verdict.rows))
+
+    def _decide(self, rows: range, error: BaseException, beside: bool = False) -> None:
+        verdict = self._verdict
+        if isinstance(error, Nack):
+            verdict.record_errors(rows, error)
+            return
+        ids = verdict.rows.column("id")[rows.start : rows.stop]
+        blamed = any(verdict.failures_of(index) for index in rows)
+        if self._blame.is_the_systems(error, ids, blamed, beside):
+            self._postpone(rows, describe(error))
+            self._acquit_streak()
+            return
+        verdict.record_errors(rows, error)
+        if len(rows) == 1 and ids[0] in self._blame.streak:
+            self._streak.append(rows.start)
+
+    def _acquit_streak(self) -> None:
+        """Once enough have failed alike, those before were not to blame either."""
+        outage = self._blame.outage
+        if outage is not None and not outage.certain:
+            self._postpone(self._streak, outage.what)
+            self._streak = []
+
+    def _postpone(self, rows: Iterable[int], why: str) -> None:
+        for index in rows:
+            self._verdict.postpone(index, POSTPONED, why)
+
+    def _note_passes(self, end: int, without: Collection[int] = ()) -> bool:
+        """Notes whether one of the rows up to ``end`` that were not noted yet has passed."""
+        start, self._noted = self._noted, end
+        outcomes, failed = self._verdict.outcomes, self._verdict.decisions.failed
+        for index in range(start, end):
+            ended_badly = isinstance(outcomes.get(index), _NOT_PASSED)
+            if not (ended_badly or index in failed or index in without):
+                self._blame.passed()
+                self._streak = []
+                return True
+        return False

@@ -18,13 +18,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
-from ebbflow.core.blame import CALLS_IN_A_ROW, ENOUGH, Blame
+from ebbflow.core.blame import CALLS_IN_A_ROW, ENOUGH, Blame, Trial
 from ebbflow.core.checks import NOT_MESSAGES
 from ebbflow.core.columns import COLUMNS, record_columns
 from ebbflow.core.contract import order_results, record_answers
 from ebbflow.core.running_call import RUNNING, beating, in_time
 from ebbflow.core.streaming import Stream
-from ebbflow.core.trial import Trial
 from ebbflow.core.verdict import Verdict
 from ebbflow.message import Datum, Message
 from ebbflow.nacks import Nack

@@ -2,6 +2,11 @@
 
 A letter is a plain JetStream message: the body is the original value and the headers carry the
 facts, so that any NATS tool can read it. ``to_headers`` and ``from_message`` are inverse.
+
+Some rows are dead on arrival: a source could not read them, or no message can hold them. A feed
+stores them in the buffer of its vertex with all others, marked. No user code is given them: they go
+straight to the dead letters, settled and counted with the rows around them. So a row that cannot be
+read ends exactly once and is counted, whatever is killed in between.
 """
 
 from __future__ import annotations
@@ -9,9 +14,15 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from ebbflow.outcome import DeadLetter
+
+if TYPE_CHECKING:  # letters are read without Arrow
+    from ebbflow.core.frames import Rows
+    from ebbflow.core.verdict import Operator, Verdict
 
 PREFIX = "Ebbflow-"
 _BRIEF = 200
@@ -123,3 +134,47 @@ def _format_time(time: datetime | None) -> str | None:
 
 def _parse_time(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
+
+
+MARK = "ebbflow"
+"""The group of metadata that says why a row is dead; only a feed can have written it."""
+_WHY = "dead"
+
+MetadataRow = list[tuple[str, list[tuple[str, bytes]]]]
+
+
+def mark_dead(why: DeadLetter) -> MetadataRow:
+    """Returns the metadata of a row that is dead on arrival, as a frame holds it."""
+    return [(MARK, [(_WHY, json.dumps(asdict(why)).encode())])]
+
+
+def set_aside_dead(operator: Operator) -> Operator:
+    """Returns an operator that is given only the rows that are not dead on arrival."""
+
+    def decide(verdict: Verdict) -> None:
+        dead = _find_dead(verdict.rows)
+        if not dead:
+            operator(verdict)
+            return
+        for index, why in dead.items():
+            verdict.decisions.dead_letter(index, why)
+        alive = [index for index in range(len(verdict.rows)) if index not in dead]
+        if alive:
+            part = verdict.part_at(alive)
+            operator(part)
+            verdict.decisions.merge(alive, part.decisions)
+
+    return decide
+
+
+def _find_dead(rows: Rows) -> dict[int, DeadLetter]:
+    column = rows.batch.column("metadata")
+    if column.null_count == len(rows):
+        return {}
+    # From the batch: what user code is shown must not lose its mark, nor gain one.
+    rows_metadata = (dict(row or ()) for row in column.to_pylist())
+    return {
+        index: DeadLetter(**json.loads(dict(groups[MARK])[_WHY]))
+        for index, groups in enumerate(rows_metadata)
+        if MARK in groups
+    }

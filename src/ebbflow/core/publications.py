@@ -25,8 +25,8 @@ from enum import IntEnum
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ebbflow.core import arrival, frames
-from ebbflow.core.dead_letter import Letter
+from ebbflow.core import frames
+from ebbflow.core.dead_letter import MARK, Letter
 from ebbflow.core.frames import Rows
 from ebbflow.core.outputs import NOBODY
 from ebbflow.core.redelivery import due_time
@@ -164,7 +164,7 @@ def build_letters(
 
 def _build_letter(rows: Rows, index: int, why: DeadLetter, vertex: str, now: datetime) -> Letter:
     facts = {name: rows.column(name)[index] for name in _LETTER_FACTS}
-    facts["metadata"].pop(arrival.MARK, None)
+    facts["metadata"].pop(MARK, None)
     return Letter(
         vertex=vertex,
         reason=why.reason,

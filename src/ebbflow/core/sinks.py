@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from ebbflow.core import frames
-from ebbflow.core.blame import Blame
+from ebbflow.core.blame import Blame, Trial
 from ebbflow.core.calling import USER_ERRORS
 from ebbflow.core.checks import Rules
 from ebbflow.core.frames import Rows
 from ebbflow.core.retry import Pause, RetryStrategy, call_with_retries
-from ebbflow.core.trial import Trial
 from ebbflow.core.verdict import Operator, Verdict
 from ebbflow.errors import MessageTooLarge
 from ebbflow.message import Message, Status

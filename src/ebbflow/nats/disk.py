@@ -1,10 +1,13 @@
-"""Watching the disk that an embedded server stores on, and healing the server once there is room.
+"""Watching whether a server can store: the disk of an embedded one, the answers of the user's own.
 
 A nats-server that could not write a message answers nobody, and goes on doing so for that stream
 when there is room again: it keeps the error until it is started anew. Whoever publishes meets with
 silence and tries again, so nothing is lost meanwhile, but nobody would know, and nothing would ever
 go on. So the disk and the server's log are looked at every second. That the disk is full is told
 with its path and what is left; once there is room, a server that has complained is restarted.
+
+The run cannot see the disk of a server of the user's own. From its tasks' counts the driver sees
+that such a server confirms nothing any more, and warns: somebody has to look after the server.
 """
 
 from __future__ import annotations
@@ -13,12 +16,13 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 from ebbflow.durations import Backoff
+from ebbflow.nats.publish import Tally
 
 _EVERY = 1.0
 _MIB = 1024 * 1024
@@ -172,3 +176,50 @@ class _Log:
         except OSError:
             return 0, 0
         return facts.st_ino, facts.st_size
+
+
+_PATIENCE = 5.0
+
+
+class Unconfirmed:
+    """Knows which vertices have had nothing confirmed for a while. ``tell`` shows a line."""
+
+    def __init__(
+        self,
+        server: str,
+        tell: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._server = server
+        self._tell = tell
+        self._clock = clock
+        self._last: dict[str, tuple[float, Tally]] = {}
+        self._told: set[str] = set()
+
+    def look(self, tallies: Mapping[str, Tally]) -> None:
+        """Tells of vertices that have begun to wait in vain, or whose waiting has ended."""
+        for vertex, tally in tallies.items():
+            since, before = self._last.setdefault(vertex, (self._clock(), tally))
+            if tally.confirmed != before.confirmed or tally.failures == before.failures:
+                self._last[vertex] = self._clock(), tally
+                self._resume(vertex)
+            elif vertex not in self._told and self._clock() - since >= _PATIENCE:
+                self._told.add(vertex)
+                waited = f"for {self._clock() - since:.0f} s: {_problem(before, tally)}"
+                self._tell(
+                    f"NATS at {self._server} has confirmed nothing that {vertex} wrote {waited}; "
+                    "nothing is lost, and it is tried again until it works"
+                )
+
+    def _resume(self, vertex: str) -> None:
+        if vertex in self._told:
+            self._told.discard(vertex)
+            self._tell(f"NATS at {self._server} confirms again what {vertex} writes")
+
+
+def _problem(before: Tally, now: Tally) -> str:
+    if now.refused > before.refused:
+        return f"it says {now.refusal!r}; see whether its disk or a limit of its storage is full"
+    if now.no_responders > before.no_responders:
+        return "no server leads the stream; see whether enough of them are up"
+    return "it does not answer; see whether its disk is full, and what is in its log"

@@ -2,12 +2,15 @@
 
 It holds the contents of files, not their paths: it is made on the driver and travels with the
 tasks to workers on other machines, where those files are not. No text shows what it holds. A login
-that cannot work is refused when it is made, so that nobody waits for a server to say so.
+that cannot work is refused when it is made, so that nobody waits for a server to say so: nkeys and
+credentials are checked as text. The ``ValueError`` about one goes on from its name and does not
+hold it.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -16,7 +19,40 @@ from typing import Any
 
 from ebbflow import tls
 from ebbflow.errors import SetupError
-from ebbflow.nats import nkeys
+
+_JWT = re.compile(r"-{3,} *BEGIN NATS USER JWT *-{3,}\s+([\w-]+\.[\w-]+\.[\w-]+)\s")
+_SEED = re.compile(r"-{3,} *BEGIN USER NKEY SEED *-{3,}\s+(\w+)\s")
+
+
+def check_user_seed(text: str) -> str:
+    """Returns the seed of a user's nkey, without spaces around it."""
+    import nkeys  # takes a while, and few need it
+
+    seed = text.strip()
+    try:
+        prefix, raw = nkeys.decode_seed(bytearray(seed.encode()))
+        whole = nkeys.encode_seed(bytes(raw), prefix) == seed.encode()
+    except (nkeys.NkeysError, ValueError, IndexError):
+        whole, prefix = False, None
+    if not whole or prefix != nkeys.PREFIX_BYTE_USER:
+        raise ValueError("is not the seed of a user's nkey, which begins with SU")
+    return seed
+
+
+def check_credentials(text: str) -> str:
+    """Returns a .creds file in its plainest form: a user's JWT and the seed it was made for."""
+    jwt, seed = _JWT.search(f"{text}\n"), _SEED.search(f"{text}\n")
+    if jwt is None or seed is None:
+        raise ValueError("is not a .creds file with a user's JWT and its seed")
+    try:
+        checked = check_user_seed(seed[1])
+    except ValueError as error:
+        raise ValueError(f"has a seed that {error}") from None
+    return (
+        f"-----BEGIN NATS USER JWT-----\n{jwt[1]}\n------END NATS USER JWT------\n\n"
+        f"-----BEGIN USER NKEY SEED-----\n{checked}\n------END USER NKEY SEED------\n"
+    )
+
 
 VARIABLES = {
     "EBBFLOW_NATS_USER": "user",
@@ -82,9 +118,9 @@ class Login:
                 raise LoginError("{} must be text", name)
         self._check_pairs()
         if self.nkey is not None:
-            object.__setattr__(self, "nkey", _check(nkeys.check_user_seed, self.nkey, "nkey"))
+            object.__setattr__(self, "nkey", _check(check_user_seed, self.nkey, "nkey"))
         if self.creds is not None:
-            object.__setattr__(self, "creds", _check(nkeys.check_credentials, self.creds, "creds"))
+            object.__setattr__(self, "creds", _check(check_credentials, self.creds, "creds"))
         self._check_certificates()
 
     def _check_pairs(self) -> None:

@@ -1,8 +1,13 @@
-"""A vertex task on a worker: the chunk loop, given NATS, the system's clock and user code."""
+"""A vertex task on a worker: the chunk loop, given NATS, the system's clock and user code.
+
+The streams of the task are opened here, by what the plan says the vertex reads.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -12,24 +17,27 @@ from ebbflow.buffers.carry_out import publish_all
 from ebbflow.buffers.ledger import Ledger
 from ebbflow.buffers.names import Names
 from ebbflow.buffers.positions import PositionStore
+from ebbflow.buffers.reader import FrameReader
 from ebbflow.buffers.replayed import without_stored
+from ebbflow.connectors.generator.source import GeneratorInlet, GeneratorPlan
+from ebbflow.core.inlet import Inlet
 from ebbflow.core.position import Mark, Position, Span
 from ebbflow.core.publications import Place, Publication
 from ebbflow.core.settlement import Settlement
 from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.publish import Tally
-from ebbflow.runtime import control
 from ebbflow.runtime.chunk_size import pace_for
 from ebbflow.runtime.deciding import DecisionRules, Times, no_times, source_times
 from ebbflow.runtime.events import Events
 from ebbflow.runtime.gate import Gate, VertexCode
 from ebbflow.runtime.handlers import breaker_of, patience_of
-from ebbflow.runtime.inlets import open_inlet, open_ledger, open_redeliveries
 from ebbflow.runtime.intake import Intake, OrderedIntake
 from ebbflow.runtime.journal import InFlight, Report, SystemClock
 from ebbflow.runtime.plan import VertexPlan
+from ebbflow.runtime.source_process.client import SourcePlan
+from ebbflow.runtime.source_process.inlet import PulledInlet
 from ebbflow.runtime.task import ChunkLoop, TaskParts
-from ebbflow.runtime.turn import Turn
+from ebbflow.runtime.turn import STOP, Turn, resumes, turn_of
 
 T = TypeVar("T")
 
@@ -104,10 +112,10 @@ class VertexTask:
             self._link.run(words.unsubscribe())
 
     async def _on_control(self, message: Msg) -> None:
-        word, seconds = message.data, control.turn_of(message.data)
-        if word == control.STOP:
+        word, seconds = message.data, turn_of(message.data)
+        if word == STOP:
             self._turn.stop()
-        elif control.resumes(word, self._plan.vertex):
+        elif resumes(word, self._plan.vertex):
             self._turn.resume()
         elif seconds is not None:
             self._turn.shorten(seconds)
@@ -146,3 +154,44 @@ def _times(plan: VertexPlan) -> Times:
     if not plan.is_source:
         return no_times
     return source_times
+
+
+def open_redeliveries(
+    plan: VertexPlan, partition: int, link: Link, start: Mark, wake: threading.Event
+) -> Inlet:
+    """Opens the stream of rows that come back to the vertex itself."""
+    names = Names(plan.pipeline)
+    stream = names.redelivery(plan.vertex, partition)
+    return FrameReader(link, stream, names.due_subject(plan.vertex, partition), start, wake)
+
+
+def open_ledger(plan: VertexPlan, partition: int, link: Link) -> Ledger | None:
+    """Opens the memory of what a source's messages have been through, if there is a source."""
+    if not isinstance(plan.source, SourcePlan):
+        return None
+    names = Names(plan.pipeline)
+    ledger = Ledger(link, names, plan.vertex, partition, plan.partitions, plan.publish)
+    link.run(ledger.load())
+    return ledger
+
+
+def open_inlet(
+    plan: VertexPlan,
+    partition: int,
+    link: Link,
+    done: Span,
+    wake: threading.Event,
+    ledger: Ledger | None,
+    events: Events,
+) -> Inlet:
+    """Opens the buffer, the generator or the source that the vertex reads, behind ``done``."""
+    source, vertex, names = plan.source, plan.vertex, Names(plan.pipeline)
+    if isinstance(source, GeneratorPlan):
+        return GeneratorInlet(source, vertex, partition, plan.partitions, done.inlet)
+    if isinstance(source, SourcePlan):
+        assert ledger is not None
+        patience = patience_of(plan.whose, f"source {partition}", plan.on_unavailable)
+        source = replace(source, systems=plan.systems)
+        return PulledInlet(source, vertex, partition, done.inlet, ledger, wake, events, patience)
+    buffer, subject = names.buffer(vertex, partition), names.buffer_subject(vertex, partition)
+    return FrameReader(link, buffer, subject, done.inlet, wake, done.known)

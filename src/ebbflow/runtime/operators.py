@@ -11,7 +11,6 @@ from typing import assert_never
 from ebbflow.connectors.blackhole import sink as blackhole
 from ebbflow.connectors.log import sink as log
 from ebbflow.connectors.plans import BlackholeSink, LogSink, SinkPlan, SparkSink, UserSink
-from ebbflow.core.arrival import set_aside_dead
 from ebbflow.core.blame import Outage
 from ebbflow.core.calling import (
     Handler,
@@ -21,13 +20,13 @@ from ebbflow.core.calling import (
     run_sink,
     run_stream,
 )
+from ebbflow.core.dead_letter import set_aside_dead
 from ebbflow.core.monovertex import Mono, Step, run_mono
 from ebbflow.core.position import LINEAGE
 from ebbflow.core.retry import call_with_retries
 from ebbflow.core.running_call import RUNNING
 from ebbflow.core.sinks import Sinks, Store, run_sinks
 from ebbflow.core.verdict import Operator, Verdict
-from ebbflow.runtime.child import Child, Emit
 from ebbflow.runtime.handlers import close_handlers, forget_handlers, handler_for, handlers_of
 from ebbflow.runtime.plan import (
     DataFrameMap,
@@ -38,7 +37,7 @@ from ebbflow.runtime.plan import (
     UserMap,
     VertexPlan,
 )
-from ebbflow.runtime.poison import PoisonIsolation
+from ebbflow.runtime.poison import Child, Emit, PoisonIsolation
 from ebbflow.schema.literals import Code
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ebbflow.buffers.feed import FeedPlan
-from ebbflow.buffers.layout import VertexStreams
+from ebbflow.buffers.names import VertexStreams
 from ebbflow.connectors.generator.source import GeneratorPlan
 from ebbflow.connectors.plans import SinkPlan
 from ebbflow.core.breaker import DEFAULT_LIMIT, BreakerLimit

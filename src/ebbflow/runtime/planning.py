@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ebbflow.buffers.feed import FeedPlan
-from ebbflow.buffers.layout import VertexStreams
+from ebbflow.buffers.names import VertexStreams
 from ebbflow.connectors.generator.source import GeneratorPlan
 from ebbflow.connectors.plans import Pulled
 from ebbflow.core.monovertex import Bypass

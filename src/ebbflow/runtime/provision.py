@@ -1,13 +1,18 @@
-"""Makes the streams of a pipeline before it runs, and counts what they hold to see it drained."""
+"""Makes the streams of a pipeline before it runs, and counts what they hold to see it drained.
+
+``permissions_of`` says what the login of a pipeline must be allowed for that, from its spec alone.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ebbflow.buffers import streams
 from ebbflow.buffers.answers import bucket_config
 from ebbflow.buffers.names import Names
+from ebbflow.buffers.permissions import Permissions, derive_permissions
 from ebbflow.buffers.positions import read_all
 from ebbflow.core.position import Position
 from ebbflow.errors import AccessError, SetupError
@@ -15,6 +20,9 @@ from ebbflow.nats import api
 from ebbflow.nats.api import StreamState
 from ebbflow.nats.link import Link
 from ebbflow.runtime.plan import VertexPlan
+
+if TYPE_CHECKING:
+    from ebbflow.spec.model import Spec
 
 Snapshot = dict[str, StreamState | None]
 
@@ -114,3 +122,10 @@ async def drained(link: Link, plans: Sequence[VertexPlan]) -> bool:
 def _exhausted(position: Position, run: str) -> bool:
     """Returns whether the source has ended in this run: since an earlier one more may have come."""
     return position.exhausted and position.owner.startswith(run)
+
+
+def permissions_of(spec: Spec) -> Permissions:
+    """Returns the least that a run needs; no secret of a connector is read for it."""
+    store = spec.serving_store
+    bucket = store.nats.bucket if store is not None and store.nats is not None else None
+    return derive_permissions(Names(spec.name), [step.streams for step in spec.steps], bucket)

@@ -1,7 +1,10 @@
-"""The turn of a task: how long its epoch lasts, and the words that change that.
+"""The turn of a task: how long its epoch lasts, and the control words that change that.
 
 An epoch begins when everything is open and has at least one chunk if there is anything to take, so
 that however short the epochs are every one of them makes progress.
+
+The driver, or ``ebbflow resume``, sends the words over the control subject of the pipeline. They
+are not stored: a sender repeats a word until it sees the effect.
 """
 
 from __future__ import annotations
@@ -78,3 +81,30 @@ class Turn:
             return True
         waited = self._clock.monotonic() - self._began
         return self.left() <= 0 and (may_end_idle or waited >= _LEAST)
+
+
+STOP = b"stop"
+"""Tells tasks to settle what they hold and end; no other epoch follows."""
+
+_TURN = b"turn "
+_RESUME = b"resume"
+
+
+def turn(seconds: float) -> bytes:
+    """Returns the word that ends epochs after this time, because others wait for the slots."""
+    return _TURN + f"{seconds:g}".encode()
+
+
+def turn_of(word: bytes) -> float | None:
+    """Returns the seconds of a turn, if that is what the word says."""
+    return float(word.removeprefix(_TURN)) if word.startswith(_TURN) else None
+
+
+def resume(vertex: str | None) -> bytes:
+    """Returns the word that lets a vertex, or all, go on after too many dead letters."""
+    return _RESUME + (f" {vertex}".encode() if vertex else b"")
+
+
+def resumes(word: bytes, vertex: str) -> bool:
+    """Whether the word has the vertex go on."""
+    return word in (resume(None), resume(vertex))

@@ -56,7 +56,7 @@ def serve() -> None:
     """Forks workers for as long as Spark wants any."""
     from pyspark import daemon
 
-    from ebbflow.runtime.descriptors import keep_private
+    from ebbflow.core.lifeline import keep_private
 
     work = daemon.worker
 

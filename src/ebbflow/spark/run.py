@@ -23,18 +23,18 @@ from ebbflow.buffers.names import Names
 from ebbflow.buffers.positions import read_all
 from ebbflow.errors import JetStreamUnavailable
 from ebbflow.nats import api
+from ebbflow.nats.disk import Unconfirmed
 from ebbflow.nats.locate import find_own_server, open_link_for_run
 from ebbflow.outcome import Counts
 from ebbflow.runtime import provision
-from ebbflow.runtime.control import STOP, turn
+from ebbflow.runtime.events import TaskListener
 from ebbflow.runtime.feeds import Feeds
-from ebbflow.runtime.listener import TaskListener
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.planning import make_plans
 from ebbflow.runtime.run_lock import hold_run_lock
 from ebbflow.runtime.run_options import RunOptionNames, RunOptions
 from ebbflow.runtime.run_report import QuietWatcher, Summary, VertexView, Watcher
-from ebbflow.runtime.unconfirmed import Unconfirmed
+from ebbflow.runtime.turn import STOP, turn
 from ebbflow.spark.engine import Engine, Engines
 from ebbflow.spark.slots import TURN, Slots
 from ebbflow.spark.supervisor import Supervisor, VertexSupervisor

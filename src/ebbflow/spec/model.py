@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import StrictBool, StrictStr
 
-from ebbflow.buffers.layout import VertexStreams
+from ebbflow.buffers.names import VertexStreams
 from ebbflow.connectors.registry import SOURCES
 from ebbflow.schema import fields
 from ebbflow.schema.fields import Section

@@ -11,7 +11,7 @@ import pytest
 from ebbflow import Message, MonoVertex, Pipeline, Response
 from ebbflow.errors import SetupError
 from ebbflow.publishing import Login
-from ebbflow.runtime.permissions import permissions_of
+from ebbflow.runtime.provision import permissions_of
 from ebbflow.testing.background_run import BackgroundRun, until
 from tests.connectors.http.posting import NDJSON, Answered, asked
 from tests.nats.securing import nats_server

@@ -24,7 +24,7 @@ from pyspark import TaskContext
 from ebbflow.buffers.feed import Buffers
 from ebbflow.buffers.names import Names
 from ebbflow.core import frames
-from ebbflow.core.arrival import mark_dead
+from ebbflow.core.dead_letter import mark_dead
 from ebbflow.errors import EbbflowError, MessageTooLarge
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link, worker_link
