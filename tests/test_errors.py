@@ -87,7 +87,7 @@ NOT_ERRORS_OF_OURS = {
     "runtime/feeds.py": {"EngineDied"},  # has the run start another JVM
     "runtime/settling.py": {"Unsettled"},  # ends a stopping task's loop, never leaves its module
     "runtime/source_process/client.py": {"SourceAway"},  # ends a turn of its thread
-    "connectors/http/refusal.py": {"Refusal"},  # becomes the answer to an HTTP request
+    "connectors/http/request.py": {"Refusal"},  # becomes the answer to an HTTP request
     "testing/conformance/under_test.py": {
         "Refused",
         "Full",

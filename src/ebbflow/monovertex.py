@@ -22,8 +22,14 @@ from ebbflow.errors import SpecError
 from ebbflow.problem import Problem
 from ebbflow.schema.literals import Code, Mode, OnFailure, TagOperator
 from ebbflow.spec import from_python as parts
-from ebbflow.spec.from_python import Policy, SinkChoice, SinkKinds, SourceKinds, Store
-from ebbflow.spec.keywords import named_options
+from ebbflow.spec.from_python import (
+    Policy,
+    SinkChoice,
+    SinkKinds,
+    SourceKinds,
+    Store,
+    named_options,
+)
 
 if TYPE_CHECKING:
     from ebbflow.spec.model import MonoVertexSpec

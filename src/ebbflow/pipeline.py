@@ -36,8 +36,14 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 from ebbflow.builder import Builder
 from ebbflow.schema.literals import Code, Mode, OnFailure, OnFull, TagOperator
 from ebbflow.spec import from_python as parts
-from ebbflow.spec.from_python import Policy, SinkChoice, SinkKinds, SourceKinds, Store
-from ebbflow.spec.keywords import named_options
+from ebbflow.spec.from_python import (
+    Policy,
+    SinkChoice,
+    SinkKinds,
+    SourceKinds,
+    Store,
+    named_options,
+)
 
 if TYPE_CHECKING:
     from ebbflow.spec.model import PipelineSpec

@@ -6,7 +6,7 @@ import pytest
 
 from ebbflow.datasource import ranges
 from ebbflow.datasource.leader import Leader
-from ebbflow.datasource.offsets import Range
+from ebbflow.datasource.planning import Range
 from ebbflow.nats import api
 from tests.cluster.lagging import READS, lagging
 

@@ -17,7 +17,7 @@ from ebbflow.testing import (
     SinkTrial,
     SourceTrial,
 )
-from ebbflow.testing.conformance.leftovers import processes_of
+from ebbflow.testing.conformance.trial import processes_of
 from ebbflow.testing.memory import RedeliveringReader
 from tests.conformance.faults import Careless, FaultySink, FaultySource, Forgetful, Tidy
 

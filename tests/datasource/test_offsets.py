@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbflow.datasource.leader import Facts
-from ebbflow.datasource.offsets import Offset, Range, find_start
-from ebbflow.datasource.planning import search_end
+from ebbflow.datasource.planning import Offset, Range, find_start, search_end
 from ebbflow.errors import DataLoss, DataSourceError
 
 NOW = Facts("ORDERS", "2026-01-01T00:00:00Z", first=11, last=100)

@@ -14,7 +14,7 @@ import pytest
 
 from ebbflow.datasource import leader, ranges
 from ebbflow.datasource.leader import Leader
-from ebbflow.datasource.offsets import Range
+from ebbflow.datasource.planning import Range
 from ebbflow.errors import DataLoss, DataSourceError, JetStreamUnavailable
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link, start_embedded

@@ -7,7 +7,7 @@ import pytest
 from ebbflow import Message, Pipeline
 from ebbflow.testing import MemorySink, MemorySource
 from ebbflow.testing.background_run import BackgroundRun, until
-from ebbflow.testing.conformance.leftovers import processes_of
+from ebbflow.testing.conformance.trial import processes_of
 
 
 @pytest.mark.guarantee("a-stop-loses-no-work")

@@ -1,4 +1,10 @@
-"""Waits for a system that is away: longer each time, in sight of people, until a call succeeds."""
+"""Waits for a system that is away: longer each time, in sight of people, until a call succeeds.
+
+``away`` is the answer of built-in sinks for a message whose target is away at the moment. Trouble
+that is over by itself, an outage or a full disk, is not the message's fault: the vertex waits. A
+sink with a ``retryStrategy`` reports a failure instead, because the strategy then says what to do,
+for example to use the fallback sink.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +14,7 @@ from dataclasses import dataclass
 
 from ebbflow.core.blame import Outage
 from ebbflow.durations import Backoff
+from ebbflow.message import Datum, Response
 
 DEFAULT_ON_UNAVAILABLE = Backoff(interval=100, factor=2.0, cap=1_000)
 """Soon there again when the system is: the longest wait is a second."""
@@ -72,3 +79,8 @@ class Patience:
         seconds = self._clock() - self._since
         outage = self._outage
         return Waiting(outage.what, seconds, self.ready_in(), outage.certain, outage.named)
+
+
+def away(datum: Datum, why: str, *, retried: bool) -> Response:
+    """Returns the answer for a message whose target is away; ``retried`` with a retry strategy."""
+    return Response.failure(datum.id, why) if retried else Response.unavailable(datum.id, why)

@@ -22,9 +22,16 @@ from pyspark.sql.streaming.datasource import (
 
 from ebbflow.datasource import ranges
 from ebbflow.datasource.leader import Leader
-from ebbflow.datasource.offsets import Offset, Range, find_start
 from ebbflow.datasource.options import ReadOptions
-from ebbflow.datasource.planning import connect, find_beginning, find_end_of_batch, find_ending
+from ebbflow.datasource.planning import (
+    Offset,
+    Range,
+    connect,
+    find_beginning,
+    find_end_of_batch,
+    find_ending,
+    find_start,
+)
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link
 

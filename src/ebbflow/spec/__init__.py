@@ -5,7 +5,7 @@
     validate      plain data → model, with every wrong field reported
     rules         what must hold of a model; ``findings`` is what rules report
     lint          puts these together: ``load``, ``lint``, ``check``
-    from_python   the arguments of the Python builders → plain data; ``keywords`` checks their names
+    from_python   the arguments of the Python builders → plain data, and a check of their names
 
 Nothing is imported here: builders use the last line without the model, and so without pydantic.
 """

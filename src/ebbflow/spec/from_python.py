@@ -1,18 +1,24 @@
 """Parts of a spec as plain data, from the arguments that the Python builders take.
 
 Nothing is checked here: a wrong argument becomes a wrong field, which lint then reports with the
-rest. Only what was given is written, so that defaults stay those of the model.
+rest. Only what was given is written, so that defaults stay those of the model. The one exception is
+an option that does not exist, which is refused where it is written: a method that takes its options
+as ``**options: Unpack[SomeTypedDict]`` would swallow a misspelt one, and Python's own refusal does
+not say which one was meant.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_type_hints
 
 from ebbflow.core.system_errors import named
 from ebbflow.durations import Backoff
 from ebbflow.schema.literals import Code, Mode, OnFailure, TagOperator
+from ebbflow.suggest import did_you_mean
 
 Policy = Backoff | Mapping[str, Any]
 """A back-off, or its fields: ``{"interval": "2s", "steps": 3}``, in camel case or snake case."""
@@ -170,3 +176,39 @@ def _chosen_sink(choice: SinkChoice) -> Part:
     if isinstance(choice, str) and ":" not in choice:
         return {choice: {}}
     return {"udsink": {"python": choice}}
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def named_options(method: Callable[P, R]) -> Callable[P, R]:
+    """Returns the method, which raises ``TypeError`` for a keyword that it does not take."""
+
+    @functools.wraps(method)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        known = _names(method)
+        for name in kwargs:
+            if name not in known:
+                meant = did_you_mean(name, known, "it takes")
+                raise TypeError(f"{_called(method)} has no option {name!r}; {meant}")
+        return method(*args, **kwargs)
+
+    return checked
+
+
+@functools.cache
+def _names(method: Callable[..., object]) -> tuple[str, ...]:
+    """Returns what may be given by name, that of the typed dictionary behind ``**`` included."""
+    names: list[str] = []
+    for name, parameter in list(inspect.signature(method).parameters.items())[1:]:
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            names.append(name)
+            continue
+        (options,) = get_args(get_type_hints(method)[name])
+        names += get_type_hints(options)
+    return tuple(names)
+
+
+def _called(method: Callable[..., object]) -> str:
+    return f"{method.__qualname__.removesuffix('.__init__')}()"

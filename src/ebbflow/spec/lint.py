@@ -18,9 +18,8 @@ from ebbflow.spec.findings import FieldPath, Finding
 from ebbflow.spec.model import API_VERSION, MonoVertexSpec, PipelineSpec, Spec
 from ebbflow.spec.rules.graph import check_graph
 from ebbflow.spec.rules.spark import check_batches, check_no_batches
-from ebbflow.spec.rules.steps import check_name, check_store
 from ebbflow.spec.rules.support import KINDS_NOT_YET, check_support
-from ebbflow.spec.rules.vertices import check_monovertex, check_vertices
+from ebbflow.spec.rules.vertices import check_monovertex, check_name, check_store, check_vertices
 from ebbflow.spec.validate import concerns, validate
 
 S = TypeVar("S", bound=Spec)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.connectors.http import answer as answers
-from ebbflow.connectors.http.answer import LONGEST_WAIT, HttpAnswer, decide, parse_retry_after
+from ebbflow.connectors.http import sink as answers
+from ebbflow.connectors.http.sink import LONGEST_WAIT, HttpAnswer, decide, parse_retry_after
 from ebbflow.message import Datum, Response, Status
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)

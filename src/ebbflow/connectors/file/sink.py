@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ebbflow.connectors.json_record import record
-from ebbflow.connectors.outage import away
+from ebbflow.core.outage import away
 from ebbflow.errors import SetupError
 from ebbflow.message import Datum, Response
 from ebbflow.nacks import NackOptions

@@ -27,7 +27,7 @@ from starlette.routing import Route
 from ebbflow import tls
 from ebbflow.buffers.feed import Spot
 from ebbflow.connectors.http.connection import GuardedConnection
-from ebbflow.connectors.http.refusal import Refusal, unavailable
+from ebbflow.connectors.http.request import Refusal, unavailable
 from ebbflow.connectors.http.settings import Certificate, Endpoint
 from ebbflow.errors import SetupError
 from ebbflow.nats.address import Addresses

@@ -21,11 +21,9 @@ from starlette.requests import Request
 
 from ebbflow.buffers.feed import Spot
 from ebbflow.buffers.names import Names
-from ebbflow.connectors.http.body import Body, Room
 from ebbflow.connectors.http.known_ids import KnownIds
 from ebbflow.connectors.http.listener import HttpListener, acquire, is_loopback, release
-from ebbflow.connectors.http.refusal import Refusal, too_many, unavailable
-from ebbflow.connectors.http.request import Envelope
+from ebbflow.connectors.http.request import Body, Envelope, Refusal, Room, too_many, unavailable
 from ebbflow.connectors.http.settings import HttpSourceSettings
 from ebbflow.errors import BufferFull, EbbflowError, MessageTooLarge, SetupError
 

@@ -21,8 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import nats.errors
 
-from ebbflow.connectors.jetstream.acks import Acks
-from ebbflow.connectors.jetstream.durable import Durable
+from ebbflow.connectors.jetstream.durable import Acks, Durable
 from ebbflow.connectors.nats.connection import not_allowed, outside_link
 from ebbflow.connectors.nats.messages import read_headers
 from ebbflow.errors import AccessError, JetStreamUnavailable, SetupError

@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from ebbflow.connectors.kafka.client import Complaints, describe, find_topics, make_client
 from ebbflow.connectors.kafka.records import TOMBSTONE, write_headers
 from ebbflow.connectors.kafka.settings import KafkaSinkSettings
-from ebbflow.connectors.outage import away
+from ebbflow.core.outage import away
 from ebbflow.message import Datum, Response
 
 _MARGIN = 2.0

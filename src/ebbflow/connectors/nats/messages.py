@@ -15,7 +15,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ebbflow.connectors.outage import away
+from ebbflow.core.outage import away
 from ebbflow.core.position import LINEAGE
 from ebbflow.message import Datum, Response
 from ebbflow.nats.address import Addresses

@@ -35,10 +35,9 @@ from ebbflow.outcome import Counts
 from ebbflow.runtime.events import Events
 from ebbflow.runtime.handlers import patience_of
 from ebbflow.runtime.plan import SinksPlan, SqlMap, VertexPlan
-from ebbflow.spark.batch.pending import Pending
 from ebbflow.spark.batch.query import Query
 from ebbflow.spark.batch.settling import SCHEMA, Decided, Settled, settle_on_worker
-from ebbflow.spark.batch.window import Window, frame_ranges
+from ebbflow.spark.batch.window import Pending, Window, frame_ranges
 from ebbflow.spark.batch.work import BatchWork
 from ebbflow.spark.batch.write import Write
 

@@ -1,7 +1,6 @@
 """The rules that a model must keep, one module a subject. A breach is a finding.
 
-steps      source, udf and sink, their user code and their retries
-vertices   the vertices of a pipeline, and a MonoVertex as a whole
+vertices   a vertex or MonoVertex, and its source, udf and sink, their user code and their retries
 graph      edges, and the graph that they make
 tags       the conditions of edges and of a bypass
 spark      what works on whole batches: SQL, DataFrame functions, Spark sinks

@@ -1,14 +1,32 @@
-"""Rules about vertices: the names and roles of a pipeline's, and that a MonoVertex is complete."""
+"""Rules about vertices: their names and roles, and what each step is made of.
+
+A step has a source, a udf or a sink, with user code and retries. The rules about it are the same
+for a vertex of a pipeline and for a MonoVertex, which has all of them at once.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from ebbflow.connectors.user_code.spec import CodeSection
+from ebbflow.core import targets
+from ebbflow.errors import TargetError
 from ebbflow.spec.findings import FieldPath, Finding
-from ebbflow.spec.model import MonoVertexSpec, PipelineSpec, Vertex, VertexKind
-from ebbflow.spec.rules.steps import check_name, check_step, join_names
+from ebbflow.spec.model import MonoVertexBody, MonoVertexSpec, PipelineSpec, Vertex, VertexKind
 from ebbflow.spec.rules.tags import check_bypass
+from ebbflow.spec.sections import (
+    OneOf,
+    RetrySpec,
+    ServingStoreSpec,
+    SinkSpec,
+    SinkTarget,
+    SourceSpec,
+    Transformer,
+    Udf,
+    WaitsSpec,
+)
 
 
 def check_vertices(spec: PipelineSpec, search: Path | None) -> Iterator[Finding]:
@@ -56,3 +74,158 @@ def check_monovertex(spec: MonoVertexSpec, search: Path | None) -> Iterator[Find
             yield Finding(code, f"the MonoVertex has no {part}", ("spec", part))
     yield from check_step(body, ("spec",), search)
     yield from check_bypass(body)
+
+
+_DNS_1035 = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+def check_step(
+    step: Vertex | MonoVertexBody, path: FieldPath, search: Path | None
+) -> Iterator[Finding]:
+    """Reports what is wrong with the parts that are there."""
+    if step.source is not None:
+        yield from _source(step.source, (*path, "source"), search)
+    if step.udf is not None:
+        yield from _udf(step.udf, (*path, "udf"), search)
+        yield from _retry_without_fallback(step.udf, (*path, "udf"), "a map")
+    if step.sink is not None:
+        yield from _sink(step.sink, (*path, "sink"), search)
+    yield from _backoff(step.on_error.backoff, (*path, "onError", "backoff"))
+    yield from _backoff(step.on_unavailable.backoff, (*path, "onUnavailable", "backoff"))
+
+
+def check_name(name: str, path: FieldPath) -> Iterator[Finding]:
+    """Reports a name that does not fit into the names of streams and subjects."""
+    if _DNS_1035.fullmatch(name) is None:
+        message = (
+            f"{name!r} is not a valid name: use at most 63 lower-case letters, digits and '-', "
+            "starting with a letter and not ending with '-'"
+        )
+        yield Finding("EB107", message, path)
+
+
+def check_store(store: ServingStoreSpec | None, search: Path | None) -> Iterator[Finding]:
+    """Reports what is wrong with the store for answers."""
+    path: FieldPath = ("spec", "servingStore")
+    if store is None:
+        return
+    yield from _one_kind(store, path)
+    if isinstance(store.python, str):
+        yield from _target(store.python, (*path, "python"), search, methods=("put", "get"))
+
+
+def join_names(names: tuple[str, ...]) -> str:
+    """Returns the names as a sentence lists them."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _source(source: SourceSpec, path: FieldPath, search: Path | None) -> Iterator[Finding]:
+    yield from _one_kind(source, path)
+    yield from _code_of(source, path, search)
+    if source.transformer is not None:
+        inside: FieldPath = (*path, "transformer")
+        yield from _code(source.transformer, inside, search)
+        yield from _retry_without_fallback(source.transformer, inside, "a transformer")
+
+
+def _udf(udf: Udf, path: FieldPath, search: Path | None) -> Iterator[Finding]:
+    names = ("python", "container", "sql", "dataframe")
+    ways = tuple(name for name in names if getattr(udf, name) is not None)
+    if udf.query is None:
+        yield from _code(udf, path, search)
+    elif len(ways) > 1:
+        yield Finding("EB207", f"'udf' can be only one of {join_names(ways)}", path)
+    elif isinstance(udf.dataframe, str):
+        yield from _target(udf.dataframe, (*path, "dataframe"), search)
+
+
+def _sink(sink: SinkSpec, path: FieldPath, search: Path | None) -> Iterator[Finding]:
+    yield from _sink_target(sink, path, search)
+    if sink.fallback is not None:
+        yield from _sink_target(sink.fallback, (*path, "fallback"), search)
+    if sink.on_success is not None:
+        yield from _sink_target(sink.on_success, (*path, "onSuccess"), search)
+    yield from _retry(sink.retry_strategy, path)
+    if sink.fallback is None or not sink.fallback.kinds:
+        yield from _no_fallback(sink.retry_strategy, path, "there is no fallback sink")
+
+
+def _sink_target(target: SinkTarget, path: FieldPath, search: Path | None) -> Iterator[Finding]:
+    yield from _one_kind(target, path)
+    yield from _code_of(target, path, search)
+
+
+def _code_of(
+    section: SourceSpec | SinkTarget, path: FieldPath, search: Path | None
+) -> Iterator[Finding]:
+    """Looks at the user's code, if that is what is given."""
+    for kind in section.kinds:
+        part = getattr(section, kind)
+        if isinstance(part, CodeSection):
+            yield from _code(part, (*path, kind), search, part.METHODS)
+
+
+def _one_kind(section: OneOf, path: FieldPath) -> Iterator[Finding]:
+    if not section.kinds:
+        yield Finding("EB207", f"'{path[-1]}' needs one of {', '.join(section.KINDS)}", path)
+    if len(section.kinds) > 1:
+        message = f"'{path[-1]}' can be only one of {join_names(section.kinds)}"
+        yield Finding("EB207", message, path)
+
+
+def _code(
+    code: CodeSection, path: FieldPath, search: Path | None, methods: tuple[str, ...] = ()
+) -> Iterator[Finding]:
+    if code.python is None and code.container is None:
+        message = f"'{path[-1]}' has no code: name a Python function with python: module:attribute"
+        yield Finding("EB208", message, path)
+    elif code.python is None:
+        message = "containers are not run yet; name a Python function with python: module:attribute"
+        yield Finding("EB902", message, (*path, "container"), at_key=True)
+    elif isinstance(code.python, str):
+        yield from _target(code.python, (*path, "python"), search, methods)
+
+
+def _target(
+    target: str, path: FieldPath, search: Path | None, methods: tuple[str, ...] = ()
+) -> Iterator[Finding]:
+    if not targets.well_formed(target):
+        yield Finding("EB401", f"{target!r} is not of the form module:attribute", path)
+        return
+    try:
+        code = targets.resolve(target, search)
+    except TargetError as error:
+        yield Finding("EB402", str(error), path)
+        return
+    for method in methods:
+        if not hasattr(code, method):
+            reason = f"it has no method {method!r}"
+            yield Finding("EB402", str(TargetError(target, reason)), path)
+
+
+def _retry_without_fallback(
+    code: Udf | Transformer, path: FieldPath, who: str
+) -> Iterator[Finding]:
+    yield from _retry(code.retry_strategy, path)
+    # Not even in a MonoVertex: its fallback sink is for what its sink could not write.
+    why = f"{who} has no fallback sink: use retry or drop"
+    yield from _no_fallback(code.retry_strategy, path, why)
+
+
+def _retry(strategy: RetrySpec | None, path: FieldPath) -> Iterator[Finding]:
+    if strategy is not None:
+        yield from _backoff(strategy.backoff, (*path, "retryStrategy", "backoff"))
+
+
+def _no_fallback(strategy: RetrySpec | None, path: FieldPath, why: str) -> Iterator[Finding]:
+    if strategy is not None and strategy.on_failure == "fallback":
+        message = f"onFailure is fallback, but {why}"
+        yield Finding("EB502", message, (*path, "retryStrategy", "onFailure"))
+
+
+def _backoff(backoff: WaitsSpec, path: FieldPath) -> Iterator[Finding]:
+    # A cap alone is compared with the shortest wait there is.
+    interval = 1 if backoff.interval is None else backoff.interval
+    if backoff.cap is not None and backoff.cap < interval:
+        message = f"'cap' ({backoff.cap} ms) is below 'interval' ({interval} ms)"
+        yield Finding("EB501", message, (*path, "cap"))

@@ -3,7 +3,8 @@
 The first run has parallel producers, nacks, odd input and a blocked pipeline, and is stopped while
 messages wait and others are in hand. The second goes on from there; its worker is killed, and the
 process of the source. Stages are gone through in order, each once, when a rule asks for them.
-Nothing here judges; a stage that waited in vain leaves less to be seen.
+``Observations`` are every call of the transformer and every arrival at the pipeline's end. Nothing
+here judges; a stage that waited in vain leaves less to be seen.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from functools import partial
 from pathlib import Path
@@ -21,12 +23,60 @@ from pathlib import Path
 from ebbflow.pipeline import Pipeline
 from ebbflow.testing.background_run import until, until_none
 from ebbflow.testing.conformance import samples
-from ebbflow.testing.conformance.leftovers import processes_of
-from ebbflow.testing.conformance.observations import Observations
-from ebbflow.testing.conformance.samples import name_of
-from ebbflow.testing.conformance.trial import STARTED_WITHIN, TrialRuns
+from ebbflow.testing.conformance.samples import calls_wanted, name_of
+from ebbflow.testing.conformance.trial import STARTED_WITHIN, TrialRuns, processes_of
 from ebbflow.testing.conformance.under_test import Full, Refused, Sample, SourceUnderTest
-from ebbflow.testing.conformance.user_code import RecordingSink, ScriptedTransformer
+from ebbflow.testing.conformance.user_code import (
+    Arrival,
+    Call,
+    Journal,
+    RecordingSink,
+    ScriptedTransformer,
+)
+
+
+class Observations:
+    """Calls and arrivals so far, by the names of their messages."""
+
+    def __init__(self, calls: Path, arrivals: Path) -> None:
+        self.calls_journal = Journal(calls)
+        self.arrivals_journal = Journal(arrivals)
+        self._calls: defaultdict[str, list[Call]] = defaultdict(list)
+        self._arrivals: defaultdict[str, list[Arrival]] = defaultdict(list)
+
+    def _look(self) -> None:
+        for entry in self.calls_journal.new():
+            call = Call(*entry)
+            self._calls[call.name].append(call)
+        for entry in self.arrivals_journal.new():
+            arrival = Arrival(*entry)
+            self._arrivals[arrival.name].append(arrival)
+
+    def calls(self, name: str) -> list[Call]:
+        """Returns the calls with one message, in the order of their times."""
+        self._look()
+        return sorted(self._calls.get(name, ()), key=lambda call: call.at)
+
+    def arrivals(self, name: str) -> list[Arrival]:
+        """Returns the arrivals of one message at the end of the pipeline."""
+        self._look()
+        return self._arrivals.get(name, [])
+
+    def uncalled(self, group: Iterable[Sample]) -> int:
+        """Returns how many the transformer has not got yet."""
+        self._look()
+        return sum(name_of(sample) not in self._calls for sample in group)
+
+    def left(self, group: Iterable[Sample]) -> int:
+        """Returns how many have not ended: they have neither arrived nor had their last call."""
+        self._look()
+        return sum(not self._is_over(name_of(sample)) for sample in group)
+
+    def _is_over(self, name: str) -> bool:
+        if (wanted := calls_wanted(name)) is None:
+            return name in self._arrivals
+        return any(call.deliveries >= wanted for call in self._calls.get(name, ()))
+
 
 PRODUCERS = 4
 _AT_ONCE = 20

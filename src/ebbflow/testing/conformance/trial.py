@@ -1,11 +1,21 @@
-"""The base of trials of sources and sinks: stages, runs, and a look at what is left behind."""
+"""The base of trials of sources and sinks: stages, runs, and a look at what is left behind.
+
+Leftovers are processes, threads and sockets that were not there before the pipeline ran. Processes
+are found by the name of their pipeline, which a vertex's task puts into its environment and
+everything that is started from there inherits. Where there is no ``/proc`` none are found.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import secrets
+import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from types import TracebackType
@@ -17,9 +27,78 @@ from ebbflow.nats.locate import open_link_to_pipeline
 from ebbflow.pipeline import Pipeline
 from ebbflow.runtime.run_report import Summary, VertexView
 from ebbflow.testing.background_run import BackgroundRun, local_spark
-from ebbflow.testing.conformance.leftovers import Before
 from ebbflow.testing.conformance.under_test import UnderTest
 from ebbflow.testing.conformance.user_code import text_of
+
+_PROC = Path("/proc")
+_LISTENING = "0A"
+
+
+def processes_of(pipeline: str) -> list[int]:
+    """Returns the processes that the tasks of a pipeline have started, with their descendants."""
+    mark = f"NUMAFLOW_PIPELINE_NAME={pipeline}\0".encode()
+    processes = []
+    for entry in _PROC.glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark in (entry / "environ").read_bytes() and int(entry.name) != os.getpid():
+                processes.append(int(entry.name))
+    return processes
+
+
+def listening_ports() -> set[int]:
+    """Returns the TCP ports on which this process listens."""
+    inodes = set()
+    for descriptor in (_PROC / "self" / "fd").glob("*"):
+        with contextlib.suppress(OSError):
+            inodes.add(os.readlink(descriptor))
+    ports = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in (_PROC / "net" / table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == _LISTENING and f"socket:[{fields[9]}]" in inodes:
+                    ports.add(int(fields[1].rpartition(":")[2], 16))
+    return ports
+
+
+@dataclass(frozen=True)
+class Before:
+    """The threads and ports that this process had before a pipeline ran."""
+
+    threads: frozenset[int]
+    ports: frozenset[int]
+
+    @classmethod
+    def now(cls) -> Before:
+        """Returns the threads and ports of this moment."""
+        idents = frozenset(
+            thread.ident for thread in threading.enumerate() if thread.ident is not None
+        )
+        return cls(idents, frozenset(listening_ports()))
+
+    def left_by(self, pipeline: str, more: Callable[[], Sequence[str]], wait: float) -> list[str]:
+        """Returns what was not there before and is still there after ``wait`` seconds."""
+        deadline = time.monotonic() + wait
+        while (left := [*self._left(pipeline), *more()]) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return left
+
+    def _left(self, pipeline: str) -> list[str]:
+        threads = [thread for thread in threading.enumerate() if thread.ident not in self.threads]
+        return [
+            *(f"process {pid}: {_command(pid)}" for pid in processes_of(pipeline)),
+            *(f"thread {thread.name}" for thread in threads),
+            *(f"port {port} is listened on" for port in listening_ports() - self.ports),
+        ]
+
+
+def _command(pid: int) -> str:
+    try:
+        words = (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return "has just ended"
+    return b" ".join(words).decode("utf-8", "replace").strip()
+
 
 _GONE_WITHIN = 3.0
 STARTED_WITHIN = 30.0
