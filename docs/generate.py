@@ -45,8 +45,7 @@ from ebbflow.outcome import COUNTERS
 from ebbflow.runtime.run_options import RunOptions
 from ebbflow.runtime.run_report import Summary
 from ebbflow.schema import fields as kinds
-from ebbflow.schema.secret import SecretRef
-from ebbflow.schema.tls import Tls
+from ebbflow.schema.secret import SecretRef, Tls
 from ebbflow.spec import sections
 from ebbflow.spec.findings import CODES
 from ebbflow.spec.kubernetes import MONOVERTEX_NO_EFFECT, NO_EFFECT

@@ -9,8 +9,7 @@ import pytest
 
 import ebbflow
 from ebbflow import errors
-from ebbflow.errors import EbbflowError
-from ebbflow.problem import Problem
+from ebbflow.errors import EbbflowError, Problem
 
 PUBLISH = ("ebb.p.v", 3, 1.5, "quiet")
 SAMPLES: dict[str, tuple] = {

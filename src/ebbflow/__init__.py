@@ -47,6 +47,7 @@ from ebbflow.errors import (
     EngineLost,
     JetStreamUnavailable,
     MessageTooLarge,
+    Problem,
     SetupError,
     SourceError,
     SpecError,
@@ -58,7 +59,6 @@ from ebbflow.monovertex import MonoVertex
 from ebbflow.nacks import Nack, NackOptions, nack
 from ebbflow.outcome import Counts
 from ebbflow.pipeline import Pipeline
-from ebbflow.problem import Problem
 from ebbflow.source import NackOffset, Source, SourceMessage
 from ebbflow.version import __version__
 

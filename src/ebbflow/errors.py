@@ -24,16 +24,16 @@
 
 Each keeps its facts as attributes, says what to do next and survives pickling, because
 errors travel from Spark's workers to the driver. ``Nack`` is not here: it is an answer,
-not an error (see ``nacks``).
+not an error (see ``nacks``). A ``Problem`` is what a ``SpecError`` carries.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ebbflow.acks import Ack
 from ebbflow.durations import Duration, milliseconds
-from ebbflow.problem import Problem
 
 
 class EbbflowError(Exception):
@@ -114,6 +114,26 @@ class EngineLost(EbbflowError):
             f"Spark's JVM died{often} ({self.how}). {self.next_step}. "
             "Nothing is lost: the next run goes on where this one ended."
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One line of ``ebbflow lint``. ``line`` and ``column`` count from 1.
+
+    A pipeline built in Python has no file: then ``file`` is empty and ``place`` says in words
+    where the problem is.
+    """
+
+    file: str
+    line: int
+    column: int
+    code: str
+    message: str
+    place: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}:{self.column}" if self.file else self.place
+        return f"{where}: {self.code} {self.message}"
 
 
 class SpecError(EbbflowError):

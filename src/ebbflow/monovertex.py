@@ -18,8 +18,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ebbflow.builder import Builder
-from ebbflow.errors import SpecError
-from ebbflow.problem import Problem
+from ebbflow.errors import Problem, SpecError
 from ebbflow.schema.literals import Code, Mode, OnFailure, TagOperator
 from ebbflow.spec import from_python as parts
 from ebbflow.spec.from_python import (

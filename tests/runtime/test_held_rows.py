@@ -28,7 +28,7 @@ from ebbflow.core.retry import RetryStrategy, call_with_retries
 from ebbflow.core.verdict import Verdict
 from ebbflow.durations import Backoff
 from ebbflow.outcome import DeadLetter, FellBack, Redeliver, Retry, Succeeded
-from ebbflow.runtime.held import settled_part, with_held
+from ebbflow.runtime.intake import settled_part, with_held
 from tests.core.sample_rows import decide, some, verdict_on
 
 BUSY = NackOptions(delay=5, reason="busy")

@@ -1,4 +1,4 @@
-"""Secrets in a spec: where they are, never what they are.
+"""Secrets in a spec: where they are, never what they are. The certificates for TLS are among them.
 
 A spec names a variable of the environment or a file. Both are read on the driver when a pipeline
 is started, and what was read is carried as a ``Secret``, which shows in no text.
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, StrictStr, model_validator
+from pydantic import Field, StrictBool, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
 from ebbflow.errors import SetupError
@@ -75,3 +75,40 @@ def _in_file(path: str, what: str) -> str:
     if not text:
         raise SetupError(f"{path} is empty.", f"It is to hold {what}.")
     return text
+
+
+class Tls(Section):
+    """All in PEM form. Without ``caCertSecret`` those are trusted that this machine trusts."""
+
+    insecure_skip_verify: StrictBool = Field(
+        default=False, description="only `false`: certificates are always checked"
+    )
+    ca_cert_secret: SecretRef | None = Field(
+        default=None,
+        description="the authorities to trust; left out, those that this machine trusts",
+    )
+    cert_secret: SecretRef | None = Field(default=None, description="the certificate")
+    key_secret: SecretRef | None = Field(default=None, description="its key")
+
+    @model_validator(mode="after")
+    def _can_be_relied_on(self) -> Tls:
+        if self.insecure_skip_verify:
+            raise PydanticCustomError(
+                "EB104",
+                "certificates are always checked; name that of the authority as caCertSecret "
+                "in place of insecureSkipVerify",
+            )
+        if (self.cert_secret is None) != (self.key_secret is None):
+            raise PydanticCustomError(
+                "EB104", "certSecret and keySecret belong together; give both or neither"
+            )
+        return self
+
+    def contents(self, where: str) -> dict[str, str]:
+        """Returns what the files hold, of those that are given: ``ca``, ``cert``, ``key``."""
+        named = {"ca": self.ca_cert_secret, "cert": self.cert_secret, "key": self.key_secret}
+        return {
+            name: secret.read(f"the {name} for TLS of {where}").reveal()
+            for name, secret in named.items()
+            if secret is not None
+        }

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from ebbflow.problem import Problem
+from ebbflow.errors import Problem
 from ebbflow.spec.findings import FieldPath, Finding
 
 _TAG = "tag:yaml.org,2002:"

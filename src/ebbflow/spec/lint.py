@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ebbflow.errors import SpecError
-from ebbflow.problem import Problem
+from ebbflow.errors import Problem, SpecError
 from ebbflow.schema.fields import shown
 from ebbflow.spec.document import read
 from ebbflow.spec.findings import FieldPath, Finding

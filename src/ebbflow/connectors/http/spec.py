@@ -23,8 +23,7 @@ from ebbflow.connectors.section import SinkSection, SourceSection, require_extra
 from ebbflow.errors import SetupError
 from ebbflow.schema import fields
 from ebbflow.schema.fields import Section, shown
-from ebbflow.schema.secret import SecretRef
-from ebbflow.schema.tls import Tls
+from ebbflow.schema.secret import SecretRef, Tls
 from ebbflow.secret import Secret
 
 if TYPE_CHECKING:

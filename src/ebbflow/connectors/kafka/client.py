@@ -21,7 +21,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from ebbflow.connectors.kafka.settings import KafkaAccess
+from ebbflow.connectors.kafka.settings import KafkaAccess, KafkaSourceSettings
 from ebbflow.errors import SetupError
 
 _ANSWER_WITHIN = 10.0
@@ -42,6 +42,21 @@ _MISSING = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPI
 _FORBIDDEN = frozenset(
     {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED}
 )
+
+CLASSIC: dict[str, Any] = {
+    "partition.assignment.strategy": "cooperative-sticky",
+    # A member that was killed is missed after this time, and its partitions go to others.
+    "session.timeout.ms": 10_000,
+    "heartbeat.interval.ms": 1_000,
+}
+"""Settings of the classic group protocol; of the newer one, brokers decide."""
+
+FIXED: dict[str, Any] = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+}
+"""Settings that the promises of the source rest on."""
 
 # What librdkafka would print is told by its errors as well, where a person sees them.
 _silent = logging.getLogger("ebbflow.kafka")
@@ -82,6 +97,14 @@ class Complaints:
 def describe(error: KafkaError) -> str:
     """Returns an error on one line, by its name and what it says."""
     return " ".join(f"{error.name()}: {error.str()}".split())
+
+
+def consumer_settings(settings: KafkaSourceSettings) -> dict[str, Any]:
+    """Returns all settings of the consumer, in librdkafka's words."""
+    defaults: dict[str, Any] = {"auto.offset.reset": "earliest"}
+    if dict(settings.access.config).get("group.protocol") != "consumer":
+        defaults |= CLASSIC
+    return settings.access.settings(defaults, FIXED | {"group.id": settings.group})
 
 
 def make_client(kind: type[Any], settings: dict[str, Any], complaints: Complaints) -> Any:

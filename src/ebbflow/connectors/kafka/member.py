@@ -21,6 +21,7 @@ from ebbflow.connectors.kafka.client import (
     Complaints,
     Lookup,
     Partition,
+    consumer_settings,
     describe,
     find_topics,
     make_client,
@@ -62,29 +63,6 @@ _REPLACED = frozenset(
 """Errors that say that a partition is another member's already."""
 
 _AT_THE_END = frozenset({"latest", "largest", "end"})
-
-CLASSIC: dict[str, Any] = {
-    "partition.assignment.strategy": "cooperative-sticky",
-    # A member that was killed is missed after this time, and its partitions go to others.
-    "session.timeout.ms": 10_000,
-    "heartbeat.interval.ms": 1_000,
-}
-"""Settings of the classic group protocol; of the newer one, brokers decide."""
-
-FIXED: dict[str, Any] = {
-    "enable.auto.commit": False,
-    "enable.auto.offset.store": False,
-    "enable.partition.eof": True,
-}
-"""Settings that the promises of this module rest on."""
-
-
-def consumer_settings(settings: KafkaSourceSettings) -> dict[str, Any]:
-    """Returns all settings of the consumer, in librdkafka's words."""
-    defaults: dict[str, Any] = {"auto.offset.reset": "earliest"}
-    if dict(settings.access.config).get("group.protocol") != "consumer":
-        defaults |= CLASSIC
-    return settings.access.settings(defaults, FIXED | {"group.id": settings.group})
 
 
 class Member:

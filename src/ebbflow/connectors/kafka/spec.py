@@ -25,8 +25,7 @@ from ebbflow.connectors.kafka.settings import (
 from ebbflow.connectors.plans import Pulled, UserSink
 from ebbflow.connectors.section import SinkSection, SourceSection, require_extra
 from ebbflow.schema.fields import Section, shown
-from ebbflow.schema.secret import SecretRef
-from ebbflow.schema.tls import Tls
+from ebbflow.schema.secret import SecretRef, Tls
 from ebbflow.secret import Secret
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -206,8 +205,7 @@ class KafkaSourceSpec(KafkaSection, SourceSection):
         require_extra("Kafka", "kafka", "confluent_kafka")
         from confluent_kafka import Consumer
 
-        from ebbflow.connectors.kafka.client import Complaints, make_client
-        from ebbflow.connectors.kafka.member import consumer_settings
+        from ebbflow.connectors.kafka.client import Complaints, consumer_settings, make_client
         from ebbflow.connectors.kafka.source import KafkaSource
 
         group = self.consumer_group or "-".join(dict.fromkeys((pipeline, vertex)))

@@ -14,8 +14,7 @@ from ebbflow.connectors.section import SinkSection, SourceSection
 from ebbflow.errors import SetupError
 from ebbflow.schema import fields
 from ebbflow.schema.fields import Section, shown
-from ebbflow.schema.secret import SecretRef
-from ebbflow.schema.tls import Tls
+from ebbflow.schema.secret import SecretRef, Tls
 
 if TYPE_CHECKING:
     from ebbflow.buffers.feed import FeedPlan
