@@ -9,7 +9,7 @@ stays only to pass signals on. First messages arrive more than a second earlier.
 machine only, and only where processes can be watched (Linux); if anything goes wrong, the daemon
 loads everything itself.
 
-A worker's connection to Spark is its own: see ``runtime.descriptors``.
+A worker's connection to Spark is its own: see ``core.lifeline``.
 """
 
 from __future__ import annotations
