@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 TagOperator = Literal["and", "or", "not"]
+"""A message matches if it has all, any or none of the tags."""
 
 
 @dataclass(frozen=True, slots=True)

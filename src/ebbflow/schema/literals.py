@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
+from ebbflow.core.routing import TagOperator as TagOperator
+
 Code = str | Callable[..., Any]
 """User code: the function or class itself, or ``"module:attribute"``."""
-
-TagOperator = Literal["and", "or", "not"]
-"""A message matches if it has all, any or none of the tags."""
 
 OnFull = Literal["retryUntilSuccess", "discardLatest"]
 """What happens to a message when the buffer it is to go to is full: it waits, or is dropped."""

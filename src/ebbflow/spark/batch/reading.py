@@ -1,4 +1,4 @@
-"""FrameRange the frames of a batch on a worker: exactly the rows between two marks.
+"""Reads the frames of a batch on a worker: exactly the rows between two marks.
 
 A batch is planned on the driver as marks in the streams of a partition. Whoever reads it, and
 however often, gets the same rows in the same order, or an error. Nothing is read ahead and nothing
