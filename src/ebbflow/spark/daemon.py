@@ -25,6 +25,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +37,8 @@ _OBJECTS = 100_000
 _SOCKET = "EBBFLOW_LOADED_AHEAD"
 _PRELOAD = "--preload"
 _LOOK_EVERY = 1.0
+# Loading everything anew takes longer than this.
+_LISTENING = 2.0
 _HANDED = (0, 1, 2)
 _LARGEST = 2**20
 
@@ -116,12 +119,25 @@ def _ask_preloaded() -> int | None:
         return None
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-            connection.connect(address)
+            _connect(connection, address)
             state = {"argv": sys.argv, "path": sys.path, "env": {**os.environ}, "cwd": os.getcwd()}
             socket.send_fds(connection, [json.dumps(state).encode()], _HANDED)
             return int(connection.recv(16))
     except (OSError, ValueError):
         return None
+
+
+def _connect(connection: socket.socket, address: str) -> None:
+    """Connects to the preloaded process, which on a busy machine may be about to listen."""
+    deadline = time.monotonic() + _LISTENING
+    while True:
+        try:
+            connection.connect(address)
+            return
+        except FileNotFoundError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
 
 
 def _terminate(pid: int) -> None:

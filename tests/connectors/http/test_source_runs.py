@@ -110,7 +110,7 @@ def test_a_port_that_is_taken_ends_the_run_before_it_begins(run, tmp_path):
 def test_it_runs_with_the_permissions_that_are_printed_for_it(port, store, journal, tmp_path):
     pipeline = Pipeline("test").source("in", http={"ports": {"http": port}}).sink("out", store)
     (tmp_path / "nats").mkdir()
-    (tmp_path / "nats" / "me.conf").write_text(permissions_of(pipeline.spec).config())
+    (tmp_path / "nats" / "me.conf").write_text(permissions_of(pipeline.spec).to_config())
     config = 'authorization { users: [ { user: "me", password: "m", include "me.conf" } ] }\n'
     with nats_server(tmp_path / "nats", config) as server:
         login = Login(user="me", password="m")
