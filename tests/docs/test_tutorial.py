@@ -16,6 +16,7 @@ TUTORIAL = next(page for page in PAGES if page.path.name == "tutorial.md")
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
     for block in TUTORIAL.blocks:
         if block.name is not None:
@@ -36,7 +37,7 @@ def printed(command: str, folder: Path) -> str:
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout
     return done.stdout

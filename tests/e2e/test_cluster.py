@@ -15,7 +15,8 @@ import psutil
 import pyspark
 import pytest
 
-pytestmark = pytest.mark.slow
+# Many JVMs are started, one after another.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 HOME = Path(pyspark.__file__).parent
 
@@ -101,8 +102,8 @@ def found(log: Path, pattern: str, start: int = 0) -> str:
 
 def test_a_pipeline_runs_on_a_cluster_with_the_modules_beside_its_spec(whole, cluster):
     whole.write({"messages": 2_000})
-    process = whole.start("--drain", "--timeout", "90s", "--master", cluster.url)
-    output, _ = process.communicate(timeout=150)
+    process = whole.start("--drain", "--timeout", "180s", "--master", cluster.url)
+    output, _ = process.communicate(timeout=280)
 
     assert process.returncode == 0, output
     assert whole.stored() == list(range(2_000))
@@ -121,14 +122,13 @@ def test_vertices_take_turns_where_there_are_fewer_slots_than_tasks(whole, clust
         "--master",
         cluster.url,
     )
-    output, _ = whole.start(*options).communicate(timeout=150)
+    output, _ = whole.start(*options).communicate(timeout=280)
 
     assert "3 tasks have only 2 slots" in output
     assert whole.stored() == list(range(500))
 
 
 @pytest.mark.guarantee("a-run-goes-on")
-@pytest.mark.timeout(600)  # many JVMs are started, one after another
 def test_a_lost_worker_is_told_and_vertices_take_turns_until_there_is_another(whole, cluster):
     """With epochs of ten minutes: those that are running end early, or some vertex would wait."""
     whole.write({"rpu": 100})
