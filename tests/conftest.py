@@ -17,7 +17,7 @@ from tests.connectors.kafka.fixture import kafka
 from tests.disk import small_disk
 from tests.nats.fixtures import authority, ensure, link, names
 from tests.nats.outside import outside
-from tests.spark.runs import another_journal, journal, run, server_letters
+from tests.spark.runs import another_journal, journal, run, server_letters, store
 
 __all__ = [
     "another_journal",
@@ -31,6 +31,7 @@ __all__ = [
     "run",
     "server_letters",
     "small_disk",
+    "store",
 ]
 
 # Failures can be repeated, and a busy machine makes no example fail.

@@ -6,9 +6,8 @@ import contextlib
 import json
 import signal
 import socket
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link
 from ebbflow.nats.login import Login
 from examples.cluster.nodes import Node, Nodes, Ports
+from tests.nats.outside import until
 
 # What a password may hold and a configuration or a URL may trip over.
 LOGIN = Login(user="tester", password="0$a b@c/d")
@@ -31,15 +31,6 @@ def free_ports() -> list[Ports]:
             probe.bind(("127.0.0.1", 0))
         found = [probe.getsockname()[1] for probe in probes]
     return [Ports(*found[start : start + 3]) for start in (0, 3, 6)]
-
-
-def until(condition: Callable[[], Any], seconds: float = 30) -> Any:
-    """Wait until something is so, and return it."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-    return found
 
 
 class Cluster(Nodes):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -14,16 +14,10 @@ from ebbflow.datasource import register
 from ebbflow.nats import api
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link
-from ebbflow.nats.locate import NATS_URL, open_link, start_embedded
+from ebbflow.nats.locate import NATS_URL
 from tests.nats.securing import address
 
 _numbers = count()
-
-
-@pytest.fixture(scope="session")
-def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Link]:
-    with start_embedded(tmp_path_factory.mktemp("state")) as server, open_link(server) as link:
-        yield link
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ebbflow import Pipeline
+from ebbflow import Datum, Pipeline, Response
 from ebbflow.core.dead_letter import Letter
 from ebbflow.deadletters import DeadLetters
 from ebbflow.nats.locate import open_link, start_embedded
@@ -81,3 +81,14 @@ def journal(tmp_path: Path) -> Journal:
 @pytest.fixture
 def another_journal(tmp_path: Path) -> Journal:
     return Journal(tmp_path / "another-journal")
+
+
+@pytest.fixture
+def store(journal: Journal) -> Callable[[list[Datum]], list[Response]]:
+    """A sink that writes the value of each message to the journal."""
+
+    def sink(data: list[Datum]) -> list[Response]:
+        journal.write(*(datum.value.decode() for datum in data))
+        return [Response.ok(datum.id) for datum in data]
+
+    return sink

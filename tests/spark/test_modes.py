@@ -26,15 +26,6 @@ def generated(count, **options):
     return Pipeline("test").source("in", generator={"messages": count} | options)
 
 
-@pytest.fixture
-def store(journal):
-    def sink(data):
-        journal.write(*(datum.value.decode() for datum in data))
-        return [Response.ok(datum.id) for datum in data]
-
-    return sink
-
-
 def test_a_batch_map_answers_by_id_and_nacks_only_what_it_wants(run, journal, store):
     def squares(data):
         assert len(data) <= 50

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from ebbflow import Message, Nack, Pipeline, Response
+from ebbflow import Message, Nack, Pipeline
 from ebbflow.runtime.run_report import Silent
 from tests.nats.outside import Outside, Stream, until
 
@@ -20,15 +20,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]
 @pytest.fixture
 def stream(outside: Outside) -> Stream:
     return outside.stream()
-
-
-@pytest.fixture
-def store(journal):
-    def sink(data):
-        journal.write(*(datum.value.decode() for datum in data))
-        return [Response.ok(datum.id) for datum in data]
-
-    return sink
 
 
 def reading(stream, **fields):

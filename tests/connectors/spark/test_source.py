@@ -38,15 +38,6 @@ def fill(folder, name, numbers):
     draft.rename(folder / f"{name}.json")
 
 
-@pytest.fixture
-def store(journal):
-    def sink(data):
-        journal.write(*(datum.value.decode() for datum in data))
-        return [Response.ok(datum.id) for datum in data]
-
-    return sink
-
-
 def json_in(folder, **fields):
     return {
         "format": "json",

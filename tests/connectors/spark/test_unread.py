@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ebbflow import Message, MonoVertex, Pipeline, Response
+from ebbflow import Message, MonoVertex, Pipeline
 from ebbflow.connectors.spark.rows import as_messages, open_table
 from ebbflow.connectors.spark.session import clone_session, leaving_active
 from ebbflow.connectors.spark.settings import Format, SparkSourceSettings
@@ -46,15 +46,6 @@ def read(spark, folder):
         return row.unread if "unread" in row else None
 
     return rows
-
-
-@pytest.fixture
-def store(journal):
-    def sink(data):
-        journal.write(*(datum.value.decode() for datum in data))
-        return [Response.ok(datum.id) for datum in data]
-
-    return sink
 
 
 def json_in(folder, **fields):

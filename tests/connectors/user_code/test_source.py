@@ -30,15 +30,6 @@ def is_running(pid):
         return False
 
 
-@pytest.fixture
-def store(journal):
-    def sink(data):
-        journal.write(*(datum.value.decode() for datum in data))
-        return [Response.ok(datum.id) for datum in data]
-
-    return sink
-
-
 @pytest.mark.guarantee("sources-are-acknowledged-last")
 def test_every_message_arrives_once_and_is_acknowledged_once(run, queue, store, journal):
     queue.fill(b"%d" % n for n in range(3_000))
