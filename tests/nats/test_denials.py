@@ -318,4 +318,4 @@ def test_nothing_is_kept_of_requests_that_are_over(server):
             "PermanentPublishError"
         ] * 20
         assert link.client._listeners == {}
-        assert link.client._answers == link.client._answers._subjects == {}
+        assert link.client._requests._waiting == link.client._requests._volleys == {}

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 import pytest
 
 from ebbflow.nats.pull import Deliveries, PullConsumer, PullStatus, Word
+from ebbflow.nats.wire import Parcel
 
 
 @dataclass
@@ -18,7 +21,7 @@ class Message:
     subject: str
     reply: str = ""
     data: bytes = b""
-    headers: dict[str, str] | None = None
+    headers: bytes = b""
 
 
 class Subscription:
@@ -38,8 +41,8 @@ class Server:
     def new_inbox(self) -> str:
         return "inbox"
 
-    async def subscribe(self, subject: str, cb: Any, **_: Any) -> Subscription:
-        self.listener = cb
+    async def listen(self, subject: str, take: Any) -> Subscription:
+        self.listener = take
         return Subscription()
 
     async def publish(self, subject: str, payload: bytes, reply: str) -> None:
@@ -50,13 +53,33 @@ class Server:
         yield
 
     async def deliver(self, *numbers: int, first: str = "$JS.ACK.s.c.1") -> None:
-        for number in numbers:
-            reply = f"{first}.{number + 100}.{number}.{number * 1_000_000}.{9 - number}"
-            await self.listener(Message("a.b", reply, b"%d" % number))
+        self.listener(
+            parcel(
+                Message(
+                    "a.b",
+                    f"{first}.{number + 100}.{number}.{number * 1_000_000}.{9 - number}",
+                    b"%d" % number,
+                )
+                for number in numbers
+            )
+        )
 
     async def say(self, code: str, text: str, request: int = 1, **more: str) -> None:
-        headers = {"Status": code, "Description": text, **more}
-        await self.listener(Message(f"inbox.{request}", headers=headers))
+        lines = "".join(f"{name}: {value}\r\n" for name, value in more.items())
+        headers = f"NATS/1.0 {code} {text}\r\n{lines}\r\n".encode()
+        self.listener(parcel([Message(f"inbox.{request}", headers=headers)]))
+
+
+def parcel(messages: Iterable[Message]) -> Parcel:
+    """The messages as they come out of the parser."""
+    made, buffer = Parcel(b""), b""
+    for message in messages:
+        made.subjects.append(message.subject.encode())
+        made.replies.append(message.reply.encode())
+        edges = accumulate((len(message.headers), len(message.data)), initial=len(buffer))
+        made.edges += edges
+        buffer += message.headers + message.data
+    return replace(made, buffer=buffer)
 
 
 @dataclass
@@ -92,11 +115,8 @@ def test_a_burst_is_handed_on_as_one_batch_of_columns(reader):
 
     asyncio.run(play())
     first, second = reader.batches
-    assert (first.seqs, first.numbers, first.payloads) == (
-        [101, 102, 103],
-        [1, 2, 3],
-        [b"1", b"2", b"3"],
-    )
+    assert (first.seqs, first.numbers) == ([101, 102, 103], [1, 2, 3])
+    assert first.parcel.payloads().to_pylist() == [b"1", b"2", b"3"]
     assert first.nanos == [1_000_000, 2_000_000, 3_000_000]
     assert (first.pending, second.seqs) == (6, [104])
 
@@ -140,9 +160,8 @@ def test_a_consumer_that_processes_share_has_no_gaps(reader):
 def test_what_comes_after_the_end_is_not_taken(reader):
     async def play():
         pull = await reader.open()
-        await reader.server.deliver(1)
         await pull.close()
-        await asyncio.sleep(0)
+        await reader.server.deliver(1)
 
     asyncio.run(play())
     assert reader.batches == []
@@ -230,7 +249,7 @@ def test_a_fetch_goes_on_as_long_as_something_comes(reader):
 
 def test_messages_are_cut_by_sequence():
     message = [Message("a", f"$JS.ACK.s.c.1.{seq}.{seq}.0.0", b"") for seq in (3, 5, 8)]
-    batch = Deliveries.of(message)
+    batch = Deliveries.of(parcel(message))
     assert (batch.behind(5).seqs, batch.up_to(5).seqs) == ([8], [3, 5])
     assert batch.behind(2) is batch
     assert batch.up_to(8) is batch

@@ -54,7 +54,7 @@ class FrameReader(Inlet):
         self._link = link
         self._wake = wake
         self.origins: list[Origin] = []
-        self._queue: deque[tuple[int, bytes, Origin, str | None]] = deque()
+        self._queue: deque[tuple[int, memoryview, Origin, str | None]] = deque()
         self._head: tuple[int, pa.RecordBatch] | None = None
         self._head_origin: Origin = (None, None)
         self._stamp: Stamp | None = None
@@ -76,10 +76,11 @@ class FrameReader(Inlet):
 
     def _receive(self, deliveries: Deliveries) -> None:
         """Queues frames for the task; called on the link's loop."""
-        columns = deliveries.seqs, deliveries.payloads, deliveries.headers
-        for seq, payload, headers in zip(*columns, strict=True):
-            facts = headers or {}
-            self._queue.append((seq, payload, _read_origin(facts), facts.get(MSG_ID)))
+        parcel = deliveries.parcel
+        for row, seq in enumerate(deliveries.seqs):
+            headers = parcel.headers(row) or {}
+            origin = _read_origin(headers)
+            self._queue.append((seq, parcel.view(row), origin, headers.get(MSG_ID)))
         self._wake.set()
 
     def _fail(self, error: EbbflowError) -> None:

@@ -90,8 +90,9 @@ async def _read_headers_after(
 
     One that comes due meanwhile is moved to the end, so it is met at its old place or there.
     """
-    consumer, read = LightConsumer(stream), Deliveries.of(())
-    pull = PullConsumer(client, stream, consumer.name, read.extend)
+    batches: list[Deliveries] = []
+    consumer = LightConsumer(stream)
+    pull = PullConsumer(client, stream, consumer.name, batches.append)
     await pull.open()
     try:
         facts = await consumer.make(client, "", after, _IDLE_CONSUMER, headers_only=True)
@@ -106,8 +107,9 @@ async def _read_headers_after(
                 raise JetStreamUnavailable(pull.subject, _ANSWER_WITHIN, status.word.value)
             if status.word is not Word.FULL:
                 break  # what was left is gone
-            left = read.pending
-        return [headers or {} for headers in read.headers]
+            left = batches[-1].pending
+        parcels = [batch.parcel for batch in batches]
+        return [parcel.headers(row) or {} for parcel in parcels for row in range(len(parcel))]
     finally:
         await pull.close()
         await consumer.forget(client)

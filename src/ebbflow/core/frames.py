@@ -58,10 +58,10 @@ def encode(batch: pa.RecordBatch) -> bytes:
     return b"".join((_MAGIC, sink.getvalue()[len(_SCHEMA) : -_END_BYTES]))
 
 
-def decode(payload: bytes) -> pa.RecordBatch:
+def decode(payload: bytes | memoryview) -> pa.RecordBatch:
     """Returns the batch of an encoded frame; ``ValueError`` if it is no frame of this version."""
     if payload[:8] != _MAGIC:
-        raise ValueError(f"not an Ebbflow frame of version 1: starts with {payload[:8]!r}")
+        raise ValueError(f"not an Ebbflow frame of version 1: starts with {bytes(payload[:8])!r}")
     try:
         if len(payload) <= _WORTH_COMPRESSING:
             return pa.ipc.read_record_batch(pa.py_buffer(payload).slice(8), SCHEMA)

@@ -37,7 +37,6 @@ _READ_ARROW = pa.schema(
     ]
 )
 WRITTEN = ("data", "subject", "headers", "msg_id")
-_NANOS_PER_MICRO = 1_000
 
 
 def check_read(schema: StructType) -> None:
@@ -53,14 +52,16 @@ def check_read(schema: StructType) -> None:
 
 def to_batch(messages: Deliveries) -> pa.RecordBatch:
     """Returns messages as Spark takes them."""
-    times = [nanos // _NANOS_PER_MICRO for nanos in messages.nanos]
-    headers = [list((header or {}).items()) for header in messages.headers]
+    parcel = messages.parcel
+    headers: list[list[tuple[str, str]]] = [[]] * len(parcel)
+    for row in parcel.rows_with_headers():
+        headers[row] = list((parcel.headers(row) or {}).items())
     arrays = [
-        pa.array(messages.subjects, pa.string()),
+        pa.array(parcel.subjects, pa.binary()).cast(pa.string()),
         pa.array(messages.seqs, pa.int64()),
-        pa.array(times, _READ_ARROW.field("time").type),
+        messages.times(),
         pa.array(headers, _READ_ARROW.field("headers").type),
-        pa.array(messages.payloads, pa.binary()),
+        parcel.payloads(),
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=_READ_ARROW)
 

@@ -24,6 +24,7 @@ from ebbflow.errors import AccessError, DataSourceError
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link
 from ebbflow.nats.pull import Deliveries, LightConsumer, PullConsumer, PullRequest, Word
+from ebbflow.nats.wire import Parcel
 
 _BLOCK_BYTES = 8 * 1024 * 1024
 # A request may bring messages from behind the range: the first ones ask for few.
@@ -31,6 +32,7 @@ _FIRST_BLOCK, _LARGEST_BLOCK = 1_000, 16_000
 # A replica that lags is looked at again so often before another one may be chosen.
 _LAG, _LOOKS = 0.05, 20
 _SILENCE = 3.0
+NOTHING = Deliveries(Parcel(b""), [], [], [])
 _GOES_ON = (Word.DRY, Word.FULL, Word.TOO_LARGE)
 """The words after which the same consumer is asked again; after any other it is given up."""
 
@@ -61,7 +63,7 @@ class RangeReader:
         self._seen = wanted.after
         self._consumer: LightConsumer | None = None
         self._pull: PullConsumer | None = None
-        self._block = Deliveries.of(())
+        self._blocks: list[Deliveries] = []
         self._most = _FIRST_BLOCK
         self._size = _BLOCK_BYTES
 
@@ -98,19 +100,20 @@ class RangeReader:
                 if looks % _LOOKS == 0:
                     await self.close()
                 await asyncio.sleep(_LAG)
-        return Deliveries.of(())
+        return NOTHING
 
     async def _fetch(self) -> tuple[Deliveries, Word]:
         """Returns what one request brings, and why it is not more."""
         most = min(self._most, self._wanted.until - self._seen)
         self._most = min(2 * self._most, _LARGEST_BLOCK)
         pull = self._pull or await self._open_pull()
-        self._block = block = Deliveries.of(())
+        self._blocks.clear()
         try:
             request = PullRequest(batch=most, max_bytes=self._size, no_wait=True)
             status = await pull.fetch(request, silence=_SILENCE)
         except AccessError as error:
             raise DataSourceError(error.what, PERMISSIONS) from None
+        block = Deliveries.join(self._blocks) if self._blocks else NOTHING
         if status.word not in _GOES_ON:
             await self.close()
         if status.word is Word.TOO_LARGE and not block:
@@ -125,7 +128,7 @@ class RangeReader:
             self._client,
             self._wanted.stream,
             self._consumer.name,
-            lambda deliveries: self._block.extend(deliveries.behind(behind)),
+            lambda deliveries: self._blocks.append(deliveries.behind(behind)),
         )
         await self._pull.open()
         return self._pull

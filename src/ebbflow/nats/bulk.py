@@ -1,22 +1,64 @@
 """Publishing many messages with a bounded number of them on their way.
 
-Messages are first sent in the order given. After the first that fails no more are sent; those on
-their way are waited for, so that it is known of each message whether it is stored.
+Messages are sent first in the order in which they are given, many in one buffer, and most are
+confirmed at once. What is not goes on by itself, message by message, with the same id and by the
+rules of ``publish``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from ebbflow.acks import Ack
 from ebbflow.errors import PublishError
+from ebbflow.nats.client import SecuredClient
+from ebbflow.nats.publish import PublishRetry, Sending
+from ebbflow.nats.requests import Answer
+from ebbflow.nats.wire import Publishes, read_headers
 
 T = TypeVar("T")
 WINDOW = 256
+_STORED, _REFUSED = b'{"stream":', b'"error"'
+_BY_THEMSELVES = 500
+
+
+async def publish_all(
+    client: SecuredClient, rows: Publishes, retry: PublishRetry
+) -> dict[int, PublishError]:
+    """Publishes all rows; returns those that are not confirmed, each with the reason.
+
+    Each row is on its own: others go on when one fails.
+    """
+    began = time.monotonic()
+    answers: list[Answer] = [None] * len(rows)
+    if was_sent := client.is_connected:
+        silence = min(retry.attempt_timeout, retry.ack_wait)
+        answers = await client.request_all(rows, silence)
+    gate = asyncio.Semaphore(_BY_THEMSELVES)
+    failures: dict[int, PublishError] = {}
+
+    async def go_on(row: int) -> None:
+        async with gate:
+            subject, headers = rows.subjects[row].decode(), read_headers(rows.headers[row])
+            sending = Sending(client, subject, rows.payloads[row], headers, retry, began=began)
+            try:
+                await (sending.go_on(answers[row]) if was_sent else sending.confirm())
+            except PublishError as error:
+                failures[row] = error
+
+    left = [row for row, answer in enumerate(answers) if not _is_stored(answer)]
+    await asyncio.gather(*map(go_on, left))
+    return failures
+
+
+def _is_stored(answer: Answer) -> bool:
+    """Returns ``True`` for a confirmation as servers write it; any other answer is read in full."""
+    return isinstance(answer, bytes) and answer.startswith(_STORED) and _REFUSED not in answer
 
 
 def check_window(window: object) -> None:

@@ -118,8 +118,8 @@ class Follower:
             # Only what was handed on counts as seen: a new consumer begins right behind it.
             self._take(new)
             self._seen = new.seqs[-1]
-            for payload in new.payloads:
-                self._size += (len(payload) - self._size) / 16
+            for size in new.parcel.sizes():
+                self._size += (size - self._size) / 16
         self.ask()
 
     def _hear(self, status: PullStatus) -> None:

@@ -32,6 +32,7 @@ from ebbflow.errors import (
     PublishError,
     PublishTimeout,
 )
+from ebbflow.nats.requests import NO_RESPONDERS, Answer
 
 E = TypeVar("E", bound=PublishError)
 
@@ -114,8 +115,9 @@ class Sending:
         retry: PublishRetry,
         clock: Callable[[], float] = time.monotonic,
         tally: Tally | None = None,
+        began: float | None = None,
     ) -> None:
-        check_size(client, payload, headers)
+        check_size(client.max_payload, payload, headers)
         self._client = client
         self._subject = subject
         self._payload = payload
@@ -123,7 +125,7 @@ class Sending:
         self._retry = retry
         self._clock = clock
         self._tally = tally or Tally()
-        self._start = clock()
+        self._start = clock() if began is None else began
         self._sent = 0
         self._uncounted = 0
         self._seen: Counter[str] = Counter()
@@ -132,27 +134,47 @@ class Sending:
         """Sends it, as often as it takes and may take, and returns the confirmation."""
         while True:
             await self._wait_for_connection()
-            self._sent += 1
-            self._tally.attempts += 1
-            try:
-                answer = await self._client.request(
-                    self._subject, self._payload, self._timeout, headers=self._headers
-                )
-            except nats.errors.NoRespondersError:
-                self._seen["found no stream"] += 1
-                self._tally.no_responders += 1
-                await self._pause(NoStreamResponse)
-            except _SILENCE:
-                self._seen[_UNANSWERED] += 1
-                self._tally.unanswered += 1
-            except AccessError as error:
-                raise self._explain_denial(error) from None
-            except _CLOSED as error:
-                raise self.explain(PublishError, "the connection is closed") from error
-            else:
-                ack = await self._judge(_parse(answer.data))
-                if ack is not None:
-                    return ack
+            self._count()
+            ack = await self._hear(await self._send())
+            if ack is not None:
+                return ack
+
+    async def go_on(self, answer: Answer) -> Ack:
+        """Goes on behind a first attempt, which was sent with others and got this answer."""
+        self._count()
+        return await self._hear(answer) or await self.confirm()
+
+    def _count(self) -> None:
+        self._sent += 1
+        self._tally.attempts += 1
+
+    async def _send(self) -> Answer:
+        try:
+            answer = await self._client.request(
+                self._subject, self._payload, self._timeout, headers=self._headers
+            )
+            return answer.data
+        except nats.errors.NoRespondersError:
+            return NO_RESPONDERS
+        except _SILENCE:
+            return None
+        except AccessError as error:
+            raise self._explain_denial(error) from None
+        except _CLOSED as error:
+            raise self.explain(PublishError, "the connection is closed") from error
+
+    async def _hear(self, answer: Answer) -> Ack | None:
+        """Returns the confirmation; none when the message is to be sent again."""
+        if answer is None:
+            self._seen[_UNANSWERED] += 1
+            self._tally.unanswered += 1
+            return None
+        if answer == NO_RESPONDERS:
+            self._seen["found no stream"] += 1
+            self._tally.no_responders += 1
+            await self._pause(NoStreamResponse)
+            return None
+        return await self._judge(_parse(answer) if isinstance(answer, bytes) else {})
 
     def explain(self, kind: type[E], text: str = "") -> E:
         """Returns the error that ends the attempts; it says if one of them may have stored it."""
@@ -301,14 +323,14 @@ async def publish_when_room(
         await asyncio.sleep(retry.wait)
 
 
-def check_size(client: Client, payload: bytes, headers: Mapping[str, str]) -> None:
+def check_size(largest: int, payload: bytes, headers: Mapping[str, str]) -> None:
     """Refuses a message over the limit: with one the server ends the connection, for all its users.
 
     ``MessageTooLarge`` says by how much.
     """
     size = len(payload) + _header_size(headers)
-    if size > client.max_payload:
-        raise MessageTooLarge(size, client.max_payload)
+    if size > largest:
+        raise MessageTooLarge(size, largest)
 
 
 def _header_size(headers: Mapping[str, str]) -> int:

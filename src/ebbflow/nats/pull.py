@@ -18,15 +18,18 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from enum import Enum
 from typing import Any, Required, TypedDict
 
-from nats.aio.msg import Msg
+import pyarrow as pa
+import pyarrow.compute as pc
 from nats.aio.subscription import Subscription
+from pyarrow import csv
 
 from ebbflow.nats import api
 from ebbflow.nats.client import SecuredClient
+from ebbflow.nats.wire import Parcel
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 NANOS = 1_000_000_000
@@ -35,8 +38,12 @@ NANOS = 1_000_000_000
 # A consumer is put on any server. One that was lost just now may still be chosen, and does not
 # answer: another attempt chooses again.
 _CREATE = 1.5
-_DELIVERED = "$JS.ACK."
+_DELIVERED = b"$JS.ACK."
 _TOKENS = 9
+# A table costs more to set up than a few messages to read.
+_FEW = 50
+_TABLE = 64 * 1024 * 1024
+STORED_AT = pa.timestamp("us", tz="UTC")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +86,10 @@ class LightConsumer:
         await client.publish(f"$JS.API.CONSUMER.DELETE.{self.stream}.{self.name}", b"")
 
 
+Facts = tuple[list[int], list[int], list[int]]
+"""Sequence, number and time of messages."""
+
+
 @dataclass(frozen=True, slots=True)
 class Deliveries:
     """A batch of delivered messages as columns, in the order of their delivery.
@@ -87,29 +98,26 @@ class Deliveries:
     since 1970. An answer to a message, such as its acknowledgement, goes to its reply subject.
     """
 
-    subjects: list[str]
-    replies: list[str]
-    headers: list[dict[str, str] | None]
-    payloads: list[bytes]
+    parcel: Parcel
     seqs: list[int]
     numbers: list[int]
     nanos: list[int]
 
     @classmethod
-    def of(cls, messages: Sequence[Msg]) -> Deliveries:
+    def of(cls, parcel: Parcel) -> Deliveries:
         """Reads sequence, number and time from the reply subjects of messages of one consumer."""
-        # $JS.ACK.stream.consumer.deliveries.seq.number.time.pending, or longer with a domain.
-        tokens = [message.reply.split(".") for message in messages]
-        first = 5 if tokens and len(tokens[0]) == _TOKENS else 7
-        return cls(
-            [message.subject for message in messages],
-            [message.reply for message in messages],
-            [message.headers for message in messages],
-            [message.data for message in messages],
-            [int(parts[first]) for parts in tokens],
-            [int(parts[first + 1]) for parts in tokens],
-            [int(parts[first + 2]) for parts in tokens],
-        )
+        return cls(parcel, *(_read_many if len(parcel) > _FEW else _read_few)(parcel.replies))
+
+    @classmethod
+    def join(cls, batches: Sequence[Deliveries]) -> Deliveries:
+        """Returns several batches, one behind the other, as one."""
+        if len(batches) == 1:
+            return batches[0]
+        columns: Facts = [], [], []
+        for batch in batches:
+            for column, more in zip(columns, (batch.seqs, batch.numbers, batch.nanos), strict=True):
+                column.extend(more)
+        return cls(Parcel.join([batch.parcel for batch in batches]), *columns)
 
     def __len__(self) -> int:
         return len(self.seqs)
@@ -128,21 +136,60 @@ class Deliveries:
         return self if end == len(self) else self._cut(0, end)
 
     def _cut(self, first: int, end: int) -> Deliveries:
-        return Deliveries(*(getattr(self, name)[first:end] for name in self.__slots__))
+        columns = (column[first:end] for column in (self.seqs, self.numbers, self.nanos))
+        return Deliveries(self.parcel.cut(first, end), *columns)
 
-    def extend(self, more: Deliveries) -> None:
-        """Adds the messages of a later batch."""
-        for name in self.__slots__:
-            getattr(self, name).extend(getattr(more, name))
+    def split(self, first: int) -> tuple[Deliveries, Deliveries | None]:
+        """Returns the first messages, and the others if there are any."""
+        if first >= len(self):
+            return self, None
+        return self._cut(0, first), self._cut(first, len(self))
 
-    def stored_at(self, row: int) -> datetime:
-        """Returns when the message in a row was stored."""
-        return EPOCH + timedelta(microseconds=self.nanos[row] // 1000)
+    def pick(self, rows: Sequence[int]) -> Deliveries:
+        """Returns the messages in some rows."""
+        columns = ([column[n] for n in rows] for column in (self.seqs, self.numbers, self.nanos))
+        return Deliveries(self.parcel.pick(rows), *columns)
+
+    def times(self) -> pa.TimestampArray:
+        """Returns when the messages were stored, as a column."""
+        return pc.divide(pa.array(self.nanos, pa.int64()), 1000).cast(STORED_AT)
 
     @property
     def pending(self) -> int:
         """The number of messages that the consumer had left when it delivered the last one."""
-        return int(self.replies[-1].rpartition(".")[2])
+        return int(self.parcel.replies[-1].rpartition(b".")[2])
+
+
+def has_domain(reply: bytes) -> bool:
+    """Returns whether the server that delivered with this reply subject is of a domain."""
+    # $JS.ACK.stream.consumer.deliveries.seq.number.time.pending, or longer with a domain.
+    return reply.count(b".") + 1 != _TOKENS
+
+
+def _first_token(reply: bytes) -> int:
+    return 7 if has_domain(reply) else 5
+
+
+def _read_few(replies: Sequence[bytes]) -> Facts:
+    tokens = [reply.split(b".") for reply in replies]
+    first = _first_token(replies[0]) if replies else 0
+    seqs, numbers, nanos = ([int(parts[first + n]) for parts in tokens] for n in range(3))
+    return seqs, numbers, nanos
+
+
+def _read_many(replies: Sequence[bytes]) -> Facts:
+    """Reads them as what they are, a table with dots between its columns."""
+    first = _first_token(replies[0])
+    names = [str(number) for number in range(replies[0].count(b".") + 1)]
+    wanted = names[first : first + 3]
+    table = csv.read_csv(
+        pa.BufferReader(b"\n".join(replies)),
+        csv.ReadOptions(use_threads=False, column_names=names, block_size=_TABLE),
+        csv.ParseOptions(delimiter=".", quote_char=False),
+        csv.ConvertOptions(include_columns=wanted, column_types=dict.fromkeys(wanted, pa.int64())),
+    )
+    seqs, numbers, nanos = (table.column(name).to_pylist() for name in wanted)
+    return seqs, numbers, nanos
 
 
 class Word(Enum):
@@ -243,7 +290,6 @@ class PullConsumer:
         self._in_step = in_step
         self._inbox = client.new_inbox()
         self._subscription: Subscription | None = None
-        self._batch: list[Msg] = []
         self._is_over = False
         self._requests = 0
         self._missing = 0
@@ -251,9 +297,7 @@ class PullConsumer:
 
     async def open(self) -> None:
         """Listens for deliveries, before the first request."""
-        self._subscription = await self._client.subscribe(
-            f"{self._inbox}.*", cb=self._receive, pending_msgs_limit=-1, pending_bytes_limit=-1
-        )
+        self._subscription = await self._client.listen(f"{self._inbox}.*", self._receive)
 
     async def close(self) -> None:
         """Listens no more; what is still on its way is not taken."""
@@ -295,30 +339,29 @@ class PullConsumer:
             if heard == self.heard or time.monotonic() >= deadline:
                 return PullStatus(Word.SILENCE)
 
-    async def _receive(self, message: Msg) -> None:
-        self.heard += 1
-        if message.reply.startswith(_DELIVERED):
-            # A burst of messages is here at once: they are handed on together.
-            if not self._batch:
-                asyncio.get_running_loop().call_soon(self._hand_on)
-            self._batch.append(message)
-        else:
-            # In their order: a word is about the deliveries before it.
-            self._hand_on()
-            self._tell(PullStatus.of(message.headers or {}), message.subject)
+    def _receive(self, parcel: Parcel) -> None:
+        self.heard += len(parcel)
+        start = 0
+        for row, reply in enumerate(parcel.replies):
+            if not reply.startswith(_DELIVERED):
+                # In their order: a word is about the deliveries before it.
+                self._hand_on(parcel.cut(start, row))
+                word = PullStatus.of(parcel.headers(row) or {})
+                self._tell(word, parcel.subjects[row].decode())
+                start = row + 1
+        self._hand_on(parcel.cut(start, len(parcel)) if start else parcel)
 
-    def _hand_on(self) -> None:
-        messages, self._batch = self._batch, []
-        if not messages or self._is_over:
+    def _hand_on(self, parcel: Parcel) -> None:
+        if not parcel or self._is_over:
             return
-        deliveries = Deliveries.of(messages)
+        deliveries = Deliveries.of(parcel)
         if self._in_step and not self._follows(deliveries.numbers):
             # Of the whole batch nothing is taken: the next consumer delivers it again.
             self._is_over = True
             self._tell(PullStatus(Word.GAP))
             return
         self._take(deliveries)
-        self._missing -= len(messages)
+        self._missing -= len(parcel)
         if self._missing <= 0 and self._answer is not None and not self._answer.done():
             self._answer.set_result(PullStatus(Word.FULL))
 

@@ -14,20 +14,18 @@ most once more.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from itertools import count
-from typing import Any, Self
-
-from nats.aio.msg import Msg
+from typing import Any
 
 from ebbflow.errors import JetStreamUnavailable, SetupError
 from ebbflow.nats import api
 from ebbflow.nats.client import SecuredClient
-from ebbflow.nats.pull import EPOCH
+from ebbflow.nats.pull import EPOCH, has_domain
+from ebbflow.nats.requests import Answer
+from ebbflow.nats.wire import Publishes
 
 _NO_CONSUMER = 10014
 _EXISTS = frozenset({10013, 10148})
@@ -174,73 +172,50 @@ def _format(value: Any) -> str:
     return f"{value / _NANOS:g} s" if isinstance(value, int) and value >= 1_000_000 else str(value)
 
 
-WINDOW = 500
 # Long, for an answer may be late: a nack that is sent twice may have its message given twice.
 _SILENCE = 2.0
 _NOBODY = 0.1
 
 
-@dataclass(slots=True)
-class _Acknowledgement:
-    """An answer to a delivery, and when it is to be sent again."""
+async def confirm(
+    client: SecuredClient, subjects: Sequence[bytes], words: Sequence[bytes], within: float
+) -> None:
+    """Says words to the reply subjects of deliveries; returns when the server has confirmed all.
 
-    subject: str
-    word: bytes
-    due: float = 0.0
+    ``JetStreamUnavailable`` when that takes too long.
+    """
+    deadline = time.monotonic() + within
+    rows = Publishes(subjects, [b""] * len(subjects), words)
+    while rows:
+        if (left := deadline - time.monotonic()) <= 0:
+            problem = f"{len(rows)} are not confirmed, so their messages will come again"
+            raise JetStreamUnavailable("acknowledgements", within, problem)
+        answers: list[Answer] = [None] * len(rows)
+        if client.is_connected:  # while there is no connection, copies would pile up in the client
+            async with client.unless_denied(rows.subjects[0].decode()):
+                answers = await _ask(client, rows, min(_SILENCE, left))
+        rows = rows.pick([n for n, answer in enumerate(answers) if not isinstance(answer, bytes)])
+        if rows:
+            await asyncio.sleep(_NOBODY)  # nobody leads at the moment
 
 
-class Acks:
-    """Sends acknowledgements, one call at a time, on the client's loop."""
+async def _ask(client: SecuredClient, rows: Publishes, silence: float) -> list[Answer]:
+    """Sends the words; returns an answer for each that is confirmed."""
+    if not _keeps_order(client, rows.subjects[0]):
+        return await client.request_all(rows, silence)
+    connections, last = client.stats["reconnects"], len(rows) - 1
+    client.send(rows.pick(range(last)).encode_unanswered())
+    answers = await client.request_all(rows.pick([last]), silence)
+    if not isinstance(answers[0], bytes) or client.stats["reconnects"] != connections:
+        # What was said before the connection was lost may be lost, too.
+        return [None] * len(rows)
+    return answers * len(rows)
 
-    def __init__(self, client: SecuredClient) -> None:
-        self._client = client
-        self._inbox = client.new_inbox()
-        self._numbers = count()
-        self._open: dict[str, _Acknowledgement] = {}
-        self._confirmed = asyncio.Event()
 
-    @classmethod
-    async def open(cls, client: SecuredClient) -> Self:
-        """Listens for confirmations, and returns the acknowledgements ready to send."""
-        acks = cls(client)
-        await client.subscribe(
-            f"{acks._inbox}.*", cb=acks._receive, pending_msgs_limit=-1, pending_bytes_limit=-1
-        )
-        return acks
+def _keeps_order(client: SecuredClient, reply: bytes) -> bool:
+    """Returns whether the confirmation of a word shows that those before it have arrived.
 
-    async def confirm(self, answers: Sequence[tuple[str, bytes]], within: float) -> None:
-        """Returns when the server has confirmed all; each is a reply subject and what to say.
-
-        ``JetStreamUnavailable`` when that takes too long.
-        """
-        deadline = time.monotonic() + within
-        for start in range(0, len(answers), WINDOW):
-            part = [_Acknowledgement(*answer) for answer in answers[start : start + WINDOW]]
-            self._open = {f"{self._inbox}.{next(self._numbers)}": answer for answer in part}
-            self._confirmed.clear()
-            async with self._client.unless_denied(part[0].subject):
-                while self._open and time.monotonic() < deadline:
-                    await self._send_due()
-            if self._open:
-                left = len(self._open) + len(answers) - start - len(part)
-                problem = f"{left} are not confirmed, so their messages will come again"
-                raise JetStreamUnavailable("acknowledgements", within, problem)
-
-    async def _send_due(self) -> None:
-        """Sends what is to be sent now, and waits a moment for the confirmation of all."""
-        now = time.monotonic()
-        # While there is no connection, copies would pile up in the client.
-        due = [item for item in self._open.items() if item[1].due <= now]
-        for inbox, answer in due if self._client.is_connected else ():
-            answer.due = now + _SILENCE
-            await self._client.publish(answer.subject, answer.word, reply=inbox)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._confirmed.wait(), _NOBODY)
-
-    async def _receive(self, message: Msg) -> None:
-        if "Status" not in (message.headers or {}):
-            self._open.pop(message.subject, None)
-        elif answer := self._open.get(message.subject):
-            answer.due = time.monotonic() + _NOBODY  # nobody leads at the moment
-        if not self._open:
-            self._confirmed.set()
+    So it is where one server takes the words from this very connection, in their order. In a
+    cluster, or behind a leaf node, words may get lost between two servers while later ones arrive.
+    """
+    return client.is_on_a_single_server and not has_domain(reply)

@@ -5,15 +5,13 @@ Each message is answered for by itself. What the server refuses for good is a fa
 
 from __future__ import annotations
 
-import asyncio
-
 from ebbflow.connectors.nats.connection import outside_link, renew_link
 from ebbflow.connectors.nats.messages import PublishSettings
 from ebbflow.errors import MessageTooLarge, PermanentPublishError, PublishError, SetupError
 from ebbflow.message import Datum, Response
-from ebbflow.nats.publish import PublishRetry, publish
-
-_WINDOW = 500
+from ebbflow.nats.bulk import publish_all
+from ebbflow.nats.outgoing import Outgoing, to_publishes
+from ebbflow.nats.publish import PublishRetry, check_size
 
 
 class JetStreamSink:
@@ -41,26 +39,28 @@ class JetStreamSink:
         return self._link.run(self._publish(data))
 
     async def _publish(self, data: list[Datum]) -> list[Response]:
-        gate = asyncio.Semaphore(_WINDOW)
+        client = self._link.client
+        responses: dict[str, Response] = {}
+        messages: dict[str, Outgoing] = {}
+        for datum in data:
+            try:
+                messages[datum.id] = message = self._settings.message(datum)
+                check_size(client.max_payload, message.data, message.headers or {})
+            except (ValueError, MessageTooLarge) as error:
+                messages.pop(datum.id, None)
+                responses[datum.id] = Response.failure(datum.id, str(error))
+        failures = await publish_all(client, to_publishes(list(messages.values())), self._retry)
+        failed = dict(zip(messages, range(len(messages)), strict=True))
+        for datum in data:
+            if datum.id in responses:
+                continue
+            failure = failures.get(failed[datum.id])
+            responses[datum.id] = self._respond(datum, failure)
+        return [responses[datum.id] for datum in data]
 
-        async def one(datum: Datum) -> Response:
-            async with gate:
-                return await self._publish_one(datum)
-
-        return await asyncio.gather(*map(one, data))
-
-    async def _publish_one(self, datum: Datum) -> Response:
-        try:
-            message = self._settings.message(datum)
-            await publish(
-                self._link.client,
-                message.subject,
-                message.data,
-                message.headers,
-                retry=self._retry,
-            )
-        except (ValueError, MessageTooLarge, PermanentPublishError) as error:
+    def _respond(self, datum: Datum, error: PublishError | None) -> Response:
+        if error is None:
+            return Response.ok(datum.id)
+        if isinstance(error, PermanentPublishError):
             return Response.failure(datum.id, str(error))
-        except PublishError as error:
-            return self._settings.away(datum, str(error))
-        return Response.ok(datum.id)
+        return self._settings.away(datum, str(error))

@@ -5,29 +5,35 @@ the delay asked for, by JetStream's own means, so that NATS' tools show what is.
 repeated until the server has confirmed it. As long as a message is in hand the server is told so,
 well before it would give it to somebody else; what is still in hand at the end is given back.
 Several partitions are several processes on the same consumer.
+
+Messages arrive, are handed on and are acknowledged in bulk. The source asks ahead: while the vertex
+works, the next messages are on their way, and words of acknowledgement go their own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import json
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, ParamSpec, TypeVar
 
 import nats.errors
 
-from ebbflow.connectors.jetstream.durable import Acks, Durable
+from ebbflow.connectors.jetstream.durable import Durable, confirm
 from ebbflow.connectors.nats.connection import not_allowed, outside_link
 from ebbflow.connectors.nats.messages import read_headers
-from ebbflow.errors import AccessError, JetStreamUnavailable, SetupError
+from ebbflow.errors import AccessError, EbbflowError, JetStreamUnavailable, SetupError
 from ebbflow.nats import api
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.pull import NANOS, Deliveries, PullConsumer, PullRequest, PullStatus, Word
+from ebbflow.nats.wire import say_to_all
 from ebbflow.source import NackOffset, Source, SourceMessage
 
 P = ParamSpec("P")
@@ -38,9 +44,14 @@ _CONFIRM = 20.0
 _GRACE = 1.0
 _PAUSE = 0.1
 _LOOK = 2.0
-# In hand at once, and in one answer: the read-ahead of a vertex is counted in messages only.
+# A request ends after so long without a message, and is made again.
+_EXPIRES = 5.0
+# Asked for at once, and in hand at once: the read-ahead of a vertex is counted in messages only.
+_MANY, _AHEAD = 100, 4_000
 _MOST_BYTES = 128 * 1024 * 1024
 _ANSWER_BYTES = 16 * 1024 * 1024
+# Calls of ``ack`` and ``nack`` that may wait for the server before the next one waits for them.
+_UNCONFIRMED = 16
 _BOUNDS = {"batch": "max_batch", "expires": "max_expires", "max_bytes": "max_bytes"}
 """What a request asks for, and what a consumer calls the most that it may ask for."""
 
@@ -54,11 +65,12 @@ class JetStreamSettings:
 
 
 @dataclass(slots=True)
-class _InHand:
-    """A message that was delivered and not answered: where its answer goes, and its last sign."""
+class _Batch:
+    """Messages that arrived together: their bytes, how many are in hand, the last sign of them."""
 
-    reply: str
+    offsets: list[bytes]
     size: int
+    in_hand: int
     since: float
 
 
@@ -68,18 +80,24 @@ class JetStreamSource(Source):
     def __init__(self, settings: JetStreamSettings) -> None:
         self._server = settings.server
         self._durable = settings.durable
-        self._hand: dict[bytes, _InHand] = {}
-        self._bytes = 0
-        self._arrived: deque[SourceMessage] = deque()
-        self._connected = True
         self._is_open = False
+        self._failure: EbbflowError | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forgets what a lost consumer gave: the next one gives it again."""
+        self._hand: dict[bytes, tuple[bytes, _Batch]] = {}
+        self._batches: deque[_Batch] = deque()
+        self._arrived: deque[Deliveries] = deque()
+        self._unconfirmed: deque[concurrent.futures.Future[None]] = deque()
+        self._bytes = self._unread = self._wanted = 0
 
     # --- what a source is asked for ---------------------------------------------------------------
 
     def open(self) -> None:
         """Connects, and sees to the consumer."""
         self._link = outside_link(self._server, "jetstream source")
-        self._is_open, self._is_gone = True, False
+        self._is_open, self._is_gone, self._connected = True, False, True
         try:
             self._do(self._begin())
         except BaseException:
@@ -87,21 +105,39 @@ class JetStreamSource(Source):
             raise
 
     def read(self, limit: int, timeout: float) -> list[SourceMessage]:
-        """Returns what has arrived, or else what the consumer has, waiting for the first."""
-        return self._run(self._read, limit, timeout)
+        """Returns what has arrived, waiting for the first; raises why nothing can."""
+        self._raise_failure()
+        self._renew()
+        self._tell_connection()
+        # A reader that takes a few at a time may want to see what comes back before what is new.
+        self._wanted = max(_AHEAD, 2 * limit) if limit >= _MANY else limit
+        self._link.call_soon(self._room.set)
+        if not self._arrived:
+            self._do(self._wait_for_arrival(timeout))
+            self._raise_failure()
+        batches: list[Deliveries] = []
+        while self._arrived and limit > 0:
+            batch, rest = self._arrived.popleft().split(limit)
+            if rest:
+                self._arrived.appendleft(rest)
+            batches.append(batch)
+            limit -= len(batch)
+        self._unread -= sum(map(len, batches))
+        return [message for batch in batches for message in _to_messages(batch)]
 
     def ack(self, offsets: Sequence[bytes]) -> None:
-        """Acknowledges messages; the server has confirmed it when this returns."""
-        self._run(self._ack, offsets)
+        """Acknowledges messages; the word is repeated until the server has confirmed it."""
+        self._answer(offsets, [b"+ACK"] * len(offsets), at_once=False)
 
     def nack(self, nacks: Sequence[NackOffset]) -> None:
         """Nacks messages: the server gives each again when its delay is over."""
-        self._run(self._nack, nacks)
+        words = [_format_nak(nack.options.delay) for nack in nacks]
+        self._answer([nack.offset for nack in nacks], words, at_once=True)
 
     def pending(self) -> int | None:
-        """Returns how many messages the consumer has not delivered yet."""
+        """Returns how many messages nobody has read yet."""
         try:
-            return int(self._run(self._read_info)["num_pending"])
+            return int(self._run(self._read_info)["num_pending"]) + self._unread
         except JetStreamUnavailable:
             return None
 
@@ -118,19 +154,35 @@ class JetStreamSource(Source):
 
     def close(self) -> None:
         """Gives back what is in hand, so that it comes again at once and not after the ack wait."""
-        with contextlib.suppress(nats.errors.Error, SetupError):
+        with contextlib.suppress(nats.errors.Error, EbbflowError, TimeoutError):
+            self._wait_for_confirmations(0)
             self._run(self._end)
         self._shut()
 
     def _run(self, work: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **more: P.kwargs) -> T:
         """Does something on the link's loop; begins anew if connection or consumer are gone."""
+        self._renew()
+        return self._do(work(*args, **more))
+
+    def _renew(self) -> None:
         if self._is_open and self._is_gone:
             self._forget()
         if self._is_open and (self._is_gone or self._link.client.ended is not None):
             self._shut()
         if not self._is_open:
             self.open()
-        return self._do(work(*args, **more))
+
+    def _raise_failure(self) -> None:
+        # Before a lost consumer is made anew: somebody has to hear of it.
+        if self._failure is not None and not self._arrived:
+            failure, self._failure = self._failure, None
+            raise not_allowed(failure) if isinstance(failure, AccessError) else failure
+
+    def _tell_connection(self) -> None:
+        now = self._link.client.is_connected
+        if now != self._connected:
+            print(f"the connection to NATS at {self._server} is {'back' if now else 'lost'}")
+            self._connected = now
 
     def _do(self, coroutine: Coroutine[Any, Any, T]) -> T:
         try:
@@ -138,16 +190,23 @@ class JetStreamSource(Source):
         except AccessError as error:
             raise not_allowed(error) from None
 
-    def _forget(self) -> None:
-        """Forgets what the lost consumer gave: the next one gives it again."""
-        self._hand.clear()
-        self._arrived.clear()
-        self._bytes = 0
-
     def _shut(self) -> None:
         if self._is_open:
             self._is_open = False
             self._link.close()
+
+    def _answer(self, offsets: Sequence[bytes], words: Sequence[bytes], *, at_once: bool) -> None:
+        self._renew()
+        self._wait_for_confirmations(_UNCONFIRMED)
+        self._unconfirmed.append(self._link.submit(self._confirm(offsets, words, at_once)))
+
+    def _wait_for_confirmations(self, most: int) -> None:
+        """Waits for the oldest of them; raises what went wrong with any that is over."""
+        while self._unconfirmed and (len(self._unconfirmed) > most or self._unconfirmed[0].done()):
+            try:
+                self._unconfirmed.popleft().result(_CONFIRM + _GRACE)
+            except AccessError as error:
+                raise not_allowed(error) from None
 
     # --- on the link's loop -----------------------------------------------------------------------
 
@@ -161,13 +220,13 @@ class JetStreamSource(Source):
             )
         self._answer_bytes = max(_ANSWER_BYTES, 2 * client.max_payload)
         self._bounds = {ours: config.get(theirs) or sys.maxsize for ours, theirs in _BOUNDS.items()}
-        self._acks = await Acks.open(client)
         stream, name = self._durable.stream, self._durable.name
         # Other processes are given deliveries in between, so their numbers are not in step.
         self._pull = PullConsumer(client, stream, name, self._receive, in_step=False)
         await self._pull.open()
-        keep = self._keep(config["ack_wait"] / NANOS)
-        self._keeping = asyncio.get_running_loop().create_task(keep)
+        self._arrival, self._room = asyncio.Event(), asyncio.Event()
+        start = asyncio.get_running_loop().create_task
+        self._tasks = [start(self._ask_ahead()), start(self._keep(config["ack_wait"] / NANOS))]
 
     async def _read_info(self) -> dict[str, Any]:
         try:
@@ -182,40 +241,53 @@ class JetStreamSource(Source):
 
     async def _end(self) -> None:
         client = self._link.client
-        self._keeping.cancel()
-        await asyncio.gather(self._keeping, return_exceptions=True)
-        for one in self._hand.values() if client.is_connected else ():
-            await client.publish(one.reply, b"-NAK")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        # First hear no more: what came after the words below would have to wait for its ack wait.
+        await self._pull.close()
         await client.flush(5)
+        if client.is_connected:
+            client.send(say_to_all([reply for reply, _ in self._hand.values()], b"-NAK"))
+            await client.flush(5)
 
-    async def _read(self, limit: int, timeout: float) -> list[SourceMessage]:
-        if not self._arrived:
-            if not self._is_connected() or self._bytes >= _MOST_BYTES:
-                await asyncio.sleep(min(timeout, _PAUSE))
-            else:
-                await self._ask(limit, timeout)
-        return [self._arrived.popleft() for _ in range(min(limit, len(self._arrived)))]
+    # --- what arrives -----------------------------------------------------------------------------
 
-    def _is_connected(self) -> bool:
-        now = self._link.client.is_connected
-        if now != self._connected:
-            print(f"the connection to NATS at {self._server} is {'back' if now else 'lost'}")
-            self._connected = now
-        return now
+    async def _wait_for_arrival(self, timeout: float) -> None:
+        """Returns when something has arrived, nothing can, or the time is over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while not self._arrived and self._failure is None:
+                    self._arrival.clear()
+                    await self._arrival.wait()
 
-    async def _ask(self, limit: int, timeout: float) -> None:
+    async def _ask_ahead(self) -> None:
+        """Keeps a request on its way for as long as there is room for what it brings."""
+        while True:
+            while self._unread >= self._wanted or self._bytes >= _MOST_BYTES:
+                self._room.clear()
+                await self._room.wait()
+            try:
+                await (self._ask() if self._link.client.is_connected else asyncio.sleep(_PAUSE))
+                self._failure = None
+            except EbbflowError as error:
+                self._failure = error
+                self._arrival.set()
+                await asyncio.sleep(_PAUSE)
+
+    async def _ask(self) -> None:
         """Sends one request; it ends when there is no more at hand, or nothing came in time."""
         bounds = self._bounds
         request = PullRequest(
-            batch=min(limit, bounds["batch"]),
-            expires=min(max(1, round(timeout * NANOS)), bounds["expires"]),
+            batch=min(self._wanted - self._unread, bounds["batch"]),
+            expires=min(round(_EXPIRES * NANOS), bounds["expires"]),
             max_bytes=min(self._answer_bytes, bounds["max_bytes"]),
             no_wait=True,
         )
-        await self._judge(await self._pull.fetch(request, within=timeout + _GRACE))
+        await self._judge(await self._pull.fetch(request, within=_EXPIRES + _GRACE))
 
     async def _judge(self, status: PullStatus) -> None:
-        """Waits for what is over by itself after a while; the rest ends the source."""
+        """Waits for what is over by itself after a while; the rest is why nothing can come."""
         match status.word:
             case Word.FULL | Word.DRY | Word.EXPIRED | Word.SILENCE:
                 return
@@ -229,52 +301,61 @@ class JetStreamSource(Source):
                 raise SetupError(f"NATS refused to give messages: {status.text}.")
 
     def _receive(self, deliveries: Deliveries) -> None:
-        now = time.monotonic()
-        for row, seq in enumerate(deliveries.seqs):
-            offset, reply = b"%d" % seq, deliveries.replies[row]
+        offsets = [b"%d" % seq for seq in deliveries.seqs]
+        if not self._hand.keys().isdisjoint(offsets):
+            deliveries, offsets = self._without_held(deliveries, offsets)
+        size = sum(deliveries.parcel.sizes())
+        batch = _Batch(offsets, size, len(offsets), time.monotonic())
+        self._hand.update(
+            zip(offsets, zip(deliveries.parcel.replies, repeat(batch), strict=False), strict=True)
+        )
+        self._batches.append(batch)
+        self._bytes += size
+        self._unread += len(offsets)
+        self._arrived.append(deliveries)
+        self._arrival.set()
+
+    def _without_held(
+        self, deliveries: Deliveries, offsets: list[bytes]
+    ) -> tuple[Deliveries, list[bytes]]:
+        """Returns those that are not in hand; the others were not kept in time, and go on."""
+        rows: list[int] = []
+        for row, offset in enumerate(offsets):
             if held := self._hand.get(offset):
-                held.reply, held.since = reply, now  # given again: it was not kept in time
+                # From now on the server takes words about the new delivery only.
+                self._hand[offset] = deliveries.parcel.replies[row], held[1]
             else:
-                self._take_in_hand(offset, reply, deliveries, row, now)
+                rows.append(row)
+        return deliveries.pick(rows), [offsets[row] for row in rows]
 
-    def _take_in_hand(
-        self, offset: bytes, reply: str, deliveries: Deliveries, row: int, now: float
+    # --- what is done -----------------------------------------------------------------------------
+
+    async def _confirm(
+        self, offsets: Sequence[bytes], words: Sequence[bytes], at_once: bool
     ) -> None:
-        payload = deliveries.payloads[row]
-        self._hand[offset] = _InHand(reply, len(payload), now)
-        self._bytes += len(payload)
-        keys, headers = read_headers(deliveries.subjects[row], deliveries.headers[row])
-        self._arrived.append(
-            SourceMessage(
-                payload,
-                offset,
-                deliveries.stored_at(row),
-                keys,
-                headers,
-                partition=0,  # whichever process has it, it is the same message
-            )
-        )
+        """Says a word about each message that is in hand, which then is so no longer.
 
-    async def _ack(self, offsets: Sequence[bytes]) -> None:
-        there = [offset for offset in offsets if offset in self._hand]
-        await self._acks.confirm([(self._hand[o].reply, b"+ACK") for o in there], _CONFIRM)
-        for offset in there:
-            self._let_go(offset)
+        A nacked one goes ``at_once``: it may be here again before the server has confirmed its
+        nack, and would be taken for the delivery that is in hand.
+        """
+        rows = [row for row, offset in enumerate(offsets) if offset in self._hand]
+        held = [offsets[row] for row in rows]
+        replies = [self._hand[offset][0] for offset in held]
+        if at_once:
+            self._let_go(held)
+        await confirm(self._link.client, replies, [words[row] for row in rows], _CONFIRM)
+        if not at_once:
+            self._let_go(held)
 
-    async def _nack(self, nacks: Sequence[NackOffset]) -> None:
-        # Out of hand before the server hears of it: a message may be here again before the server
-        # has confirmed its nack, and would be taken for the delivery that is in hand.
-        gone = [(self._let_go(nack.offset), nack.options.delay) for nack in nacks]
-        await self._acks.confirm(
-            [(reply, _format_nak(delay)) for reply, delay in gone if reply], _CONFIRM
-        )
-
-    def _let_go(self, offset: bytes) -> str | None:
-        held = self._hand.pop(offset, None)
-        if held is None:
-            return None
-        self._bytes -= held.size
-        return held.reply
+    def _let_go(self, offsets: Sequence[bytes]) -> None:
+        for offset in offsets:
+            _, batch = self._hand.pop(offset)
+            batch.in_hand -= 1
+            if not batch.in_hand:
+                self._bytes -= batch.size
+        while self._batches and not self._batches[0].in_hand:
+            self._batches.popleft()
+        self._room.set()
 
     async def _keep(self, ack_wait: float) -> None:
         """Tells the server again and again what is still in hand, in time for a second attempt."""
@@ -282,11 +363,20 @@ class JetStreamSource(Source):
         while True:
             await asyncio.sleep(ack_wait / 4)
             now = time.monotonic()
-            with contextlib.suppress(nats.errors.Error):
-                for held in list(self._hand.values()) if client.is_connected else ():
-                    if now - held.since > ack_wait / 4:
-                        held.since = now
-                        await client.publish(held.reply, b"+WPI")
+            for batch in list(self._batches) if client.is_connected else ():
+                if batch.in_hand and now - batch.since > ack_wait / 4:
+                    batch.since = now
+                    held = [self._hand[offset] for offset in batch.offsets if offset in self._hand]
+                    replies = [reply for reply, owner in held if owner is batch]
+                    client.send(say_to_all(replies, b"+WPI"))
+
+
+def _to_messages(deliveries: Deliveries) -> Iterator[SourceMessage]:
+    parcel, times = deliveries.parcel, deliveries.times().to_pylist()
+    for row, seq in enumerate(deliveries.seqs):
+        keys, headers = read_headers(parcel.subjects[row].decode(), parcel.headers(row))
+        # Whichever process has it, it is the same message.
+        yield SourceMessage(parcel.payload(row), b"%d" % seq, times[row], keys, headers, 0)
 
 
 def _format_nak(delay: int | None) -> bytes:

@@ -6,7 +6,7 @@ OK means that the server has it. Whether anybody listens is not known.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 import nats.errors
@@ -15,7 +15,7 @@ from ebbflow.connectors.nats.connection import outside_link, renew_link
 from ebbflow.connectors.nats.messages import PublishSettings
 from ebbflow.errors import AccessError, MessageTooLarge, SetupError
 from ebbflow.message import Datum, Response
-from ebbflow.nats.outgoing import Outgoing
+from ebbflow.nats.outgoing import Outgoing, to_publishes
 from ebbflow.nats.publish import check_size
 
 
@@ -55,12 +55,12 @@ class NatsSink:
         """Returns the message, or why it can never be sent."""
         try:
             message = self._settings.message(datum)
-            check_size(self._link.client, message.data, message.headers or {})
+            check_size(self._link.client.max_payload, message.data, message.headers or {})
         except (ValueError, MessageTooLarge) as error:
             return str(error)
         return message
 
-    async def _send(self, messages: Iterable[Outgoing]) -> set[str]:
+    async def _send(self, messages: Sequence[Outgoing]) -> set[str]:
         """Sends them; returned are the subjects that the login may not publish to."""
         client, denied = self._link.client, set[str]()
         if not client.is_connected:  # it would be kept in the client, and come as a copy later
@@ -72,10 +72,7 @@ class NatsSink:
         with ExitStack() as stack:
             for subject in {message.subject for message in messages}:
                 stack.callback(client.when_denied(subject, hear))
-            for message in messages:
-                await client.publish(
-                    message.subject, message.data, headers=dict(message.headers or {})
-                )
+            client.send(to_publishes(messages).encode_unanswered())
             await client.flush(math.ceil(self._settings.ack_wait))
         return denied
 

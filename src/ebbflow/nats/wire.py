@@ -1,0 +1,311 @@
+"""The NATS protocol, many messages at a time.
+
+``BulkParser`` takes what the socket has and cuts all of it at once. Messages of a subscription that
+wants them in bulk become one ``Parcel``: columns over the buffer that they arrived in, without an
+object for each payload. Everything else goes the way that nats-py has for it. The order of arrival
+is kept within a subscription, and around each word of the server's, such as a pong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from array import array
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, count, repeat
+from typing import Any, Protocol
+
+import pyarrow as pa
+from nats.errors import ProtocolError
+
+_LINE_END = b"\r\n"
+# The server's own limit for a line is 4 KiB, but what it says of a large cluster may be longer.
+_LONGEST_LINE = 1024 * 1024
+_VERSION = "NATS/1.0"
+_EDGES = 3
+_MSG, _HMSG = [b"MSG"], [b"HMSG"]
+
+
+@dataclass(slots=True)
+class Parcel:
+    """Messages of one subscription that arrived together, in their order.
+
+    ``edges`` has three offsets into the buffer for each message: the start of its headers, the
+    start of its payload, which is the end of its headers, and the end of its payload.
+    """
+
+    buffer: bytes
+    subjects: list[bytes] = field(default_factory=list)
+    replies: list[bytes] = field(default_factory=list)
+    edges: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.subjects)
+
+    @classmethod
+    def join(cls, parcels: Sequence[Parcel]) -> Parcel:
+        """Returns the messages of several parcels as one."""
+        if len(parcels) == 1:
+            return parcels[0]
+        joined, start = cls(b"".join([parcel.buffer for parcel in parcels])), 0
+        for parcel in parcels:
+            joined.subjects += parcel.subjects
+            joined.replies += parcel.replies
+            joined.edges += [start + edge for edge in parcel.edges]
+            start += len(parcel.buffer)
+        return joined
+
+    def cut(self, first: int, end: int) -> Parcel:
+        """Returns some of the messages, over the same buffer."""
+        edges = self.edges[_EDGES * first : _EDGES * end]
+        return Parcel(self.buffer, self.subjects[first:end], self.replies[first:end], edges)
+
+    def pick(self, rows: Sequence[int]) -> Parcel:
+        """Returns the messages in some rows, over the same buffer."""
+        edges = [edge for row in rows for edge in self.edges[_EDGES * row : _EDGES * (row + 1)]]
+        subjects = [self.subjects[row] for row in rows]
+        return Parcel(self.buffer, subjects, [self.replies[row] for row in rows], edges)
+
+    def headers(self, row: int) -> dict[str, str] | None:
+        """Returns the headers of a message; ``None`` if it has none."""
+        start, end = self.edges[_EDGES * row], self.edges[_EDGES * row + 1]
+        return read_headers(self.buffer[start:end]) if end > start else None
+
+    def rows_with_headers(self) -> list[int]:
+        """Returns the messages that have headers."""
+        pairs = zip(self.edges[::_EDGES], self.edges[1::_EDGES], strict=True)
+        return [row for row, (start, end) in enumerate(pairs) if end > start]
+
+    def payload(self, row: int) -> bytes:
+        """Returns a copy of the payload of a message."""
+        return bytes(self.view(row))
+
+    def view(self, row: int) -> memoryview:
+        """Returns the payload of a message where it is; the view keeps the whole buffer."""
+        start, end = self.edges[_EDGES * row + 1], self.edges[_EDGES * row + 2]
+        return memoryview(self.buffer)[start:end]
+
+    def sizes(self) -> list[int]:
+        """Returns the sizes of the payloads."""
+        pairs = zip(self.edges[1::_EDGES], self.edges[2::_EDGES], strict=True)
+        return [end - start for start, end in pairs]
+
+    def payloads(self) -> pa.BinaryArray:
+        """Returns the payloads as a column; no object is made for any of them."""
+        # The buffer is one column of pieces: headers, payload, what is between two messages.
+        pieces = max(0, _EDGES * len(self) - 1)
+        offsets = pa.py_buffer(array("i", self.edges or (0,)))
+        buffers = [None, offsets, pa.py_buffer(self.buffer)]
+        column = pa.BinaryArray.from_buffers(pa.binary(), pieces, buffers)
+        return column.take(pa.array(range(1, pieces, _EDGES), pa.int32()))
+
+
+def read_headers(block: bytes) -> dict[str, str]:
+    """Returns the headers of a message; a word of the server's has ``Status`` and ``Description``.
+
+    Of several with the same name the first counts.
+    """
+    lines = block.decode("utf-8", "surrogateescape").split("\r\n")
+    headers: dict[str, str] = {}
+    for line in lines[1:]:
+        name, colon, value = line.partition(":")
+        if colon and name:
+            headers.setdefault(name, value.strip())
+    code, _, text = lines[0].removeprefix(_VERSION).strip().partition(" ")
+    words = {"Status": code, "Description": text.strip()}
+    return headers | {name: word for name, word in words.items() if word}
+
+
+TakeParcel = Callable[[Parcel], None]
+
+
+class Owner(Protocol):
+    """The client that a parser works for, as nats-py has it."""
+
+    def _process_msg(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
+    ) -> Awaitable[None]: ...
+
+    def _process_err(self, err_msg: str) -> Awaitable[None]: ...
+
+    def _process_ping(self) -> Awaitable[None]: ...
+
+    def _process_pong(self) -> Awaitable[None]: ...
+
+    def _process_info(self, info: dict[str, Any]) -> Awaitable[None]: ...
+
+
+class BulkParser:
+    """Takes the place of nats-py's parser. ``in_bulk`` has who takes parcels, by subscription."""
+
+    def __init__(self, owner: Owner) -> None:
+        self.in_bulk: dict[bytes, TakeParcel] = {}
+        self.line = b""
+        """The word of the server's that is being worked on, without its line end."""
+        self._owner = owner
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets what has arrived: another connection begins."""
+        self._pieces: list[bytes] = []
+        self._size = self._needed = 0
+
+    async def parse(self, data: bytes = b"") -> None:
+        """Works on everything that is complete; the rest waits for what comes next."""
+        self._pieces.append(data)
+        self._size += len(data)
+        # A large message is put together once, when all of it is here.
+        if self._size < self._needed:
+            return
+        buffer = data if len(self._pieces) == 1 else b"".join(self._pieces)
+        self.reset()
+        end = 0
+        while True:
+            end = await self._take_messages(buffer, end)
+            if self._needed:
+                break
+            start, end = end, buffer.find(_LINE_END, end) + len(_LINE_END)
+            self.line = buffer[start : end - len(_LINE_END)]
+            await self._obey(self.line)
+        rest = buffer[end:]
+        self._pieces, self._size = ([rest] if rest else []), len(rest)
+
+    async def _take_messages(self, buffer: bytes, start: int) -> int:
+        """Hands on the messages up to a word of the server's; returns where that begins.
+
+        With ``_needed`` there is no such word, but the beginning of something.
+        """
+        parcels: dict[bytes, Parcel] = {}
+        try:
+            return await self._cut(buffer, start, parcels)
+        except ValueError:
+            raise ProtocolError("nats: malformed MSG") from None
+        finally:
+            for sid, parcel in parcels.items():
+                self._hand_on(sid, parcel)
+
+    def _hand_on(self, sid: bytes, parcel: Parcel) -> None:
+        take = self.in_bulk.get(sid)
+        try:
+            if take is not None:  # nobody, when a parcel before this one has ended it
+                take(parcel)
+        except Exception as error:
+            # Raised any further it would end the reading, for everybody on this connection.
+            context = {"message": "a parcel of messages was not taken", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
+
+    async def _cut(self, buffer: bytes, start: int, parcels: dict[bytes, Parcel]) -> int:
+        # Every message of the data path passes here: hence the local names and the plain loop.
+        find, size, in_bulk = buffer.find, len(buffer), self.in_bulk
+        sid, parcel = b"", Parcel(buffer)
+        while True:
+            line_end = find(_LINE_END, start)
+            if line_end < 0:
+                self._needed = _next_needed(size - start)
+                return start
+            parts = buffer[start:line_end].split()
+            body = payload = line_end + 2
+            if parts[:1] == _MSG:
+                has_reply = len(parts) == 5
+            elif parts[:1] == _HMSG:
+                has_reply = len(parts) == 6
+                payload += int(parts[-2])
+            else:
+                return start
+            end = body + int(parts[-1])
+            if end + 2 > size:
+                self._needed = end + 2 - start
+                return start
+            start = end + 2
+            reply = parts[3] if has_reply else b""
+            if parts[2] != sid:
+                sid = parts[2]
+                if sid not in in_bulk:
+                    block, data, number = buffer[body:payload], buffer[payload:end], int(sid)
+                    await self._owner._process_msg(number, parts[1], reply, data, block)
+                    sid = b""
+                    continue
+                parcel = parcels.setdefault(sid, Parcel(buffer))
+            parcel.subjects.append(parts[1])
+            parcel.replies.append(reply)
+            parcel.edges += (body, payload, end)
+
+    async def _obey(self, line: bytes) -> None:
+        """Does what a word of the server's asks for."""
+        word, _, rest = line.partition(b" ")
+        match word.upper():
+            case b"PING":
+                await self._owner._process_ping()
+            case b"PONG":
+                await self._owner._process_pong()
+            case b"+OK":
+                return
+            case b"-ERR":
+                await self._owner._process_err(rest.decode("utf-8", "replace").strip().lower())
+            case b"INFO":
+                await self._owner._process_info(json.loads(rest))
+            case _:
+                raise ProtocolError("nats: unknown protocol")
+
+
+def _next_needed(size: int) -> int:
+    if size > _LONGEST_LINE:
+        raise ProtocolError("nats: a line does not end")
+    return size + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Publishes:
+    """Many publishes, ready for the wire but for the subjects that their answers go to.
+
+    ``headers`` are blocks as ``write_headers`` makes them; an empty one is none.
+    """
+
+    subjects: Sequence[bytes]
+    headers: Sequence[bytes]
+    payloads: Sequence[bytes]
+
+    def __len__(self) -> int:
+        return len(self.subjects)
+
+    def pick(self, rows: Sequence[int]) -> Publishes:
+        """Returns some of the rows."""
+        columns = (self.subjects, self.headers, self.payloads)
+        return Publishes(*([column[row] for row in rows] for column in columns))
+
+    def encode(self, inbox: bytes, first: int) -> tuple[memoryview, list[int]]:
+        """Returns all as one buffer, and where in it each begins and the last one ends.
+
+        Answers go to the inbox followed by a number, which is ``first`` for the first row.
+        """
+        lines = self._lines(b" %b%d" % (inbox, n) for n in count(first))
+        return memoryview(b"".join(lines)), list(accumulate(map(len, lines), initial=0))
+
+    def encode_unanswered(self) -> bytes:
+        """Returns all as one buffer; nobody answers them."""
+        return b"".join(self._lines(repeat(b"")))
+
+    def _lines(self, replies: Iterable[bytes]) -> list[bytes]:
+        rows = zip(self.subjects, replies, self.headers, self.payloads, strict=False)
+        return [
+            b"HPUB %b%b %d %d\r\n%b%b\r\n"
+            % (subject, reply, len(header), len(header) + len(payload), header, payload)
+            if header
+            else b"PUB %b%b %d\r\n%b\r\n" % (subject, reply, len(payload), payload)
+            for subject, reply, header, payload in rows
+        ]
+
+
+def say_to_all(subjects: Sequence[bytes], word: bytes) -> bytes:
+    """Returns publishes of the same payload to many subjects, which nobody answers."""
+    line = b"%%b %d\r\n%b\r\n" % (len(word), word.replace(b"%", b"%%"))
+    return b"".join([b"PUB " + line % subject for subject in subjects])
+
+
+def write_headers(headers: Mapping[str, str]) -> bytes:
+    """Returns headers as they are sent, with an empty line behind them; nothing for none."""
+    if not headers:
+        return b""
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    return f"{_VERSION}\r\n{lines}\r\n".encode()
