@@ -85,7 +85,6 @@ NOT_ERRORS_OF_OURS = {
     "nats/api.py": {"ApiError"},  # the server's "no", handled by those who asked
     "runtime/feeds.py": {"EngineDied"},  # has the run start another JVM
     "runtime/settling.py": {"Unsettled"},  # ends a stopping task's loop, never leaves its module
-    "runtime/source_process/client.py": {"SourceAway"},  # ends a turn of its thread
     "connectors/http/request.py": {"Refusal"},  # becomes the answer to an HTTP request
     "testing/conformance/under_test.py": {
         "Refused",

@@ -15,8 +15,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import TYPE_CHECKING, TypeAlias
 
 from ebbflow.nacks import NackOptions
+
+if TYPE_CHECKING:  # users of the classes here need no Arrow
+    import pyarrow as pa
 
 LONGEST_OFFSET = 4_096
 
@@ -71,6 +75,10 @@ class NackOffset:
     options: NackOptions
 
 
+Messages: TypeAlias = "Iterable[SourceMessage] | pa.RecordBatch"
+"""What a source gives: messages one by one, or as columns."""
+
+
 class Source(ABC):
     """A source of messages. Subclass it, and give the subclass as the code of a source.
 
@@ -80,17 +88,26 @@ class Source(ABC):
     """
 
     @abstractmethod
-    def read(
-        self, limit: int, timeout: float
-    ) -> Iterable[SourceMessage] | Awaitable[Iterable[SourceMessage]]:
+    def read(self, limit: int, timeout: float) -> Messages | Awaitable[Messages]:
         """Returns up to ``limit`` messages; waits at most about ``timeout`` seconds for the first.
 
-        Ebbflow calls it again and again, and ``ack`` and ``nack`` in between.
+        Ebbflow calls it again and again, and ``ack`` and ``nack`` in between. In place of
+        ``SourceMessage`` objects it may return a ``pyarrow.RecordBatch`` with a row for each
+        message: binary columns ``offset`` and ``value``, and any of the others that are named in
+        the guide about sources.
         """
 
     @abstractmethod
     def ack(self, offsets: Sequence[bytes]) -> Awaitable[None] | None:
         """Hears of settled messages, which must not be given again; some may be named twice."""
+
+    def ack_columns(self, offsets: pa.BinaryArray) -> Awaitable[None] | None:
+        """Hears of settled messages as one Arrow column, which is what Ebbflow has.
+
+        Calls ``ack``. A source that works on columns overrides it, and spares a Python object for
+        each message.
+        """
+        return self.ack(offsets.to_pylist())
 
     def nack(self, nacks: Sequence[NackOffset]) -> Awaitable[None] | None:
         """Hears of messages to be given again, each not before its delay is over.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from random import Random
 
+import pyarrow as pa
 import pytest
 
 from ebbflow.buffers import streams
@@ -42,12 +43,15 @@ class Task:
         self._link.run(self.ledger.write(rows(deliveries, *ids, **facts), Tally()))
 
     def end(self, *ids):
-        self._link.run(self.ledger.end(ids, Tally()))
+        self._link.run(self.ledger.end(pa.array(ids, pa.string()), Tally()))
 
     def deliveries(self, message_id):
         self.ledger.catch_up()
-        found = self.ledger.history(message_id)
-        return found.deliveries if found else None
+        history = self.history(message_id)
+        return history.deliveries if history else None
+
+    def history(self, message_id):
+        return self.ledger.histories(pa.array([message_id], pa.string())).get(0)
 
 
 @pytest.fixture
@@ -74,9 +78,8 @@ def test_the_next_task_knows_everything_about_a_nacked_message(task):
     task().write(2, "a", "b")
 
     again = task().ledger
-    assert again.history("a") == History(2, 1, 2, SEEN, "busy")
-    assert again.history("b") == again.history("a")
-    assert again.history("c") is None
+    ids = pa.array(["c", "a", "d", "b"], pa.string())
+    assert again.histories(ids) == dict.fromkeys((1, 3), History(2, 1, 2, SEEN, "busy"))
 
 
 def test_only_the_facts_are_kept_and_not_the_value(link, names, task):
@@ -93,7 +96,7 @@ def test_a_later_entry_replaces_an_earlier_one_also_for_the_next_task(task, stor
     first.write(3, "a", reason="still busy")
 
     for one in (first, task()):
-        assert one.ledger.history("a") == History(3, 1, 2, SEEN, "still busy")
+        assert one.history("a") == History(3, 1, 2, SEEN, "still busy")
         assert one.deliveries("b") == 2
 
 
@@ -190,7 +193,7 @@ def test_a_message_that_waits_for_long_does_not_make_the_ledger_grow(task, store
         most = max(most, stored())
 
     assert most < 200, "each round writes a frame and a note"
-    assert task().ledger.history("waits") == History(2, 1, 2, SEEN, "for long")
+    assert task().history("waits") == History(2, 1, 2, SEEN, "for long")
     patient.end("waits")
     assert stored() == 0
 

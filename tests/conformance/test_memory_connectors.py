@@ -40,9 +40,17 @@ class MemorySourceUnderTest(SourceUnderTest):
         return self._source.unsettled
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["redelivers", "does not redeliver"])
+KINDS = {
+    "redelivers": {"redelivers": True},
+    "does not redeliver": {"redelivers": False},
+    "columns, redelivers": {"redelivers": True, "columns": True},
+    "columns, does not redeliver": {"redelivers": False, "columns": True},
+}
+
+
+@pytest.fixture(scope="module", params=KINDS.values(), ids=KINDS)
 def source_trial(request, tmp_path_factory):
-    with MemorySource(redelivers=request.param) as source:
+    with MemorySource(**request.param) as source:
         under_test = MemorySourceUnderTest(source)
         with SourceTrial(under_test, tmp_path_factory.mktemp("state")) as trial:
             yield trial

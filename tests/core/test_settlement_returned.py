@@ -1,5 +1,6 @@
 """Rows that came from a source which takes nacked messages back: what settling makes of them."""
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -71,7 +72,15 @@ def told(given_inputs, given_edges, first) -> tuple[list[bytes], Settlement, Han
     verdict = decided(given_inputs)
     settlement = settled(verdict, given_edges, min(first, len(verdict.rows)))
     offsets = [b"%d" % index for index in range(min(first, len(verdict.rows)), len(verdict.rows))]
-    return offsets, settlement, handed_back(offsets, verdict.rows, settlement.returned)
+    back = handed_back(pa.array(offsets, pa.binary()), verdict.rows, settlement.returned)
+    return offsets, settlement, back
+
+
+def nacks_of(back: HandedBack) -> list[tuple[bytes, NackOptions]]:
+    """The offsets that are nacked, with the options that the source is told."""
+    return [
+        (offset, NackOptions(*asked)) for offset, *asked in map(dict.values, back.nacks.to_pylist())
+    ]
 
 
 @pytest.mark.guarantee("sources-are-acknowledged-last")
@@ -79,18 +88,19 @@ def told(given_inputs, given_edges, first) -> tuple[list[bytes], Settlement, Han
 @given(inputs, edges, firsts)
 def test_a_source_is_told_of_each_of_its_rows_exactly_once(given_inputs, given_edges, first):
     offsets, settlement, back = told(given_inputs, given_edges, first)
-    nacked = [offset for offset, _ in back.nacks]
-    assert sorted([*back.acks, *nacked]) == sorted(offsets)
+    acked, nacked = back.acks.to_pylist(), [offset for offset, _ in nacks_of(back)]
+    assert sorted([*acked, *nacked]) == sorted(offsets)
+    assert len(back) == len(offsets)
     assert sorted(nacked) == sorted(b"%d" % index for index in settlement.returned)
     ids = [row["id"] for row, _ in given_inputs]
-    assert back.ids == [ids[int(offset)] for offset in back.acks]
+    assert back.ids.to_pylist() == [ids[int(offset)] for offset in acked]
 
 
 @settings(max_examples=50)
 @given(inputs, edges, firsts)
 def test_a_source_is_asked_for_exactly_what_user_code_asked_for(given_inputs, given_edges, first):
     _, settlement, back = told(given_inputs, given_edges, first)
-    for offset, options in back.nacks:
+    for offset, options in nacks_of(back):
         how = settlement.returned[int(offset)]
         assert isinstance(how, Redeliver)
         assert options == (how.options or NackOptions(how.delay, reason=how.reason))
@@ -99,8 +109,26 @@ def test_a_source_is_asked_for_exactly_what_user_code_asked_for(given_inputs, gi
 def test_rows_of_our_own_redeliveries_are_not_told_to_the_source():
     rows = some("a", "b", "c")
     returned = {2: Redeliver(5, "later", 0, NackOptions(5, reason="later"))}
-    back = handed_back([b"2", b"3"], rows, returned)
-    assert back == HandedBack([b"2"], [(b"3", NackOptions(5, reason="later"))], ["b"])
+    back = handed_back(pa.array([b"2", b"3"], pa.binary()), rows, returned)
+    assert (back.acks.to_pylist(), back.ids.to_pylist()) == ([b"2"], ["b"])
+    assert nacks_of(back) == [(b"3", NackOptions(5, reason="later"))]
+
+
+def test_a_chunk_without_nacks_is_told_as_it_is():
+    offsets = pa.array([b"2", b"3"], pa.binary())
+    back = handed_back(offsets, some("a", "b", "c"), {})
+    assert back.acks is offsets
+    assert (back.nacks.num_rows, back.ids.to_pylist()) == (0, ["b", "c"])
+
+
+def test_the_ends_of_several_chunks_are_told_at_once():
+    rows, nacked = some("a", "b"), {1: Redeliver(5, "later", 0, NackOptions(5, reason="later"))}
+    first = handed_back(pa.array([b"1", b"2"], pa.binary()), rows, nacked)
+    second = handed_back(pa.array([b"3", b"4"], pa.binary()), some("c", "d"), {})
+    both = HandedBack.join([first, second])
+    assert both.acks.to_pylist() == [b"1", b"3", b"4"]
+    assert nacks_of(both) == [(b"2", NackOptions(5, reason="later"))]
+    assert (both.ids.to_pylist(), len(both)) == (["a", "c", "d"], 4)
 
 
 def test_a_retry_is_asked_for_with_its_wait_and_its_error():

@@ -275,8 +275,8 @@ class MemoryJournal:
         for row in rows.to_pylist():
             self._server.ledger[row["id"]] = {name: row[name] for name in _FACTS}
 
-    async def end_histories(self, ids: Sequence[str]) -> None:
-        for message_id in ids:
+    async def end_histories(self, ids: pa.StringArray) -> None:
+        for message_id in ids.to_pylist():
             await self._point()
             self._server.ledger.pop(message_id, None)
 

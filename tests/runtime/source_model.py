@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from ebbflow import Datum, Nack, NackOptions
+from ebbflow import Datum, Nack
 from ebbflow.core import frames
 from ebbflow.core.inlet import HandedBack, Inlet
 from ebbflow.core.position import Mark, Span
@@ -47,11 +47,11 @@ class Outside:
         self.given -= set(offsets)
         self.acked |= set(offsets)
 
-    def nack(self, nacks: Sequence[tuple[bytes, NackOptions]], now: int) -> None:
-        for offset, options in nacks:
-            if offset in self.given:
-                self.given.remove(offset)
-                self.ready[offset] = now + (options.delay or 0)
+    def nack(self, nacks: pa.RecordBatch, now: int) -> None:
+        for nack in nacks.to_pylist():
+            if nack["offset"] in self.given:
+                self.given.remove(nack["offset"])
+                self.ready[nack["offset"]] = now + (nack["delay"] or 0)
 
     def lose_process(self) -> None:
         """What was given and not settled is given again, by the same process or the next."""
@@ -111,12 +111,12 @@ class SourceInlet(Inlet):
         self.mark = max(self.mark, end)
         return []
 
-    def pick_up(self) -> list[bytes]:
+    def pick_up(self) -> pa.BinaryArray:
         offsets, self._offsets = self._offsets, []
-        return offsets
+        return pa.array(offsets, pa.binary())
 
     def hand_back(self, ends: HandedBack) -> None:
-        self._server.on_ack(ends.ids)
+        self._server.on_ack(ends.ids.to_pylist())
         self._settled.append(ends)
 
     def tell(self) -> None:
@@ -126,7 +126,7 @@ class SourceInlet(Inlet):
 
     def _tell(self, ends: HandedBack) -> None:
         outside, now = self._server.outside, self._server.now
-        outside.ack(ends.acks)
+        outside.ack(ends.acks.to_pylist())
         outside.nack(ends.nacks, now)
 
     def close(self, for_good: bool = False) -> None:

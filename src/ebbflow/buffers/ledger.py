@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import takewhile
@@ -32,7 +32,7 @@ from ebbflow.nats.link import Link
 from ebbflow.nats.publish import PublishRetry, Tally, publish
 from ebbflow.nats.stored import read_one, read_subject
 
-_FACTS = ("deliveries", "failures", "retries", "first_seen", "nack_reason")
+FACTS = ("deliveries", "failures", "retries", "first_seen", "nack_reason")
 _VOID = 0
 """The deliveries of a message whose entry is void; no message has been given that often."""
 _MOST_FRAMES = 128
@@ -110,14 +110,19 @@ class Ledger:
             # back the entry of a message that has ended since.
             self._read_to = message.seq
 
-    def history(self, message_id: str) -> History | None:
-        """Returns what the message has been through, if it has been nacked."""
-        entry = self._entries.get(message_id)
-        return entry.history if entry else None
+    def histories(self, ids: pa.StringArray) -> dict[int, History]:
+        """Returns what messages have been through that were nacked, by their place among the ids.
+
+        As a rule there is nothing in the ledger, and no id is looked at.
+        """
+        if not self._entries:
+            return {}
+        entries = enumerate(map(self._entries.get, ids.to_pylist()))
+        return {row: entry.history for row, entry in entries if entry is not None}
 
     async def write(self, rows: pa.RecordBatch, tally: Tally) -> None:
         """Writes down rows as they are to come again; the server has confirmed it on return."""
-        facts = {name: rows.column(name) for name in ("id", *_FACTS)}
+        facts = {name: rows.column(name) for name in ("id", *FACTS)}
         bare = frames.batch_of(facts | {"value": [b""] * rows.num_rows}, rows.num_rows)
         before = {row_id: self._entries.get(row_id) for row_id in rows.column("id").to_pylist()}
         for frame in frames.split(bare):
@@ -148,7 +153,7 @@ class Ledger:
         own = subject == self._subject
         if own:
             self._left[seq] = 0
-        for row in frame.select(["id", *_FACTS]).to_pylist():
+        for row in frame.select(["id", *FACTS]).to_pylist():
             message_id = row.pop("id")
             if row["deliveries"] == _VOID:
                 self._void(message_id, subject, seq)
@@ -175,11 +180,11 @@ class Ledger:
             self._left[entry.seq] -= 1
         return entry
 
-    async def end(self, message_ids: Iterable[str], tally: Tally) -> None:
+    async def end(self, ids: pa.StringArray, tally: Tally) -> None:
         """Forgets messages that have ended for good, and has the server forget them."""
         if not (self._entries or self._left):
             return
-        ended = {ended_id: entry for ended_id in message_ids if (entry := self._leave(ended_id))}
+        ended = {row_id: entry for row_id in ids.to_pylist() if (entry := self._leave(row_id))}
         await self._purge()
         there = {
             ended_id: entry
@@ -238,6 +243,6 @@ def _make_note(message_ids: list[str]) -> pa.RecordBatch:
 
 
 def _to_rows(histories: Mapping[str, History]) -> pa.RecordBatch:
-    columns = {name: [getattr(history, name) for history in histories.values()] for name in _FACTS}
+    columns = {name: [getattr(history, name) for history in histories.values()] for name in FACTS}
     values = {"id": list(histories), "value": [b""] * len(histories)}
     return frames.batch_of(columns | values, len(histories))

@@ -143,13 +143,19 @@ def _halve_if_large(frame: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 def fingerprint(ids: Sequence[str] | pa.StringArray) -> str:
     """Returns a hash of row ids: equal for the same messages, different for any others."""
     column = ids if isinstance(ids, pa.StringArray) else pa.array(ids, pa.string())
-    _, offsets, texts = column.buffers()
-    ends = memoryview(offsets).cast("B").cast("i")[column.offset : column.offset + len(column) + 1]
     # The lengths make the boundaries part of the hash: ("ab", "c") is not ("a", "bc").
     digest = hashlib.blake2b(pc.binary_length(column).buffers()[1], digest_size=16)
-    if texts is not None:
-        digest.update(memoryview(texts)[ends[0] : ends[-1]])
+    digest.update(join_bytes(column))
     return digest.hexdigest()
+
+
+def join_bytes(column: pa.StringArray | pa.BinaryArray) -> memoryview:
+    """Returns the bytes of all values, one value behind the other, without copying them."""
+    _, offsets, values = column.buffers()
+    if values is None or not len(column):
+        return memoryview(b"")
+    ends = memoryview(offsets).cast("B").cast("i")[column.offset : column.offset + len(column) + 1]
+    return memoryview(values)[ends[0] : ends[-1]]
 
 
 class Rows:

@@ -19,6 +19,7 @@ from ebbflow.core.copies import NOTHING, Known
 from ebbflow.core.frames import Rows
 from ebbflow.core.outage import Waiting
 from ebbflow.core.position import Mark
+from ebbflow.core.source_columns import NO_OFFSETS, OFFSETS
 from ebbflow.nacks import NackOptions
 from ebbflow.outcome import Redeliver, Retry
 
@@ -29,16 +30,42 @@ NEVER = 3600.0
 """Seconds until it is worth asking an inlet again that wakes its task by itself."""
 
 
+NACKS = pa.schema(
+    [
+        pa.field("offset", OFFSETS, nullable=False),
+        ("delay", pa.int64()),
+        ("max_deliveries", pa.int64()),
+        ("reason", pa.string()),
+    ]
+)
+"""Rows that a source is to give again: their offsets, and the options of their nacks."""
+
+NO_NACKS = pa.RecordBatch.from_pylist([], schema=NACKS)
+
+
 @dataclass(frozen=True, slots=True)
 class HandedBack:
     """The ends of a chunk's rows, as the source they came from is told them.
 
-    ``ids`` are the messages that are acknowledged.
+    ``acks`` are offsets, ``nacks`` are rows of ``NACKS``, and ``ids`` are the messages that are
+    acknowledged.
     """
 
-    acks: list[bytes]
-    nacks: list[tuple[bytes, NackOptions]]
-    ids: list[str]
+    acks: pa.BinaryArray
+    nacks: pa.RecordBatch
+    ids: pa.StringArray
+
+    def __len__(self) -> int:
+        return len(self.acks) + int(self.nacks.num_rows)
+
+    @classmethod
+    def join(cls, several: Sequence[HandedBack]) -> HandedBack:
+        """Returns the ends of several chunks, to be told at once."""
+        return cls(
+            pa.concat_arrays([ends.acks for ends in several]),
+            pa.concat_batches([ends.nacks for ends in several]),
+            pa.concat_arrays([ends.ids for ends in several]),
+        )
 
 
 class Inlet(ABC):
@@ -93,9 +120,9 @@ class Inlet(ABC):
         A source returns none: it gives the rows again by itself, as it was not told of them.
         """
 
-    def pick_up(self) -> list[bytes]:
+    def pick_up(self) -> pa.BinaryArray:
         """Returns the offsets of the rows taken since the last call, if a source wants them."""
-        return []
+        return NO_OFFSETS
 
     def hand_back(self, ends: HandedBack) -> None:  # noqa: B027 - nothing to do
         """Has the source told, soon, what became of rows that are recorded; from any thread."""
@@ -108,17 +135,29 @@ class Inlet(ABC):
 
 
 def handed_back(
-    offsets: Sequence[bytes], rows: Rows, returned: Mapping[int, Redeliver | Retry]
+    offsets: pa.BinaryArray, rows: Rows, returned: Mapping[int, Redeliver | Retry]
 ) -> HandedBack:
     """Returns what to tell about the last rows of a chunk, which are those that have offsets."""
     first = len(rows) - len(offsets)
+    ids = rows.batch.column("id").slice(first)
+    if not returned:
+        return HandedBack(offsets, NO_NACKS, ids)
     ended = [index for index in range(len(offsets)) if index + first not in returned]
-    ids = rows.column("id")
-    return HandedBack(
-        [offsets[index] for index in ended],
-        [(offsets[index - first], asked_for(how)) for index, how in returned.items()],
-        [ids[index + first] for index in ended],
-    )
+    kept = pa.array(ended, pa.int64())
+    return HandedBack(offsets.take(kept), _nacks(offsets, first, returned), ids.take(kept))
+
+
+def _nacks(
+    offsets: pa.BinaryArray, first: int, returned: Mapping[int, Redeliver | Retry]
+) -> pa.RecordBatch:
+    asked = [asked_for(how) for how in returned.values()]
+    columns = [
+        offsets.take(pa.array([index - first for index in returned], pa.int64())),
+        pa.array([options.delay for options in asked], pa.int64()),
+        pa.array([options.max_deliveries for options in asked], pa.int64()),
+        pa.array([options.reason for options in asked], pa.string()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=NACKS)
 
 
 def asked_for(how: Redeliver | Retry) -> NackOptions:

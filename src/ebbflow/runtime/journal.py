@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Collection, Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
@@ -63,7 +63,7 @@ class TaskJournal(Protocol):
     async def write_histories(self, rows: pa.RecordBatch) -> None:
         """Stores rows as they are to be when their source gives them again."""
 
-    async def end_histories(self, ids: Sequence[str]) -> None:
+    async def end_histories(self, ids: pa.StringArray) -> None:
         """Deletes what was stored about messages that have ended for good."""
 
     async def without_stored(self, settlement: Settlement, repeated: Mark | None) -> Settlement:

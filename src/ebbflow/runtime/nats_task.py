@@ -6,7 +6,7 @@ The streams of the task are opened here, by what the plan says the vertex reads.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Collection, Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -68,7 +68,7 @@ class NatsJournal:
         assert self.ledger is not None
         await self.ledger.write(rows, self._tally)
 
-    async def end_histories(self, ids: Sequence[str]) -> None:
+    async def end_histories(self, ids: pa.StringArray) -> None:
         """Deletes what was stored about messages that have ended for good."""
         assert self.ledger is not None
         await self.ledger.end(ids, self._tally)

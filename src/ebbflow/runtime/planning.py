@@ -27,7 +27,7 @@ from ebbflow.runtime.plan import (
     UserMap,
     VertexPlan,
 )
-from ebbflow.runtime.source_process.client import SourcePlan
+from ebbflow.runtime.source_process.client import COLUMNS_LIMIT, SourcePlan
 from ebbflow.schema.literals import Mode
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _vertex(spec: PipelineSpec, vertex: Vertex, shared: dict[str, Any]) -> Verte
         concurrency=limits.concurrency,
         call_timeout=limits.call_timeout and limits.call_timeout / 1000,
         buffer_frames=limits.buffer_frames,
-        source=_source(source, vertex.name, limits, shared),
+        source=_source(source, vertex.name, limits, asked, shared),
         is_source=source is not None,
         paused=spec.paused and source is not None,
         feeders=_feeders(spec, vertex.name),
@@ -115,6 +115,7 @@ def _rows_asked_for(*levels: sections.ReadLimits | None) -> int | None:
 
 def _mono(spec: MonoVertexSpec, shared: dict[str, Any]) -> VertexPlan:
     limits, source = spec.limits, spec.source
+    asked = _rows_asked_for(spec.spec.limits)
     return VertexPlan(
         role=MonoPlan(
             _map(source.transformer),
@@ -128,12 +129,12 @@ def _mono(spec: MonoVertexSpec, shared: dict[str, Any]) -> VertexPlan:
         on_unavailable=spec.spec.on_unavailable.policy,
         breaker=spec.spec.breaker.limit,
         batch_size=limits.read_batch_size,
-        table_size=_rows_asked_for(spec.spec.limits) or TABLE_ROWS,
+        table_size=asked or TABLE_ROWS,
         concurrency=limits.concurrency,
         call_timeout=limits.call_timeout and limits.call_timeout / 1000,
         buffer_frames=limits.buffer_frames,
         paused=spec.paused,
-        source=_source(source, spec.name, limits, shared),
+        source=_source(source, spec.name, limits, asked, shared),
         is_source=True,
         **_stream_fields(spec.streams),
         **shared,
@@ -230,9 +231,13 @@ def _strategy(section: sections.RetrySpec | None) -> RetryStrategy | None:
 
 
 def _source(
-    source: sections.SourceSpec | None, vertex: str, limits: EffectiveLimits, shared: dict[str, Any]
+    source: sections.SourceSpec | None,
+    vertex: str,
+    limits: EffectiveLimits,
+    asked: int | None,
+    shared: dict[str, Any],
 ) -> GeneratorPlan | SourcePlan | FeedPlan | None:
-    """Returns what a source vertex gets its messages from."""
+    """Returns what a source vertex gets its messages from; ``asked`` are the rows of one read."""
     if source is None:
         return None
     plan = source.section.plan(shared["pipeline"], vertex)
@@ -241,6 +246,7 @@ def _source(
     return SourcePlan(
         plan.code,
         limit=limits.read_batch_size,
+        columns_limit=asked or COLUMNS_LIMIT,
         timeout=limits.read_timeout / 1000,
         run=shared["run"],
         search=shared["search"],

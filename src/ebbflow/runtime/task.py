@@ -147,7 +147,7 @@ class ChunkLoop:
         verdict, held, more = taken.order.cut(verdict, self._inlet, batch, waiting, now)
         self._count(verdict)
         settlement = self._settle(verdict, start, batch.num_rows - len(offsets), more)
-        back = handed_back(offsets, verdict.rows, settlement.returned) if offsets else None
+        back = handed_back(offsets, verdict.rows, settlement.returned) if len(offsets) else None
         end, watermark = self._intake.end, self._watermark.current
         self._settling.begin(settlement, ChunkEnd(end, settlement.counts, watermark, held, back))
 

@@ -22,9 +22,12 @@ from functools import partial
 from itertools import count
 from typing import Any, Self
 
+import pyarrow as pa
+
+from ebbflow.core.source_columns import columns_of
 from ebbflow.message import Datum, Response
 from ebbflow.schema.literals import Code
-from ebbflow.source import NackOffset, Source, SourceMessage
+from ebbflow.source import Messages, NackOffset, Source, SourceMessage
 from ebbflow.testing.conformance.under_test import Sample
 from ebbflow.testing.shared_object import ObjectClient, ObjectServer
 
@@ -53,20 +56,33 @@ class _Served:
 class MemorySource(_Served):
     """A queue: gives each message until it is acknowledged.
 
-    ``redelivers`` chooses whether nacked messages go back to it or are kept by Ebbflow. A run with
-    ``drain`` ends when everything that was put has been acknowledged.
+    ``redelivers`` chooses whether nacked messages go back to it or are kept by Ebbflow, ``columns``
+    whether it gives them as columns. A run with ``drain`` ends when everything that was put has
+    been acknowledged.
     """
 
-    def __init__(self, messages: Iterable[bytes | Sample] = (), *, redelivers: bool = True) -> None:
+    def __init__(
+        self,
+        messages: Iterable[bytes | Sample] = (),
+        *,
+        redelivers: bool = True,
+        columns: bool = False,
+    ) -> None:
         self._queue = _Queue()
-        self._redelivers = redelivers
+        kinds: dict[tuple[bool, bool], type[MemoryReader]] = {
+            (False, False): MemoryReader,
+            (True, False): RedeliveringReader,
+            (False, True): ColumnarReader,
+            (True, True): RedeliveringColumnarReader,
+        }
+        self._reader = kinds[redelivers, columns]
         super().__init__(self._queue)
         self.put(*messages)
 
     @property
     def code(self) -> Code:
         """The code to give to ``Pipeline(...).source("in", ...)``."""
-        return partial(RedeliveringReader if self._redelivers else MemoryReader, self.address)
+        return partial(self._reader, self.address)
 
     def put(self, *messages: bytes | Sample) -> None:
         """Add messages, while a pipeline runs or before; from any thread."""
@@ -145,8 +161,12 @@ class MemoryReader(Source):
         """Reach the test."""
         self._queue = ObjectClient(self._address)
 
-    def read(self, limit: int, timeout: float) -> list[SourceMessage]:
+    def read(self, limit: int, timeout: float) -> Messages:
         """Returns the messages that are due, in the order they were put."""
+        return self.read_messages(limit, timeout)
+
+    def read_messages(self, limit: int, timeout: float) -> list[SourceMessage]:
+        """Returns them one by one."""
         deadline = time.monotonic() + timeout
         while not (found := self._queue.ask("read", limit)) and time.monotonic() < deadline:
             time.sleep(_LOOK_EVERY)
@@ -180,6 +200,22 @@ class RedeliveringReader(MemoryReader):
     def nack(self, nacks: Sequence[NackOffset]) -> None:
         """Put these back, each for its delay."""
         self._queue.ask("nack", {int(nack.offset): nack.options.delay or 0 for nack in nacks})
+
+
+class ColumnarReader(MemoryReader):
+    """Gives columns, and hears of settled messages in columns."""
+
+    def read(self, limit: int, timeout: float) -> Messages:
+        """Returns the messages that are due, in the order they were put."""
+        return columns_of(self.read_messages(limit, timeout))
+
+    def ack_columns(self, offsets: pa.BinaryArray) -> None:
+        """These are done."""
+        self._queue.ask("ack", offsets.cast(pa.string()).cast(pa.int64()).to_pylist())
+
+
+class RedeliveringColumnarReader(ColumnarReader, RedeliveringReader):
+    """Takes nacked messages back."""
 
 
 class MemorySink(_Served):

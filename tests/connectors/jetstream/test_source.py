@@ -11,6 +11,7 @@ import pytest
 from ebbflow.connectors.jetstream import spec
 from ebbflow.connectors.jetstream.durable import Durable
 from ebbflow.connectors.jetstream.source import JetStreamSettings, JetStreamSource
+from ebbflow.core.source_columns import columns_of, ids_of
 from ebbflow.errors import SetupError
 from ebbflow.nacks import NackOptions
 from ebbflow.nats import api
@@ -18,7 +19,6 @@ from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import publish
 from ebbflow.publishing import Publisher
-from ebbflow.runtime.source_process.protocol import message_id
 from ebbflow.source import NackOffset
 from tests.nats.outside import Outside, Stream, until
 from tests.nats.securing import Authority, Nkey, nats_server, reload
@@ -69,7 +69,9 @@ def test_a_message_has_its_subject_headers_keys_time_and_sequence(stream, source
     (message,) = source().read(10, 1.0)
 
     assert message.value == b"value"
-    assert message_id(message, "in", 3) == "in-0-1"  # in whichever partition it is
+    assert ids_of(columns_of([message]), "in", 3).to_pylist() == [
+        "in-0-1"
+    ]  # in whichever partition it is
     assert list(message.keys) == ["a", "b"]
     assert message.headers == {
         "Colour": "blue",

@@ -1,4 +1,4 @@
-"""The task's end of the line to its source's process: found if it runs, started if not."""
+"""The task's way to its source's process: it is looked for, and started if it is not there."""
 
 from __future__ import annotations
 
@@ -6,21 +6,26 @@ import contextlib
 import hashlib
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from multiprocessing.connection import Client, Connection
 from pathlib import Path
-from typing import Any
 
 from ebbflow.connectors.spark.pickling import pickle_by_value
-from ebbflow.core.blame import Outage
 from ebbflow.core.system_errors import LISTED, SystemErrors
 from ebbflow.errors import SourceError
-from ebbflow.runtime.source_process.protocol import Failed, Order
+from ebbflow.runtime.source_process.line import Line
+from ebbflow.runtime.source_process.protocol import Answer, Order, Request
 from ebbflow.schema.literals import Code
+
+COLUMNS_LIMIT = 8_000
+"""The most rows that a source which returns columns is asked for, unless something else is said.
+
+More than other sources: a read costs it the same for any number of rows.
+"""
 
 _START_WAIT = 30.0
 
@@ -29,48 +34,42 @@ _START_WAIT = 30.0
 class SourcePlan:
     """A source to be read from. ``limit`` and ``timeout`` (in seconds) are those of one read.
 
-    ``run`` is different for each run of a pipeline: the process of an earlier one is left alone.
+    ``columns_limit`` is the limit of a source that returns columns. ``run`` is different for each
+    run of a pipeline: the process of an earlier one is left alone.
     """
 
     code: Code
     limit: int
     timeout: float
     run: str
+    columns_limit: int = COLUMNS_LIMIT
     search: str | None = None
     systems: SystemErrors = LISTED
 
 
-class SourceAway(Exception):
-    """The system behind a source is away; the source can be asked again after a while."""
-
-    def __init__(self, outage: Outage) -> None:
-        super().__init__(outage)
-        self.outage = outage
-
-
 class Companion:
-    """The process of one partition's source. Used by one thread at a time."""
+    """The process of one partition's source. One thread may tell while another hears."""
 
     def __init__(self, plan: SourcePlan, vertex: str, partition: int) -> None:
         self._vertex = vertex
         self._process: subprocess.Popen[bytes] | None = None
         path = _socket_path(f"{plan.run}/{vertex}/{partition}")
-        found = _connected(path)
-        self._connection = found or self._started(plan, vertex, partition, path)
+        self._line = _connect(path) or self._start(plan, vertex, partition, path)
 
-    def _started(
-        self, plan: SourcePlan, vertex: str, partition: int, path: Path
-    ) -> Connection[Any, Any]:
-        # Spark's own process, which all workers come from: it is there as long as Spark is.
+    def _start(self, plan: SourcePlan, vertex: str, partition: int, path: Path) -> Line:
         order = Order(
             vertex,
             partition,
-            _pickled(plan.code),
+            _pickle_code(plan.code),
             plan.search,
             sys.path,
             str(path),
             plan.systems,
+            # Spark's own process, which all workers come from: it is there as long as Spark is.
             os.getppid(),
+            plan.limit,
+            plan.columns_limit,
+            plan.timeout,
         )
         self._process = subprocess.Popen(
             [sys.executable, "-m", "ebbflow.runtime.source_process.server"],
@@ -82,26 +81,24 @@ class Companion:
             stdin.write(pickle.dumps(order))
         deadline = time.monotonic() + _START_WAIT
         while time.monotonic() < deadline and self._process.poll() is None:
-            if connection := _connected(path):
-                return connection
+            if line := _connect(path):
+                return line
             time.sleep(0.01)
         raise SourceError(vertex, f"its process did not start{self._ended()}")
 
-    def ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method in the process and wait for what it returns.
-
-        ``SourceError`` when user code raised there, or when the process has ended; ``SourceAway``
-        when user code raised because a system is away.
-        """
+    def tell(self, request: Request) -> None:
+        """Returns when the request is on its way; ``SourceError`` if the process has ended."""
         try:
-            self._connection.send((method, arguments))
-            answer = self._connection.recv()
+            self._line.send(request)
+        except OSError as error:
+            raise SourceError(self._vertex, f"its process has ended{self._ended()}") from error
+
+    def hear(self) -> Answer:
+        """Waits for the next answer; ``SourceError`` if the process has ended."""
+        try:
+            answer: Answer = self._line.receive()
         except (EOFError, OSError) as error:
             raise SourceError(self._vertex, f"its process has ended{self._ended()}") from error
-        if isinstance(answer, Failed) and answer.outage is not None:
-            raise SourceAway(answer.outage)
-        if isinstance(answer, Failed):
-            raise SourceError(self._vertex, answer.what, answer.trace)
         return answer
 
     def _ended(self) -> str:
@@ -112,22 +109,26 @@ class Companion:
             return f" with signal {-code}" if code < 0 else f" with exit code {code}"
         return ""
 
-    def close(self, for_good: bool) -> None:
-        """Leave the process to the next task, or end it."""
-        with contextlib.suppress(SourceError):
-            if for_good:
-                self.ask("end")
-        self._connection.close()
-        if for_good and self._process is not None:
+    def hang_up(self) -> None:
+        """Leaves the process to the next task, unless it has been told to end."""
+        self._process = None
+        self._line.close()
+
+    def wait(self) -> None:
+        """Waits a moment for the process to end, if this task has started it."""
+        if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(5)
 
 
-def _connected(path: Path) -> Connection[Any, Any] | None:
+def _connect(path: Path) -> Line | None:
+    end = socket.socket(socket.AF_UNIX)
     try:
-        return Client(str(path), "AF_UNIX")
+        end.connect(str(path))
     except (FileNotFoundError, ConnectionRefusedError):
+        end.close()
         return None
+    return Line(end)
 
 
 def _socket_path(name: str) -> Path:
@@ -139,5 +140,5 @@ def _socket_path(name: str) -> Path:
     return folder / hashlib.blake2b(name.encode(), digest_size=12).hexdigest()
 
 
-def _pickled(code: Code) -> bytes:
+def _pickle_code(code: Code) -> bytes:
     return pickle.dumps(code) if isinstance(code, str) else pickle_by_value(code)

@@ -1,35 +1,45 @@
 """An inlet for sources that are read from and told what became of each message.
 
-The source itself lives in a process of its own (``server``). A thread of the task's reads ahead
-from it, within a window of messages that are not settled yet, and tells it what is settled; the
-task takes what has come. A source's messages cannot be read again by position: after a crash those
-that were not acknowledged are given again by the source, which is why nothing is acknowledged
-before it is settled. While the system behind a source is away, the thread waits and asks again.
+The source itself lives in a process of its own (``server``), which reads ahead within a window of
+messages that are not settled yet. One thread of the task's listens to it, another tells it what is
+settled; the task takes what has come. A source's messages cannot be read again by position: after
+a crash those that were not acknowledged are given again by the source, which is why nothing is
+acknowledged before it is settled. While the system behind a source is away, the source is left
+alone for a while and then asked again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
-import time
 from collections import deque
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol, assert_never
 
 import pyarrow as pa
 
-from ebbflow.buffers.ledger import Ledger
+from ebbflow.buffers.ledger import FACTS, Ledger
 from ebbflow.core import frames
 from ebbflow.core.inlet import HandedBack, Inlet
 from ebbflow.core.outage import Patience, Waiting
 from ebbflow.core.position import Mark
-from ebbflow.runtime.source_process.client import Companion, SourceAway, SourcePlan
-from ebbflow.runtime.source_process.protocol import Given, Hello
+from ebbflow.core.source_columns import NO_OFFSETS, frame_of
+from ebbflow.errors import SourceError
+from ebbflow.runtime.source_process.client import Companion, SourcePlan
+from ebbflow.runtime.source_process.protocol import (
+    Answer,
+    End,
+    Failed,
+    Given,
+    Greet,
+    Heard,
+    Hello,
+    Request,
+    Resume,
+    Settle,
+    Told,
+)
 
-WINDOW = 20_000
-_MOST_BYTES = 64 * 1024 * 1024
-_MIN_READ = 0.02
-_SETTLE_SOON = 0.25
-_PENDING_EVERY = 2.0
+_CLOSE_WITHIN = 30.0
 
 
 class Telling(Protocol):
@@ -57,24 +67,29 @@ class PulledInlet(Inlet):
         patience: Patience,
     ) -> None:
         self.mark = start
-        self._plan = plan
         self._vertex = vertex
         self._ledger = ledger
         self._wake = wake
         self._events = events
         self._patience = patience
-        self._exhausted = self._greeted = False
-        self._queue: deque[tuple[pa.RecordBatch, list[bytes]]] = deque()
-        self._taken: list[bytes] = []
-        self._settled: deque[HandedBack] = deque()
+        self._exhausted = self._greeted = self._closing = False
+        self._queue: deque[tuple[pa.RecordBatch, pa.BinaryArray]] = deque()
+        self._taken: list[pa.BinaryArray] = []
         self._change = threading.Condition()
+        """Guards what follows, and is notified when there may be a word to say."""
+        self._settled: list[HandedBack] = []
+        self._in_question: Request | None = None
+        """The word that the source has not answered yet."""
+        self._telling: HandedBack | None = None
         self._unsettled = 0
-        self._closing = False
-        self._asked_pending = 0.0
         self._failure: BaseException | None = None
         self._source = Companion(plan, vertex, partition)
-        self._thread = threading.Thread(target=self._converse, name=f"source-{vertex}", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=work, name=f"source-{vertex}", daemon=True)
+            for work in (self._speak, self._listen)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     # --- the task's side ------------------------------------------------------------------------
 
@@ -97,12 +112,11 @@ class PulledInlet(Inlet):
             while limit > 0 and self._queue:
                 batch, offsets = self._queue.popleft()
                 if batch.num_rows > limit:
-                    self._queue.appendleft((batch.slice(limit), offsets[limit:]))
-                    batch, offsets = batch.slice(0, limit), offsets[:limit]
+                    self._queue.appendleft((batch.slice(limit), offsets.slice(limit)))
+                    batch, offsets = batch.slice(0, limit), offsets.slice(0, limit)
                 taken.append(batch)
-                self._taken += offsets
+                self._taken.append(offsets)
                 limit -= batch.num_rows
-            self._change.notify()  # there is room again
         self.mark = Mark(self.mark.seq + sum(batch.num_rows for batch in taken))
         return taken
 
@@ -111,10 +125,10 @@ class PulledInlet(Inlet):
         self.mark = max(self.mark, end)
         return []
 
-    def pick_up(self) -> list[bytes]:
+    def pick_up(self) -> pa.BinaryArray:
         """Returns the offsets of the rows that were taken since the last call, in their order."""
-        offsets, self._taken = self._taken, []
-        return offsets
+        taken, self._taken = self._taken, []
+        return pa.concat_arrays(taken) if taken else NO_OFFSETS
 
     def hand_back(self, ends: HandedBack) -> None:
         """Has the source told, soon; from any thread."""
@@ -127,112 +141,152 @@ class PulledInlet(Inlet):
         with self._change:
             self._closing = True
             self._change.notify()
-        self._thread.join(30)
-        self._source.close(for_good)
+        speaking, listening = self._threads
+        speaking.join(_CLOSE_WITHIN)
+        if for_good:
+            with contextlib.suppress(SourceError):
+                self._source.tell(End())
+                listening.join(_CLOSE_WITHIN)  # the process hangs up
+                self._source.wait()
+        self._source.hang_up()
+        listening.join(_CLOSE_WITHIN)
 
-    # --- the source's side ----------------------------------------------------------------------
+    # --- speaking -------------------------------------------------------------------------------
 
-    def _converse(self) -> None:
+    def _speak(self) -> None:
+        """Says one word after another, each when the one before it is answered."""
         try:
-            while not self._closing or self._settled:
-                self._ask_source()
-                if self._closing and self._patience.away:
-                    break  # what could not be told is given again
+            while (request := self._next_request()) is not None:
+                self._source.tell(request)
         except BaseException as error:
-            with self._change:
-                self._failure = error
+            self._fail(error)
+
+    def _next_request(self) -> Request | None:
+        """Waits until there is something to say; ``None`` when there is nothing more for good."""
+        with self._change:
+            while self._failure is None:
+                away = self._patience.away
+                if self._closing and (away or not self._is_telling):
+                    return None  # what could not be told is given again
+                wait = self._patience.ready_in()
+                if wait == 0 and self._in_question is None:
+                    self._in_question = self._choose_request(away)
+                    if self._in_question is not None:
+                        return self._in_question
+                self._change.wait(wait or None)
+        return None
+
+    @property
+    def _is_telling(self) -> bool:
+        return bool(self._settled or self._telling)
+
+    def _choose_request(self, away: bool) -> Request | None:
+        if not self._greeted:
+            return Greet()
+        if self._settled:
+            # At once, whatever has come together: the source's system is asked less often.
+            self._telling, self._settled = HandedBack.join(self._settled), []
+            return Settle.of(self._telling)
+        return Resume() if away else None
+
+    # --- listening ------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        try:
+            while self._failure is None:
+                self._hear(self._source.hear())
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._change:
+            self._failure = self._failure or error
+            self._change.notify()
         self._wake.set()
 
-    def _ask_source(self) -> None:
-        """Has one turn: says what is settled, then asks for what is new. It waits out an outage."""
-        try:
-            if not self._greeted:
-                self._greet()
-            self._tell_settled()
-            if not self._closing:
-                self._read()
-            self._patience.end()
-        except SourceAway as away:
-            self._patience.meet(away.outage)
+    def _hear(self, answer: Answer) -> None:
+        match answer:
+            case Hello():
+                self.takes_back, self._greeted = answer.redelivers, True
+                self._note_answered(answer.exhausted, settled=0)
+            case Heard():
+                assert self._telling is not None
+                self._note_answered(answer.exhausted, settled=len(self._telling))
+            case Given():
+                self._note_read()
+                self._note_exhausted(False)
+                self._take_in(answer.read_rows())
+            case Told():
+                self._note_read()
+                self._note_told(answer)
+            case Failed():
+                self._note_failed(answer)
+            case never:
+                assert_never(never)
+
+    def _note_answered(self, exhausted: bool, settled: int) -> None:
+        with self._change:
+            # Both at once: a nacked message is settled, and the source is not exhausted any more.
+            self._exhausted = exhausted
+            self._unsettled -= settled
+            self._in_question = self._telling = None
+            self._change.notify()
+        if exhausted:
             self._wake.set()
+
+    def _note_exhausted(self, exhausted: bool) -> None:
+        if exhausted != self._exhausted:
+            self._exhausted = exhausted
+            self._wake.set()
+
+    def _note_read(self) -> None:
+        """Notes that the source could be read: its system is there."""
+        if self._patience.away:
             with self._change:
-                if not self._closing:
-                    self._change.wait_for(lambda: self._closing, self._patience.ready_in())
+                self._patience.end()
+                if isinstance(self._in_question, Resume):
+                    self._in_question = None
+                self._change.notify()
 
-    def _greet(self) -> None:
-        hello: Hello = self._source.ask("hello")
-        self.takes_back, self._exhausted = hello.redelivers, hello.exhausted
-        self._greeted = True
-
-    def _tell_settled(self) -> None:
-        while self._settled:
-            ends = self._settled[0]
-            self._source.ask("settle", ends.acks, ends.nacks)
-            self._settled.popleft()  # only now: after an outage it is told again
-            with self._change:
-                self._unsettled -= len(ends.acks) + len(ends.nacks)
-            self._wake.set()  # it may be exhausted now
-
-    def _read(self) -> None:
-        room = WINDOW - self._unsettled
-        if room <= 0 or self._waiting_bytes() > _MOST_BYTES:
-            self._wait(1.0)
-            return
-        began = time.monotonic()
-        timeout = (
-            self._plan.timeout if not self._unsettled else min(_SETTLE_SOON, self._plan.timeout)
-        )
-        given: Given = self._source.ask("read", min(self._plan.limit, room), timeout)
-        for line in given.printed:
+    def _note_told(self, told: Told) -> None:
+        for line in told.printed:
             self._events.log(line)
-        if given.frame is not None:
-            self._arrived(given)
-        elif time.monotonic() - began < _MIN_READ:
-            self._wait(_MIN_READ)  # a source that does not wait must not keep us spinning
-        if given.exhausted != self._exhausted:
-            self._exhausted = given.exhausted
-            self._wake.set()
-        self._ask_pending()
+        self._events.pending(told.pending)
+        self._note_exhausted(told.exhausted)
 
-    def _ask_pending(self) -> None:
-        if time.monotonic() - self._asked_pending > _PENDING_EVERY:
-            self._asked_pending = time.monotonic()
-            self._events.pending(self._source.ask("pending"))
-
-    def _waiting_bytes(self) -> int:
-        """Returns the size of what has been read and not taken yet."""
+    def _note_failed(self, failed: Failed) -> None:
+        if failed.outage is None:
+            raise SourceError(self._vertex, failed.what, failed.trace)
         with self._change:
-            return sum(batch.nbytes for batch, _ in self._queue)
+            self._patience.meet(failed.outage)
+            if self._telling is not None and failed.during == "settle":
+                # Only what the source has heard without an error is settled: it is told again.
+                self._settled, self._telling = [self._telling, *self._settled], None
+            if failed.during != "read" or isinstance(self._in_question, Resume):
+                self._in_question = None
+            self._change.notify()
+        self._wake.set()
 
-    def _arrived(self, given: Given) -> None:
-        assert given.frame is not None
-        batch = self._with_history(frames.decode(given.frame), given.deliveries)
+    def _take_in(self, rows: pa.RecordBatch) -> None:
+        batch = self._with_history(rows)
         with self._change:
-            self._queue.append((batch, given.offsets))
+            self._queue.append((batch, rows.column("offset")))
             self._unsettled += batch.num_rows
         self._wake.set()
 
-    def _with_history(
-        self, batch: pa.RecordBatch, deliveries: Sequence[int | None]
-    ) -> pa.RecordBatch:
+    def _with_history(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Returns the rows with what they have been through; most are here for the first time."""
+        batch = frame_of(rows)
         if self.takes_back:
             self._ledger.catch_up()
-        histories = [self._ledger.history(row_id) for row_id in batch.column("id").to_pylist()]
-        if not any(histories) and not any(deliveries):
+        histories = self._ledger.histories(batch.column("id"))
+        if not histories:
             return batch
-        rows: dict[str, list[Any]] = {
-            name: batch.column(name).to_pylist()
-            for name in ("deliveries", "failures", "retries", "first_seen", "nack_reason")
-        }
-        for index, (history, counted) in enumerate(zip(histories, deliveries, strict=True)):
-            for name, column in rows.items() if history else ():
-                column[index] = getattr(history, name)
-            if counted is not None:
-                rows["deliveries"][index] = counted
-        return frames.with_columns(batch, **rows)
-
-    def _wait(self, seconds: float) -> None:
-        with self._change:
-            if not self._settled and not self._closing:
-                self._change.wait(seconds)
+        facts = {name: batch.column(name).to_pylist() for name in FACTS}
+        counted = rows.column("deliveries").to_pylist()
+        for row, history in histories.items():
+            for name, column in facts.items():
+                column[row] = getattr(history, name)
+            if counted[row] is not None:
+                facts["deliveries"][row] = counted[row]
+        return frames.with_columns(batch, **facts)

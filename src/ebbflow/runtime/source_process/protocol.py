@@ -1,27 +1,33 @@
-"""The protocol between a vertex's task and its source's process, as plain pickled data."""
+"""The words that a vertex's task and its source's process say to each other.
+
+The task says ``Greet`` first. From then on the process reads and gives messages without being
+asked, as long as not too many are unsettled, and between two reads it hears what is settled. So
+neither waits for the other. The task has at most one ``Settle`` on its way at a time. After a
+``Failed`` the process reads nothing before it has heard a further word.
+"""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from typing import Literal
 
-from ebbflow.core import frames
+import pyarrow as pa
+
 from ebbflow.core.blame import Outage
+from ebbflow.core.inlet import NACKS, HandedBack
+from ebbflow.core.source_columns import OFFSETS, ROWS
 from ebbflow.core.system_errors import SystemErrors
-from ebbflow.source import SourceMessage
 
-# What can stand in an id as it is; ids are shown to people and end up in headers.
-_READABLE = re.compile(rb"[!-.0-~]{1,80}")
-_LONGEST = 90
+_ACKS = pa.schema([pa.field("offset", OFFSETS, nullable=False)])
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a source process is to do; comes through its standard input."""
+    """The order to a source's process; comes through its standard input.
+
+    ``limit`` and ``timeout`` (in seconds) are those of one read, ``columns_limit`` is the limit of
+    a source that returns columns. ``keeper`` is the process whose end ends the source's.
+    """
 
     vertex: str
     partition: int
@@ -31,12 +37,62 @@ class Order:
     socket: str
     systems: SystemErrors
     keeper: int
-    """The process whose end ends the source's."""
+    limit: int
+    columns_limit: int
+    timeout: float
+
+
+# --- said by the task ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Greet:
+    """The first word of every task. The answer is ``Hello``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Messages that are settled, and messages that the source is to give again, both in columns.
+
+    The answer is ``Heard``.
+    """
+
+    acks: pa.Buffer
+    nacks: pa.Buffer
+
+    @classmethod
+    def of(cls, ends: HandedBack) -> Settle:
+        """Returns the word about the ends of some chunks."""
+        acks = pa.RecordBatch.from_arrays([ends.acks], schema=_ACKS)
+        return cls(acks.serialize(), ends.nacks.serialize())
+
+    def read_acks(self) -> pa.BinaryArray:
+        """Returns the offsets of the messages that are settled."""
+        return pa.ipc.read_record_batch(self.acks, _ACKS).column("offset")
+
+    def read_nacks(self) -> pa.RecordBatch:
+        """Returns ``NACKS``."""
+        return pa.ipc.read_record_batch(self.nacks, NACKS)
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Reads on after an outage. The answer is whatever the next read comes to."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Closes the source and ends the process. The answer is that the line is closed."""
+
+
+Request = Greet | Settle | Resume | End
+
+# --- said by the process ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a task is told first: whether nacks go to the source, and what it reads.
+    """The source is there: whether nacks go to it, and which partitions it reads.
 
     ``exhausted`` when it has nothing more to give and all it gave is settled.
     """
@@ -48,55 +104,52 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Messages as a frame, none if there are none, and what the source printed meanwhile."""
+    """Messages, in columns. The source is not exhausted."""
 
-    frame: bytes | None
-    offsets: list[bytes]
-    deliveries: list[int | None]
+    rows: pa.Buffer
+
+    @classmethod
+    def of(cls, rows: pa.RecordBatch) -> Given:
+        """Returns the word that gives these ``ROWS``."""
+        return cls(rows.serialize())
+
+    def read_rows(self) -> pa.RecordBatch:
+        """Returns ``ROWS``."""
+        return pa.ipc.read_record_batch(self.rows, ROWS)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The state of the source after a read, for people and for a drain.
+
+    ``printed`` is what the source has printed since the last time, ``pending`` is how many
+    messages wait to be read, as far as the source knows.
+    """
+
     exhausted: bool
     printed: list[str]
+    pending: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The source has heard what was settled. ``exhausted`` as in ``Hello``."""
+
+    exhausted: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The source raised in the method that was asked for: ``what``, in words.
+    """The source raised: ``what``, in words, while it did what ``during`` says.
 
     With an ``outage`` its system is away: it has been closed and is opened anew when it is next
     asked for something.
     """
 
+    during: Literal["greet", "settle", "read"]
     what: str
     trace: str
     outage: Outage | None = None
 
 
-def frame_of(messages: Sequence[SourceMessage], vertex: str, partition: int) -> bytes | None:
-    """The messages as rows, each with the id it has whenever it is given."""
-    if not messages:
-        return None
-    now = datetime.now(UTC)
-    columns = {
-        "id": [message_id(one, vertex, partition) for one in messages],
-        "value": [one.value for one in messages],
-        "keys": [list(one.keys) or None for one in messages],
-        "headers": [list(one.headers.items()) or None for one in messages],
-        "event_time": [one.event_time or now for one in messages],
-        "first_seen": [now] * len(messages),
-    }
-    return frames.encode(frames.batch_of(columns, len(messages)))
-
-
-def message_id(message: SourceMessage, vertex: str, partition: int) -> str:
-    """The message's id in the pipeline: vertex, partition and offset."""
-    where = partition if message.partition is None else message.partition
-    return f"{vertex}-{where}-{_offset_text(message.offset)}"
-
-
-def _offset_text(offset: bytes) -> str:
-    """Different offsets have different texts; short and readable ones stay as they are."""
-    if _READABLE.fullmatch(offset) and not offset.startswith(b"="):
-        return offset.decode()
-    encoded = "=" + base64.urlsafe_b64encode(offset).decode().rstrip("=")
-    if len(encoded) <= _LONGEST:
-        return encoded
-    return "==" + hashlib.blake2b(offset, digest_size=32).hexdigest()
+Answer = Hello | Given | Told | Heard | Failed

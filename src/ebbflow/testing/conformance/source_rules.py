@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from unittest import SkipTest
 
-from ebbflow.runtime.source_process.inlet import WINDOW
+from ebbflow.runtime.source_process.reading import WINDOW
 from ebbflow.testing.background_run import until
 from ebbflow.testing.conformance import samples
 from ebbflow.testing.conformance.rules import Rule, RuleBroken, expect_none, rule

@@ -1,0 +1,227 @@
+"""A source in its process: opened, read from, and told what became of its messages.
+
+All its methods are called from one thread. What it gave and is not settled is in hand here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import pyarrow as pa
+
+from ebbflow.core.blame import Outage
+from ebbflow.core.calling import Handler
+from ebbflow.core.source_columns import check_columns, columns_of, rows_of
+from ebbflow.core.targets import resolve
+from ebbflow.errors import SetupError
+from ebbflow.nacks import NackOptions
+from ebbflow.runtime.source_process.in_hand import InHand
+from ebbflow.runtime.source_process.protocol import (
+    Failed,
+    Given,
+    Heard,
+    Hello,
+    Order,
+    Settle,
+    Told,
+)
+from ebbflow.source import NackOffset, Source, SourceMessage
+
+WINDOW = 20_000
+"""Messages that may be unsettled before no more are read."""
+
+_MOST_BYTES = 64 * 1024 * 1024
+_SETTLE_SOON = 0.25
+_TELL_EVERY = 2.0
+_PRINTED = 1_000
+
+T = TypeVar("T")
+
+
+class SourceReading:
+    """One source, for one task after another."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._in_hand = InHand()
+        self._inherited: set[bytes] = set()
+        self._again: deque[pa.RecordBatch] = deque()
+        self._lines: list[str] = []
+        self._source: Any = None
+        self._calling = "open"
+        self._gives_columns = self._was_dry = False
+        self._told_exhausted, self._told_at = False, 0.0
+
+    def note_printed(self, text: str) -> None:
+        """Keeps a line that the source has printed, to be told."""
+        self._lines = [*self._lines[1 - _PRINTED :], text]
+
+    def begin_task(self) -> None:
+        """Has the next task be given again what the last one has not settled."""
+        self._again.extendleft(reversed(self._in_hand.take_all()))
+        self._told_exhausted, self._told_at = False, 0.0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there may be another read before something is settled."""
+        return len(self._in_hand) < WINDOW and self._in_hand.nbytes < _MOST_BYTES
+
+    def attempt(
+        self, what: Literal["greet", "settle", "read"], call: Callable[..., T], *arguments: Any
+    ) -> T | Failed:
+        """Returns what the call returns, or how a method of the source failed."""
+        try:
+            return call(*arguments)
+        except SetupError as error:  # says all there is to say
+            return Failed(what, str(error), traceback.format_exc())
+        except (Exception, SystemExit) as error:
+            text = f"{self._calling}() raised {type(error).__name__}: {error}"
+            self._told_at = 0.0  # the next read that succeeds says so
+            return Failed(what, text, traceback.format_exc(), self._outage(error, text))
+
+    def _outage(self, error: BaseException, what: str) -> Outage | None:
+        """Returns what is away, if the error says so; the source is then closed."""
+        if not self._order.systems.means_away(error):
+            return None
+        self.close()
+        self._source = None
+        self._inherited |= self._in_hand.offsets
+        for rows in self._again:
+            self._inherited.update(rows.column("offset").to_pylist())
+        outage = Outage.of(error)
+        return outage if outage.named else replace(outage, what=" ".join(what.split()))
+
+    # --- opening --------------------------------------------------------------------------------
+
+    def greet(self) -> Hello:
+        """Opens the source, if it is not open."""
+        self._open()
+        nack = getattr(type(self._source), "nack", Source.nack)
+        partitions = list(self._call("partitions", ()))
+        self._told_exhausted = self._exhausted and not self._again
+        return Hello(nack is not Source.nack, self._told_exhausted, partitions)
+
+    def _open(self) -> None:
+        """Makes and opens the source, if it is not there: at first, and after an outage."""
+        if self._source is None:
+            self._calling = "open"
+            code = pickle.loads(self._order.code)  # noqa: S301 - from our own parent process
+            search = self._order.search
+            if isinstance(code, str):
+                code = resolve(code, Path(search) if search else None)
+            self._handler = Handler(code)
+            self._source = self._handler.instance
+
+    @property
+    def _exhausted(self) -> bool:
+        return bool(getattr(self._source, "exhausted", False))
+
+    def close(self) -> None:
+        """Closes the source; errors change nothing any more."""
+        if self._source is not None:
+            with contextlib.suppress(Exception, SystemExit):
+                self._handler.close()
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def read(self) -> Given | None:
+        """Returns messages, those first that an earlier task has not settled; ``None`` if none."""
+        rows = self._again.popleft() if self._again else self._read_source()
+        self._was_dry = not rows.num_rows
+        if self._was_dry:
+            return None
+        self._in_hand.add(rows)
+        return Given.of(rows)
+
+    def _read_source(self) -> pa.RecordBatch:
+        order = self._order
+        most = order.columns_limit if self._gives_columns else order.limit
+        # While something is unsettled the task may want to say so soon.
+        timeout = min(_SETTLE_SOON, order.timeout) if len(self._in_hand) else order.timeout
+        given = self._call("read", None, min(most, WINDOW - len(self._in_hand)), timeout)
+        self._gives_columns = isinstance(given, pa.RecordBatch)
+        columns = self._in_hand.without_known(_columns(given))
+        return rows_of(columns, order.vertex, order.partition, datetime.now(UTC))
+
+    def tell(self) -> Told | None:
+        """Returns what is to be told after a read: nothing, as a rule."""
+        exhausted = self._was_dry and self._exhausted
+        due = time.monotonic() - self._told_at > _TELL_EVERY
+        if not (due or self._lines or exhausted != self._told_exhausted):
+            return None
+        pending = self._call("pending", None)
+        self._told_at, self._told_exhausted = time.monotonic(), exhausted
+        printed, self._lines = self._lines, []
+        return Told(exhausted, printed, None if pending is None else int(pending))
+
+    # --- settling -------------------------------------------------------------------------------
+
+    def settle(self, ends: Settle) -> Heard:
+        """Tells the source what is settled and what it is to give again."""
+        acks, nacks = ends.read_acks(), ends.read_nacks()
+        offsets = [acks, nacks.column("offset")]
+        unknown = self._inherits(offsets)
+        try:
+            if len(acks):
+                self._ack(acks)
+            if nacks.num_rows:
+                self._call("nack", None, _list_nacks(nacks))
+        except Exception as error:
+            # A source that was made anew need not know what an earlier one gave: it gives it again.
+            if not unknown or self._order.systems.means_away(error):
+                raise
+        for settled in offsets:
+            self._in_hand.settle(settled)
+            self._inherited.difference_update(settled.to_pylist() if self._inherited else ())
+        # A nacked message is to be given again: what was exhausted need not be any more.
+        self._told_exhausted = self._told_exhausted and self._exhausted
+        return Heard(self._told_exhausted)
+
+    def _inherits(self, offsets: list[pa.BinaryArray]) -> bool:
+        """Returns whether one of the messages was given by a source that is gone."""
+        if not self._inherited:
+            return False
+        return not all(self._inherited.isdisjoint(some.to_pylist()) for some in offsets)
+
+    def _ack(self, acks: pa.BinaryArray) -> None:
+        self._open()
+        if hasattr(self._source, "ack_columns"):
+            self._call("ack_columns", None, acks)
+        else:
+            self._call("ack", None, acks.to_pylist())
+
+    def _call(self, name: str, absent: Any, *arguments: Any) -> Any:
+        self._open()
+        self._calling = name
+        method: Callable[..., Any] | None = getattr(self._source, name, None)
+        return absent if method is None else self._handler.finish(method(*arguments))
+
+
+def _columns(given: Any) -> pa.RecordBatch:
+    """Returns what ``read`` has returned as checked columns."""
+    if isinstance(given, pa.RecordBatch):
+        return check_columns(given)
+    messages = list(given or ())
+    for kind in {type(message) for message in messages}:
+        if not issubclass(kind, SourceMessage):
+            raise TypeError(
+                "read() must give SourceMessage objects or a pyarrow.RecordBatch, "
+                f"not {kind.__name__}"
+            )
+    return columns_of(messages)
+
+
+def _list_nacks(nacks: pa.RecordBatch) -> list[NackOffset]:
+    columns = (column.to_pylist() for column in nacks.columns)
+    return [
+        NackOffset(offset, NackOptions(*options)) for offset, *options in zip(*columns, strict=True)
+    ]

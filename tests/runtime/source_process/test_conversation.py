@@ -1,0 +1,387 @@
+"""A task's inlet and its source's process, over a real socket: nothing is lost between them.
+
+The process is a thread here, so that the test can see what the source was told. Tasks follow each
+other; some end in good order, some are gone at once, and the system behind the source may be away.
+"""
+
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ebbflow import NackOffset, NackOptions, Source, SourceMessage
+from ebbflow.buffers.ledger import History
+from ebbflow.core import frames
+from ebbflow.core.frames import Rows
+from ebbflow.core.inlet import handed_back
+from ebbflow.core.outage import Patience
+from ebbflow.core.position import Mark
+from ebbflow.core.system_errors import LISTED
+from ebbflow.durations import Backoff
+from ebbflow.errors import SourceError
+from ebbflow.outcome import Redeliver
+from ebbflow.runtime.source_process import client, reading
+from ebbflow.runtime.source_process.client import SourcePlan
+from ebbflow.runtime.source_process.inlet import PulledInlet
+from ebbflow.runtime.source_process.protocol import Order
+from ebbflow.runtime.source_process.server import SourceProcess
+
+pytestmark = pytest.mark.timeout(120)
+RUNS = count()
+SOON = Backoff(interval=1)
+
+
+class Outside:
+    """The system behind the source: what waits, what is in somebody's hand, what is done."""
+
+    def __init__(self, messages: int) -> None:
+        self.waiting = [b"%d" % number for number in range(messages)]
+        self.given: dict[bytes, int] = {}
+        self.acked: list[bytes] = []
+        self.nacked: list[tuple[bytes, NackOptions]] = []
+        self.opened = 0
+        self.limits: list[int] = []
+        self.outages: list[str] = []
+        """The methods that raise the next time they are called."""
+
+    def meet_outage(self, method: str) -> None:
+        if method in self.outages:
+            self.outages.remove(method)
+            raise ConnectionError(f"{method}: the system is away")
+
+    def give(self, limit: int) -> list[bytes]:
+        self.limits.append(limit)
+        offsets, self.waiting = self.waiting[:limit], self.waiting[limit:]
+        self.given |= dict.fromkeys(offsets, self.opened)
+        return offsets
+
+
+OUTSIDE: Outside
+
+
+class Reader(Source):
+    """Gives lists of messages; an instance knows only what it has given itself."""
+
+    def open(self) -> None:
+        self._outside = OUTSIDE
+        self._outside.meet_outage("open")
+        self._outside.opened += 1
+        # A new connection: what the one before it gave and was not told of comes again.
+        self._outside.waiting = [*self._outside.given, *self._outside.waiting]
+        self._outside.given.clear()
+
+    def read(self, limit, timeout):
+        self._outside.meet_outage("read")
+        offsets = self._outside.give(limit)
+        return [SourceMessage(b"v" + offset, offset) for offset in offsets]
+
+    def ack(self, offsets):
+        assert all(type(offset) is bytes for offset in offsets)
+        self._outside.meet_outage("ack")
+        self._end(offsets)
+
+    def _end(self, offsets):
+        unknown = [offset for offset in offsets if offset not in self._outside.given]
+        for offset in offsets:
+            if self._outside.given.pop(offset, None) is not None:
+                self._outside.acked.append(offset)
+        if unknown:
+            raise ValueError(f"nobody was given {unknown}")
+
+    @property
+    def exhausted(self) -> bool:
+        return not (self._outside.waiting or self._outside.given)
+
+
+class TakingBack(Reader):
+    """Gives nacked messages again."""
+
+    def nack(self, nacks: list[NackOffset]) -> None:
+        self._outside.meet_outage("nack")
+        for nack in nacks:
+            self._outside.nacked.append((nack.offset, nack.options))
+            if self._outside.given.pop(nack.offset, None) is not None:
+                self._outside.waiting.append(nack.offset)
+
+
+class InColumns(TakingBack):
+    """Gives columns, and is told columns."""
+
+    def read(self, limit, timeout):
+        self._outside.meet_outage("read")
+        offsets = pa.array(self._outside.give(limit), pa.binary())
+        values = pa.array([b"v" + offset for offset in offsets.to_pylist()], pa.binary())
+        return pa.RecordBatch.from_arrays([values, offsets], names=["value", "offset"])
+
+    def ack_columns(self, offsets):
+        assert isinstance(offsets, pa.BinaryArray)
+        self._outside.meet_outage("ack")
+        self._end(offsets.to_pylist())
+
+
+class NoColumns:
+    """Not even a subclass of ``Source``: the two methods that it needs, and when to stop."""
+
+    open, read, ack, _end, exhausted = (
+        Reader.open,
+        Reader.read,
+        Reader.ack,
+        Reader._end,
+        Reader.exhausted,
+    )
+
+
+SOURCES = [Reader, TakingBack, InColumns, NoColumns]
+sources = pytest.mark.parametrize("source", SOURCES)
+
+
+class EmptyLedger:
+    """A ledger, in memory."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, History] = {}
+
+    def catch_up(self) -> None:
+        pass
+
+    def histories(self, ids: pa.StringArray) -> dict[int, History]:
+        known = enumerate(ids.to_pylist())
+        return {row: self.entries[i] for row, i in known if i in self.entries}
+
+
+class Events:
+    """What people are told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.counted: list[int | None] = []
+
+    def log(self, text: str) -> None:
+        self.lines.append(text)
+
+    def pending(self, messages: int | None) -> None:
+        self.counted.append(messages)
+
+
+class Task:
+    """One task after another may read from the same process."""
+
+    def __init__(self, run: str, ledger: EmptyLedger) -> None:
+        self.wake, self.events = threading.Event(), Events()
+        plan = SourcePlan(Reader, 5, 0.01, run)
+        self.inlet = PulledInlet(
+            plan, "in", 0, Mark(0), ledger, self.wake, self.events, Patience(SOON)
+        )
+
+    def take(self, limit: int) -> tuple[Rows, pa.BinaryArray] | None:
+        """Waits for a chunk; ``None`` when the source is exhausted."""
+        while not (batches := self.inlet.take(limit)):
+            if self.inlet.exhausted:
+                return None
+            self.wake.wait(0.05)
+            self.wake.clear()
+        return Rows(frames.concat(batches)), self.inlet.pick_up()
+
+    def settle(self, rows: Rows, offsets: pa.BinaryArray, nacked: set[str]) -> None:
+        again = {
+            index: Redeliver(0, "again", 0, NackOptions(reason="again"))
+            for index, row_id in enumerate(rows.column("id"))
+            if row_id in nacked and self.inlet.takes_back
+        }
+        self.inlet.hand_back(handed_back(offsets, rows, again))
+
+    def die(self) -> None:
+        """Is gone without a word, like a killed worker."""
+        self.inlet._source.hang_up()
+
+
+@contextmanager
+def served(source: type, messages: int) -> Iterator[tuple[Outside, str]]:
+    """A process for the source, in a thread; ends with the context."""
+    global OUTSIDE
+    outside = OUTSIDE = Outside(messages)
+    run = f"test-{next(RUNS)}"
+    path = client._socket_path(f"{run}/in/0")
+    code = pickle.dumps(source)
+    order = Order("in", 0, code, None, [], str(path), LISTED, 0, 5, 7, 0.01)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        process = threading.Thread(target=SourceProcess(order).serve, args=[listener], daemon=True)
+        process.start()
+        try:
+            yield outside, run
+        finally:
+            path.unlink()
+    # A task that ends for good ends it.
+    process.join(10)
+    assert not process.is_alive()
+
+
+def end(run: str) -> None:
+    Task(run, EmptyLedger()).inlet.close(for_good=True)
+
+
+@pytest.mark.guarantee("sources-are-acknowledged-last")
+@sources
+def test_every_message_is_given_once_and_acknowledged_once(source):
+    with served(source, 100) as (outside, run):
+        task, ids = Task(run, EmptyLedger()), []
+        while taken := task.take(30):
+            ids += taken[0].column("id")
+            task.settle(*taken, set())
+        task.inlet.close(for_good=True)
+    assert sorted(ids) == sorted(f"in-0-{number}" for number in range(100))
+    assert sorted(outside.acked, key=int) == [b"%d" % number for number in range(100)]
+
+
+crashes = st.lists(
+    st.tuples(st.integers(0, 4), st.sampled_from(["dies", "closes"])), min_size=0, max_size=4
+)
+outages = st.lists(st.sampled_from(["open", "read", "ack", "nack"]), max_size=4)
+nacks = st.sets(st.integers(0, 29), max_size=4)
+
+
+@pytest.mark.guarantee("sources-are-acknowledged-last")
+@sources
+@settings(max_examples=15, deadline=None)
+@given(ends=crashes, away=outages, bad=nacks, size=st.integers(1, 12))
+def test_whatever_ends_and_whatever_is_away_every_message_is_settled(source, ends, away, bad, size):
+    with served(source, 30) as (outside, run):
+        outside.outages += away
+        settled: set[bytes] = set()
+        nacked = {f"in-0-{number}" for number in bad}
+        for chunks, how in [*ends, (10_000, "closes")]:
+            task = Task(run, EmptyLedger())
+            while chunks > 0 and (taken := task.take(size)):
+                chunks -= 1
+                settled |= set(taken[1].to_pylist())
+                assert set(outside.acked) <= settled, "acknowledged before it was settled"
+                task.settle(*taken, nacked)
+                nacked -= set(taken[0].column("id"))
+            if how == "dies":
+                task.die()
+            task.inlet.close()
+        end(run)
+    assert {int(offset) for offset in outside.acked} == set(range(30))
+    assert (outside.waiting, outside.given) == ([], {})
+
+
+@pytest.mark.guarantee("sources-are-acknowledged-last")
+@sources
+def test_what_a_dead_task_had_in_hand_is_given_to_the_next(source):
+    with served(source, 20) as (outside, run):
+        first = Task(run, EmptyLedger())
+        _, offsets = first.take(4)
+        settled = first.take(1)
+        first.settle(*settled, set())
+        until(lambda: outside.acked == settled[1].to_pylist())
+        first.die()
+        second, again = Task(run, EmptyLedger()), []
+        while taken := second.take(100):
+            again += taken[1].to_pylist()
+            second.settle(*taken, set())
+        second.inlet.close(for_good=True)
+    assert again[: len(offsets)] == offsets.to_pylist()  # in the order they were given
+    assert sorted(map(int, again)) == sorted({*range(20)} - {int(outside.acked[0])})
+    assert outside.opened == 1
+
+
+def until(condition) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.001)
+
+
+@sources
+def test_no_more_is_read_than_may_be_unsettled(source, monkeypatch):
+    monkeypatch.setattr(reading, "WINDOW", 12)
+    with served(source, 40) as (outside, run):
+        task = Task(run, EmptyLedger())
+        until(lambda: len(outside.given) == 12)
+        time.sleep(0.05)
+        assert len(outside.given) == 12
+        while taken := task.take(100):
+            task.settle(*taken, set())
+        task.inlet.close(for_good=True)
+    assert len(outside.acked) == 40
+
+
+def test_columns_are_asked_for_in_larger_pieces():
+    with served(InColumns, 30) as (outside, run):
+        task = Task(run, EmptyLedger())
+        while taken := task.take(100):
+            task.settle(*taken, set())
+        task.inlet.close(for_good=True)
+    assert outside.limits[0] == 5
+    assert set(outside.limits[1:]) == {7}
+
+
+@pytest.mark.parametrize("source", [TakingBack, InColumns])
+def test_a_source_is_nacked_with_exactly_the_options_that_were_given(source):
+    asked = [NackOptions(), NackOptions(5, 0, "later"), NackOptions(0), NackOptions(reason="ä")]
+    with served(source, 4) as (outside, run):
+        task = Task(run, EmptyLedger())
+        while taken := task.take(100):
+            rows, offsets = taken
+            first = len(outside.nacked) == 0 and len(rows) == 4
+            again = {n: Redeliver(0, None, 0, asked[n]) for n in range(4)} if first else {}
+            task.inlet.hand_back(handed_back(offsets, rows, again))
+            until(lambda: len(outside.nacked) == 4)
+        task.inlet.close(for_good=True)
+    assert outside.nacked == [(b"%d" % n, options) for n, options in enumerate(asked)]
+    assert sorted(outside.acked) == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_message_comes_with_its_history_and_with_the_deliveries_that_its_source_counts():
+    class Counting(Reader):
+        def read(self, limit, timeout):
+            offsets = self._outside.give(limit)
+            deliveries = {b"1": 7, b"2": 8}
+            return [SourceMessage(b"", o, deliveries=deliveries.get(o)) for o in offsets]
+
+    ledger = EmptyLedger()
+    ledger.entries = {f"in-0-{n}": History(3, 1, 2, None, "busy") for n in (0, 1)}
+    globals()["Counting"] = Counting  # to be found by its name, as a user's class is
+    Counting.__qualname__ = "Counting"
+    with served(Counting, 4) as (_, run):
+        task = Task(run, ledger)
+        rows = []
+        while taken := task.take(100):
+            rows += taken[0].batch.to_pylist()
+            task.settle(*taken, set())
+        task.inlet.close(for_good=True)
+    facts = [(row["deliveries"], row["failures"], row["nack_reason"]) for row in rows]
+    assert facts == [(3, 1, "busy"), (7, 1, "busy"), (8, 0, None), (1, 0, None)]
+
+
+@pytest.mark.parametrize("given_instead", ["texts", 5, [b"bytes"]], ids=repr)
+def test_what_is_neither_messages_nor_columns_fails_the_source(given_instead, monkeypatch):
+    monkeypatch.setattr(Reader, "read", lambda self, limit, timeout: given_instead)
+    with served(Reader, 1) as (_, run):
+        task = Task(run, EmptyLedger())
+        with pytest.raises(SourceError, match=r"read\(\) raised TypeError"):
+            task.take(1)
+        task.inlet.close(for_good=True)
+
+
+def test_an_outage_is_waited_out_and_shown():
+    with served(Reader, 3) as (outside, run):
+        outside.outages += ["read"] * 10_000
+        task = Task(run, EmptyLedger())
+        until(lambda: outside.opened == 3 and task.inlet.waiting is not None)
+        outside.outages.clear()
+        while taken := task.take(100):
+            task.settle(*taken, set())
+        until(lambda: task.inlet.waiting is None)
+        task.inlet.close(for_good=True)
+    assert len(outside.acked) == 3
