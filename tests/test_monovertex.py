@@ -25,7 +25,7 @@ spec:
     transformer: {python: "os.path:basename", retryStrategy: {backoff: {steps: 2}}}
   udf: {python: "os.path:join", mode: columnar, retryStrategy: {onFailure: drop}}
   sink:
-    udsink: {python: "os.path:split"}
+    udsink: {python: "os.path:split", mode: pandas}
     fallback: {log: {}}
     onSuccess: {udsink: {python: "os.path:exists"}}
     retryStrategy:
@@ -65,6 +65,7 @@ def test_the_builder_and_yaml_give_equal_models(tmp_path: Path) -> None:
         .map("os.path:join", mode="columnar", on_failure="drop")
         .sink(
             "os.path:split",
+            mode="pandas",
             fallback="log",
             on_success="os.path:exists",
             retry=Backoff(interval=1_000, steps=3, cap=5_000),

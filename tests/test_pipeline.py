@@ -40,7 +40,7 @@ spec:
       retryStrategy: {backoff: {interval: 1s, steps: 2, factor: 1.0, cap: 5s, jitter: 0.0}}
   - name: big
     sink:
-      udsink: {python: "os.path:split"}
+      udsink: {python: "os.path:split", mode: columnar}
       fallback: {udsink: {python: "os.path:exists"}}
       onSuccess: {log: {}}
       retryStrategy: {backoff: {interval: 1s, steps: 3}, onFailure: fallback}
@@ -99,6 +99,7 @@ def test_the_builder_and_yaml_give_equal_models(tmp_path: Path) -> None:
         .sink(
             "big",
             "os.path:split",
+            mode="columnar",
             fallback="os.path:exists",
             on_success="log",
             retry={"interval": "1s", "steps": 3},

@@ -14,8 +14,8 @@ Pipeline("orders").source("in", generator={"messages": 100}).map("enrich", enric
 The public names, each to be imported from the module that lists it:
 
     ebbflow             building      Pipeline MonoVertex Backoff
-                        user code     Datum Message Response Status nack Nack NackOptions
-                                      Source SourceMessage NackOffset ServingStore
+                        user code     Datum Message Response RowResponse Status nack Nack
+                                      NackOptions Source SourceMessage NackOffset ServingStore
                         a run         Summary Counts Watcher VertexView
                         dead letters  DeadLetters StoredLetter Letter
                         errors        EbbflowError SetupError AccessError JetStreamUnavailable
@@ -54,7 +54,7 @@ from ebbflow.errors import (
     TargetError,
     Unavailable,
 )
-from ebbflow.message import Datum, Message, Response, Status
+from ebbflow.message import Datum, Message, Response, RowResponse, Status
 from ebbflow.monovertex import MonoVertex
 from ebbflow.nacks import Nack, NackOptions, nack
 from ebbflow.outcome import Counts
@@ -89,6 +89,7 @@ __all__ = [
     "Pipeline",
     "Problem",
     "Response",
+    "RowResponse",
     "ServingStore",
     "SetupError",
     "Source",

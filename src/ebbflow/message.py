@@ -184,6 +184,64 @@ class Status(Enum):
     UNAVAILABLE = "unavailable"
 
 
+@dataclass(frozen=True, slots=True)
+class RowResponse:
+    """A columnar sink's answer for one row; make it with one of the class methods.
+
+    A columnar sink returns ``None`` when it has written all rows, or else a mapping from the
+    numbers of the other rows to their answers. One object may answer for many rows.
+    """
+
+    status: Status
+    error: str | None = None
+    payload: bytes | None = None
+    message: Message | None = None
+    nack_options: NackOptions | None = None
+    retry_after: int | None = None
+
+    @classmethod
+    def ok(cls) -> RowResponse:
+        """The sink has written the row: it is done, as if it were not in the mapping."""
+        return cls(Status.OK)
+
+    @classmethod
+    def failure(cls, error: str) -> RowResponse:
+        """The sink could not write it: its ``retryStrategy`` decides; without one, dead letter."""
+        if not isinstance(error, str) or not error.strip():
+            raise ValueError("a failure needs an error message that says what went wrong")
+        return cls(Status.FAILURE, error=error)
+
+    @classmethod
+    def fallback(cls) -> RowResponse:
+        """Sends the message to the fallback sink, without retries."""
+        return cls(Status.FALLBACK)
+
+    @classmethod
+    def serve(cls, payload: bytes) -> RowResponse:
+        """Stores the payload as the answer to the request that this message came from."""
+        return cls(Status.SERVE, payload=payload)
+
+    @classmethod
+    def on_success(cls, message: Message | None = None) -> RowResponse:
+        """The sink has written it; the on-success sink gets ``message``, or else the original."""
+        return cls(Status.ON_SUCCESS, message=message)
+
+    @classmethod
+    def nack(cls, options: NackOptions | None = None) -> RowResponse:
+        """Redelivers this message; the other rows keep their own answers."""
+        return cls(Status.NACK, nack_options=options)
+
+    @classmethod
+    def unavailable(cls, what: str, retry_after: Duration | None = None) -> RowResponse:
+        """The system ``what`` is away: no message is blamed, and this one comes again.
+
+        If the sink answers so for every row of a call, it is not called again before
+        ``retry_after``.
+        """
+        wait = None if retry_after is None else milliseconds(retry_after)
+        return cls(Status.UNAVAILABLE, error=what, retry_after=wait)
+
+
 @dataclass(slots=True)
 class Response:
     """A sink's answer for one message; make it with one of the class methods.
@@ -209,7 +267,7 @@ class Response:
     def failure(cls, id: str, error: str) -> Response:
         """The sink could not write it: its ``retryStrategy`` decides; without one, dead letter."""
         if not isinstance(error, str) or not error.strip():
-            raise ValueError("Response.failure needs an error message that says what went wrong")
+            raise ValueError("a failure needs an error message that says what went wrong")
         return cls(id, Status.FAILURE, error=error)
 
     @classmethod

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ebbflow.builder import Builder
 from ebbflow.errors import Problem, SpecError
-from ebbflow.schema.literals import Code, Mode, OnFailure, TagOperator
+from ebbflow.schema.literals import Code, Mode, OnFailure, SinkMode, TagOperator
 from ebbflow.spec import from_python as parts
 from ebbflow.spec.from_python import (
     Policy,
@@ -109,6 +109,7 @@ class MonoVertex(Builder):
         self,
         code: Code | None = None,
         *,
+        mode: SinkMode = "batch",
         log: bool = False,
         blackhole: bool = False,
         fallback: SinkChoice | None = None,
@@ -119,12 +120,13 @@ class MonoVertex(Builder):
     ) -> Self:
         """Writes to user code, or with ``log=True`` or ``blackhole=True``.
 
-        ``fallback`` gets the messages that the sink cannot write, ``on_success`` those that it
-        passes on.
+        ``mode`` says what one call of the code gets. ``fallback`` gets the messages that the sink
+        cannot write, ``on_success`` those that it passes on.
         """
         part = parts.sink(
             code,
             kinds,
+            mode=mode,
             log=log,
             blackhole=blackhole,
             fallback=fallback,

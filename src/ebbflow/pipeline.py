@@ -34,7 +34,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 from ebbflow.builder import Builder
-from ebbflow.schema.literals import Code, Mode, OnFailure, OnFull, TagOperator
+from ebbflow.schema.literals import Code, Mode, OnFailure, OnFull, SinkMode, TagOperator
 from ebbflow.spec import from_python as parts
 from ebbflow.spec.from_python import (
     Policy,
@@ -159,6 +159,7 @@ class Pipeline(Builder):
         name: str,
         code: Code | None = None,
         *,
+        mode: SinkMode = "batch",
         log: bool = False,
         blackhole: bool = False,
         fallback: SinkChoice | None = None,
@@ -173,12 +174,14 @@ class Pipeline(Builder):
     ) -> Self:
         """Adds a sink: user code, ``log=True``, ``blackhole=True`` or one of YAML's kinds.
 
-        A sink is connected like a map. ``fallback`` gets the messages that the sink cannot write,
+        A sink is connected like a map. ``mode`` says what one call of the code gets: a list of
+        messages, or a table of them. ``fallback`` gets the messages that the sink cannot write,
         ``on_success`` those that it passes on.
         """
         part = parts.sink(
             code,
             options,
+            mode=mode,
             log=log,
             blackhole=blackhole,
             fallback=fallback,

@@ -70,6 +70,7 @@ class MemorySinkUnderTest(SinkUnderTest):
 
     def __init__(self, sink: MemorySink) -> None:
         self._sink = sink
+        self.mode = sink.mode
         self.refuse = sink.refuse
         self.go_down = sink.go_down
         self.come_up = sink.come_up
@@ -81,9 +82,9 @@ class MemorySinkUnderTest(SinkUnderTest):
         return self._sink.landed
 
 
-@pytest.fixture(scope="module")
-def sink_trial(tmp_path_factory):
-    with MemorySink() as sink:
+@pytest.fixture(scope="module", params=[False, True], ids=["lists", "columns"])
+def sink_trial(request, tmp_path_factory):
+    with MemorySink(columns=request.param) as sink:
         under_test = MemorySinkUnderTest(sink)
         with SinkTrial(under_test, tmp_path_factory.mktemp("state")) as trial:
             yield trial

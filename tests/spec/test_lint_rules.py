@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from ebbflow.schema.literals import Mode
+from ebbflow.schema.literals import Mode, SinkMode
 from ebbflow.spec.findings import CODES
 from ebbflow.spec.sections import SinkTarget, SourceSpec
 
@@ -168,6 +168,11 @@ FIELDS = [
             "7:32: EB104 'mode' must be 'unary', 'batch', 'stream', 'columnar' or 'pandas', "
             "not 'rows'"
         ],
+    ),
+    (
+        "{log: {}}",
+        "{udsink: {python: 'handlers:Store', mode: unary}}",
+        ["8:65: EB104 'mode' must be 'batch', 'columnar' or 'pandas', not 'unary'"],
     ),
     (
         "{generator: {}}",
@@ -480,6 +485,10 @@ ACCEPTED = [
     ("spec:\n", "spec:\n  ordered: {enabled: true}\n"),
     ("spec:\n", "spec:\n  lifecycle: {desiredPhase: Paused, pauseGracePeriodSeconds: 5}\n"),
     *[("{python:", f"{{mode: {mode}, python:") for mode in get_args(Mode)],
+    *[
+        ("{log: {}}", f"{{udsink: {{python: 'handlers:Store', mode: {mode}}}}}")
+        for mode in get_args(SinkMode)
+    ],
     ("{log: {}}", "{log: {}, fallback: {blackhole: {}}, onSuccess: {log: {}}}"),
     (
         "{log: {}}",

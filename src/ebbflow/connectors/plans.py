@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ebbflow.connectors.spark.settings import SparkSinkSettings
-from ebbflow.schema.literals import Code
+from ebbflow.schema.literals import Code, SinkMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,21 @@ class Pulled:
     code: Code
 
 
+WHOLE_CHUNK = 8_192
+"""As many rows as a chunk may have: a built-in sink writes all of it in one call."""
+
+
 @dataclass(frozen=True, slots=True)
 class UserSink:
-    """A sink that is called with messages: code that answers for each of them."""
+    """A sink that is called with messages: code that answers for each of them.
+
+    ``mode`` says what one call gets and how it answers. ``rows`` is the most that a call of a
+    columnar sink gets, unless the spec says something else.
+    """
 
     code: Code
+    mode: SinkMode = "batch"
+    rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
+import pyarrow.compute as pc
+
 from ebbflow.core.blame import CALLS_IN_A_ROW, ENOUGH, Blame, Trial
 from ebbflow.core.checks import NOT_MESSAGES
-from ebbflow.core.columns import COLUMNS, record_columns
-from ebbflow.core.contract import order_results, record_answers
+from ebbflow.core.columns import COLUMNS, SINK_COLUMNS, record_columns
+from ebbflow.core.contract import order_results, record_answers, record_rows
 from ebbflow.core.running_call import RUNNING, beating, in_time
 from ebbflow.core.streaming import Stream
 from ebbflow.core.verdict import Verdict
@@ -218,6 +220,18 @@ def run_sink(handler: Handler, verdict: Verdict, batch_size: int) -> None:
     _in_batches(handler, verdict, batch_size, give)
 
 
+def run_columnar_sink(handler: Handler, verdict: Verdict, batch_size: int, pandas: bool) -> None:
+    """Gives the rows to the sink as record batches, or as data frames, and records its answers."""
+    rows = verdict.rows.batch.select(SINK_COLUMNS)
+
+    def give(start: int, end: int) -> list[tuple[int, BaseException]]:
+        part = rows.slice(start, end - start)
+        answers = handler.finish(handler.call(part.to_pandas() if pandas else part))
+        return record_rows(verdict, start, end - start, answers)
+
+    _in_batches(handler, verdict, batch_size, give)
+
+
 def run_batch_map(handler: Handler, verdict: Verdict, batch_size: int) -> None:
     """Gives the rows to the map in batches and records what it made of each, by id."""
     data = verdict.rows.data()
@@ -288,8 +302,7 @@ def _in_batches(handler: Handler, verdict: Verdict, size: int, give: Give) -> No
             return give(start, end)
 
     trial = Trial(verdict, handler.blame)
-    keys = verdict.rows.column("keys") if verdict.rules.ordered else None
-    for start, end in call_ranges(verdict.rows.column("failures"), size, keys):
+    for start, end in _cut_calls(verdict, size):
         _try_batch(trial, start, end, call)
         if _leave_rest(verdict, trial, start, end):
             return
@@ -336,6 +349,18 @@ def _leave_rest(verdict: Verdict, trial: Trial, start: int, end: int) -> bool:
     return False
 
 
+def _cut_calls(verdict: Verdict, size: int) -> Iterable[tuple[int, int]]:
+    """Yields the rows of each call; as a rule none has failed before, and none is looked at."""
+    rows, ordered = verdict.rows, verdict.rules.ordered
+    if not ordered and not pc.max(rows.batch.column("failures")).as_py():
+        return _full_ranges(len(rows), size)
+    return call_ranges(rows.column("failures"), size, rows.column("keys") if ordered else None)
+
+
+def _full_ranges(count: int, size: int) -> Iterable[tuple[int, int]]:
+    return ((at, min(at + size, count)) for at in range(0, count, size))
+
+
 def call_ranges(
     failures: Sequence[int], size: int, keys: Sequence[Sequence[str]] | None = None
 ) -> Iterable[tuple[int, int]]:
@@ -348,7 +373,7 @@ def call_ranges(
     """
     start = 0
     if keys is None and not any(failures):
-        yield from ((at, min(at + size, len(failures))) for at in range(0, len(failures), size))
+        yield from _full_ranges(len(failures), size)
         return
     while start < len(failures):
         end = start + 1

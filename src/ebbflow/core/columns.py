@@ -43,6 +43,9 @@ COLUMNS = [
 ]
 """The columns that a columnar map is given."""
 
+SINK_COLUMNS = [*COLUMNS, "retries"]
+"""The columns that a columnar sink is given."""
+
 
 def record_columns(
     verdict: Verdict,

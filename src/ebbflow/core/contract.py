@@ -3,19 +3,29 @@
 Messages with exactly one valid response keep it, whatever the others did. Every other message is
 treated as failed with a ``ContractViolation`` that names the sink, the ids and the fix, so it is
 redelivered with back-off and finally dead-lettered. Nothing stalls and nothing is lost.
+
+A columnar sink answers only for the rows that it has not simply written. A row with an answer that
+cannot be used has failed. An answer for a row that is not there might have been meant for any: then
+every row without a valid answer has failed.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, assert_never
 
 from ebbflow.core.verdict import Verdict
 from ebbflow.errors import ContractViolation, Unavailable
-from ebbflow.message import Datum, Message, Response, Status
+from ebbflow.message import Datum, Message, Response, RowResponse, Status
 from ebbflow.nacks import NackOptions
 from ebbflow.outcome import DeadLetter
+
+_ROWS_FIX = (
+    "Return None when all rows are written, or {row: answer} for the others, with numbers of rows "
+    "from 0 and answers made with the class methods of RowResponse."
+)
 
 SENT_TO_FALLBACK = DeadLetter("sent to the fallback sink")
 """The letter of a message that was meant for the fallback sink from the start."""
@@ -48,6 +58,73 @@ def record_answers(
         else:
             _record(verdict, index, response)
     return away
+
+
+def record_rows(
+    verdict: Verdict, start: int, count: int, answers: Any
+) -> list[tuple[int, BaseException]]:
+    """Records what a columnar sink answered for ``count`` rows from the one at ``start`` on.
+
+    Returns the rows for which a system is away, each with the error that says so.
+    """
+    if answers is None:
+        return []
+    _check_mapping(verdict.rules.vertex, answers)
+    faults = {row: _find_row_fault(row, count, answer) for row, answer in answers.items()}
+    wrong = {row: fault for row, fault in faults.items() if fault is not None}
+    away: list[tuple[int, BaseException]] = []
+    for row in answers.keys() - wrong.keys():
+        response: RowResponse = answers[row]
+        if response.status is Status.UNAVAILABLE:
+            error = Unavailable(response.error or "its system", response.retry_after)
+            away.append((start + row, error))
+        else:
+            _record(verdict, start + row, response)
+    _record_wrong(verdict, start, count, answers, wrong)
+    return sorted(away, key=itemgetter(0))
+
+
+def _check_mapping(vertex: str, answers: Any) -> None:
+    if not isinstance(answers, Mapping):
+        raise ContractViolation(
+            vertex,
+            f"returned {type(answers).__name__} where None or a mapping of answers by row belongs",
+            fix=_ROWS_FIX,
+        )
+
+
+def _find_row_fault(row: Any, count: int, answer: Any) -> str | None:
+    """Returns what is wrong with an entry; the fault of a row that is not there names it."""
+    if not _is_there(row, count):
+        return f"an answer for row {row!r:.40} of {count}"
+    if not isinstance(answer, RowResponse):
+        return f"{type(answer).__name__} where a RowResponse belongs"
+    return _find_wrong_fact(answer)
+
+
+def _is_there(row: Any, count: int) -> bool:
+    return isinstance(row, int) and not isinstance(row, bool) and 0 <= row < count
+
+
+def _record_wrong(
+    verdict: Verdict, start: int, count: int, answers: Mapping[Any, Any], wrong: Mapping[Any, str]
+) -> None:
+    """Records an error for the rows without a valid answer, if one of them may be meant."""
+    if not wrong:
+        return
+    there = {row for row in wrong if _is_there(row, count)}
+    valid = answers.keys() - wrong.keys()
+    failed = there if len(there) == len(wrong) else set(range(count)) - valid
+    ids = verdict.rows.column("id")
+    faults = Counter(wrong.values())
+    problems = [f"{number} x {fault}" for fault, number in faults.items()]
+    violation = ContractViolation(
+        verdict.rules.vertex,
+        f"answered for {len(answers)} of {count} rows: {'; '.join(problems)}",
+        [ids[start + row] for row in sorted(there)],
+        _ROWS_FIX,
+    )
+    verdict.record_errors((start + row for row in sorted(failed)), violation)
 
 
 def _all_done(batch: Sequence[Datum], answers: Any) -> bool:
@@ -102,8 +179,13 @@ def _sort_responses(vertex: str, answers: Any) -> tuple[list[Response], list[str
 def _find_fault(answer: Any) -> str | None:
     if not isinstance(answer, Response):
         return f"{type(answer).__name__} where a Response belongs"
+    if not isinstance(answer.id, str):
+        return f"a Response whose id is {type(answer.id).__name__}"
+    return _find_wrong_fact(answer)
+
+
+def _find_wrong_fact(answer: Response | RowResponse) -> str | None:
     for what, value, kind in (
-        ("id", answer.id, str),
         ("status", answer.status, Status),
         ("error", answer.error, str | None),
         ("payload", answer.payload, bytes | None),
@@ -112,7 +194,7 @@ def _find_fault(answer: Any) -> str | None:
         ("retry_after", answer.retry_after, int | None),
     ):
         if not isinstance(value, kind):
-            return f"a Response whose {what} is {type(value).__name__}"
+            return f"a {type(answer).__name__} whose {what} is {type(value).__name__}"
     return None
 
 
@@ -140,7 +222,7 @@ def _violation(
     )
 
 
-def _record(verdict: Verdict, index: int, response: Response) -> None:
+def _record(verdict: Verdict, index: int, response: Response | RowResponse) -> None:
     match response.status:
         case Status.OK:
             pass
@@ -151,7 +233,7 @@ def _record(verdict: Verdict, index: int, response: Response) -> None:
         case Status.FALLBACK | Status.SERVE | Status.ON_SUCCESS if (
             response.status not in verdict.rules.allowed
         ):
-            verdict.record_error(index, _unconfigured(verdict.rules.vertex, response))
+            verdict.record_error(index, _unconfigured(verdict, index, response))
         case Status.FALLBACK:
             verdict.decisions.fall_back(index, SENT_TO_FALLBACK)
         case Status.SERVE:
@@ -159,7 +241,7 @@ def _record(verdict: Verdict, index: int, response: Response) -> None:
         case Status.ON_SUCCESS:
             verdict.hand_on(index, response.message)
         case Status.UNAVAILABLE:
-            raise AssertionError("no decision about the message; see record_answers")
+            raise AssertionError("no decision about the message; the callers see to it")
         case never:
             assert_never(never)
 
@@ -171,12 +253,14 @@ _NEEDS = {
 }
 
 
-def _unconfigured(vertex: str, response: Response) -> ContractViolation:
+def _unconfigured(
+    verdict: Verdict, index: int, response: Response | RowResponse
+) -> ContractViolation:
     needed, field = _NEEDS[response.status]
     return ContractViolation(
-        vertex,
+        verdict.rules.vertex,
         f"answered {response.status.name}, but there is no {needed} for it",
-        [response.id],
-        f"Configure {field}, or answer with Response.ok, .failure or .nack. "
+        [verdict.rows.column("id")[index]],
+        f"Configure {field}, or answer with {type(response).__name__}.ok, .failure or .nack. "
         "Fallback and on-success sinks can answer only with these three.",
     )

@@ -10,9 +10,10 @@ of the sinks.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
+from operator import itemgetter
 
 import pyarrow as pa
 
@@ -100,20 +101,21 @@ class Mono:
     bypass: Bypass = Bypass()
 
 
-@dataclass(slots=True)
 class _Level:
     """Messages on their way, each with the index of its root."""
 
-    batches: list[pa.RecordBatch] = field(default_factory=list)
-    roots: list[int] = field(default_factory=list)
+    def __init__(self, batch: pa.RecordBatch | None = None, roots: Sequence[int] = ()) -> None:
+        self._batches = [] if batch is None else [batch]
+        # A range, where each root has one message here: as a rule, and costs nothing.
+        self.roots = roots
 
     def add(self, batch: pa.RecordBatch, roots: Sequence[int]) -> None:
-        self.batches.append(batch)
-        self.roots += roots
+        self._batches.append(batch)
+        self.roots = [*self.roots, *roots]
 
     @property
     def batch(self) -> pa.RecordBatch:
-        return frames.concat(self.batches)
+        return frames.concat(self._batches)
 
 
 class _Run:
@@ -126,19 +128,21 @@ class _Run:
         self._mono = mono
         self._pause = pause
         self._ends: dict[int, Outcome] = {}
+        self._taken: list[Sequence[int]] = []
+        """The roots of messages that are simply done."""
         self._answers: defaultdict[int, list[bytes]] = defaultdict(list)
         self._levels = {way: _Level() for way in Way if way is not Way.ON}
 
     def run(self) -> None:
         decisions = self._verdict.decisions
         decisions.count_written(0)
-        level = _Level([self._verdict.rows.batch], list(range(len(self._verdict.rows))))
+        level = _Level(self._verdict.rows.batch, range(len(self._verdict.rows)))
         if not self._mono.steps:
             decisions.note_event_times(event_times(None, self._verdict.rows))
         for step in self._mono.steps:
             level = self._advance(level, step)
         if self._mono.bypass.sink is not None and self._mono.steps:
-            self._record(level.roots, [NOT_FOR_THE_SINK] * len(level.roots))
+            self._record(dict.fromkeys(level.roots, NOT_FOR_THE_SINK))
             level = _Level()
         for messages in (level, self._levels[Way.SINK]):
             self._give_to_sinks(messages)
@@ -149,7 +153,7 @@ class _Run:
     def _part(self, batch: pa.RecordBatch) -> Verdict:
         return self._verdict.part(Rows(batch, self._verdict.rows.watermark))
 
-    def _without_stopped(self, level: _Level) -> tuple[pa.RecordBatch, list[int]]:
+    def _without_stopped(self, level: _Level) -> tuple[pa.RecordBatch, Sequence[int]]:
         """Returns the level without the messages of roots that stop here anyway.
 
         A root that comes back brings all its messages again; what went on now would be doubled.
@@ -171,17 +175,18 @@ class _Run:
         if step is self._mono.steps[0]:
             decisions.note_event_times(event_times(part.outputs, part.rows))
         for index, outcome in part.outcomes.items():
-            self._record([roots[index]], [outcome])
+            self._record({roots[index]: outcome})
         for index in part.decisions.fallback:
             self._levels[Way.FALLBACK].add(batch.slice(index, 1), [roots[index]])
         return self._route(part, roots, step)
 
-    def _route(self, part: Verdict, roots: list[int], step: Step) -> _Level:
+    def _route(self, part: Verdict, roots: Sequence[int], step: Step) -> _Level:
         outputs = part.outputs
         assert outputs is not None
         batch = outputs.batch(part.rows, step.name, None, (*INHERITED, *DELIVERY))
         if self._mono.bypass == Bypass():
-            return _Level([batch], [roots[parent] for parent in outputs.parents])
+            one_each = outputs.parents == list(range(len(roots)))
+            return _Level(batch, roots if one_each else [roots[p] for p in outputs.parents])
         rows: dict[Way, list[int]] = {way: [] for way in Way}
         for row, tags in enumerate(outputs.tags):
             rows[self._mono.bypass.choose_way(tags)].append(row)
@@ -226,28 +231,42 @@ class _Run:
             run(part, self._mono.sinks, self._pause)
             self._record_written(roots, part)
 
-    def _record_written(self, roots: list[int], part: Verdict) -> None:
+    def _record_written(self, roots: Sequence[int], part: Verdict) -> None:
         """Records the ends of messages, and counts those that their sink took."""
-        not_taken = sum(not isinstance(end, _TAKEN) for end in part.outcomes.values())
+        outcomes = part.outcomes
+        not_taken = sum(not isinstance(end, _TAKEN) for end in outcomes.values())
         self._verdict.decisions.count_written(len(roots) - not_taken)
-        self._record(roots, [part.outcomes.get(n, DONE) for n in range(len(roots))])
+        for index, outcome in sorted(outcomes.items(), key=itemgetter(0)):
+            self._record({roots[index]: outcome})
+        if outcomes:
+            roots = [root for index, root in enumerate(roots) if index not in outcomes]
+        self._taken.append(roots)
 
-    def _record(self, roots: Sequence[int], outcomes: Sequence[Outcome]) -> None:
-        for root, outcome in zip(roots, outcomes, strict=True):
+    def _record(self, ends: Mapping[int, Outcome]) -> None:
+        """Notes ends other than the usual one; the strongest of a root remains."""
+        for root, outcome in ends.items():
             so_far = self._ends.get(root)
             if so_far is None or _strength(outcome) > _strength(so_far):
                 self._ends[root] = outcome
+
+    def _forget_weak(self) -> None:
+        """Forgets the ends that are weaker than that of a message of the same root that is done."""
+        weak = [root for root, end in self._ends.items() if _strength(end) < _strength(DONE)]
+        if weak:
+            done = set[int]().union(*self._taken)
+            for root in done.intersection(weak):
+                del self._ends[root]
 
     def _conclude(self) -> None:
         """Makes the ends the roots' outcomes, and keeps the answers of those that have ended.
 
         A root that comes back, or whose letter is replayed, answers again.
         """
+        self._forget_weak()
         for root, end in self._ends.items():
-            if end is not DONE:
-                self._verdict.decisions.finish(root, end)
+            self._verdict.decisions.finish(root, end)
         for root, payloads in self._answers.items():
-            if not isinstance(self._ends[root], _STOPS):
+            if not isinstance(self._ends.get(root), _STOPS):
                 self._verdict.decisions.answer(root, payloads)
 
 

@@ -16,6 +16,7 @@ from ebbflow.core.calling import (
     Handler,
     run_batch_map,
     run_columnar,
+    run_columnar_sink,
     run_map,
     run_sink,
     run_stream,
@@ -164,7 +165,7 @@ class Operators:
             case "batch":
                 return partial(run_batch_map, handler, batch_size=size)
             case "columnar" | "pandas":
-                pandas, rows = role.mode == "pandas", self._plan.table_size
+                pandas, rows = role.mode == "pandas", self._plan.rows_of(role)
                 return partial(run_columnar, handler, batch_size=rows, pandas=pandas)
             case never:
                 assert_never(never)
@@ -182,9 +183,13 @@ class Operators:
 
     def _sink(self, role: SinkPlan, name: str) -> Operator:
         match role:
-            case UserSink(code):
+            case UserSink(code, "batch"):
                 handler = self._handler(name, code)
                 return partial(run_sink, handler, batch_size=self._plan.batch_size)
+            case UserSink(code):
+                handler, rows = self._handler(name, code), self._plan.rows_of(role)
+                pandas = role.mode == "pandas"
+                return partial(run_columnar_sink, handler, batch_size=rows, pandas=pandas)
             case LogSink():
                 return partial(log.write, emit=self._emit, role=name)
             case BlackholeSink() | SparkSink():  # what Spark has written is just as done

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ebbflow.buffers.feed import FeedPlan
 from ebbflow.buffers.names import VertexStreams
 from ebbflow.connectors.generator.source import GeneratorPlan
-from ebbflow.connectors.plans import SinkPlan
+from ebbflow.connectors.plans import SinkPlan, UserSink
 from ebbflow.core.breaker import DEFAULT_LIMIT, BreakerLimit
 from ebbflow.core.monovertex import Bypass
 from ebbflow.core.outage import DEFAULT_ON_UNAVAILABLE
@@ -29,6 +29,7 @@ TABLE_ROWS = 2_000
 More than others get: a call costs the same for any number of rows.
 """
 
+_TABLES = ("columnar", "pandas")
 # Room in a JetStream message for the facts of a dead letter beside the value.
 _RESERVED = 64 * 1024
 
@@ -86,12 +87,22 @@ class DataFrameMap:
 Role = UserMap | SinksPlan | MonoPlan | Forward | SqlMap | DataFrameMap
 
 
+def _code_in(role: Role) -> list[UserMap | UserSink]:
+    """Returns the maps and sinks that the vertex calls with all its messages."""
+    parts: tuple[object, ...] = (role,)
+    if isinstance(role, MonoPlan):
+        parts = (role.transformer, role.map, role.sinks.primary)
+    elif isinstance(role, SinksPlan):
+        parts = (role.primary,)
+    return [part for part in parts if isinstance(part, UserMap | UserSink)]
+
+
 @dataclass(frozen=True, slots=True)
 class VertexPlan:
     """One vertex, ready to run. ``max_payload`` is the server's limit for one message.
 
-    ``batch_size`` is the most messages of one call, ``table_size`` the most rows of a columnar one,
-    ``call_timeout`` the seconds that a call may take, if that is limited.
+    ``batch_size`` is the most messages of one call, ``table_size`` the most rows of a columnar one
+    if the spec says so, ``call_timeout`` the seconds that a call may take, if that is limited.
     ``feeders`` are the tasks that write to this vertex, ``bucket`` is where answers go if they are
     stored in NATS, and ``paused`` keeps a source from making anything. ``source`` is what a source
     vertex gets its messages from; ``has_buffer``, ``returns``, ``remembers`` and ``batched`` say
@@ -112,7 +123,7 @@ class VertexPlan:
     buffer_frames: int
     server: Addresses
     max_payload: int
-    table_size: int = TABLE_ROWS
+    table_size: int | None = None
     call_timeout: float | None = None
     search: str | None = None
     source: GeneratorPlan | SourcePlan | FeedPlan | None = None
@@ -143,11 +154,15 @@ class VertexPlan:
     def call_rows(self) -> int:
         """The most messages that user code is given at a time, in one call or side by side."""
         role = self.role
-        maps = (role.transformer, role.map) if isinstance(role, MonoPlan) else (role,)
-        modes = {one.mode for one in maps if isinstance(one, UserMap)}
-        if modes & {"columnar", "pandas"}:
-            return self.table_size
-        return self.concurrency if role in maps and modes == {"unary"} else self.batch_size
+        if tables := [self.rows_of(part) for part in _code_in(role) if part.mode in _TABLES]:
+            return max(tables)
+        one_by_one = isinstance(role, UserMap) and role.mode == "unary"
+        return self.concurrency if one_by_one else self.batch_size
+
+    def rows_of(self, part: UserMap | UserSink) -> int:
+        """Returns the most rows that one call of a columnar map or sink gets."""
+        own = part.rows if isinstance(part, UserSink) else None
+        return self.table_size or own or TABLE_ROWS
 
     @property
     def streams(self) -> VertexStreams:

@@ -17,7 +17,6 @@ from ebbflow.core.routing import Edge
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.publish import BUFFER, PublishRetry
 from ebbflow.runtime.plan import (
-    TABLE_ROWS,
     DataFrameMap,
     Forward,
     MonoPlan,
@@ -91,7 +90,7 @@ def _vertex(spec: PipelineSpec, vertex: Vertex, shared: dict[str, Any]) -> Verte
         on_unavailable=vertex.on_unavailable.policy,
         breaker=vertex.breaker.limit,
         batch_size=limits.read_batch_size,
-        table_size=asked or TABLE_ROWS,
+        table_size=asked,
         concurrency=limits.concurrency,
         call_timeout=limits.call_timeout and limits.call_timeout / 1000,
         buffer_frames=limits.buffer_frames,
@@ -129,7 +128,7 @@ def _mono(spec: MonoVertexSpec, shared: dict[str, Any]) -> VertexPlan:
         on_unavailable=spec.spec.on_unavailable.policy,
         breaker=spec.spec.breaker.limit,
         batch_size=limits.read_batch_size,
-        table_size=asked or TABLE_ROWS,
+        table_size=asked,
         concurrency=limits.concurrency,
         call_timeout=limits.call_timeout and limits.call_timeout / 1000,
         buffer_frames=limits.buffer_frames,

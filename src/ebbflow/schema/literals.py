@@ -22,5 +22,8 @@ OnFailure = Literal["retry", "fallback", "drop"]
 Mode = Literal["unary", "batch", "stream", "columnar", "pandas"]
 """What a map is given at a time, and how it answers."""
 
+SinkMode = Literal["batch", "columnar", "pandas"]
+"""What a sink is given at a time, and how it answers."""
+
 Phase = Literal["Running", "Paused"]
 """What a pipeline is to do."""

@@ -17,7 +17,7 @@ from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_ty
 
 from ebbflow.core.system_errors import named
 from ebbflow.durations import Backoff
-from ebbflow.schema.literals import Code, Mode, OnFailure, TagOperator
+from ebbflow.schema.literals import Code, Mode, OnFailure, SinkMode, TagOperator
 from ebbflow.suggest import did_you_mean
 
 Policy = Backoff | Mapping[str, Any]
@@ -102,6 +102,7 @@ def sink(
     code: Code | None,
     kinds: Mapping[str, Any],
     *,
+    mode: SinkMode,
     log: bool,
     blackhole: bool,
     fallback: SinkChoice | None,
@@ -111,8 +112,8 @@ def sink(
 ) -> Part:
     """Returns a sink with those behind it."""
     part = _retry_strategy(retry, on_failure) | kinds_of(kinds, SinkKinds.__annotations__)
-    if code is not None:
-        part["udsink"] = {"python": code}
+    if code is not None or mode != "batch":
+        part["udsink"] = {"python": code} | ({} if mode == "batch" else {"mode": mode})
     if log:
         part["log"] = {}
     if blackhole:

@@ -24,7 +24,7 @@ from ebbflow.core.verdict import Operator, Verdict
 from ebbflow.durations import DEFAULT_ON_ERROR, Backoff
 from ebbflow.message import Datum, Message
 from ebbflow.outcome import DONE, Outcome
-from ebbflow.schema.literals import Mode, OnFailure
+from ebbflow.schema.literals import Mode, OnFailure, SinkMode
 
 _LARGEST = 8 * 1024 * 1024 - 64 * 1024
 _BATCH = 500
@@ -69,6 +69,7 @@ def run_map(
 def run_sink(
     code: Callable[..., Any],
     *messages: bytes | Datum,
+    mode: SinkMode = "batch",
     fallback: Callable[..., Any] | None = None,
     on_success: Callable[..., Any] | None = None,
     serves: bool = False,
@@ -78,8 +79,9 @@ def run_sink(
 ) -> list[Result]:
     """Calls a sink and those beside it with messages; returns a result for each, in their order.
 
-    ``serves`` says whether the pipeline has a store for answers. As in a pipeline, an answer that
-    needs what is not there breaks the contract.
+    ``mode`` is that of the sink itself; those beside it get lists. ``serves`` says whether the
+    pipeline has a store for answers. As in a pipeline, an answer that needs what is not there
+    breaks the contract.
     """
     handlers = {
         name: Handler(function)
@@ -92,7 +94,8 @@ def run_sink(
     }
     try:
         verdict = _verdict(messages, on_error)
-        calls = {name: partial(_sink, handler) for name, handler in handlers.items()}
+        calls = {name: _sink(handler, "batch") for name, handler in handlers.items()}
+        calls["primary"] = _sink(handlers["primary"], mode)
         sinks = Sinks(
             calls["primary"],
             calls.get("fallback"),
@@ -151,8 +154,13 @@ def _map(handler: Handler, mode: Mode) -> Operator:
             return partial(functions.run_columnar, handler, batch_size=_BATCH, pandas=pandas)
 
 
-def _sink(handler: Handler, verdict: Verdict) -> None:
-    functions.run_sink(handler, verdict, _BATCH)
+def _sink(handler: Handler, mode: SinkMode) -> Operator:
+    match mode:
+        case "batch":
+            return partial(functions.run_sink, handler, batch_size=_BATCH)
+        case "columnar" | "pandas":
+            pandas = mode == "pandas"
+            return partial(functions.run_columnar_sink, handler, batch_size=_BATCH, pandas=pandas)
 
 
 def _results(verdict: Verdict) -> list[Result]:

@@ -25,8 +25,8 @@ from typing import Any, Self
 import pyarrow as pa
 
 from ebbflow.core.source_columns import columns_of
-from ebbflow.message import Datum, Response
-from ebbflow.schema.literals import Code
+from ebbflow.message import Datum, Response, RowResponse
+from ebbflow.schema.literals import Code, SinkMode
 from ebbflow.source import Messages, NackOffset, Source, SourceMessage
 from ebbflow.testing.conformance.under_test import Sample
 from ebbflow.testing.shared_object import ObjectClient, ObjectServer
@@ -219,16 +219,20 @@ class RedeliveringColumnarReader(ColumnarReader, RedeliveringReader):
 
 
 class MemorySink(_Served):
-    """Keeps what lands in it, and fails where it is told to."""
+    """Keeps what lands in it, and fails where it is told to.
 
-    def __init__(self) -> None:
+    ``columns`` chooses whether it is given columns: then its ``mode`` goes with its ``code``.
+    """
+
+    def __init__(self, *, columns: bool = False) -> None:
         self._target = _Target()
+        self.mode: SinkMode = "columnar" if columns else "batch"
         super().__init__(self._target)
 
     @property
     def code(self) -> Code:
         """The code to give to ``Pipeline(...).sink("out", ...)``."""
-        return partial(MemoryWriter, self.address)
+        return partial(MemoryWriter if self.mode == "batch" else ColumnarWriter, self.address)
 
     @property
     def landed(self) -> list[Sample]:
@@ -284,13 +288,44 @@ class MemoryWriter:
 
     def __call__(self, data: list[Datum]) -> list[Response]:
         """Write them, and say which were refused."""
-        samples = [Sample(one.value, tuple(one.keys), one.headers) for one in data]
-        taken = self._target.ask("write", samples)
+        taken = self.write([Sample(one.value, tuple(one.keys), one.headers) for one in data])
         return [
             Response.ok(datum.id) if ok else Response.failure(datum.id, _REFUSAL)
             for datum, ok in zip(data, taken, strict=True)
         ]
 
+    def write(self, samples: Sequence[Sample]) -> list[bool]:
+        """Write samples; returns which of them were taken."""
+        taken: list[bool] = self._target.ask("write", samples)
+        return taken
+
     def close(self) -> None:
         """Leave."""
         self._target.close()
+
+
+class ColumnarWriter:
+    """The sink on a worker, given columns."""
+
+    def __init__(self, address: str) -> None:
+        self._writer = MemoryWriter(address)
+
+    def open(self) -> None:
+        """Reach the test."""
+        self._writer.open()
+
+    def __call__(self, batch: pa.RecordBatch) -> dict[int, RowResponse]:
+        """Write them, and answer for those that were refused."""
+        names = ("value", "keys", "headers")
+        columns = (batch.column(name).to_pylist() for name in names)
+        samples = [
+            Sample(value, tuple(keys or ()), dict(headers or ()))
+            for value, keys, headers in zip(*columns, strict=True)
+        ]
+        refused = RowResponse.failure(_REFUSAL)
+        taken = self._writer.write(samples)
+        return {row: refused for row, ok in enumerate(taken) if not ok}
+
+    def close(self) -> None:
+        """Leave."""
+        self._writer.close()

@@ -10,7 +10,7 @@ from ebbflow.connectors.plans import Pulled, UserSink
 from ebbflow.connectors.section import SinkSection, SourceSection
 from ebbflow.schema import fields
 from ebbflow.schema.fields import Section
-from ebbflow.schema.literals import Code
+from ebbflow.schema.literals import Code, SinkMode
 
 
 class CodeSection(Section):
@@ -45,6 +45,11 @@ class UserSourceSpec(CodeSection, SourceSection):
 class UserSinkSpec(CodeSection, SinkSection):
     """A function or class of the user's that is called with messages."""
 
+    mode: SinkMode = Field(
+        default="batch",
+        description="what one call gets, and how it answers: [sinks](../guides/sinks.md#columns)",
+    )
+
     def plan(self, retried: bool) -> UserSink:
         """Returns the user's code."""
-        return UserSink(self.code)
+        return UserSink(self.code, self.mode)

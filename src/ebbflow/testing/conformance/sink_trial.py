@@ -73,7 +73,8 @@ class SinkTrial(TrialRuns[SinkUnderTest]):
         """Returns the pipeline from the suite's source to the sink."""
         sink = self.under_test.sink()
         code = None if isinstance(sink, Mapping) else sink
-        kinds: dict[str, Any] = dict(sink) if isinstance(sink, Mapping) else {}
+        mode = {"mode": self.under_test.mode}
+        kinds: dict[str, Any] = dict(sink) if isinstance(sink, Mapping) else mode
         return (
             Pipeline(self.name)
             .source("in", self._source.code, transformer=pass_slowly)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from ebbflow.schema.literals import Code
+from ebbflow.schema.literals import Code, SinkMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +118,9 @@ class SinkUnderTest(UnderTest, ABC):
 
     can_go_down: bool = False
     """Whether ``go_down`` and ``come_up`` do something."""
+
+    mode: SinkMode = "batch"
+    """The mode of the sink, if it is code."""
 
     writes_twice: bool = False
     """Whether a message may land twice when its sink was told to stop or its target failed."""
