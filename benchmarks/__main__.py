@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-_PARTS = "rates, calls, latency, growth, start"
+_PARTS = "rates, end-to-end, sources, sinks, kafka, calls, latency, growth, start"
 _RESULTS = Path("benchmarks/results")
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -23,6 +23,14 @@ def bench(
         str | None,
         typer.Option(
             metavar="PARTS", help=f"The run measures only these of: {_PARTS}.", show_default="all"
+        ),
+    ] = None,
+    who: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Contests are among those whose names have one of these in them.",
+            show_default="all",
         ),
     ] = None,
     rounds: Annotated[
@@ -49,6 +57,8 @@ def bench(
     wanted = programme.SHORT if short else programme.LONG
     if rounds is not None:
         wanted = replace(wanted, rounds=rounds)
+    if who is not None:
+        wanted = replace(wanted, who=tuple(who.split(",")))
     figures = programme.measured(wanted, parts, seed, console.print)
     for table in tables.tables(figures):
         console.print(table)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from benchmarks.work import DISTINCT, payloads
+from benchmarks.work import DISTINCT, numbered, payloads
 from ebbflow.buffers import streams
 from ebbflow.core import frames
 from ebbflow.nats import api
@@ -31,11 +31,10 @@ _IN_FLIGHT = 64
 
 
 @dataclass(frozen=True)
-class Ground:
-    """The broker and the place of a contest. ``seed`` makes the payloads."""
+class Broker:
+    """A NATS server, and what contests do with its streams. ``seed`` makes the payloads."""
 
     link: Link
-    spark: SparkSession
     seed: int
 
     # --- streams --------------------------------------------------------------------------------
@@ -60,10 +59,6 @@ class Ground:
 
     # --- input ----------------------------------------------------------------------------------
 
-    def load_frames(self, subject: str, messages: int, size: int, name: str = "in") -> None:
-        """Store so many messages in frames as a vertex writes them; ``name`` begins their ids."""
-        self._load(subject, _frames(messages, payloads(size, self.seed), name))
-
     def load_plain(self, subject: str, messages: int, size: int) -> None:
         """Store so many messages, each by itself."""
         values = payloads(size, self.seed)
@@ -76,6 +71,22 @@ class Ground:
                 await asyncio.gather(*sent)
 
         self.link.run(load())
+
+
+@dataclass(frozen=True)
+class Ground(Broker):
+    """The broker that Ebbflow keeps its buffers on, and the Spark session of its vertices."""
+
+    spark: SparkSession
+
+    def load_frames(self, subject: str, messages: int, size: int, name: str = "in") -> None:
+        """Store so many messages in frames as a vertex writes them; ``name`` begins their ids."""
+        self._load(subject, _frames(messages, payloads(size, self.seed), name))
+
+    def load_texts(self, subject: str, messages: int, size: int) -> None:
+        """The same with texts on one line, for sinks that write lines."""
+        texts = [*numbered(DISTINCT, size, self.seed)]
+        self._load(subject, _frames(messages, texts, "in"))
 
 
 def _frames(messages: int, values: Sequence[bytes], name: str) -> Iterator[bytes]:
@@ -95,7 +106,7 @@ def prepared(folder: Path, tasks: int, seed: int) -> Iterator[Ground]:
         open_link(server) as link,
         open_session("bench", None, tasks, folder / "logs", {}, None) as spark,
     ):
-        yield Ground(link, spark, seed)
+        yield Ground(link, seed, spark)
 
 
 def wait_until(condition: Callable[[], bool], every: float = 0.02) -> None:
@@ -113,7 +124,12 @@ def batched(bodies: Iterable[bytes], size: int) -> Iterator[list[bytes]]:
 
 def jvm() -> psutil.Process:
     """Spark's own process."""
-    return next(child for child in psutil.Process(os.getpid()).children() if child.name() == "java")
+    family = psutil.Process(os.getpid()).children()
+    return next(one for one in family if one.name() == "java" and _is_spark(one))
+
+
+def _is_spark(process: psutil.Process) -> bool:
+    return any(word.startswith("org.apache.spark") for word in process.cmdline())
 
 
 def spark_workers() -> list[psutil.Process]:

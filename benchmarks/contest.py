@@ -15,6 +15,8 @@ from benchmarks.broker import Ground, cpu_seconds, wait_until
 # What clocks can tell apart; only tiny rounds are shorter.
 _TICK = 0.001
 HOP, SINK, MONO, THREE = "map hop", "sink", "MonoVertex", "three vertices"
+END_TO_END, SOURCE, SINK_ALONE = "end to end", "source alone", "sink alone"
+KAFKA = "Kafka to Kafka"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +24,14 @@ class Round:
     """Messages a second, and the seconds of CPU that a million of them took.
 
     The CPU is that of the contestant's processes: its workers, and Spark's own if it uses Spark.
+    ``server`` is the share of one core that the user's own server took meanwhile, if there was one;
+    ``latency`` the milliseconds that one call took, the median, where a client waits for each.
     """
 
     rate: float
     cpu: float
+    server: float | None = None
+    latency: float | None = None
 
 
 class Contestant(Protocol):
@@ -70,18 +76,38 @@ class Case:
         """Messages for each second of CPU, the median."""
         return statistics.median(1e6 / one.cpu for one in self.rounds)
 
+    @property
+    def server(self) -> float | None:
+        """The share of one core that the user's own server took, the median."""
+        return _median([one.server for one in self.rounds if one.server is not None])
+
+    @property
+    def latency(self) -> float | None:
+        """The milliseconds that one call took, the median."""
+        return _median([one.latency for one in self.rounds if one.latency is not None])
+
+
+def _median(found: Sequence[float]) -> float | None:
+    return statistics.median(found) if found else None
+
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """The cost of getting everything done: seconds, and seconds of CPU."""
+    """The cost of getting everything done: seconds, and seconds of CPU.
+
+    ``server`` is the share of one core that the user's own server took, ``latency`` as in a round.
+    """
 
     seconds: float
     cpu: float
+    server: float | None = None
+    latency: float | None = None
 
     def round(self, messages: int, seconds: float | None = None) -> Round:
         """Returns this as a round; ``seconds`` if somebody knows them better."""
         took = max(seconds or self.seconds, _TICK)
-        return Round(messages / took, max(self.cpu, _TICK) / messages * 1e6)
+        cpu = max(self.cpu, _TICK) / messages * 1e6
+        return Round(messages / took, cpu, self.server, self.latency)
 
 
 def watched(
@@ -89,15 +115,19 @@ def watched(
     done: Callable[[], int],
     total: int,
     every: float = 0.01,
+    server: psutil.Process | None = None,
 ) -> Watched:
     """Wait until all is done; what was done when it was first looked at counts as the rest does.
 
-    So that starting up is left out.
+    So that starting up is left out. ``server`` is the user's own.
     """
+    outside = [server] if server else []
     wait_until(lambda: done() > 0, every)
     found = processes()
     began, used, first = time.monotonic(), cpu_seconds(found), done()
+    served = cpu_seconds(outside)
     wait_until(lambda: done() >= total, every)
     share = total / max(1, total - first)
     seconds = time.monotonic() - began
-    return Watched(seconds * share, (cpu_seconds(found) - used) * share)
+    cores = (cpu_seconds(outside) - served) / max(seconds, _TICK) if server else None
+    return Watched(seconds * share, (cpu_seconds(found) - used) * share, cores)

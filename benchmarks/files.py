@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks import contest, peers
+from benchmarks import contest, end_to_end, peers
 from benchmarks.contest import Case
 from benchmarks.latency import SHARES
 from benchmarks.ours import EBBFLOW
@@ -74,7 +74,8 @@ def _plot(figures: Figures, folder: Path) -> list[Path]:
     from matplotlib import pyplot
 
     panels: list[tuple[Sequence[Any], Callable[[Any, Any], None]]] = [
-        (figures.cases, _plot_rates),
+        ([case for case in figures.cases if case.job == contest.HOP], _plot_rates),
+        ([case for case in figures.cases if case.job == contest.END_TO_END], _plot_end_to_end),
         (figures.latencies, _plot_latencies),
         (figures.points, _plot_growth),
     ]
@@ -96,15 +97,37 @@ def _plot(figures: Figures, folder: Path) -> list[Path]:
 def _plot_rates(cases: Sequence[Case], axis: Any) -> None:
     """The hop with the smallest payload, everybody beside each other."""
     size = min(case.size for case in cases)
-    hops = [c for c in cases if c.job == contest.HOP and c.size == size and c.mode != "passed"]
-    hops.sort(key=lambda case: case.rate)
-    own = (EBBFLOW, peers.FLOOR)
-    names = [f"{c.name}, {_MODES[c.mode]}" if c.name in own else c.name for c in hops]
-    colours = [{EBBFLOW: _OURS, peers.FLOOR: _FLOOR}.get(c.name, _OTHERS) for c in hops]
-    bars = axis.barh(names, [case.rate for case in hops], color=colours)
-    axis.bar_label(bars, labels=[f"{case.rate:,.0f}" for case in hops], padding=3)
-    axis.set(title=f"one map hop, {size} B, messages a second", xscale="log")
+    hops = [case for case in cases if case.size == size and case.mode != "passed"]
+    _plot_bars(hops, _hop_label, axis)
+    axis.set(title=f"between buffers: one map hop, {size} B, messages a second", xscale="log")
     axis.set_xlim(right=max(case.rate for case in hops) * 8)
+
+
+def _hop_label(case: Case) -> str:
+    own = case.name in (EBBFLOW, peers.FLOOR)
+    return f"{case.name}, {_MODES[case.mode]}" if own else case.name
+
+
+def _plot_end_to_end(cases: Sequence[Case], axis: Any) -> None:
+    """The whole job with the smallest payload, everybody beside each other."""
+    size = min(case.size for case in cases)
+    whole = [case for case in cases if case.size == size and case.mode != end_to_end.READS]
+    _plot_bars(whole, lambda case: case.name, axis)
+    axis.set(title=f"end to end, single messages of {size} B, messages a second")
+    axis.set_xlim(right=max(case.rate for case in whole) * 1.3)
+
+
+def _plot_bars(cases: Sequence[Case], label: Callable[[Case], str], axis: Any) -> None:
+    ordered = sorted(cases, key=lambda case: case.rate)
+    rates = [case.rate for case in ordered]
+    bars = axis.barh([label(case) for case in ordered], rates, color=[*map(_colour, ordered)])
+    axis.bar_label(bars, labels=[f"{rate:,.0f}" for rate in rates], padding=3)
+
+
+def _colour(case: Case) -> str:
+    if case.name.startswith(EBBFLOW):
+        return _OURS
+    return _FLOOR if case.name.startswith("floor") else _OTHERS
 
 
 def _plot_latencies(latencies: Sequence[Any], axis: Any) -> None:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks import contest, peers
+from benchmarks import contest, end_to_end, peers
 from benchmarks.calls import CallCost
 from benchmarks.contest import Case
 from benchmarks.growth import Point
@@ -39,6 +39,7 @@ def goals(figures: Figures) -> list[Goal]:
     """Those that the parts which were measured can say something about."""
     return [
         *_rates(figures.cases),
+        *_end_to_end(figures.cases),
         *_calls(figures.calls),
         *_growth(figures.points),
         *_latency(figures),
@@ -71,6 +72,19 @@ def _rates(cases: Sequence[Case]) -> Iterator[Goal]:
     if hop and three:
         share = three.rate / (hop.rate * 2 / 3)
         yield Goal("three vertices, of two thirds of a hop", True, 0.8, share)
+
+
+def _end_to_end(cases: Sequence[Case]) -> Iterator[Goal]:
+    size = min((case.size for case in cases if case.job == contest.END_TO_END), default=0)
+    rates = {
+        case.name: case.rate
+        for case in cases
+        if (case.job, case.size) == (contest.END_TO_END, size) and case.mode != end_to_end.READS
+    }
+    for name, target in ((end_to_end.BENTO, 2), (end_to_end.BATCHED, 5), (end_to_end.BULK, 0.6)):
+        if end_to_end.MONO in rates and name in rates:
+            what = f"single messages, MonoVertex to {name}"
+            yield Goal(what, True, target, rates[end_to_end.MONO] / rates[name], " x")
 
 
 def _calls(calls: Sequence[CallCost]) -> Iterator[Goal]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import contest
 from benchmarks.broker import Ground, spark_processes
@@ -21,10 +23,15 @@ from ebbflow.core.position import Position
 from ebbflow.core.routing import Edge
 from ebbflow.durations import DEFAULT_ON_ERROR
 from ebbflow.outcome import Counts
+from ebbflow.runtime.feeds import Feeds
 from ebbflow.runtime.plan import MonoPlan, Role, SinksPlan, UserMap, VertexPlan
+from ebbflow.runtime.planning import make_plans
 from ebbflow.runtime.provision import provision
 from ebbflow.schema.literals import Mode
 from ebbflow.spark.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from ebbflow.builder import Builder
 
 NAMES = Names("bench")
 EBBFLOW = "Ebbflow"
@@ -69,17 +76,30 @@ def lay_out(ground: Ground, plans: Sequence[VertexPlan], *ends: str) -> None:
         )
 
 
+def planned(ground: Ground, builder: Builder) -> list[VertexPlan]:
+    """The plans of a pipeline or MonoVertex ``bench``, as a run makes them."""
+    return make_plans(builder.spec, ground.link.server, ground.link.client.max_payload, None)
+
+
 @contextmanager
 def running(ground: Ground, plans: Sequence[VertexPlan], epoch: float = _LONG) -> Iterator[None]:
-    """Run the vertices for as long as the context lasts."""
+    """Run the vertices, and what feeds them, for as long as the context lasts."""
     supervisor = Supervisor(ground.spark, plans, lambda: epoch)
     supervisor.start()
     client = ground.link.client
     try:
-        yield
+        with (
+            tempfile.TemporaryDirectory(prefix="ebbflow-bench-") as memory,
+            Feeds(_nobody, Path(memory), False).running(ground.link, ground.spark, plans),
+        ):
+            yield
     finally:
         stop = NAMES.control_subject
         supervisor.stop(lambda: ground.link.run(client.publish(stop, b"stop")), _STOP)
+
+
+def _nobody(_line: str) -> None:
+    """Hears what feeds tell."""
 
 
 def counts(ground: Ground, name: str) -> Counts:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import psutil
 
 from benchmarks import contest
-from benchmarks.broker import Ground, spark_processes
+from benchmarks.broker import Broker, Ground, spark_processes
 from benchmarks.contest import Round, watched
 from benchmarks.ours import NAMES
 from benchmarks.work import work
@@ -30,11 +31,20 @@ FASTSTREAM, STRUCTURED, FLOOR = "FastStream", "Spark foreachBatch", "floor (bare
 IN, OUT = "peer_in", "peer_out"
 
 
-@contextmanager
-def started(ground: Ground, module: str, arguments: Sequence[str]) -> Iterator[psutil.Process]:
+def started(
+    broker: Broker, module: str, arguments: Sequence[str]
+) -> AbstractContextManager[psutil.Process]:
     """A worker, for as long as the context lasts."""
     command = [sys.executable, "-m", f"benchmarks.workers.{module}", *arguments]
-    process = subprocess.Popen(command, env=environment(ground.link.server))
+    return process_of(command, environment(broker.link.server))
+
+
+@contextmanager
+def process_of(
+    command: Sequence[str], variables: Mapping[str, str] | None = None
+) -> Iterator[psutil.Process]:
+    """A program, for as long as the context lasts."""
+    process = subprocess.Popen(command, env=variables)
     try:
         yield psutil.Process(process.pid)
     finally:
@@ -67,7 +77,7 @@ class Worker:
         plain_streams(ground)
         ground.load_plain("peer.in", messages, size)
         with started(ground, self.module, self.arguments) as process:
-            found = watched(lambda: [process], partial(_stored, ground, OUT, process), messages)
+            found = watched(lambda: [process], partial(stored, ground, OUT, process), messages)
         return found.round(messages, ground.span(OUT))
 
 
@@ -80,7 +90,16 @@ def nats_py(in_flight: int = 1) -> Worker:
 
 def faststream() -> Worker:
     """FastStream on the same streams."""
-    return Worker(FASTSTREAM, "faststream", [IN, "peer.in", OUT, "peer.out"], 2_500)
+    arguments = [IN, "peer.in", OUT, "peer.out", "1", "work"]
+    return Worker(FASTSTREAM, "faststream", arguments, 2_500)
+
+
+def has_faststream(left_out: list[str]) -> bool:
+    """Returns whether FastStream is there; if not, that goes to ``left_out``."""
+    if find_spec("faststream") is None:
+        left_out.append("FastStream is not installed; make setup installs it")
+        return False
+    return True
 
 
 @dataclass
@@ -117,10 +136,16 @@ class Structured:
         return found.round(messages, ground.span(OUT))
 
 
-def _stored(ground: Ground, stream: str, process: psutil.Process) -> int:
+def stored(broker: Broker, stream: str, process: psutil.Process) -> int:
+    """Returns how many messages the stream has; ``RuntimeError`` if the process has ended."""
+    check_runs(process)
+    return broker.messages(stream)
+
+
+def check_runs(process: psutil.Process) -> None:
+    """Raises ``RuntimeError`` if a contestant has ended before its work was done."""
     if process.status() == psutil.STATUS_ZOMBIE:
         raise RuntimeError("the contestant has ended before its work was done")
-    return ground.messages(stream)
 
 
 def _stored_by(query: StreamingQuery, ground: Ground) -> int:
@@ -157,5 +182,5 @@ class Floor:
         ground.load_frames(subjects[0], messages, size)
         frames = ground.messages(buffer)
         with started(ground, "floor", [buffer, *subjects, self.mode]) as process:
-            found = watched(lambda: [process], partial(_stored, ground, out, process), frames)
+            found = watched(lambda: [process], partial(stored, ground, out, process), frames)
         return found.round(messages, ground.span(out))

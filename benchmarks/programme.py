@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from importlib.util import find_spec
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks import calls, growth, latency, ours, peers, start
+from benchmarks import (
+    calls,
+    end_to_end,
+    growth,
+    kafka,
+    latency,
+    ours,
+    peers,
+    sinks,
+    sources,
+    start,
+    web,
+)
 from benchmarks.broker import Ground, prepared
 from benchmarks.calls import CallCost
 from benchmarks.contest import Case, Contestant
@@ -28,7 +39,7 @@ _LARGEST = 300_000_000
 class Programme:
     """The amount of measuring. ``seconds`` is about how long a round should take.
 
-    What idling costs is not measured in 0 seconds.
+    What idling costs is not measured in 0 seconds. Contestants have one of ``who`` in their names.
     """
 
     sizes: Sequence[int]
@@ -45,6 +56,7 @@ class Programme:
     growth_messages: int
     starts: int
     idle_seconds: float
+    who: Sequence[str] = ("",)
 
 
 LONG = Programme(
@@ -97,31 +109,25 @@ class Figures:
 def measured(programme: Programme, parts: Sequence[str], seed: int, say: Say) -> Figures:
     """Carry it out."""
     figures = Figures()
+    on_ground = [part for part in _ON_GROUND if part in parts]
     with tempfile.TemporaryDirectory(prefix="ebbflow-bench-") as folder:
-        with prepared(Path(folder), _TASKS, seed) as ground:
-            if "rates" in parts:
-                _rates(figures, ground, programme, say)
-            if "calls" in parts:
-                _calls(figures, ground, programme, say)
-            if "latency" in parts:
-                _latencies(figures, ground, programme, say)
-            if "growth" in parts:
-                _growth(figures, ground, programme, say)
+        if on_ground:
+            with prepared(Path(folder), _TASKS, seed) as ground:
+                for part in on_ground:
+                    _ON_GROUND[part](figures, ground, programme, say)
         if "start" in parts:
             _starts(figures, Path(folder), programme, say)
     return figures
 
 
-def _contestants(left_out: list[str]) -> Iterator[Contestant]:
+def _hops(left_out: list[str]) -> Iterator[Contestant]:
     yield from (ours.Hop("unary", 500_000), ours.Hop("batch", 400_000))
     yield ours.Hop("columnar", 1_000_000)
     yield from (peers.Floor("unary", 1_200_000), peers.Floor("columnar", 1_500_000))
     yield peers.Floor("passed", 2_500_000)
     yield from (peers.nats_py(), peers.nats_py(64))
-    if find_spec("faststream"):
+    if peers.has_faststream(left_out):
         yield peers.faststream()
-    else:
-        left_out.append("FastStream is not installed; make setup installs it")
     yield peers.Structured()
     yield ours.Sink(700_000)
     yield from (ours.Mono("unary", 350_000), ours.Mono("batch", 300_000))
@@ -131,9 +137,44 @@ def _contestants(left_out: list[str]) -> Iterator[Contestant]:
 
 
 def _rates(figures: Figures, ground: Ground, programme: Programme, say: Say) -> None:
+    _contest(figures, _hops(figures.left_out), ground, programme, say)
+
+
+def _end_to_end(figures: Figures, ground: Ground, programme: Programme, say: Say) -> None:
+    _contest(figures, end_to_end.contestants(figures.left_out), ground, programme, say)
+
+
+def _sources(figures: Figures, ground: Ground, programme: Programme, say: Say) -> None:
+    smallest = replace(programme, sizes=programme.sizes[:1])
+    _contest(figures, [*sources.contestants(), *web.sources()], ground, smallest, say)
+
+
+def _sinks(figures: Figures, ground: Ground, programme: Programme, say: Say) -> None:
+    smallest = replace(programme, sizes=programme.sizes[:1])
+    _contest(figures, [*sinks.contestants(), *web.sinks()], ground, smallest, say)
+
+
+def _kafka(figures: Figures, ground: Ground, programme: Programme, say: Say) -> None:
+    smallest = replace(programme, sizes=programme.sizes[:1])
+    try:
+        with kafka.kafka_broker() as broker:
+            _contest(figures, kafka.contestants(broker, figures.left_out), ground, smallest, say)
+    except kafka.NoKafka as error:
+        figures.left_out.append(f"Kafka: {error}")
+
+
+def _contest(
+    figures: Figures,
+    contestants: Iterable[Contestant],
+    ground: Ground,
+    programme: Programme,
+    say: Say,
+) -> None:
     """Round after round, everybody in each, so that a slow minute of the machine hits all."""
     pairs = []
-    for contestant in _contestants(figures.left_out):
+    for contestant in contestants:
+        if not any(name in contestant.name for name in programme.who):
+            continue
         for size in programme.sizes:
             messages = _messages(contestant, size, programme.seconds)
             case = Case(contestant.name, contestant.job, contestant.mode, size, messages)
@@ -144,7 +185,7 @@ def _rates(figures: Figures, ground: Ground, programme: Programme, say: Say) -> 
             case.rounds.append(contestant.run(ground, case.messages, case.size))
             rate = f"{case.rounds[-1].rate:,.0f}/s"
             say(f"round {number + 1}: {case.job}, {case.size} B, {case.name}, {case.mode}: {rate}")
-    figures.cases = [case for _, case in pairs]
+    figures.cases += [case for _, case in pairs]
 
 
 def _messages(contestant: Contestant, size: int, seconds: float) -> int:
@@ -199,3 +240,15 @@ def _starts(figures: Figures, folder: Path, programme: Programme, say: Say) -> N
     if programme.idle_seconds:
         figures.idle = start.idle(folder, programme.idle_seconds)
         say(f"idle: {figures.idle.total:.1%} of a core")
+
+
+_ON_GROUND: dict[str, Callable[[Figures, Ground, Programme, Say], None]] = {
+    "rates": _rates,
+    "end-to-end": _end_to_end,
+    "sources": _sources,
+    "sinks": _sinks,
+    "kafka": _kafka,
+    "calls": _calls,
+    "latency": _latencies,
+    "growth": _growth,
+}

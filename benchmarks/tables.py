@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from benchmarks import contest, peers
+from benchmarks import contest, end_to_end, peers
 from benchmarks.calls import CallCost
 from benchmarks.contest import Case
 from benchmarks.goals import Goal, goals
@@ -18,8 +18,10 @@ from benchmarks.programme import Figures
 
 def tables(figures: Figures) -> Iterator[Table]:
     """Those of the parts that were measured."""
-    if figures.cases:
-        yield _rates(figures.cases)
+    if hops := [case for case in figures.cases if case.job in _JOBS]:
+        yield _rates(hops)
+    if edges := [case for case in figures.cases if case.job == contest.END_TO_END]:
+        yield _end_to_end(edges)
     if figures.calls:
         yield _calls(figures.calls)
     if figures.latencies:
@@ -59,6 +61,34 @@ def _rates(cases: Sequence[Case]) -> Table:
             f"{case.per_core / plain.per_core:.1f}" if plain else "",
         )
     return table
+
+
+def _end_to_end(cases: Sequence[Case]) -> Table:
+    title = (
+        "End to end on single messages: an outside JetStream stream, upper case, confirmed in "
+        "another outside stream; ratios to the bulk process"
+    )
+    numbers = ("bytes", "messages/s", "from", "to", "of the floor", "a core second", "server")
+    table = _table(title, ("who", "job"), numbers)
+    for case in sorted(cases, key=lambda one: (one.mode == end_to_end.READS, one.size)):
+        floor = _floor(cases, case)
+        low, high = case.spread
+        table.add_row(
+            case.name,
+            case.mode if case.mode == end_to_end.READS else case.job,
+            f"{case.size:,}",
+            *(f"{rate:,.0f}" for rate in (case.rate, low, high)),
+            f"{case.rate / floor.rate:.2f}" if floor else "",
+            f"{case.per_core:,.0f}",
+            f"{case.server:.2f}" if case.server is not None else "",
+        )
+    return table
+
+
+def _floor(cases: Sequence[Case], case: Case) -> Case | None:
+    """The bulk process with the same job and payload."""
+    wanted = (end_to_end.BULK, case.mode, case.size)
+    return next((one for one in cases if (one.name, one.mode, one.size) == wanted), None)
 
 
 _JOBS = (contest.HOP, contest.SINK, contest.MONO, contest.THREE)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from base64 import b64encode
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
@@ -18,6 +19,12 @@ def payloads(size: int, seed: int) -> list[bytes]:
     """Values that do not compress, the same for the same seed: nobody wins by squeezing them."""
     chance = Random(seed)
     return [chance.randbytes(size) for _ in range(DISTINCT)]
+
+
+def numbered(messages: int, size: int, seed: int) -> Iterator[bytes]:
+    """Texts that do not compress, each with its number in front, to tell which have arrived."""
+    texts = [b64encode(value)[8:size].lower() for value in payloads(size, seed)]
+    return (b"%08d%b" % (number, texts[number % DISTINCT]) for number in range(messages))
 
 
 def work(payload: bytes) -> bytes:
@@ -41,9 +48,15 @@ def columnar(rows: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([changed], names=["value"])
 
 
+def upper(datum: Datum) -> Message:
+    """The change to numbered texts, message by message."""
+    return Message(datum.value.upper())
+
+
 def write(data: list[Datum]) -> list[Response]:
     """A sink that looks at every value and is content."""
     return [Response.ok(datum.id) for datum in data if work(datum.value)]
 
 
+CHANGES: dict[str, Callable[[bytes], bytes]] = {"work": work, "upper": bytes.upper}
 MAPS: dict[str, Callable[..., Any]] = {"unary": each, "batch": batch, "columnar": columnar}

@@ -11,6 +11,7 @@ import nats
 from nats.aio.client import Client
 
 from ebbflow.nats.address import Addresses
+from ebbflow.nats.login import Login
 
 URL, USER, PASSWORD = "BENCH_URL", "BENCH_USER", "BENCH_PASSWORD"
 
@@ -21,7 +22,13 @@ def environment(server: Addresses) -> dict[str, str]:
     return {**os.environ, **login, URL: server.urls[0]}
 
 
+def server() -> Addresses:
+    """Returns the server to connect to, on the worker."""
+    login = Login(user=os.environ[USER] or None, password=os.environ[PASSWORD] or None)
+    return Addresses((os.environ[URL],), login)
+
+
 async def connected() -> Client:
     """A plain client, on the worker."""
-    login = {"user": os.environ[USER], "password": os.environ[PASSWORD]}
+    login = {"user": os.environ[USER] or None, "password": os.environ[PASSWORD] or None}
     return await nats.connect(os.environ[URL], **login, pending_size=64 * 1024 * 1024)

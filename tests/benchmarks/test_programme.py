@@ -66,7 +66,7 @@ def test_a_part_that_there_is_not_is_refused_before_anything_is_started():
     result = CliRunner().invoke(app, ["--only", "rates,speed"])
 
     assert result.exit_code == 2
-    assert "'speed' is not one of: rates, calls, latency, growth, start" in result.output
+    assert "'speed' is not one of: rates, end-to-end, sources, sinks" in result.output
 
 
 def test_the_short_programme_measures_what_the_goals_need():

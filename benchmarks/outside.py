@@ -1,0 +1,104 @@
+"""The user's own NATS server: single messages in a stream of theirs, results in another.
+
+Every run has a server of its own with an empty store, from the same binary as Ebbflow's. Ebbflow
+keeps what it needs for itself on its own server beside it, as ``ebbflow run`` does by default.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psutil
+
+from benchmarks.broker import Broker
+from benchmarks.wire import Wire
+from benchmarks.work import numbered
+from ebbflow.nats import api
+from ebbflow.nats.address import Addresses
+from ebbflow.nats.embedded import find_binary
+from ebbflow.nats.locate import open_link
+
+IN, OUT = "user_in", "user_out"
+IN_SUBJECT, OUT_SUBJECT = "user.in", "user.out"
+
+
+class NotOnce(Exception):
+    """A contestant has lost, doubled or changed messages, so its rate means nothing."""
+
+
+@dataclass(frozen=True)
+class Outside(Broker):
+    """The server, with a stream to read and one to fill. ``process`` is for its use of CPU."""
+
+    process: psutil.Process
+
+    @property
+    def url(self) -> str:
+        """The address of the server."""
+        return self.link.server.urls[0]
+
+    def lay_out(self) -> None:
+        """Makes both streams, without messages."""
+        shared = {"storage": "file", "num_replicas": 1, "retention": "limits"}
+        self.fresh(
+            {"name": IN, "subjects": [IN_SUBJECT], **shared},
+            {"name": OUT, "subjects": [OUT_SUBJECT], **shared},
+        )
+
+    def load(self, messages: int, size: int) -> None:
+        """Makes both streams, and stores so many numbered texts in the first, each by itself."""
+        self.lay_out()
+        wire = Wire(self.link.server)
+        wire.store(IN_SUBJECT, numbered(messages, size, self.seed))
+        wire.close()
+
+    def acked(self, consumer: str) -> int:
+        """Returns how many messages of the first stream a consumer has acknowledged."""
+        try:
+            facts = self.link.run(api.call(self.link.client, f"CONSUMER.INFO.{IN}.{consumer}"))
+        except api.ApiError:
+            return 0
+        delivered: int = facts["delivered"]["stream_seq"]
+        waiting: int = facts["num_ack_pending"]
+        return delivered - waiting
+
+    def check(self, messages: int, size: int) -> None:
+        """Sees that every message has arrived once, in upper case; ``NotOnce`` if not."""
+        wire = Wire(self.link.server)
+        stored = self.messages(OUT)
+        arrived = {delivery.payload for delivery in wire.read(OUT, stored)}
+        wire.close()
+        wanted = {text.upper() for text in numbered(messages, size, self.seed)}
+        if arrived != wanted or stored != messages:
+            lost, strange = len(wanted - arrived), len(arrived - wanted)
+            raise NotOnce(
+                f"{stored:,} stored for {messages:,} messages: {lost:,} are missing, {strange:,} "
+                "are not what they should be"
+            )
+
+
+@contextmanager
+def outside(seed: int) -> Iterator[Outside]:
+    """A server with an empty store, for as long as the context lasts."""
+    with tempfile.TemporaryDirectory(prefix="ebbflow-outside-") as folder:
+        port = free_port()
+        command = [find_binary(), "-js", "-a", "127.0.0.1", "-p", str(port), "-sd", folder]
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        try:
+            with open_link(Addresses.of(f"nats://127.0.0.1:{port}")) as link:
+                yield Outside(link, seed, psutil.Process(process.pid))
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def free_port() -> int:
+    """Returns a port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        port: int = bound.getsockname()[1]
+        return port

@@ -1,0 +1,128 @@
+"""Every source alone: a MonoVertex that reads it and forgets what it read, by its own count."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet
+
+from benchmarks import contest, peers
+from benchmarks.broker import Ground, spark_processes
+from benchmarks.contest import Contestant, Round, watched
+from benchmarks.ours import counts, lay_out, planned, running, worked
+from benchmarks.outside import IN, IN_SUBJECT, outside
+from benchmarks.work import numbered
+from ebbflow import MonoVertex, Source, SourceMessage
+
+_BLOB = b"a" * 100
+# What waits for a source without back-pressure has to fit into its memory.
+_BURST = 80_000
+
+Settings = Mapping[str, Any]
+Prepare = Callable[[Ground, int, int], AbstractContextManager[Settings]]
+
+
+@dataclass
+class Pulled:
+    """A source whose messages are there before it starts."""
+
+    name: str
+    prepare: Prepare
+    pace: int
+    mode = ""
+    job = contest.SOURCE
+
+    def run(self, ground: Ground, messages: int, size: int) -> Round:
+        """By the count of its vertex."""
+        with self.prepare(ground, messages, size) as settings:
+            plans = planned(ground, MonoVertex("bench").source(**settings).sink(blackhole=True))
+            lay_out(ground, plans)
+            return worked(ground, plans, messages).round(messages)
+
+
+@dataclass
+class Listening:
+    """The NATS source, which gets what is published while it listens."""
+
+    pace: int
+    name = "nats"
+    mode = ""
+    job = contest.SOURCE
+
+    def run(self, ground: Ground, messages: int, size: int) -> Round:
+        """By the count of its vertex; the driver, which listens, counts as well."""
+        burst = min(messages, _BURST)
+        with outside(ground.seed) as server:
+            source = {"url": server.url, "subject": IN_SUBJECT}
+            plans = planned(ground, MonoVertex("bench").source(nats=source).sink(blackhole=True))
+            lay_out(ground, plans)
+            words = [IN_SUBJECT, str(burst), str(size), str(ground.seed)]
+            with running(ground, plans), peers.started(server, "publishing", words):
+                done = partial(_done, ground)
+                found = watched(_with_driver, done, burst, server=server.process)
+            return found.round(burst)
+
+
+def _done(ground: Ground) -> int:
+    return counts(ground, "bench").done
+
+
+def _with_driver() -> list[psutil.Process]:
+    return [psutil.Process(), *spark_processes()]
+
+
+class Endless(Source):
+    """A source of the user's that always has messages."""
+
+    def __init__(self) -> None:
+        self._numbers = count()
+
+    def read(self, limit: int, timeout: float) -> Sequence[SourceMessage]:
+        """As many as are asked for."""
+        numbers = (next(self._numbers) for _ in range(limit))
+        return [SourceMessage(_BLOB, b"%d" % number) for number in numbers]
+
+    def ack(self, offsets: Sequence[bytes]) -> None:
+        """Forgets them."""
+
+
+@contextmanager
+def _jetstream(ground: Ground, messages: int, size: int) -> Iterator[Settings]:
+    with outside(ground.seed) as server:
+        server.load(messages, size)
+        yield {"jetstream": {"url": server.url, "stream": IN}}
+
+
+@contextmanager
+def _user_defined(ground: Ground, messages: int, size: int) -> Iterator[Settings]:
+    yield {"code": Endless}
+
+
+@contextmanager
+def _generator(ground: Ground, messages: int, size: int) -> Iterator[Settings]:
+    yield {"generator": {"messages": messages, "msgSize": size}}
+
+
+@contextmanager
+def _parquet(ground: Ground, messages: int, size: int) -> Iterator[Settings]:
+    with tempfile.TemporaryDirectory(prefix="ebbflow-bench-") as folder:
+        texts = pa.array([*numbered(messages, size, ground.seed)], pa.binary()).cast(pa.string())
+        pyarrow.parquet.write_table(pa.table({"value": texts}), f"{folder}/in.parquet")
+        yield {"spark": {"format": "parquet", "options": {"path": folder}, "stream": False}}
+
+
+def contestants() -> Iterator[Contestant]:
+    """All sources but those that need a broker or a client of their own."""
+    yield Pulled("jetstream", _jetstream, 80_000)
+    yield Listening(40_000)
+    yield Pulled("user-defined", _user_defined, 150_000)
+    yield Pulled("Parquet files (spark)", _parquet, 150_000)
+    yield Pulled("generator", _generator, 400_000)

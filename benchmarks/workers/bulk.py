@@ -1,0 +1,101 @@
+"""The floor for single messages: a bare process that reads and writes in bulk on the socket.
+
+python -m benchmarks.workers.bulk STREAM OUT publish|read
+
+It pulls 4,000 messages at a time and has up to 12,000 on their way: each is published with an id,
+its confirmation matched by number, and then it is acknowledged. ``read`` only acknowledges. No
+outcomes, no redelivery, no reconnecting, nobody's code: as fast as Python and the server can.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from benchmarks.wire import Wire, inbox, pull
+from benchmarks.workers import server
+
+CONSUMER = "bulk"
+_PULL, _IN_FLIGHT = 4_000, 12_000
+_DELIVERED, _STORED = inbox(b"delivered"), inbox(b"stored.")
+_CONFIRMATION = re.compile(
+    rb'MSG %b(\d+) 1 \d+\r\n\{"stream":"\w+", *"seq":\d+[^}]*\}\r\n' % re.escape(_STORED)
+)
+# The end of a pull, which nobody waits for here.
+_STATUS = re.compile(rb"HMSG \S+ 1 \d+ \d+\r\n(?:[^\r]+\r\n)*\r\n\r\n")
+_PING = re.compile(rb"PING\r\n")
+_ACK = b"PUB %b 4\r\n+ACK\r\n"
+_HEAD = len(b"NATS/1.0\r\nNats-Msg-Id: \r\n\r\n")
+
+
+class Bulk:
+    """Messages on their way, by number."""
+
+    def __init__(self, wire: Wire, stream: str, out: str, publishes: bool) -> None:
+        self._wire = wire
+        self._stream = stream
+        self._publishes = publishes
+        to = b"HPUB %b %b" % (out.encode(), _STORED)
+        self._write = to + b"%b %d %d\r\nNATS/1.0\r\nNats-Msg-Id: %b\r\n\r\n%b\r\n"
+        # The number in the stream names a message: it is the same when that is delivered again.
+        acks = rb"\$JS\.ACK\.%b\.%b\.\d+\.(\d+)\.[^ ]+" % (stream.encode(), CONSUMER.encode())
+        self._message = re.compile(rb"MSG [^ ]+ 1 (%b) (\d+)\r\n" % acks)
+        self._replies: dict[bytes, bytes] = {}
+        self._open = 0
+
+    def serve(self) -> None:
+        """Works until killed."""
+        config = {"durable_name": CONSUMER, "ack_policy": "explicit", "max_ack_pending": -1}
+        self._wire.request(
+            f"CONSUMER.DURABLE.CREATE.{self._stream}.{CONSUMER}",
+            {"stream_name": self._stream, "config": config},
+        )
+        rest = b""
+        while True:
+            self._wire.send(self._pulls())
+            rest = self._handle(rest + self._wire.wait())
+
+    def _pulls(self) -> bytes:
+        """Returns requests for more, as long as there is room for all of it."""
+        pulls = (_IN_FLIGHT - self._open) // _PULL
+        self._open += pulls * _PULL
+        return pull(self._stream, CONSUMER, _PULL, _DELIVERED) * pulls
+
+    def _handle(self, data: bytes) -> bytes:
+        """Writes what follows from all that has come; returns what has not come as a whole."""
+        written: list[bytes] = []
+        at, end, replies, match = 0, len(data), self._replies, self._message.match
+        while True:
+            if message := match(data, at):
+                reply, number, size = message.groups()
+                start = message.end()
+                stop = start + int(size)
+                if stop + 2 > end:
+                    break
+                at = stop + 2
+                if self._publishes:
+                    replies[number] = reply
+                    head = _HEAD + len(number)
+                    text = data[start:stop].upper()
+                    written.append(self._write % (number, head, head + len(text), number, text))
+                else:
+                    written.append(_ACK % reply)
+                    self._open -= 1
+            elif confirmation := _CONFIRMATION.match(data, at):
+                written.append(_ACK % replies.pop(confirmation[1]))
+                self._open -= 1
+                at = confirmation.end()
+            elif status := _STATUS.match(data, at):
+                at = status.end()
+            elif ping := _PING.match(data, at):
+                written.append(b"PONG\r\n")
+                at = ping.end()
+            else:
+                break
+        self._wire.send(b"".join(written))
+        return data[at:]
+
+
+if __name__ == "__main__":
+    stream, out, job = sys.argv[1:]
+    Bulk(Wire(server()), stream, out, job == "publish").serve()
