@@ -23,8 +23,14 @@ from ebbflow.datasource.planning import Range, connect
 from ebbflow.errors import AccessError, DataSourceError
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link
-from ebbflow.nats.pull import Deliveries, LightConsumer, PullConsumer, PullRequest, Word
-from ebbflow.nats.wire import Parcel
+from ebbflow.nats.pull import (
+    NO_DELIVERIES,
+    Deliveries,
+    LightConsumer,
+    PullConsumer,
+    PullRequest,
+    Word,
+)
 
 _BLOCK_BYTES = 8 * 1024 * 1024
 # A request may bring messages from behind the range: the first ones ask for few.
@@ -32,7 +38,6 @@ _FIRST_BLOCK, _LARGEST_BLOCK = 1_000, 16_000
 # A replica that lags is looked at again so often before another one may be chosen.
 _LAG, _LOOKS = 0.05, 20
 _SILENCE = 3.0
-NOTHING = Deliveries(Parcel(b""), [], [], [])
 _GOES_ON = (Word.DRY, Word.FULL, Word.TOO_LARGE)
 """The words after which the same consumer is asked again; after any other it is given up."""
 
@@ -100,7 +105,7 @@ class RangeReader:
                 if looks % _LOOKS == 0:
                     await self.close()
                 await asyncio.sleep(_LAG)
-        return NOTHING
+        return NO_DELIVERIES
 
     async def _fetch(self) -> tuple[Deliveries, Word]:
         """Returns what one request brings, and why it is not more."""
@@ -113,7 +118,7 @@ class RangeReader:
             status = await pull.fetch(request, silence=_SILENCE)
         except AccessError as error:
             raise DataSourceError(error.what, PERMISSIONS) from None
-        block = Deliveries.join(self._blocks) if self._blocks else NOTHING
+        block = Deliveries.join(self._blocks) if self._blocks else NO_DELIVERIES
         if status.word not in _GOES_ON:
             await self.close()
         if status.word is Word.TOO_LARGE and not block:

@@ -160,6 +160,9 @@ class Deliveries:
         return int(self.parcel.replies[-1].rpartition(b".")[2])
 
 
+NO_DELIVERIES = Deliveries(Parcel(b""), [], [], [])
+
+
 def has_domain(reply: bytes) -> bool:
     """Returns whether the server that delivered with this reply subject is of a domain."""
     # $JS.ACK.stream.consumer.deliveries.seq.number.time.pending, or longer with a domain.

@@ -5,17 +5,18 @@ Each message is answered for by itself. What the server refuses for good is a fa
 
 from __future__ import annotations
 
+import pyarrow as pa
+
 from ebbflow.connectors.nats.connection import outside_link, renew_link
 from ebbflow.connectors.nats.messages import PublishSettings
-from ebbflow.errors import MessageTooLarge, PermanentPublishError, PublishError, SetupError
-from ebbflow.message import Datum, Response
+from ebbflow.errors import PermanentPublishError, PublishError, SetupError
+from ebbflow.message import RowResponse
 from ebbflow.nats.bulk import publish_all
-from ebbflow.nats.outgoing import Outgoing, to_publishes
-from ebbflow.nats.publish import PublishRetry, check_size
+from ebbflow.nats.publish import PublishRetry
 
 
 class JetStreamSink:
-    """Publishes each message with its id, its headers and its keys."""
+    """Publishes each message with its id, its headers and its keys; all of a chunk at once."""
 
     def __init__(self, settings: PublishSettings) -> None:
         self._settings = settings
@@ -30,37 +31,18 @@ class JetStreamSink:
         """Ends the connection; everything was confirmed before."""
         self._link.close()
 
-    def __call__(self, data: list[Datum]) -> list[Response]:
-        """Publishes all, many at a time."""
+    def __call__(self, rows: pa.RecordBatch) -> dict[int, RowResponse] | None:
+        """Publishes all rows; returns when each is confirmed or has its reason why not."""
         try:
             self._link = renew_link(self._link, "jetstream sink")
         except SetupError as error:
-            return [self._settings.away(datum, str(error)) for datum in data]
-        return self._link.run(self._publish(data))
-
-    async def _publish(self, data: list[Datum]) -> list[Response]:
+            return dict.fromkeys(range(rows.num_rows), self._settings.away(str(error)))
         client = self._link.client
-        responses: dict[str, Response] = {}
-        messages: dict[str, Outgoing] = {}
-        for datum in data:
-            try:
-                messages[datum.id] = message = self._settings.message(datum)
-                check_size(client.max_payload, message.data, message.headers or {})
-            except (ValueError, MessageTooLarge) as error:
-                messages.pop(datum.id, None)
-                responses[datum.id] = Response.failure(datum.id, str(error))
-        failures = await publish_all(client, to_publishes(list(messages.values())), self._retry)
-        failed = dict(zip(messages, range(len(messages)), strict=True))
-        for datum in data:
-            if datum.id in responses:
-                continue
-            failure = failures.get(failed[datum.id])
-            responses[datum.id] = self._respond(datum, failure)
-        return [responses[datum.id] for datum in data]
+        outbound = self._settings.outgoing(rows, client.max_payload)
+        failures = self._link.run(publish_all(client, outbound.messages, self._retry))
+        return outbound.answer({n: self._respond(error) for n, error in failures.items()})
 
-    def _respond(self, datum: Datum, error: PublishError | None) -> Response:
-        if error is None:
-            return Response.ok(datum.id)
+    def _respond(self, error: PublishError) -> RowResponse:
         if isinstance(error, PermanentPublishError):
-            return Response.failure(datum.id, str(error))
-        return self._settings.away(datum, str(error))
+            return RowResponse.failure(str(error))
+        return self._settings.away(str(error))

@@ -19,22 +19,31 @@ import json
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, ParamSpec, TypeVar
 
 import nats.errors
+import pyarrow as pa
 
 from ebbflow.connectors.jetstream.durable import Durable, confirm
 from ebbflow.connectors.nats.connection import not_allowed, outside_link
-from ebbflow.connectors.nats.messages import read_headers
+from ebbflow.connectors.nats.messages import to_source_columns
 from ebbflow.errors import AccessError, EbbflowError, JetStreamUnavailable, SetupError
 from ebbflow.nats import api
 from ebbflow.nats.address import Addresses
-from ebbflow.nats.pull import NANOS, Deliveries, PullConsumer, PullRequest, PullStatus, Word
+from ebbflow.nats.pull import (
+    NANOS,
+    NO_DELIVERIES,
+    Deliveries,
+    PullConsumer,
+    PullRequest,
+    PullStatus,
+    Word,
+)
 from ebbflow.nats.wire import say_to_all
-from ebbflow.source import NackOffset, Source, SourceMessage
+from ebbflow.source import NackOffset, Source
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -104,7 +113,7 @@ class JetStreamSource(Source):
             self._shut()
             raise
 
-    def read(self, limit: int, timeout: float) -> list[SourceMessage]:
+    def read(self, limit: int, timeout: float) -> pa.RecordBatch:
         """Returns what has arrived, waiting for the first; raises why nothing can."""
         self._raise_failure()
         self._renew()
@@ -123,7 +132,7 @@ class JetStreamSource(Source):
             batches.append(batch)
             limit -= len(batch)
         self._unread -= sum(map(len, batches))
-        return [message for batch in batches for message in _to_messages(batch)]
+        return _to_rows(Deliveries.join(batches) if batches else NO_DELIVERIES)
 
     def ack(self, offsets: Sequence[bytes]) -> None:
         """Acknowledges messages; the word is repeated until the server has confirmed it."""
@@ -371,12 +380,13 @@ class JetStreamSource(Source):
                     client.send(say_to_all(replies, b"+WPI"))
 
 
-def _to_messages(deliveries: Deliveries) -> Iterator[SourceMessage]:
-    parcel, times = deliveries.parcel, deliveries.times().to_pylist()
-    for row, seq in enumerate(deliveries.seqs):
-        keys, headers = read_headers(parcel.subjects[row].decode(), parcel.headers(row))
-        # Whichever process has it, it is the same message.
-        yield SourceMessage(parcel.payload(row), b"%d" % seq, times[row], keys, headers, 0)
+def _to_rows(deliveries: Deliveries) -> pa.RecordBatch:
+    columns = to_source_columns(deliveries.parcel)
+    columns["offset"] = pa.array([b"%d" % seq for seq in deliveries.seqs], pa.binary())
+    columns["event_time"] = deliveries.times()
+    # Whichever process has it, it is the same message.
+    columns["partition"] = pa.repeat(pa.scalar(0, pa.int32()), len(deliveries))
+    return pa.RecordBatch.from_pydict(columns)
 
 
 def _format_nak(delay: int | None) -> bytes:

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
 from ebbflow.connectors.nats.spec import NatsAccess, NatsTarget, Pattern
-from ebbflow.connectors.plans import Pulled, UserSink
+from ebbflow.connectors.plans import WHOLE_CHUNK, Pulled, UserSink
 from ebbflow.connectors.section import SinkSection, SourceSection
 from ebbflow.schema import fields
 from ebbflow.schema.fields import shown
@@ -108,4 +108,5 @@ class JetStreamSinkSpec(NatsTarget, SinkSection):
         """Returns the sink, with all secrets read."""
         from ebbflow.connectors.jetstream.sink import JetStreamSink
 
-        return UserSink(partial(JetStreamSink, self.settings(retried)))
+        code = partial(JetStreamSink, self.settings(retried))
+        return UserSink(code, mode="columnar", rows=WHOLE_CHUNK)

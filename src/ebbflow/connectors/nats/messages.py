@@ -12,14 +12,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ebbflow.core.outage import away
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from ebbflow.core.position import LINEAGE
-from ebbflow.message import Datum, Response
+from ebbflow.errors import MessageTooLarge
+from ebbflow.message import RowResponse
 from ebbflow.nats.address import Addresses
-from ebbflow.nats.outgoing import Outgoing
+from ebbflow.nats.outgoing import Outgoing, to_publishes
+from ebbflow.nats.publish import check_size
+from ebbflow.nats.wire import Parcel, Publishes
 
 KEYS = "Ebbflow-Keys"
 """The keys of a message, as a JSON list."""
@@ -27,7 +33,10 @@ KEYS = "Ebbflow-Keys"
 SUBJECT = "Nats-Subject"
 """Where a message was published to."""
 
+HEADERS = pa.map_(pa.string(), pa.string())
 _RESERVED = "nats-"
+_ID_ALONE = b"NATS/1.0\r\nNats-Msg-Id: %b/%b\r\n\r\n"
+_CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 
 
 def read_headers(
@@ -50,12 +59,65 @@ def _keys(text: str) -> list[str]:
     return keys if fit else []
 
 
+def to_source_columns(parcel: Parcel) -> dict[str, pa.Array]:
+    """Returns value, keys and headers of messages that have come, as a source's columns."""
+    keys: list[list[str] | None] = [None] * len(parcel)
+    subjects = pa.array(parcel.subjects, pa.binary()).cast(pa.string())
+    rows = parcel.rows_with_headers()
+    if not rows:
+        headers = _only_subjects(subjects)
+    else:
+        pairs = [[(SUBJECT, subject)] for subject in subjects.to_pylist()]
+        for row in rows:
+            keys[row], own = read_headers(pairs[row][0][1], parcel.headers(row))
+            pairs[row] = list(own.items())
+        headers = pa.array(pairs, HEADERS)
+    return {
+        "value": parcel.payloads(),
+        "keys": pa.array(keys, pa.list_(pa.string())),
+        "headers": headers,
+    }
+
+
+def _only_subjects(subjects: pa.StringArray) -> pa.MapArray:
+    """Returns headers that have nothing but the subject."""
+    names = pa.repeat(pa.scalar(SUBJECT), len(subjects))
+    return pa.MapArray.from_arrays(pa.array(range(len(subjects) + 1), pa.int32()), names, subjects)
+
+
 def write_headers(keys: Sequence[str], headers: Mapping[str, str]) -> dict[str, str]:
     """Returns the headers that a message takes along."""
     kept = {
         name: value for name, value in headers.items() if not name.lower().startswith(_RESERVED)
     }
     return kept | ({KEYS: json.dumps(list(keys))} if keys else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Outbound:
+    """The messages of a sink's rows, and the rows that NATS could never take, with the reason.
+
+    ``rows`` says which row each message is of.
+    """
+
+    messages: Publishes
+    rows: Sequence[int]
+    refused: Mapping[int, str] = field(default_factory=dict)
+
+    def answer(self, failures: Mapping[int, RowResponse]) -> dict[int, RowResponse] | None:
+        """Returns the sink's answers; ``failures`` are those for messages, by their number."""
+        answers = {row: RowResponse.failure(why) for row, why in self.refused.items()}
+        answers |= {self.rows[number]: answer for number, answer in failures.items()}
+        return answers or None
+
+
+def _carry_nothing(rows: pa.RecordBatch) -> bool:
+    """Returns whether no row has keys, or a header that a message would take along."""
+    keys, headers = rows.column("keys"), rows.column("headers")
+    if pc.any(pc.greater(pc.list_value_length(keys), 0)).as_py():
+        return False
+    names = pc.unique(headers.keys).to_pylist() if headers.null_count < len(headers) else []
+    return all(name.lower().startswith(_RESERVED) for name in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +130,51 @@ class PublishSettings:
     retried: bool
     ack_wait: float
 
-    def message(self, datum: Datum) -> Outgoing:
-        """Returns what is sent; ``ValueError`` when NATS could not take it as it is."""
-        lineage = os.environ.get(LINEAGE, "")
-        headers = write_headers(datum.keys, datum.headers)
-        return Outgoing(self._subject(datum), datum.value, headers, f"{lineage}/{datum.id}")
+    def outgoing(self, rows: pa.RecordBatch, largest: int) -> Outbound:
+        """Returns what is sent; rows that NATS could never take stand beside it."""
+        if self.subject_header is None and _carry_nothing(rows):
+            return self._without_headers(rows, largest)
+        return self._one_by_one(rows, largest)
 
-    def _subject(self, datum: Datum) -> str:
-        said = datum.headers.get(self.subject_header) if self.subject_header else None
+    def _without_headers(self, rows: pa.RecordBatch, largest: int) -> Outbound:
+        """The usual case: the same subject for all, and no header but the id."""
+        lineage = os.environ.get(LINEAGE, "").encode()
+        ids = rows.column("id").cast(pa.binary()).to_pylist()
+        values = rows.column("value").to_pylist()
+        assert self.subject is not None
+        blocks = [_ID_ALONE % (lineage, row_id) for row_id in ids]
+        longest = max(map(len, blocks), default=0) + max(map(len, values), default=0)
+        if longest > largest or _CONTROL.search(b"".join(ids)):
+            return self._one_by_one(rows, largest)
+        subjects = [self.subject.encode()] * len(ids)
+        return Outbound(Publishes(subjects, blocks, values), range(len(ids)))
+
+    def _one_by_one(self, rows: pa.RecordBatch, largest: int) -> Outbound:
+        lineage = os.environ.get(LINEAGE, "")
+        messages: list[Outgoing] = []
+        kept: list[int] = []
+        refused: dict[int, str] = {}
+        columns = (rows.column(name).to_pylist() for name in ("id", "value", "keys", "headers"))
+        for row, (row_id, value, keys, pairs) in enumerate(zip(*columns, strict=True)):
+            headers = dict(pairs or ())
+            try:
+                own = write_headers(keys or (), headers)
+                message = Outgoing(self._subject(headers), value, own, f"{lineage}/{row_id}")
+                check_size(largest, message.data, message.headers or {})
+            except (ValueError, MessageTooLarge) as error:
+                refused[row] = str(error)
+            else:
+                messages.append(message)
+                kept.append(row)
+        return Outbound(to_publishes(messages), kept, refused)
+
+    def _subject(self, headers: Mapping[str, str]) -> str:
+        said = headers.get(self.subject_header) if self.subject_header else None
         subject = said or self.subject
         if subject is None:
             raise ValueError(f"it has no header {self.subject_header}, and there is no subject")
         return subject
 
-    def away(self, datum: Datum, why: str) -> Response:
+    def away(self, why: str) -> RowResponse:
         """Returns the answer for a message that may be taken later."""
-        return away(datum, why, retried=self.retried)
+        return RowResponse.failure(why) if self.retried else RowResponse.unavailable(why)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, Field, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
-from ebbflow.connectors.plans import UserSink
+from ebbflow.connectors.plans import WHOLE_CHUNK, UserSink
 from ebbflow.connectors.section import SinkSection, SourceSection
 from ebbflow.errors import SetupError
 from ebbflow.schema import fields
@@ -205,4 +205,5 @@ class NatsSinkSpec(NatsTarget, SinkSection):
         """Returns the sink, with all secrets read."""
         from ebbflow.connectors.nats.sink import NatsSink
 
-        return UserSink(partial(NatsSink, self.settings(retried)))
+        code = partial(NatsSink, self.settings(retried))
+        return UserSink(code, mode="columnar", rows=WHOLE_CHUNK)
