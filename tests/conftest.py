@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -50,6 +51,9 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
+    # Many tests start processes. Without it each would compile what it imports, which is most of
+    # the work of a short one.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

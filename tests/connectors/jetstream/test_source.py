@@ -19,7 +19,7 @@ from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import publish
 from ebbflow.publishing import Publisher
-from ebbflow.source import NackOffset
+from ebbflow.source import NackOffset, SourceMessage
 from tests.nats.outside import Outside, Stream, until
 from tests.nats.securing import Authority, Nkey, nats_server, reload
 
@@ -44,12 +44,23 @@ def source(stream):
         yield make
 
 
+def read(source, limit, timeout) -> list[SourceMessage]:
+    """What the source gives, as the messages that its columns stand for."""
+    rows = source.read(limit, timeout).to_pylist()
+    return [SourceMessage(**_without_nulls(row)) for row in rows]
+
+
+def _without_nulls(row):
+    facts = {name: value for name, value in row.items() if value is not None}
+    return facts | {"headers": dict(facts["headers"])}
+
+
 def read_all(source, number, limit=500):
     found = []
     deadline = time.monotonic() + 20
     while len(found) < number:
         assert time.monotonic() < deadline, f"only {len(found)} messages came"
-        found += source.read(limit, 0.5)
+        found += read(source, limit, 0.5)
     return found
 
 
@@ -66,7 +77,7 @@ def test_a_message_has_its_subject_headers_keys_time_and_sequence(stream, source
         headers = {"Colour": "blue", "Ebbflow-Keys": '["a", "b"]'}
         publisher.publish(stream.subject, b"value", headers=headers, msg_id="m1")
 
-    (message,) = source().read(10, 1.0)
+    (message,) = read(source(), 10, 1.0)
 
     assert message.value == b"value"
     assert ids_of(columns_of([message]), "in", 3).to_pylist() == [
@@ -87,7 +98,7 @@ def test_a_header_for_keys_that_holds_none_stays_a_header(stream, source, keys):
     with Publisher(stream.outside.url) as publisher:
         publisher.publish(stream.subject, b"", headers={"Ebbflow-Keys": keys})
 
-    (message,) = source().read(10, 1.0)
+    (message,) = read(source(), 10, 1.0)
 
     assert (list(message.keys), message.headers["Ebbflow-Keys"]) == ([], keys)
 
@@ -115,7 +126,7 @@ def test_one_request_brings_a_whole_batch(stream, source):
 def test_a_read_waits_for_the_first_message_and_returns_with_what_is_there(stream, source):
     reading = source()
     began = time.monotonic()
-    assert reading.read(10, 0.3) == []
+    assert read(reading, 10, 0.3) == []
     assert time.monotonic() - began >= 0.3
 
     stream.fill([b"1", b"2"])
@@ -132,13 +143,13 @@ def test_large_messages_arrive_within_the_bounds_of_memory(stream, source, monke
     stream.fill([b"x" * 1_000_000 for _ in range(12)])
     reading = source()
     found, in_hand = [], read_all(reading, 4)
-    while some := reading.read(500, 0.2):
+    while some := read(reading, 500, 0.2):
         in_hand += some
     assert len(in_hand) <= 6
     while len(found) < 12:
         reading.ack([one.offset for one in in_hand])
         found += in_hand
-        in_hand = reading.read(500, 0.2)
+        in_hand = read(reading, 500, 0.2)
 
     assert {int(one.offset) for one in found} == set(range(1, 13))
 
@@ -157,7 +168,7 @@ def test_large_messages_arrive_within_the_bounds_of_memory(stream, source, monke
 def test_a_consumer_that_is_made_begins_where_the_policy_says(stream, source, start, first):
     stream.fill([b"%d" % n for n in range(5)])
 
-    found = source(start=start).read(1, 0.2)
+    found = read(source(start=start), 1, 0.2)
 
     assert [one.value for one in found] == ([] if first is None else [first])
     # Another process with the same settings finds the consumer fit.
@@ -189,7 +200,7 @@ def test_a_message_larger_than_a_consumer_gives_at_once_is_told(stream, source):
     reading = source()
 
     with pytest.raises(SetupError, match="409 Message Size Exceeds MaxBytes"):
-        reading.read(10, 0.5)
+        read(reading, 10, 0.5)
 
 
 def test_settings_that_are_left_out_are_those_of_the_consumer(stream, source):
@@ -239,7 +250,7 @@ def test_a_nack_is_told_to_the_server_with_exactly_its_delay(stream, source):
 def test_a_nack_without_a_delay_comes_again_at_once(stream, source):
     stream.fill([b"1", b"2"])
     reading = source()
-    (message,) = reading.read(1, 1.0)
+    (message,) = read(reading, 1, 1.0)
 
     nack(reading, message)
 
@@ -276,8 +287,8 @@ def test_what_is_in_hand_is_kept_for_longer_than_the_ack_wait(stream, source):
 
     deadline = time.monotonic() + 2.5
     while time.monotonic() < deadline:
-        assert second.read(500, 0.2) == []
-    assert first.read(500, 0.1) == []
+        assert read(second, 500, 0.2) == []
+    assert read(first, 500, 0.1) == []
 
     first.ack([one.offset for one in held])
     until(lambda: first.exhausted)
@@ -313,8 +324,8 @@ def test_a_message_given_again_while_it_is_in_hand_is_not_read_twice(stream, sou
     (message,) = read_all(reading, 1)
     reading._link.run(_cancel(reading._tasks[1]))  # as in a process that was halted
 
-    until(lambda: stream.info()["num_redelivered"] == 1 or reading.read(1, 0.1))
-    assert reading.read(10, 0.2) == []
+    until(lambda: stream.info()["num_redelivered"] == 1 or read(reading, 1, 0.1))
+    assert read(reading, 10, 0.2) == []
     reading.ack([message.offset])
     until(lambda: stream.info()["num_ack_pending"] == 0)
 
@@ -399,7 +410,7 @@ def test_a_consumer_that_is_deleted_is_told_and_then_made_anew(stream, source):
     (message,) = read_all(reading, 1)
     stream.outside.api(f"CONSUMER.DELETE.{stream.name}.c")
     with pytest.raises(SetupError, match=f"Consumer c of stream {stream.name} is gone"):
-        until(lambda: reading.read(10, 0.2))
+        until(lambda: read(reading, 10, 0.2))
 
     assert read_all(reading, 1) == [message]  # from the one that is made anew
     reading.ack([message.offset])
@@ -467,7 +478,7 @@ def test_a_permission_that_is_missing_is_named(tmp_path):
         mine = Addresses.of(f"nats://me:m@127.0.0.1:{port}")
         source = JetStreamSource(JetStreamSettings(mine, Durable("S", "c")))
         source.open()
-        (message,) = source.read(10, 1.0)
+        (message,) = read(source, 10, 1.0)
         with pytest.raises(SetupError) as told:
             until(lambda: source.ack([message.offset]))
         source.close()
@@ -487,10 +498,10 @@ def test_a_login_that_is_withdrawn_and_given_again_is_used_again(tmp_path):
         link.close()
         source = JetStreamSource(JetStreamSettings(mine, Durable("S", "c")))
         source.open()
-        (message,) = source.read(10, 1.0)
+        (message,) = read(source, 10, 1.0)
         reload(tmp_path, withdrawn)
         with pytest.raises(SetupError, match="refused the login"):
-            until(lambda: source.read(10, 0.1))
+            until(lambda: read(source, 10, 0.1))
         reload(tmp_path, allowed)
         source.ack([message.offset])
         until(lambda: source.exhausted)

@@ -7,6 +7,8 @@ import socket
 import threading
 import time
 from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,8 @@ from ebbflow.connectors.jetstream import spec
 from ebbflow.connectors.jetstream.sink import JetStreamSink
 from ebbflow.connectors.nats.messages import PublishSettings, read_headers, write_headers
 from ebbflow.connectors.nats.sink import NatsSink
+from ebbflow.core import frames
+from ebbflow.core.columns import SINK_COLUMNS
 from ebbflow.core.position import LINEAGE
 from ebbflow.errors import SetupError
 from ebbflow.message import Status
@@ -28,12 +32,36 @@ def stream(outside: Outside) -> Stream:
     return outside.stream()
 
 
+class Answering:
+    """A sink that is given messages, and the answer that it has for each of them."""
+
+    def __init__(self, sink: Any) -> None:
+        self._sink = sink
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sink, name)
+
+    def __call__(self, messages: list[Datum]) -> list[Response]:
+        columns = {
+            "id": [datum.id for datum in messages],
+            "value": [datum.value for datum in messages],
+            "keys": [list(datum.keys) or None for datum in messages],
+            "headers": [list(datum.headers.items()) or None for datum in messages],
+        }
+        rows = frames.batch_of(columns, len(messages)).select(SINK_COLUMNS)
+        answers = self._sink(rows) or {}
+        return [
+            Response(datum.id, **asdict(answers[row])) if row in answers else Response.ok(datum.id)
+            for row, datum in enumerate(messages)
+        ]
+
+
 @pytest.fixture
 def opened():
     with ExitStack() as stack:
 
         def make(kind, server, subject="a.b", header=None, retried=False, ack_wait=5.0):
-            sink = kind(PublishSettings(server, subject, header, retried, ack_wait))
+            sink = Answering(kind(PublishSettings(server, subject, header, retried, ack_wait)))
             sink.open()
             stack.callback(sink.close)
             return sink
