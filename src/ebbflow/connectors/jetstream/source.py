@@ -74,7 +74,7 @@ class JetStreamSettings:
 
 
 @dataclass(slots=True)
-class _Batch:
+class _HeldBatch:
     """Messages that arrived together: their bytes, how many are in hand, the last sign of them."""
 
     offsets: list[bytes]
@@ -95,8 +95,8 @@ class JetStreamSource(Source):
 
     def _forget(self) -> None:
         """Forgets what a lost consumer gave: the next one gives it again."""
-        self._hand: dict[bytes, tuple[bytes, _Batch]] = {}
-        self._batches: deque[_Batch] = deque()
+        self._hand: dict[bytes, tuple[bytes, _HeldBatch]] = {}
+        self._batches: deque[_HeldBatch] = deque()
         self._arrived: deque[Deliveries] = deque()
         self._unconfirmed: deque[concurrent.futures.Future[None]] = deque()
         self._bytes = self._unread = self._wanted = 0
@@ -314,7 +314,7 @@ class JetStreamSource(Source):
         if not self._hand.keys().isdisjoint(offsets):
             deliveries, offsets = self._without_held(deliveries, offsets)
         size = sum(deliveries.parcel.sizes())
-        batch = _Batch(offsets, size, len(offsets), time.monotonic())
+        batch = _HeldBatch(offsets, size, len(offsets), time.monotonic())
         self._hand.update(
             zip(offsets, zip(deliveries.parcel.replies, repeat(batch), strict=False), strict=True)
         )
