@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
-from typing import Any, Self, Unpack
-
-from nats.aio.client import Client
+from typing import Any, Self, TypeVar, Unpack
 
 from ebbflow.acks import Ack
 from ebbflow.errors import (
@@ -28,7 +27,8 @@ from ebbflow.errors import (
     PublishTimeout,
 )
 from ebbflow.nats.address import INBOX, Addresses
-from ebbflow.nats.bulk import WINDOW, Handover, check_window, publish_in_window
+from ebbflow.nats.bulk import WINDOW, Bulk, Handover, check_window
+from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.connect import connect
 from ebbflow.nats.link import LoopThread
 from ebbflow.nats.login import Login
@@ -48,6 +48,8 @@ __all__ = [
     "PublishTimeout",
     "Publisher",
 ]
+
+T = TypeVar("T")
 
 Sendable = Outgoing | tuple[str, bytes]
 """A message, or only its subject and its data."""
@@ -72,7 +74,7 @@ class AsyncPublisher:
         check_subject(inbox_prefix, "inbox_prefix")
         self.addresses = replace(Addresses.of(url, login), inbox=inbox_prefix)
         self.options = PublishOptions(**options)
-        self._client: Client | None = None
+        self._client: SecuredClient | None = None
         self._waiting: set[asyncio.Task[Any]] = set()
 
     async def __aenter__(self) -> Self:
@@ -101,7 +103,8 @@ class AsyncPublisher:
         ``MessageTooLarge`` or a ``ValueError``.
         """
         message = Outgoing(subject, data, headers, msg_id)
-        return await self._start(message, self.options.with_changes(options))
+        sending = self._prepare(message, self.options.with_changes(options))
+        return await self._wait_for(sending.confirm(), partial(sending.explain, PublishError))
 
     async def publish_many(
         self,
@@ -118,29 +121,34 @@ class AsyncPublisher:
         """
         check_window(window)
         chosen = self.options.with_changes(options)
-        return await publish_in_window(
-            lambda m: self._start(Outgoing.of(m), chosen), messages, window
-        )
+        bulk = Bulk(self._require_client(), window)
+        publishing = bulk.publish(lambda m: self._prepare(Outgoing.of(m), chosen), messages)
+        return await self._wait_for(publishing, bulk.give_up)
 
-    def _start(self, message: Outgoing, options: PublishOptions) -> Coroutine[Any, Any, Ack]:
+    def _prepare(self, message: Outgoing, options: PublishOptions) -> Sending:
+        client, headers = self._require_client(), message.headers or {}
+        return Sending(client, message.subject, message.data, headers, options.to_retry())
+
+    def _require_client(self) -> SecuredClient:
         if self._client is None:
             raise RuntimeError(f"the publisher is not open; use it inside: {self._entering}")
-        headers = message.headers or {}
-        return self._confirm(
-            Sending(self._client, message.subject, message.data, headers, options.to_retry())
-        )
+        return self._client
 
-    async def _confirm(self, sending: Sending) -> Ack:
+    async def _wait_for(
+        self, publishing: Coroutine[Any, Any, T], give_up: Callable[[str], PublishError]
+    ) -> T:
+        """Returns what comes of a call; one that waits ends with ``give_up`` at the close."""
         task = asyncio.current_task()
         assert task is not None
         self._waiting.add(task)
         try:
-            return await sending.confirm()
+            return await publishing
         except asyncio.CancelledError:
             # Closing cancels what waits. Whoever was cancelled besides has to hear of that.
+            error = give_up("the publisher was closed")
             if self._client is not None or task.uncancel() > 0:
                 raise
-            raise sending.explain(PublishError, "the publisher was closed") from None
+            raise error from None
         finally:
             self._waiting.discard(task)
 

@@ -10,8 +10,9 @@ from ebbflow.connectors.jetstream.durable import Durable
 from ebbflow.connectors.jetstream.source import JetStreamSettings, JetStreamSource
 from ebbflow.nacks import NackOptions
 from ebbflow.nats import api
-from ebbflow.nats.bulk import publish_in_window
-from ebbflow.nats.publish import PublishRetry, publish
+from ebbflow.nats.bulk import publish_all
+from ebbflow.nats.publish import PublishRetry
+from ebbflow.nats.wire import Publishes
 from ebbflow.source import NackOffset
 from tests.nats.outside import until
 
@@ -38,10 +39,8 @@ def test_acks_and_nacks_are_not_lost_while_nobody_leads(cluster, names):
     client = cluster.link.client
     values = [b"%d" % n for n in range(300)]
     patient = PublishRetry(attempts=-1, ack_wait=30.0)
-    storing = publish_in_window(
-        lambda value: publish(client, stream, value, retry=patient), values, 50
-    )
-    cluster.link.run(storing)
+    rows = Publishes([stream.encode()] * len(values), [b""] * len(values), values)
+    assert cluster.link.run(publish_all(client, rows, patient)) == {}
     source = JetStreamSource(JetStreamSettings(cluster.link.server, Durable(stream, "c")))
     source.open()
     try:

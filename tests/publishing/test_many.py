@@ -157,3 +157,14 @@ def test_a_window_has_room_for_one_at_least(publisher, window):
     text = f"window must be a whole number from 1, not {window!r}"
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         publisher.publish_many([], window=window)
+
+
+def test_a_message_is_sent_again_while_the_next_one_is_not_there_yet(publisher, subject, stream):
+    def waiting():
+        yield (subject, b"x")  # nobody listens yet
+        stream()
+        while stream.messages < 1:
+            threading.Event().wait(0.01)
+
+    acks = publisher.publish_many(waiting(), retry_attempts=-1, retry_wait=0.05)
+    assert [ack.seq for ack in acks] == [1]

@@ -8,18 +8,19 @@ rules of ``publish``.
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from ebbflow.acks import Ack
 from ebbflow.errors import PublishError
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.publish import PublishRetry, Sending
 from ebbflow.nats.requests import Answer
-from ebbflow.nats.wire import Publishes, read_headers
+from ebbflow.nats.wire import Publishes, read_headers, write_headers
 
 T = TypeVar("T")
 WINDOW = 256
@@ -56,7 +57,7 @@ async def publish_all(
     return failures
 
 
-def _is_stored(answer: Answer) -> bool:
+def _is_stored(answer: Answer) -> TypeGuard[bytes]:
     """Returns ``True`` for a confirmation as servers write it; any other answer is read in full."""
     return isinstance(answer, bytes) and answer.startswith(_STORED) and _REFUSED not in answer
 
@@ -67,60 +68,147 @@ def check_window(window: object) -> None:
         raise ValueError(f"window must be a whole number from 1, not {window!r}")
 
 
-class _Bulk:
-    """The messages that were sent so far, and what has become of them."""
+class Bulk:
+    """Messages that are published one behind the other, and what has become of each.
 
-    def __init__(self, window: int) -> None:
-        self.gate = asyncio.Semaphore(window)
-        self.acks: list[Ack | None] = []
-        self.failures: dict[int, PublishError] = {}
-
-    async def confirm(self, index: int, sending: Coroutine[Any, Any, Ack]) -> None:
-        try:
-            self.acks[index] = await sending
-        except PublishError as error:
-            self.failures[index] = error
-        finally:
-            self.gate.release()
-
-    def explain(self) -> PublishError:
-        index = min(self.failures)
-        error = self.failures[index]
-        error.acks = tuple(self.acks)
-        stored = sum(ack is not None for ack in self.acks)
-        error.add_note(f"It was message {index}; {stored} of {len(self.acks)} sent are stored.")
-        return error
-
-
-async def publish_in_window(
-    start: Callable[[T], Coroutine[Any, Any, Ack]],
-    messages: AsyncIterable[T] | Iterable[T],
-    window: int,
-) -> list[Ack]:
-    """Publishes the messages, at most ``window`` at a time; the acks are in their order.
-
-    ``start`` begins to send one. An error of the messages themselves, as they are taken or begun,
-    is raised once all before it are stored; the first ``PublishError`` is raised with ``acks``.
+    Those that are there at the same time leave in one buffer. Used once, on the client's loop.
     """
-    bulk = _Bulk(window)
-    unsent: Exception | None = None
-    async with asyncio.TaskGroup() as group:
+
+    def __init__(self, client: SecuredClient, window: int) -> None:
+        self._client = client
+        self._window = window
+        self._sendings: list[Sending] = []
+        self._acks: list[Ack | None] = []
+        self._failures: dict[int, PublishError] = {}
+        self._unsent: list[int] = []
+        self._sent: dict[int, tuple[int, float]] = {}
+        self._alone: dict[int, asyncio.Task[None]] = {}
+        self._change = asyncio.Event()
+
+    async def publish(
+        self, prepare: Callable[[T], Sending], messages: AsyncIterable[T] | Iterable[T]
+    ) -> list[Ack]:
+        """Publishes the messages, a bounded number at a time; the acks are in their order.
+
+        An error of the messages themselves, as they are taken or prepared, is raised once all
+        before it are stored; the first ``PublishError`` is raised with ``acks``.
+        """
+        broken: Exception | None = None
+        async with self._client.begin_volley() as self._volley:
+            watching = asyncio.get_running_loop().create_task(self._watch())
+            try:
+                broken = await self._take(prepare, messages)
+                await self._make_room(0)
+            finally:
+                watching.cancel()
+        if self._failures:
+            raise self._explain() from broken
+        if broken is not None:
+            broken.add_note(f"It was message {len(self._acks)}; those before it are stored.")
+            raise broken
+        return [ack for ack in self._acks if ack is not None]
+
+    async def _take(
+        self, prepare: Callable[[T], Sending], messages: AsyncIterable[T] | Iterable[T]
+    ) -> Exception | None:
+        """Sends messages until one has failed; returns the error of the messages themselves."""
         try:
             async for message in _iterate(messages):
-                await bulk.gate.acquire()
-                if bulk.failures:
+                await self._make_room(self._window - 1)
+                if self._failures:
                     break
-                sending = start(message)
-                bulk.acks.append(None)
-                group.create_task(bulk.confirm(len(bulk.acks) - 1, sending))
+                self._add(prepare(message))
         except Exception as error:
-            unsent = error
-    if bulk.failures:
-        raise bulk.explain() from unsent
-    if unsent is not None:
-        unsent.add_note(f"It was message {len(bulk.acks)}; those before it are stored.")
-        raise unsent
-    return [ack for ack in bulk.acks if ack is not None]
+            return error
+        return None
+
+    def give_up(self, why: str) -> PublishError:
+        """Ends what is under way; returns the error that tells of each message what it came to."""
+        for task in self._alone.values():
+            task.cancel()
+        for row in (*self._unsent, *self._sent, *self._alone):
+            self._failures[row] = self._sendings[row].explain(PublishError, why)
+        return self._explain()
+
+    @property
+    def _under_way(self) -> int:
+        return len(self._unsent) + len(self._sent) + len(self._alone)
+
+    def _add(self, sending: Sending) -> None:
+        if not self._unsent:
+            # What is there at once leaves together: this is called when there is no more.
+            asyncio.get_running_loop().call_soon(self._send)
+        self._unsent.append(len(self._acks))
+        self._sendings.append(sending)
+        self._acks.append(None)
+
+    def _send(self) -> None:
+        rows, self._unsent = self._unsent, []
+        if not rows:
+            return
+        if not self._client.is_connected:
+            for row in rows:
+                self._go_alone(row, self._sendings[row].confirm())
+            return
+        now, place = time.monotonic(), len(self._volley.answers)
+        for number, row in enumerate(rows):
+            self._sent[row] = place + number, now + self._sendings[row].first_timeout
+        sendings = [self._sendings[row] for row in rows]
+        self._volley.send(
+            Publishes(
+                [sending.subject.encode() for sending in sendings],
+                [write_headers(sending.headers or {}) for sending in sendings],
+                [sending.payload for sending in sendings],
+            )
+        )
+        self._volley.tell()  # there is another time to wait until
+
+    async def _make_room(self, most: int) -> None:
+        """Waits until at most so many are under way."""
+        while self._under_way > most:
+            self._send()
+            self._change.clear()
+            await self._change.wait()
+
+    async def _watch(self) -> None:
+        """Sees to the answers as they come, and to those that do not, whoever waits meanwhile."""
+        while True:
+            self._judge()
+            self._change.set()
+            deadline = min((until for _, until in self._sent.values()), default=math.inf)
+            wait = deadline - time.monotonic()
+            await self._volley.wait(None if wait == math.inf else max(0.0, wait))
+
+    def _judge(self) -> None:
+        """Looks at the answers; what is not simply stored goes on by itself."""
+        now = time.monotonic()
+        for row, (place, until) in list(self._sent.items()):
+            answer = self._volley.answers[place]
+            if _is_stored(answer):
+                self._acks[row] = self._sendings[row].read_ack(answer)
+                del self._sent[row]
+            elif answer is not None or now >= until:
+                del self._sent[row]
+                self._go_alone(row, self._sendings[row].go_on(answer))
+
+    def _go_alone(self, row: int, confirming: Coroutine[Any, Any, Ack]) -> None:
+        async def confirm() -> None:
+            try:
+                self._acks[row] = await confirming
+            except PublishError as error:
+                self._failures[row] = error
+            del self._alone[row]
+            self._volley.tell()
+
+        self._alone[row] = asyncio.get_running_loop().create_task(confirm())
+
+    def _explain(self) -> PublishError:
+        row = min(self._failures)
+        error = self._failures[row]
+        error.acks = tuple(self._acks)
+        stored = sum(ack is not None for ack in self._acks)
+        error.add_note(f"It was message {row}; {stored} of {len(self._acks)} sent are stored.")
+        return error
 
 
 async def _iterate(messages: AsyncIterable[T] | Iterable[T]) -> AsyncIterator[T]:

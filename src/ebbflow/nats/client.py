@@ -26,7 +26,7 @@ from nats.aio.transport import TcpTransport
 
 from ebbflow.errors import AccessError
 from ebbflow.nats.address import Addresses
-from ebbflow.nats.requests import Answer, Reply, Requests
+from ebbflow.nats.requests import Answer, Reply, Requests, Volley
 from ebbflow.nats.wire import BulkParser, Publishes, TakeParcel
 
 OnDenial = Callable[[AccessError], None]
@@ -185,6 +185,13 @@ class SecuredClient(Client):
         if (denial := self._no_answers) is not None:
             raise denial
         return await self._requests.ask(subject, payload, timeout, headers)
+
+    @asynccontextmanager
+    async def begin_volley(self) -> AsyncIterator[Volley]:
+        """Opens requests that are sent little by little; see ``Requests``."""
+        await self._requests.open()
+        with self._requests.begin_volley() as volley:
+            yield volley
 
     async def request_all(self, rows: Publishes, silence: float) -> list[Answer]:
         """Sends many requests and returns the answers; see ``Requests.ask_all``."""

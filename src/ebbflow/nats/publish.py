@@ -119,9 +119,9 @@ class Sending:
     ) -> None:
         check_size(client.max_payload, payload, headers)
         self._client = client
-        self._subject = subject
-        self._payload = payload
-        self._headers = dict(headers) or None
+        self.subject = subject
+        self.payload = payload
+        self.headers = dict(headers) or None
         self._retry = retry
         self._clock = clock
         self._tally = tally or Tally()
@@ -144,6 +144,18 @@ class Sending:
         self._count()
         return await self._hear(answer) or await self.confirm()
 
+    @property
+    def first_timeout(self) -> float:
+        """The seconds that a first attempt waits for its answer."""
+        return min(self._retry.attempt_timeout, self._remaining)
+
+    def read_ack(self, answer: bytes) -> Ack:
+        """Returns the confirmation of a first attempt, which was sent with others."""
+        self._count()
+        self._tally.confirmed += 1
+        facts = _parse(answer)
+        return Ack(facts["stream"], facts["seq"], bool(facts.get("duplicate")), self._sent)
+
     def _count(self) -> None:
         self._sent += 1
         self._tally.attempts += 1
@@ -151,7 +163,7 @@ class Sending:
     async def _send(self) -> Answer:
         try:
             answer = await self._client.request(
-                self._subject, self._payload, self._timeout, headers=self._headers
+                self.subject, self.payload, self._timeout, headers=self.headers
             )
             return answer.data
         except nats.errors.NoRespondersError:
@@ -183,7 +195,7 @@ class Sending:
         return self._make_error(kind, "; ".join(filter(None, (text, doubt))))
 
     def _explain_denial(self, error: AccessError) -> PermanentPublishError:
-        if error.subject == self._subject:
+        if error.subject == self.subject:
             return self.explain(PermanentPublishError, "the login may not publish to it")
         # It was sent all the same, and may have been stored.
         self._seen[_UNANSWERED] += 1
@@ -191,7 +203,7 @@ class Sending:
         return self.explain(PermanentPublishError, where)
 
     def _make_error(self, kind: type[E], detail: str) -> E:
-        return kind(self._subject, self._sent, self._elapsed, detail)
+        return kind(self.subject, self._sent, self._elapsed, detail)
 
     @property
     def _elapsed(self) -> float:

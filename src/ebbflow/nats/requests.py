@@ -101,7 +101,7 @@ class Volley:
         """Wakes who waits for answers."""
         self._news.set()
 
-    async def wait(self, silence: float) -> bool:
+    async def wait(self, silence: float | None) -> bool:
         """Returns when answers have come; ``False`` if none has for so many seconds."""
         self._news.clear()
         try:
