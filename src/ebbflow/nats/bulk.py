@@ -228,7 +228,8 @@ class Handover(AsyncIterator[T]):
 
     def __init__(self, loop: asyncio.AbstractEventLoop, size: int) -> None:
         self._loop = loop
-        self._room = threading.Semaphore(size)
+        self._size = size
+        self._room = threading.Event()
         self._items: deque[T] = deque()
         self._news = asyncio.Event()
         self._ended = False
@@ -239,7 +240,7 @@ class Handover(AsyncIterator[T]):
         """Takes all messages, as long as they are wanted. An error is raised on the other side."""
         try:
             for message in messages:
-                self._room.acquire()
+                self._wait_for_room()
                 if self._unwanted:
                     return
                 self._items.append(message)
@@ -250,10 +251,17 @@ class Handover(AsyncIterator[T]):
             self._ended = True
             self._wake()
 
+    def _wait_for_room(self) -> None:
+        while len(self._items) >= self._size and not self._unwanted:
+            # In this order: what is taken after the look tells of itself again.
+            self._room.clear()
+            if len(self._items) >= self._size and not self._unwanted:
+                self._room.wait()
+
     def stop(self, *_: object) -> None:
         """Ends the handover: no more messages are wanted."""
         self._unwanted = True
-        self._room.release()
+        self._room.set()
 
     def _wake(self) -> None:
         # Waking the loop costs a system call; it looks for more by itself as long as it finds any.
@@ -271,5 +279,7 @@ class Handover(AsyncIterator[T]):
             if ended:
                 raise self._error or StopAsyncIteration
             await self._news.wait()
-        self._room.release()
-        return self._items.popleft()
+        message = self._items.popleft()
+        if len(self._items) <= self._size // 2 and not self._room.is_set():
+            self._room.set()
+        return message
