@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # users of the classes here need no Arrow
 LONGEST_OFFSET = 4_096
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class SourceMessage:
     """One message of a source.
 
@@ -38,30 +38,62 @@ class SourceMessage:
 
     value: bytes
     offset: bytes
-    event_time: datetime | None = None
-    keys: Sequence[str] = ()
-    headers: Mapping[str, str] = field(default_factory=dict)
-    partition: int | None = None
-    deliveries: int | None = None
+    event_time: datetime | None
+    keys: Sequence[str]
+    headers: Mapping[str, str]
+    partition: int | None
+    deliveries: int | None
 
-    def __post_init__(self) -> None:
-        _check("value", self.value, bytes)
-        _check("offset", self.offset, bytes)
-        if not 0 < len(self.offset) <= LONGEST_OFFSET:
-            raise ValueError(
-                f"offset must have 1 to {LONGEST_OFFSET} bytes, not {len(self.offset)}"
-            )
-        if self.event_time is not None:
-            _check("event_time", self.event_time, datetime)
-            if self.event_time.utcoffset() is None:
-                raise ValueError("event_time must have a time zone")
-        if isinstance(self.keys, str) or not all(isinstance(key, str) for key in self.keys):
-            raise TypeError(f"keys must be a sequence of texts, not {self.keys!r}")
+    def __init__(
+        self,
+        value: bytes,
+        offset: bytes,
+        event_time: datetime | None = None,
+        keys: Sequence[str] = (),
+        headers: Mapping[str, str] | None = None,
+        partition: int | None = None,
+        deliveries: int | None = None,
+    ) -> None:
+        # A source makes hundreds of thousands of these a second: nothing is checked twice, and the
+        # slots are set directly, which takes a third of the time of the usual way.
+        if type(value) is not bytes or type(offset) is not bytes:
+            _check("value", value, bytes)
+            _check("offset", offset, bytes)
+        if not 0 < len(offset) <= LONGEST_OFFSET:
+            raise ValueError(f"offset must have 1 to {LONGEST_OFFSET} bytes, not {len(offset)}")
+        if event_time is not None:
+            _check_time(event_time)
+        if keys and (isinstance(keys, str) or not all(isinstance(key, str) for key in keys)):
+            raise TypeError(f"keys must be a sequence of texts, not {keys!r}")
+        _set_value(self, value)
+        _set_offset(self, offset)
+        _set_event_time(self, event_time)
+        _set_keys(self, keys)
+        _set_headers(self, {} if headers is None else headers)
+        _set_partition(self, partition)
+        _set_deliveries(self, deliveries)
+
+
+(
+    _set_value,
+    _set_offset,
+    _set_event_time,
+    _set_keys,
+    _set_headers,
+    _set_partition,
+    _set_deliveries,
+) = (getattr(SourceMessage, field.name).__set__ for field in fields(SourceMessage))
 
 
 def _check(name: str, value: object, kind: type) -> None:
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be {kind.__name__}, not {type(value).__name__}")
+
+
+def _check_time(event_time: datetime) -> None:
+    _check("event_time", event_time, datetime)
+    if event_time.utcoffset() is None:
+        raise ValueError("event_time must have a time zone")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ebbflow.core.blame import Outage
 from ebbflow.durations import Backoff
-from ebbflow.message import Datum, Response
+from ebbflow.message import Datum, Response, RowResponse
 
 DEFAULT_ON_UNAVAILABLE = Backoff(interval=100, factor=2.0, cap=1_000)
 """Soon there again when the system is: the longest wait is a second."""
@@ -84,3 +84,8 @@ class Patience:
 def away(datum: Datum, why: str, *, retried: bool) -> Response:
     """Returns the answer for a message whose target is away; ``retried`` with a retry strategy."""
     return Response.failure(datum.id, why) if retried else Response.unavailable(datum.id, why)
+
+
+def away_row(why: str, *, retried: bool) -> RowResponse:
+    """Returns the same answer for rows of a columnar sink."""
+    return RowResponse.failure(why) if retried else RowResponse.unavailable(why)

@@ -14,8 +14,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from ebbflow import Datum, Message, Pipeline, Response
+from ebbflow import Message, Pipeline, RowResponse
 from ebbflow.connectors.file.sink import FileSettings, FileSink
+from ebbflow.core import frames
 from ebbflow.errors import SetupError
 from ebbflow.message import Status
 
@@ -35,12 +36,21 @@ def path(tmp_path):
     return tmp_path / "out.txt"
 
 
+class Answering(FileSink):
+    """The sink, answering for every row."""
+
+    def __call__(self, batch):
+        answers = super().__call__(batch)
+        return [answers.get(row, RowResponse.ok()) for row in range(batch.num_rows)]
+
+
 def sink_to(path, **settings):
-    return FileSink(FileSettings(str(path), **settings))
+    return Answering(FileSettings(str(path), **settings))
 
 
-def data(*values):
-    return [Datum(value, id=f"m{number}") for number, value in enumerate(values)]
+def data(*values, **columns):
+    ids = [f"m{number}" for number in range(len(values))]
+    return frames.batch_of({"id": ids, "value": values, **columns}, len(values))
 
 
 def statuses(responses):
@@ -66,24 +76,33 @@ def test_a_value_with_a_line_break_is_no_line_and_the_others_are_written(path):
     assert path.read_bytes() == b"one\nthree\n"
 
 
+def test_lines_of_a_slice_are_those_of_its_rows(path):
+    sink_to(path)(data(b"zero\n", b"one", b"", b"three", b"fo\nur").slice(1, 3))
+
+    assert path.read_bytes() == b"one\n\nthree\n"
+
+
+def test_a_call_without_a_row_that_can_be_a_line_writes_nothing(path):
+    answers = sink_to(path)(data(b"\n", b"a\n"))
+
+    assert statuses(answers) == [Status.NACK] * 2
+    assert path.read_bytes() == b""
+
+
 def test_json_has_all_of_each_message_on_one_line(path):
     sink = sink_to(path, format="json")
-    sink(
-        [
-            Datum(b"a\nb", id="m1", keys=["k"], headers={"h": "v"}, event_time=TIME),
-            Datum(b"\xff", id="m2"),
-        ]
-    )
+    headers = [[("h", "v")], None]
+    sink(data(b"a\nb", b"\xff", keys=[["k"], None], headers=headers, event_time=[TIME, None]))
 
     assert [json.loads(line) for line in path.read_text().splitlines()] == [
         {
-            "id": "m1",
+            "id": "m0",
             "value": "a\nb",
             "keys": ["k"],
             "headers": {"h": "v"},
             "eventTime": 1_767_323_045_678,
         },
-        {"id": "m2", "valueBase64": "/w==", "keys": [], "headers": {}, "eventTime": None},
+        {"id": "m1", "valueBase64": "/w==", "keys": [], "headers": {}, "eventTime": None},
     ]
 
 
@@ -131,7 +150,7 @@ def test_when_the_disk_is_full_nothing_is_ok_and_no_part_of_a_line_stays(path, m
     monkeypatch.undo()
 
     assert [response.error for response in retried] == [f"{path}: No space left on device"] * 2
-    assert patient == [Response.unavailable("m0", f"{path}: No space left on device")]
+    assert patient == [RowResponse.unavailable(f"{path}: No space left on device")]
     assert path.read_bytes() == b"one\n"
 
 

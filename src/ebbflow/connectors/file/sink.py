@@ -17,10 +17,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from ebbflow.connectors.json_record import record
-from ebbflow.core.outage import away
+from ebbflow.core import frames
+from ebbflow.core.frames import Rows
+from ebbflow.core.outage import away_row
 from ebbflow.errors import SetupError
-from ebbflow.message import Datum, Response
+from ebbflow.message import RowResponse
 from ebbflow.nacks import NackOptions
 
 _VARIABLES = {
@@ -30,8 +35,10 @@ _VARIABLES = {
 }
 _LOOK_BACK = 64 * 1024
 # No retry could help, so there is none.
-_NO_LINE = NackOptions(
-    max_deliveries=0, reason="its value has a line break, which only format: json can keep"
+_NO_LINE = RowResponse.nack(
+    NackOptions(
+        max_deliveries=0, reason="its value has a line break, which only format: json can keep"
+    )
 )
 
 
@@ -63,24 +70,27 @@ class FileSink:
         except OSError as error:
             raise SetupError(f"{self._path()} cannot be written: {error.strerror}.") from None
 
-    def __call__(self, data: list[Datum]) -> list[Response]:
+    def __call__(self, batch: pa.RecordBatch) -> dict[int, RowResponse]:
         """Appends what can be a line; all of it is on disk, or nothing is."""
-        lines = [self._line(datum) for datum in data]
+        refused, lines = self._lines(batch)
         try:
-            self._append(b"".join(line for line in lines if line is not None))
+            self._append(lines)
         except OSError as error:
             why = f"{self._path()}: {error.strerror}"
-            return [away(datum, why, retried=self._settings.retried) for datum in data]
-        pairs = zip(data, lines, strict=True)
-        return [
-            Response.ok(datum.id) if line is not None else Response.nack(datum.id, _NO_LINE)
-            for datum, line in pairs
-        ]
+            answer = away_row(why, retried=self._settings.retried)
+            return dict.fromkeys(range(batch.num_rows), answer)
+        return dict.fromkeys(refused, _NO_LINE)
 
-    def _line(self, datum: Datum) -> bytes | None:
+    def _lines(self, batch: pa.RecordBatch) -> tuple[list[int], bytes | memoryview]:
+        """Returns the rows that cannot be lines, and the others as lines."""
         if self._settings.format == "json":
-            return record(datum) + b"\n"
-        return None if b"\n" in datum.value else datum.value + b"\n"
+            return [], b"".join(record(datum) + b"\n" for datum in Rows(batch).data())
+        values, refused = batch.column("value"), []
+        if b"\n" in bytes(frames.join_bytes(values)):
+            broken = pc.match_substring(values, b"\n")
+            refused = pc.indices_nonzero(broken).to_pylist()
+            values = values.filter(pc.invert(broken))
+        return refused, frames.join_bytes(pc.binary_join_element_wise(values, b"", b"\n"))
 
     def _path(self) -> Path:
         path = self._settings.path
@@ -88,7 +98,7 @@ class FileSink:
             path = path.replace(f"{{{name}}}", os.environ.get(variable, ""))
         return Path(path)
 
-    def _append(self, lines: bytes) -> None:
+    def _append(self, lines: bytes | memoryview) -> None:
         with _lock(self._path(), self._settings.max_bytes) as file:
             end = os.fstat(file).st_size
             try:
@@ -147,7 +157,7 @@ def _mend(file: int) -> int:
     return end
 
 
-def _write(file: int, data: bytes) -> None:
+def _write(file: int, data: bytes | memoryview) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(file, rest) :]

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, StrictStr
 from pydantic_core import PydanticCustomError
 
-from ebbflow.connectors.plans import UserSink
+from ebbflow.connectors.plans import WHOLE_CHUNK, UserSink
 from ebbflow.connectors.section import SinkSection
 from ebbflow.schema import fields
 from ebbflow.schema.fields import shown
@@ -55,4 +55,5 @@ class FileSinkSpec(SinkSection):
         from ebbflow.connectors.file.sink import FileSettings, FileSink
 
         path = os.path.abspath(self.path)
-        return UserSink(partial(FileSink, FileSettings(path, self.format, self.max_bytes, retried)))
+        settings = FileSettings(path, self.format, self.max_bytes, retried)
+        return UserSink(partial(FileSink, settings), "columnar", WHOLE_CHUNK)

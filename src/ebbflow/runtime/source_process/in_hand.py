@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import repeat
 
 import pyarrow as pa
 
@@ -60,7 +61,7 @@ class InHand:
 
     def settle(self, offsets: pa.BinaryArray) -> None:
         """Lets these go; those that are not in hand are not minded."""
-        settled = Counter(self._batch_of.pop(offset, 0) for offset in offsets.to_pylist())
+        settled = Counter(map(self._batch_of.pop, offsets.to_pylist(), repeat(0)))
         for number, count in settled.items():
             if number:
                 self._batches[number].left -= count
