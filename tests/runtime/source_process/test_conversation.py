@@ -326,6 +326,40 @@ def test_columns_are_asked_for_in_larger_pieces():
     assert set(outside.limits[1:]) == {7}
 
 
+def test_a_quick_source_is_read_on_before_its_messages_are_given(monkeypatch):
+    monkeypatch.setattr(reading, "_GATHER", 10.0)
+    with served(Reader, 23) as (outside, run):
+        task = Task(run, EmptyLedger())
+        rows, offsets = task.take(100)
+        assert outside.limits[:5] == [5] * 5
+        assert len(rows) == 23
+        task.settle(rows, offsets, set())
+        assert task.take(1) is None
+        task.inlet.close(for_good=True)
+
+
+class Failing(Reader):
+    """Gives messages once, and fails when it is asked for more."""
+
+    def read(self, limit, timeout):
+        if self._outside.limits and self._outside.waiting:
+            raise ValueError("no more of this")
+        return super().read(limit, timeout)
+
+
+def test_what_has_come_is_given_before_the_failure_of_the_next_read_is_told(monkeypatch):
+    monkeypatch.setattr(reading, "_GATHER", 10.0)
+    with served(Failing, 9) as (_, run):
+        task = Task(run, EmptyLedger())
+        until(lambda: task.inlet._queue)
+        batch, _ = task.inlet._queue[0]
+        assert batch.column("value").to_pylist() == [b"v%d" % number for number in range(5)]
+        until(lambda: task.inlet._failure)
+        with pytest.raises(SourceError, match=r"read\(\) raised ValueError: no more of this"):
+            task.take(100)
+        task.inlet.close(for_good=True)
+
+
 @pytest.mark.parametrize("source", [TakingBack, InColumns])
 def test_a_source_is_nacked_with_exactly_the_options_that_were_given(source):
     asked = [NackOptions(), NackOptions(5, 0, "later"), NackOptions(0), NackOptions(reason="ä")]

@@ -10,7 +10,7 @@ import pickle
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,6 +41,9 @@ WINDOW = 20_000
 
 _MOST_BYTES = 64 * 1024 * 1024
 _SETTLE_SOON = 0.25
+# Seconds for which a quick source is read on before its messages are given, and the wait of such a
+# read: not zero, which some clients take for "for ever".
+_GATHER, _AT_HAND = 0.005, 0.001
 _TELL_EVERY = 2.0
 _PRINTED = 1_000
 
@@ -57,6 +60,7 @@ class SourceReading:
         self._again: deque[pa.RecordBatch] = deque()
         self._lines: list[str] = []
         self._source: Any = None
+        self._failure: BaseException | None = None
         self._calling = "open"
         self._gives_columns = self._was_dry = False
         self._told_exhausted, self._told_at = False, 0.0
@@ -136,6 +140,7 @@ class SourceReading:
     def read(self) -> Given | None:
         """Returns messages, those first that an earlier task has not settled; ``None`` if none."""
         rows = self._again.popleft() if self._again else self._read_source()
+        rows = self._in_hand.without_known(rows)
         self._was_dry = not rows.num_rows
         if self._was_dry:
             return None
@@ -143,14 +148,50 @@ class SourceReading:
         return Given.of(rows)
 
     def _read_source(self) -> pa.RecordBatch:
-        order = self._order
-        most = order.columns_limit if self._gives_columns else order.limit
+        if self._failure is not None:
+            self._calling, error, self._failure = "read", self._failure, None
+            raise error
+        began, order = time.monotonic(), self._order
         # While something is unsettled the task may want to say so soon.
         timeout = min(_SETTLE_SOON, order.timeout) if len(self._in_hand) else order.timeout
-        given = self._call("read", None, min(most, WINDOW - len(self._in_hand)), timeout)
+        given = self._read_once(0, timeout)
+        if isinstance(given, pa.RecordBatch):
+            return self._rows_of(check_columns(given))
+        messages = _list_messages(given)
+        full = len(messages) >= order.limit
+        while full and time.monotonic() - began < _GATHER:
+            full = self._gather(messages)
+        return self._rows_of(columns_of(messages))
+
+    def _read_once(self, waiting: int, timeout: float) -> Any:
+        """Calls the source when so many messages are to be given beside those in hand."""
+        most = self._order.columns_limit if self._gives_columns else self._order.limit
+        room = WINDOW - len(self._in_hand) - waiting
+        given = self._call("read", None, min(most, room), timeout)
         self._gives_columns = isinstance(given, pa.RecordBatch)
-        columns = self._in_hand.without_known(_columns(given))
-        return rows_of(columns, order.vertex, order.partition, datetime.now(UTC))
+        return given
+
+    def _gather(self, messages: list[SourceMessage]) -> bool:
+        """Adds what a quick source has at hand; returns whether there may be more.
+
+        A word with many messages costs hardly more than one with few, here and in the task.
+        """
+        if len(self._in_hand) + len(messages) >= WINDOW:
+            return False
+        try:
+            given = self._read_once(len(messages), _AT_HAND)
+            if isinstance(given, pa.RecordBatch):
+                self._again.append(self._rows_of(check_columns(given)))
+                return False
+            messages += (more := _list_messages(given))
+        except (Exception, SystemExit) as error:
+            # Raised by the next read: what has come is given first, for nobody else has it.
+            self._failure = error
+            return False
+        return len(more) >= self._order.limit
+
+    def _rows_of(self, columns: pa.RecordBatch) -> pa.RecordBatch:
+        return rows_of(columns, self._order.vertex, self._order.partition, datetime.now(UTC))
 
     def tell(self) -> Told | None:
         """Returns what is to be told after a read: nothing, as a rule."""
@@ -206,10 +247,7 @@ class SourceReading:
         return absent if method is None else self._handler.finish(method(*arguments))
 
 
-def _columns(given: Any) -> pa.RecordBatch:
-    """Returns what ``read`` has returned as checked columns."""
-    if isinstance(given, pa.RecordBatch):
-        return check_columns(given)
+def _list_messages(given: Iterable[SourceMessage] | None) -> list[SourceMessage]:
     messages = list(given or ())
     for kind in {type(message) for message in messages}:
         if not issubclass(kind, SourceMessage):
@@ -217,7 +255,7 @@ def _columns(given: Any) -> pa.RecordBatch:
                 "read() must give SourceMessage objects or a pyarrow.RecordBatch, "
                 f"not {kind.__name__}"
             )
-    return columns_of(messages)
+    return messages
 
 
 def _list_nacks(nacks: pa.RecordBatch) -> list[NackOffset]:
