@@ -7,7 +7,7 @@ forgotten anywhere. ``Counts`` has one counter for each end; for every vertex an
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 
 from ebbflow.nacks import NackOptions
 
@@ -110,7 +110,7 @@ class Counts:
 
     def as_dict(self) -> dict[str, int]:
         """Returns the counters by name, in the order of the summary."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in COUNTERS}
 
 
 COUNTERS = tuple(field.name for field in fields(Counts))

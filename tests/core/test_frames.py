@@ -10,6 +10,8 @@ from ebbflow.core.frames import Rows, fingerprint
 from tests.core import sample_rows
 from tests.core.sample_rows import batch, rows
 
+MAGIC = frames.encode(frames.empty())[:8]
+
 
 def contents(batches: list[pa.RecordBatch]) -> list[dict]:
     return [row for one in batches for row in one.to_pylist()]
@@ -39,6 +41,24 @@ def test_values_of_any_size_survive(size):
     assert frames.decode(payload).column("value").to_pylist() == [b"v" * size]
 
 
+def test_small_frames_travel_as_they_are_and_large_ones_are_compressed():
+    small, large = (
+        frames.encode(frames.batch_of({"id": ["a"], "value": [b"v" * size]}, 1))
+        for size in (200, 100_000)
+    )
+    assert b"v" * 200 in small
+    assert len(large) < 10_000
+
+
+def test_a_compressed_frame_is_read_however_small_it_is():
+    """Earlier versions compressed from 1 KB on and did not mark such frames."""
+    original = frames.batch_of({"id": ["a"], "value": [b"v" * 100_000]}, 1)
+    packed = frames.encode(original)
+    assert len(packed) < frames._WORTH_COMPRESSING
+    assert packed[:8] != MAGIC
+    assert frames.decode(MAGIC + packed[8:]).equals(original)
+
+
 def test_columns_left_out_are_null_and_a_first_delivery():
     assert frames.batch_of({"id": ["a"], "value": [b"1"]}, 1).to_pylist() == [
         {
@@ -52,9 +72,6 @@ def test_columns_left_out_are_null_and_a_first_delivery():
             ),
         }
     ]
-
-
-MAGIC = frames.encode(frames.empty())[:8]
 
 
 @pytest.mark.parametrize(

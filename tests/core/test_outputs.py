@@ -43,6 +43,18 @@ roots = st.text(st.characters(exclude_categories=["Cs"]), max_size=130)
 steps = st.lists(st.tuples(st.sampled_from(["v", "w", "long" * 8]), st.integers(0, 2)), max_size=80)
 
 
+@given(
+    st.lists(
+        st.tuples(st.text(min_size=1, max_size=300), st.integers(0, 2)), min_size=1, max_size=6
+    )
+)
+def test_ids_do_not_depend_on_how_many_outputs_a_chunk_has(outputs):
+    """A chunk of few rows and one of many are built in different ways."""
+    parents, indexes = map(list, zip(*outputs, strict=True))
+    many = ids_of(parents * 40, indexes * 40, "v")
+    assert many == ids_of(parents, indexes, "v") * 40
+
+
 @given(roots, steps)
 def test_in_a_cycle_an_id_stays_short_and_keeps_the_start_of_its_root(root, way):
     row = root

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -37,62 +38,78 @@ SCHEMA = pa.schema(
     ]
 )
 
-# Eight bytes keep the Arrow buffers behind them aligned; the fifth is the version of the schema.
-_MAGIC = b"EBBF\x01\x00\x00\x00"
+# Eight bytes keep the Arrow buffers behind them aligned. The fifth is the version of the schema,
+# the sixth is 1 if the buffers are compressed.
+_PLAIN = b"EBBF\x01\x00\x00\x00"
+_PACKED = b"EBBF\x01\x01\x00\x00"
 # Without threads: handing the few buffers of a frame to a pool takes longer than the work itself.
 _LZ4 = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-_PLAIN = pa.ipc.IpcWriteOptions(use_threads=False)
 _READ = pa.ipc.IpcReadOptions(use_threads=False)
-_WORTH_COMPRESSING = 1024
+_WORTH_COMPRESSING = 4096
 _SCHEMA = SCHEMA.serialize().to_pybytes()
 _END_BYTES = 8
 
 
 def encode(batch: pa.RecordBatch) -> bytes:
     """Returns the batch as the payload of one JetStream message."""
-    options = _LZ4 if batch.nbytes > _WORTH_COMPRESSING else _PLAIN
+    if size_of(batch) <= _WORTH_COMPRESSING:
+        return b"".join((_PLAIN, batch.serialize()))
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, SCHEMA, options=options) as writer:
+    with pa.ipc.new_stream(sink, SCHEMA, options=_LZ4) as writer:
         writer.write_batch(batch)
     # Both sides know the schema, so only the batch message between it and the end mark travels.
-    return b"".join((_MAGIC, sink.getvalue()[len(_SCHEMA) : -_END_BYTES]))
+    return b"".join((_PACKED, sink.getvalue()[len(_SCHEMA) : -_END_BYTES]))
 
 
 def decode(payload: bytes | memoryview) -> pa.RecordBatch:
     """Returns the batch of an encoded frame; ``ValueError`` if it is no frame of this version."""
-    if payload[:8] != _MAGIC:
-        raise ValueError(f"not an Ebbflow frame of version 1: starts with {bytes(payload[:8])!r}")
+    kind = bytes(payload[:8])
+    if kind not in (_PLAIN, _PACKED):
+        raise ValueError(f"not an Ebbflow frame of version 1: starts with {kind!r}")
     try:
-        if len(payload) <= _WORTH_COMPRESSING:
+        if kind == _PLAIN and len(payload) <= _WORTH_COMPRESSING + 8:
             return pa.ipc.read_record_batch(pa.py_buffer(payload).slice(8), SCHEMA)
         # Only a stream, which begins with its schema, can be told not to use threads.
-        stream = b"".join((_SCHEMA, memoryview(payload)[len(_MAGIC) :]))
+        stream = b"".join((_SCHEMA, memoryview(payload)[8:]))
         with pa.ipc.open_stream(stream, options=_READ) as reader:
             return reader.read_next_batch()
     except (pa.ArrowException, EOFError, OSError, StopIteration) as error:
         raise ValueError(f"a damaged Ebbflow frame of {len(payload)} bytes: {error}") from error
 
 
+def size_of(batch: pa.RecordBatch) -> int:
+    """Returns the bytes of the batch as a frame that is not compressed."""
+    # Not ``nbytes``: that takes ten times as long, as it goes through every nested buffer.
+    return int(pa.ipc.get_record_batch_size(batch))
+
+
+_FIELDS = [(field.name, field.type) for field in SCHEMA]
+_ABSENT = {"deliveries": 1, "failures": 0, "retries": 0}
+
+
 def batch_of(columns: dict[str, Any], rows: int) -> pa.RecordBatch:
     """Returns a batch of columns, Arrow arrays or lists; those left out say a first delivery."""
-    absent: dict[str, Any] = {"deliveries": _repeat(1, rows)}
-    absent |= {"failures": _repeat(0, rows), "retries": _repeat(0, rows)}
-    arrays = [_array(columns.get(f.name, absent.get(f.name)), f, rows) for f in SCHEMA]
+    arrays = [_array(columns.get(name), name, kind, rows) for name, kind in _FIELDS]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
-def _repeat(value: int, rows: int) -> pa.Array:
-    return pa.repeat(pa.scalar(value, pa.uint32()), rows)
-
-
-def _array(column: Any, field: pa.Field, rows: int) -> pa.Array:
+def _array(column: Any, name: str, kind: pa.DataType, rows: int) -> pa.Array:
     if column is None:
-        return pa.nulls(rows, field.type)
-    if isinstance(column, pa.ChunkedArray):
-        return column.combine_chunks()
+        return _make_absent(name, rows)
     if isinstance(column, pa.Array):
         return column
-    return pa.array(column, field.type)
+    if isinstance(column, pa.ChunkedArray):
+        return column.combine_chunks()
+    return pa.array(column, kind)
+
+
+@lru_cache(maxsize=256)
+def _make_absent(name: str, rows: int) -> pa.Array:
+    """Returns the column of a first delivery; kept, as small chunks are often of the same size."""
+    kind = SCHEMA.field(name).type
+    if name not in _ABSENT:
+        return pa.nulls(rows, kind)
+    return pa.repeat(pa.scalar(_ABSENT[name], kind), rows)
 
 
 def empty() -> pa.RecordBatch:
@@ -124,7 +141,7 @@ def split(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     # and what both attempts published would be there twice.
     if not batch.num_rows:
         return
-    average = max(1, batch.nbytes // batch.num_rows)
+    average = max(1, size_of(batch) // batch.num_rows)
     step = max(1, min(MAX_ROWS, MAX_BYTES // average))
     for start in range(0, batch.num_rows, step):
         yield from _halve_if_large(batch.slice(start, step))
@@ -132,7 +149,7 @@ def split(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 def _halve_if_large(frame: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Yields pieces: the average can hide a few huge rows, and they must not share a frame."""
-    if frame.num_rows == 1 or frame.nbytes <= 2 * MAX_BYTES:
+    if frame.num_rows == 1 or size_of(frame) <= 2 * MAX_BYTES:
         yield frame
     else:
         half = frame.num_rows // 2

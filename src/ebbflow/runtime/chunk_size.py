@@ -21,7 +21,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.compute as pc
+import numpy as np
+
+from ebbflow.core.frames import size_of
 
 if TYPE_CHECKING:
     from ebbflow.core.verdict import Verdict
@@ -95,8 +97,8 @@ class Pace:
         yield
         if verdict.usual:
             seconds, rows = time.perf_counter() - start, verdict.rows
-            alone = pc.sum(pc.greater(rows.batch.column("failures"), 0)).as_py() or 0
-            self.took(len(rows), seconds, rows.batch.nbytes, alone)
+            alone = np.count_nonzero(rows.batch.column("failures").to_numpy())
+            self.took(len(rows), seconds, size_of(rows.batch), int(alone))
 
     def took(self, rows: int, seconds: float, size: int = 0, alone: int = 0) -> None:
         """Adapts to a chunk of so many rows and bytes; ``alone`` of them had calls of their own."""
