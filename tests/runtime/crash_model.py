@@ -183,8 +183,11 @@ class ModelClock:
         return datetime.fromtimestamp(self._server.now / 1000, UTC)
 
     def wait(self, wake: Event, seconds: float) -> None:
-        self._server.pass_time(max(1, int(seconds * 1000)))
+        self.sleep(seconds)
         self._idle()
+
+    def sleep(self, seconds: float) -> None:
+        self._server.pass_time(max(1, int(seconds * 1000)))
 
 
 @coroutine

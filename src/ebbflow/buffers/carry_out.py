@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from nats.aio.client import Client
@@ -48,22 +47,26 @@ async def publish_all(
     for stage in settlement.stages():
         # A stage begins when the one before it is confirmed. The order of stages is what a crash in
         # between may not turn around: see ``Stage``.
+        lanes = _split_lanes(stage)
+        if len(lanes) == 1:  # as a small chunk has it: without a task of its own
+            await publish_lane(lanes[0])
+            continue
         try:
             async with asyncio.TaskGroup() as group:
-                for publications in _split_lanes(stage):
+                for publications in lanes:
                     group.create_task(publish_lane(publications))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
     return discarded
 
 
-def _split_lanes(stage: list[Publication]) -> Iterable[list[Publication]]:
+def _split_lanes(stage: list[Publication]) -> list[list[Publication]]:
     """Splits what may be published side by side: all but the partitions of ordered edges."""
     lanes: dict[object, list[Publication]] = defaultdict(list)
     for number, publication in enumerate(stage):
         ordered = (publication.target, publication.partition)
         lanes[ordered if publication.ordered else number].append(publication)
-    return lanes.values()
+    return [*lanes.values()]
 
 
 async def _publish(

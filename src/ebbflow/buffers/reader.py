@@ -28,6 +28,11 @@ from ebbflow.nats.link import Link
 from ebbflow.nats.publish import MSG_ID
 from ebbflow.nats.pull import Deliveries
 
+# A follower asks for more by itself when frames arrive, unless half its window is waiting, which is
+# this many or more. So it has to be told once while so many are taken: told more seldom, it could
+# have nothing asked for, and nothing would ever arrive. To tell it costs as much as a small chunk.
+_ASK_EVERY = 32
+
 
 class FrameReader(Inlet):
     """Follows one subject. ``take`` is called by one thread; everything else is on the link's.
@@ -61,7 +66,7 @@ class FrameReader(Inlet):
         self._before = start, self.known
         self._last_seq = start.seq
         self._failure: EbbflowError | None = None
-        self._done = self._purged = 0
+        self._unasked = self._done = self._purged = 0
         self._purging = False
         self._follower = Follower(
             link.client,
@@ -115,13 +120,12 @@ class FrameReader(Inlet):
             piece = self._cut(limit)
             taken.append(piece)
             limit -= piece.num_rows
-        if taken:
-            self._link.call_soon(self._follower.ask)
         return taken
 
     def _load_head(self) -> bool:
         while self._head is None and self._queue:
             seq, payload, origin, msg_id = self._queue.popleft()
+            self._ask_now_and_then()
             self._stamp = Stamp.of(origin[0], msg_id) if self._drops_copies else None
             # A frame of which some rows are done is no copy: they were its own. To pass over it
             # would lose the rest of its rows.
@@ -133,6 +137,12 @@ class FrameReader(Inlet):
         if self._head is None and self._failure is not None:
             raise self._failure
         return self._head is not None
+
+    def _ask_now_and_then(self) -> None:
+        self._unasked += 1
+        if self._unasked >= _ASK_EVERY:
+            self._unasked = 0
+            self._link.call_soon(self._follower.ask)
 
     def _pass(self, seq: int) -> None:
         # The mark moves over a copy as if its rows were taken; they were, from the first one.

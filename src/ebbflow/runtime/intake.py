@@ -138,10 +138,14 @@ _PAUSED_FOR = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Rows that become one chunk, and what the order among them means."""
+    """Rows that become one chunk, and what the order among them means.
+
+    ``leaves_rows`` if others may be waiting that it had no room for.
+    """
 
     batches: list[pa.RecordBatch]
     order: RowOrder = ANY_ORDER
+    leaves_rows: bool = False
 
 
 class Intake:
@@ -173,9 +177,10 @@ class Intake:
     def take(self, limit: int, held: bool) -> Taken | None:
         """Returns up to ``limit`` rows that are here. ``held`` if a row holds up an order."""
         redelivered = self.redeliveries.take(max(1, limit // 2))
-        room = limit - sum(batch.num_rows for batch in redelivered)
-        batches = [*redelivered, *self._take_new(max(1, room))]
-        return Taken(batches) if batches else None
+        room = max(1, limit - _count_rows(redelivered))
+        new = self._take_new(room)
+        batches = [*redelivered, *new]
+        return Taken(batches, leaves_rows=_count_rows(new) >= room) if batches else None
 
     def take_probe(self, held: bool) -> Taken | None:
         """Returns a single row, with which to find out whether a system is back."""
@@ -204,6 +209,10 @@ class Intake:
         self.redeliveries.close()
 
 
+def _count_rows(batches: list[pa.RecordBatch]) -> int:
+    return sum(batch.num_rows for batch in batches)
+
+
 class OrderedIntake(Intake):
     """The streams of an ordered vertex: one frame at most, or letters, which have no order."""
 
@@ -213,11 +222,11 @@ class OrderedIntake(Intake):
     def take(self, limit: int, held: bool) -> Taken | None:
         """Returns letters that are sent back, else rows of one frame unless one is held."""
         if redelivered := self.redeliveries.take(limit):
-            return Taken(redelivered)
+            return Taken(redelivered, leaves_rows=True)
         if held:  # whatever was taken now would overtake the held row
             return None
         fresh = self.inlet.take_frame(limit)
-        return Taken(fresh, STRICT_ORDER) if fresh else None
+        return Taken(fresh, STRICT_ORDER, leaves_rows=True) if fresh else None
 
     def take_probe(self, held: bool) -> Taken | None:
         """Returns a single row; the held one comes first here, too."""

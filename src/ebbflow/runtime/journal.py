@@ -91,6 +91,9 @@ class Clock(Protocol):
     def wait(self, wake: threading.Event, seconds: float) -> None:
         """Waits until ``wake`` is set, at most so long."""
 
+    def sleep(self, seconds: float) -> None:
+        """Waits so long, whatever happens meanwhile."""
+
 
 class SystemClock:
     """The clock of the machine."""
@@ -106,6 +109,10 @@ class SystemClock:
     def wait(self, wake: threading.Event, seconds: float) -> None:
         """Waits until ``wake`` is set, at most so long."""
         wake.wait(seconds)
+
+    def sleep(self, seconds: float) -> None:
+        """Waits so long, whatever happens meanwhile."""
+        time.sleep(seconds)
 
 
 class TaskEvents(Protocol):

@@ -27,6 +27,7 @@ from ebbflow.core.watermark import Watermark
 from ebbflow.outcome import Counts
 from ebbflow.runtime.deciding import ChunkDecider, ChunkSize, DecisionRules
 from ebbflow.runtime.gate import Gate
+from ebbflow.runtime.gathering import Gathering
 from ebbflow.runtime.intake import Intake, Taken
 from ebbflow.runtime.journal import Clock, Report, TaskEvents, TaskJournal
 from ebbflow.runtime.settling import ChunkEnd, Settling, Unsettled
@@ -61,6 +62,7 @@ class ChunkLoop:
         self._events, self._clock = parts.events, parts.clock
         self._place: Place = parts.rules.place
         self._decider = ChunkDecider(parts.rules, parts.gate, parts.size, parts.clock)
+        self._gathering = Gathering(parts.clock)
         self._chunks = self._rows = 0
         # Claimed before anything is read: until then the task before may still settle what it has.
         position = parts.journal.submit(parts.journal.claim()).result()
@@ -87,6 +89,7 @@ class ChunkLoop:
     def _work(self) -> None:
         self._turn.begin()
         while not self._turn.is_over(may_end_idle=self._chunks > 0 or self._gate.probing):
+            self._gathering.wait()
             # Cleared before looking: what arrives after the look sets it again and ends the wait.
             self._turn.wake.clear()
             if not (self._open_code() and (self._replay() or self._step())):
@@ -139,6 +142,7 @@ class ChunkLoop:
         """Has user code decide about a chunk, and starts to settle it."""
         start, waiting = self._settling.start, self._settling.held
         batch = taken.order.restore(frames.concat(taken.batches), waiting)
+        self._gathering.begin_chunk(batch.num_rows, taken.leaves_rows)
         self._watermark.hear(self._inlet.origins)
         offsets = self._inlet.pick_up()
         verdict = self._decide(Rows(batch, self._watermark.current), taken, start)

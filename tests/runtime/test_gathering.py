@@ -1,0 +1,71 @@
+"""Small chunks: the rows of a trickle are taken together, and nothing else has to wait."""
+
+from random import Random
+
+import pytest
+
+from ebbflow.runtime.gathering import FEW, INTERVAL, Gathering
+from tests.runtime.crash_model import Chances, ModelClock, Rules, UserCode
+from tests.runtime.crash_run import ModelTask, OrderedTask, inlet_of
+from tests.runtime.memory_server import Server
+
+A_MOMENT = int(INTERVAL * 1000)
+
+
+@pytest.mark.parametrize(
+    ("rows", "leaves_rows", "waited"),
+    [(1, False, A_MOMENT), (FEW - 1, False, A_MOMENT), (FEW, False, 0), (1, True, 0)],
+    ids=["one row", "few rows", "many rows", "a full chunk"],
+)
+def test_after_a_small_chunk_that_leaves_nothing_a_moment_passes(rows, leaves_rows, waited):
+    server = Server([])
+    gathering, began = Gathering(ModelClock(server)), server.now
+    gathering.begin_chunk(rows, leaves_rows)
+    gathering.wait()
+    gathering.wait()
+    assert server.now - began == waited
+
+
+def test_time_that_the_chunk_itself_took_is_not_waited_for_again():
+    server = Server([])
+    gathering = Gathering(ModelClock(server))
+    gathering.begin_chunk(1, leaves_rows=False)
+    server.pass_time(A_MOMENT + 1)
+    before = server.now
+    gathering.wait()
+    assert server.now == before
+
+
+class Trickle(ModelTask):
+    """A task whose buffer gets a row every millisecond."""
+
+    def __init__(self, server: Server, code: UserCode, rules: Rules, chances: Chances) -> None:
+        self._rest = inlet_of(*[1] * 60)
+        self._began = server.now
+        super().__init__(server, code, rules, chances)
+        pass_time = server.pass_time
+
+        def arrive(ms: int) -> None:
+            pass_time(ms)
+            due = min(len(self._rest), server.now - self._began)
+            server.inlet += self._rest[len(server.inlet) : due]
+
+        server.pass_time = arrive
+
+    def more_comes(self) -> bool:
+        return len(self.server.inlet) < len(self._rest) or super().more_comes()
+
+
+def test_a_message_a_millisecond_makes_a_chunk_every_few_milliseconds():
+    server = Server([])
+    report = Trickle(server, UserCode(()), Rules(), Chances(Random(1))).run()
+    assert len(server.outputs) == report.rows == 60
+    assert 8 <= report.chunks <= 60 / A_MOMENT + 2
+
+
+def test_frames_of_an_ordered_vertex_that_wait_are_taken_one_after_another_at_once():
+    server = Server(inlet_of(*[1] * 20))
+    began = server.now
+    report = OrderedTask(server, UserCode(()), Rules(), Chances(Random(1))).run()
+    assert report.chunks == 20
+    assert server.now - began < 20
