@@ -175,6 +175,8 @@ class ModelClock:
     def __init__(self, server: Server, idle: Callable[[], None] = lambda: None) -> None:
         self._server = server
         self._idle = idle
+        self.arrives_in = float("inf")
+        """Seconds until something arrives that ends a wait."""
 
     def monotonic(self) -> float:
         return self._server.now / 1000
@@ -183,7 +185,7 @@ class ModelClock:
         return datetime.fromtimestamp(self._server.now / 1000, UTC)
 
     def wait(self, wake: Event, seconds: float) -> None:
-        self.sleep(seconds)
+        self.sleep(min(seconds, self.arrives_in))
         self._idle()
 
     def sleep(self, seconds: float) -> None:

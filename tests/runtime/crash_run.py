@@ -116,7 +116,7 @@ class ModelTask:
         self.chances = chances
         self._undone: list[tuple[Span, set[str]]] = []
         self._waits = 0
-        clock = ModelClock(server, self.idle)
+        self.clock = clock = ModelClock(server, self.idle)
         self.turn = Turn(self.seconds, clock)
         self.journal = MemoryJournal(server, rules, chances, clock)
         self.journal.stop = self.turn.stop
@@ -215,6 +215,27 @@ class StreamTask(ModelTask):
 
     def call(self) -> Callable[..., None]:
         return run_stream
+
+
+class Trickle(ModelTask):
+    """A task whose buffer gets a row every millisecond."""
+
+    rows = 60
+
+    def __init__(self, server: Server, code: UserCode, rules: Rules, chances: Chances) -> None:
+        self._coming = inlet_of(*[1] * self.rows)
+        began, pass_time = server.now, server.pass_time
+
+        def arrive(ms: int) -> None:
+            pass_time(ms)
+            server.inlet += self._coming[len(server.inlet) : server.now - began]
+
+        server.pass_time = arrive  # type: ignore[method-assign]
+        super().__init__(server, code, rules, chances)
+        self.clock.arrives_in = 0.001
+
+    def more_comes(self) -> bool:
+        return len(self.server.inlet) < self.rows or super().more_comes()
 
 
 def inlet_of(*sizes: int) -> list[pa.RecordBatch]:

@@ -57,6 +57,11 @@ class Settlement:
     returned: dict[int, Redeliver | Retry] = field(default_factory=dict)
     histories: pa.RecordBatch | None = None
 
+    @property
+    def writes_nothing(self) -> bool:
+        """Whether there is nothing to store for the chunk but that it is done."""
+        return not self.publications and self.histories is None
+
     def stages(self) -> Iterator[list[Publication]]:
         """Yields the publications of each stage that has any, in order."""
         for stage in Stage:

@@ -48,6 +48,12 @@ class ChunkEnd:
     held: Held | None = None
     back: HandedBack | None = None
 
+    def joined(self, chunk: ChunkEnd) -> ChunkEnd:
+        """Returns the end of this chunk and of the next one, of which no source is told."""
+        assert chunk.back is None
+        watermark, counts = chunk.watermark or self.watermark, self.counts + chunk.counts
+        return replace(chunk, counts=counts, watermark=watermark, back=self.back)
+
 
 class Settling:
     """The position of one task, and the chunk that it has in flight. Used by the task's thread.
@@ -107,11 +113,29 @@ class Settling:
     def begin(self, settlement: Settlement, chunk: ChunkEnd) -> None:
         """Starts to settle a chunk, when the one before it is confirmed; they are recorded at once.
 
-        Returns while it is being published.
+        Returns while it is being published. A chunk with nothing to publish, as a sink's, waits a
+        moment to be recorded with the next ones.
         """
+        if settlement.writes_nothing and chunk.back is None and self._may_join():
+            self._join(chunk)
+            return
         self._start(settlement, chunk.end)
         self._begun = self._clock.monotonic()
         self._unrecorded = chunk
+
+    def _may_join(self) -> bool:
+        """Whether what is not recorded has not waited for long."""
+        return self._unrecorded is None or self.record_soon() > 0
+
+    def _join(self, chunk: ChunkEnd) -> None:
+        # Without an intent: nothing of this chunk is published, so no replay has to cut it again.
+        # What is in flight is confirmed first, here as in ``_start``: the record covers both.
+        self.confirm()
+        if self._unrecorded is None:
+            self._begun = self._clock.monotonic()
+            self._unrecorded = chunk
+        else:
+            self._unrecorded = self._unrecorded.joined(chunk)
 
     def emit(self, part: Settlement, end: Span) -> int:
         """Publishes a part of the chunk at hand, up to ``end``; returns the rows written.

@@ -1,0 +1,98 @@
+"""Chunks that publish nothing, as those of a sink: one record for several, and nothing is lost."""
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ebbflow.core.position import Mark
+from ebbflow.runtime.gathering import INTERVAL
+from ebbflow.runtime.settling import Settling
+from tests.runtime.crash_model import Chances, Rules, UserCode
+from tests.runtime.crash_run import ModelTask, Trickle, inlet_of, run_to_the_end
+from tests.runtime.memory_server import Server
+
+WITHIN = 10
+"""Milliseconds after which a chunk is recorded."""
+
+tasks = st.lists(
+    st.builds(
+        Chances,
+        random=st.randoms(use_true_random=False),
+        crash_after=st.none() | st.integers(0, 15),
+        stop_after=st.none() | st.integers(0, 10),
+    ),
+    max_size=5,
+)
+scripts = st.lists(st.sampled_from(["drop", "drop", "drop", "forward", "nack", "dead"]))
+
+
+class AtHand(Random):
+    """What is there is never still on its way."""
+
+    def random(self):
+        return 0.9
+
+
+class Watched(Server):
+    """Notes when positions are written."""
+
+    def write(self, position, revision):
+        self.__dict__.setdefault("written_at", []).append((self.now, position))
+        return super().write(position, revision)
+
+
+@pytest.mark.guarantee("nothing-is-lost")
+@settings(max_examples=150)
+@given(st.lists(st.integers(1, 2), min_size=1, max_size=8), scripts, tasks)
+def test_nothing_is_lost_or_miscounted_among_chunks_that_publish_nothing(
+    sizes, script, given_tasks
+):
+    server = Server(inlet_of(*sizes))
+    assert run_to_the_end(server, UserCode(script), given_tasks) == set()
+    position = server.position
+    assert (position.replays, position.done.inlet) == (False, Mark(len(sizes)))
+    again = sum(batch.num_rows for batch in server.due)
+    assert position.counts.read == position.counts.ended == sum(sizes) + again
+
+
+def test_a_sink_writes_one_record_for_the_chunks_of_ten_milliseconds():
+    server = Watched([])
+    report = Trickle(server, UserCode(["drop"] * 100), Rules(), Chances(AtHand(1))).run()
+    _claim, _first_chunk, *records = server.written_at
+    assert len(records) <= Trickle.rows / WITHIN + 2 < report.chunks
+    assert server.position.counts.dropped == Trickle.rows
+
+
+def test_under_a_steady_flow_no_chunk_waits_longer_to_be_recorded():
+    server = Watched([])
+    Trickle(server, UserCode(["drop"] * 100), Rules(), Chances(AtHand(1))).run()
+    (began, _), _, *records = server.written_at
+    # A row comes every millisecond: those that have been there for so long are done.
+    late = [at - began - position.done.inlet.seq for at, position in records[:-1]]
+    assert late
+    assert max(late) <= WITHIN + INTERVAL * 1000
+
+
+def test_no_intent_is_written_for_a_chunk_that_publishes_nothing():
+    server = Watched(inlet_of(1, 1, 1))
+    ModelTask(server, UserCode(["drop"] * 3), Rules(), Chances(Random(1))).run()
+    assert not any(position.replays for _, position in server.written_at)
+
+
+def test_a_chunk_that_joins_one_in_flight_would_take_its_counts(monkeypatch):
+    """What is in flight is confirmed first."""
+
+    def counts() -> int:
+        server = Server(inlet_of(*[1] * 8))
+        script = ["forward", "drop", "drop"] * 3
+        ModelTask(server, UserCode(script), Rules(), Chances(Random(2))).run()
+        return server.position.counts.ended
+
+    def join(self, chunk) -> None:
+        self._unrecorded = self._unrecorded.joined(chunk) if self._unrecorded else chunk
+
+    assert counts() == 8
+    monkeypatch.setattr(Settling, "_join", join)
+    assert counts() < 8
