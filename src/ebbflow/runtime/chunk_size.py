@@ -104,12 +104,13 @@ class Pace:
         """Adapts to a chunk of so many rows and bytes; ``alone`` of them had calls of their own."""
         if not rows:
             return
-        was_full = rows >= self.limit // 2
+        was_full, room = rows >= self.limit // 2, _MOST_BYTES * rows // max(1, size)
+        if not was_full and room >= self.limit and seconds * self.limit <= TARGET * rows:
+            return  # at this pace the largest chunk is in time: nothing to adapt
         self._remember(_Seen(alone - (alone - rows) // self._full, rows, max(seconds, 1e-6)))
         wanted = self._probing(self._cost().fitting(self._full))
         if not was_full:
             wanted = min(wanted, self.limit)
-        room = _MOST_BYTES * rows // max(1, size)
         self.limit = max(1, min(wanted, self.limit * _GROWTH, room, self._most))
 
     def _remember(self, seen: _Seen) -> None:

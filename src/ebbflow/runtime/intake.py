@@ -29,7 +29,7 @@ from ebbflow.outcome import Counts, Redeliver, Retry
 _HELD_ROW = Counts(read=1, redelivered=1)
 _STATE = ("deliveries", "failures", "retries", "nack_reason")
 
-Cut = tuple[Verdict, Held | None, Counts]
+Cut = tuple[Verdict, Held | None, Counts | None]
 """The verdict on what can be settled, the row held behind it, and the counts of that row."""
 
 
@@ -70,7 +70,7 @@ class AnyOrder:
         now: datetime,
     ) -> Cut:
         """Returns all of the verdict. A replayed letter does not change what the inlet holds."""
-        return verdict, held, Counts()
+        return verdict, held, None
 
 
 class StrictOrder:
@@ -92,7 +92,7 @@ class StrictOrder:
     ) -> Cut:
         """Returns the verdict on the rows before the held one, and that row."""
         part, held = settled_part(verdict, inlet, batch, now)
-        return part, held, _HELD_ROW if held else Counts()
+        return part, held, _HELD_ROW if held else None
 
 
 ANY_ORDER: RowOrder = AnyOrder()

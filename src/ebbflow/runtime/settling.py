@@ -196,7 +196,8 @@ class Settling:
             return
         counts = self._wait()
         assert self._unrecorded is not None
-        self._unrecorded = replace(self._unrecorded, counts=counts)
+        if counts is not self._unrecorded.counts:
+            self._unrecorded = replace(self._unrecorded, counts=counts)
         self._forget(self.position)
 
     def _wait(self) -> Counts:

@@ -158,7 +158,7 @@ class ChunkLoop:
     def _decide(self, rows: Rows, taken: Taken, start: Span) -> Verdict:
         return self._decider.decide(rows, taken.order.is_strict, partial(self._publish_part, start))
 
-    def _settle(self, verdict: Verdict, start: Span, first: int, more: Counts) -> Settlement:
+    def _settle(self, verdict: Verdict, start: Span, first: int, more: Counts | None) -> Settlement:
         """Returns what the chunk comes to; rows from ``first`` on are those of the inlet."""
         # Redeliveries come before them in a chunk: the source has been told of those long ago, and
         # could not give them again.
