@@ -6,11 +6,26 @@ from contextlib import closing
 
 import pytest
 
-from ebbflow.connectors.kafka.records import read_headers, write_headers
+from ebbflow.connectors.kafka.records import read_columns, write_records
+from ebbflow.core import frames
 from ebbflow.testing import Refused, Sample, SinkUnderTest, SourceUnderTest
 from ebbflow.testing.conformance.suite import SINK_RULES, SOURCE_RULES, SinkTrial, SourceTrial
 
 pytestmark = pytest.mark.slow
+
+
+def _headers_of(sample):
+    columns = {"id": [""], "value": [b""], "keys": [sample.keys]}
+    columns["headers"] = [list(sample.headers.items())]
+    return next(iter(write_records(frames.batch_of(columns, 1)).headers))
+
+
+def _sample_of(record):
+    columns = read_columns([record.key()], [record.headers()])
+    keys, headers = (
+        columns[name][0].as_py() if name in columns else () for name in ("keys", "headers")
+    )
+    return Sample(record.value(), tuple(keys), dict(headers))
 
 
 class KafkaSourceUnderTest(SourceUnderTest):
@@ -33,10 +48,9 @@ class KafkaSourceUnderTest(SourceUnderTest):
     def put(self, samples):
         from confluent_kafka import KafkaException
 
-        for one in samples:
+        for sample in samples:
             try:
-                headers = write_headers(one.keys, one.headers)
-                self._producer.produce(self._topic, one.value, headers=headers)
+                self._producer.produce(self._topic, sample.value, headers=_headers_of(sample))
             except KafkaException as error:
                 raise Refused(str(error)) from None
         self._producer.flush()
@@ -83,11 +97,8 @@ class KafkaSinkUnderTest(SinkUnderTest):
         return {"kafka": {"brokers": brokers, "topic": topic, "config": config}}
 
     def landed(self):
-        while found := self._reader.consume(1_000, 0.05):
-            for record in found:
-                if record.error() is None:
-                    keys, headers = read_headers(record.key(), record.headers())
-                    self._landed.append(Sample(record.value(), tuple(keys), headers))
+        while events := self._reader.consume(1_000, 0.05):
+            self._landed += [_sample_of(event) for event in events if event.error() is None]
         return self._landed
 
     def close(self):

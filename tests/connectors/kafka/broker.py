@@ -44,7 +44,7 @@ class Broker:
 
     def _properties(self) -> str:
         certificate = self.ca.issue_cert("127.0.0.1")
-        chain = "".join(one.bytes().decode() for one in certificate.cert_chain_pems)
+        chain = "".join(pem.bytes().decode() for pem in certificate.cert_chain_pems)
         key = certificate.private_key_pem.bytes().decode()
         jaas = "org.apache.kafka.common.security"
         plain = f'username="x" password="x" user_{USER}="{PASSWORD}"'
@@ -88,8 +88,8 @@ class Broker:
         login = f"name={USER},password={PASSWORD}"
         users = [f"SCRAM-SHA-{size}=[{login}]" for size in (256, 512)]
         scram = [word for user in users for word in ("--add-scram", user)]
-        ended = self._run("kafka.tools.StorageTool", "format", "-t", cluster, *scram, "-c")
-        if ended.wait(_START_WITHIN):
+        process = self._run("kafka.tools.StorageTool", "format", "-t", cluster, *scram, "-c")
+        if process.wait(_START_WITHIN):
             raise RuntimeError(f"Kafka's storage cannot be made: {self.log[-500:]}")
 
     def _run(self, *words: str) -> subprocess.Popen[bytes]:
@@ -168,14 +168,14 @@ class Broker:
 
     def records(self, topic: str) -> list[Any]:
         """Everything that is in the topic."""
-        found = []
+        records: list[Any] = []
         reader = self.member(f"reader-{uuid.uuid4().hex}")
         ends = self.ends(topic)
         reader.assign([TopicPartition(topic, p, 0) for p in ends])
-        while len(found) < sum(ends.values()):
-            found += reader.consume(1_000, 0.1)
+        while len(records) < sum(ends.values()):
+            records += reader.consume(1_000, 0.1)
         reader.close()
-        return found
+        return records
 
     def member(self, group: str, **settings: Any) -> Consumer:
         """A consumer of another program."""
@@ -204,22 +204,22 @@ class Broker:
         """How far the group's commits are behind the end of each partition."""
         ends = self.ends(topic)
         reader = self.member(group)
-        found = reader.committed([TopicPartition(topic, p) for p in ends], timeout=10)
+        committed = reader.committed([TopicPartition(topic, p) for p in ends], timeout=10)
         reader.close()
-        return {one.partition: ends[one.partition] - max(0, one.offset) for one in found}
+        return {p.partition: ends[p.partition] - max(0, p.offset) for p in committed}
 
     def members(self, group: str) -> list[str]:
         """Who is in the group."""
-        found = self.admin.describe_consumer_groups([group])[group].result(20)
-        return [member.member_id for member in found.members]
+        description = self.admin.describe_consumer_groups([group])[group].result(20)
+        return [member.member_id for member in description.members]
 
 
 def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
+    ports = [listener.getsockname()[1] for listener in sockets]
+    for listener in sockets:
+        listener.close()
     return ports
 
 

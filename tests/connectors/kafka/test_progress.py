@@ -2,65 +2,88 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.connectors.kafka.progress import Progress
+from ebbflow.connectors.kafka.progress import Progress, read_offsets, write_offsets
 
-offsets = st.lists(st.integers(0, 500), unique=True, max_size=60).map(sorted)
+numbers = st.lists(st.integers(0, 500), unique=True, max_size=60).map(sorted)
+
+
+def fetch(progress, offsets, chance):
+    """Has them fetched in pieces, as they come."""
+    while offsets:
+        count = chance.randint(1, len(offsets))
+        progress.fetch(offsets[:count])
+        offsets = offsets[count:]
 
 
 @pytest.mark.guarantee("kafka-skips-no-record")
-@given(offsets, st.randoms(use_true_random=False))
-def test_what_is_committed_never_skips_a_message_whatever_the_order_of_settling(given_, chance):
+@given(numbers, st.randoms(use_true_random=False))
+def test_what_is_committed_never_skips_a_message_whatever_the_order_of_settling(fetched, chance):
     progress = Progress()
-    for offset in given_:
-        progress.fetched(offset)
-    left, order = set(given_), chance.sample(given_, len(given_))
-    for offset in order:
-        progress.settled(offset)
-        left.discard(offset)
+    fetch(progress, fetched, chance)
+    left, order = set(fetched), chance.sample(fetched, len(fetched))
+    while order:
+        count = chance.randint(1, len(order))
+        settled, order = order[:count], order[count:]
+        progress.settle(settled)
+        left -= set(settled)
         committable = progress.committable
         assert committable is not None
-        assert all(committable <= one for one in left)
-        assert committable == (min(left) if left else given_[-1] + 1)
+        assert all(committable <= offset for offset in left)
+        assert committable == (min(left) if left else fetched[-1] + 1)
     assert progress.unsettled == 0
 
 
-@given(offsets, st.integers(501, 600))
-def test_offsets_that_nothing_is_at_do_not_hold_it_up(given_, end):
+@given(numbers, st.integers(501, 600), st.randoms(use_true_random=False))
+def test_offsets_that_nothing_is_at_do_not_hold_it_up(fetched, end, chance):
     progress = Progress()
-    for offset in given_:
-        progress.fetched(offset)
-    progress.reached(end)
-    assert progress.committable == (given_[0] if given_ else end)
-    for offset in given_:
-        progress.settled(offset)
+    fetch(progress, fetched, chance)
+    progress.reach(end)
+    assert progress.committable == (fetched[0] if fetched else end)
+    progress.settle(fetched)
     assert progress.committable == end
     assert progress.ended
 
 
-@given(offsets.filter(len), st.integers(0, 500), st.data())
-def test_a_place_that_was_set_back_skips_nothing(given_, back, data):
+@given(numbers.filter(len), st.integers(0, 500), st.data())
+def test_a_place_that_was_set_back_skips_nothing(fetched, back, data):
     progress = Progress()
-    for offset in given_:
-        progress.fetched(offset)
-    progress.fetched(back)
-    every = sorted({*given_, back})
+    progress.fetch(fetched)
+    progress.fetch([back])
+    every = sorted({*fetched, back})
     settled = data.draw(st.lists(st.sampled_from(every), unique=True))
-    for offset in settled:
-        progress.settled(offset)
+    progress.settle(settled)
     left = set(every) - set(settled)
     assert progress.committable == (min(left) if left else back + 1)
 
 
-def test_nothing_is_known_at_first_and_what_is_not_in_hand_is_not_minded():
+def test_nothing_is_known_at_first_and_what_is_not_in_hand_does_not_matter():
     progress = Progress()
     assert progress.committable is None
-    progress.settled(7)
+    progress.settle([7])
     assert progress.committable is None
-    progress.fetched(3)
-    progress.settled(7)
+    progress.fetch([3])
+    progress.settle([7])
     assert progress.committable == 3
     assert not progress.ended
+
+
+places = st.tuples(
+    st.sampled_from(["orders", "orders.2", "o-r_d"]), st.integers(0, 12), st.integers(0, 2**63 - 1)
+)
+
+
+@given(st.lists(places, max_size=30))
+def test_offsets_name_topic_partition_and_number(rows):
+    offsets = write_offsets(*([row[field] for row in rows] for field in range(3)))
+    texts = [f"{topic}:{partition}:{number}".encode() for topic, partition, number in rows]
+    assert offsets.equals(pa.array(texts, pa.binary()))
+
+    partitions = {}
+    for topic, partition, number in rows:
+        partitions.setdefault((topic, partition), []).append(number)
+    assert dict(read_offsets(offsets)) == partitions

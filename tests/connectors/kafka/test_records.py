@@ -1,36 +1,118 @@
-"""Keys and headers of messages, in Kafka's headers and back."""
+"""Keys, headers and deleted values of messages, in Kafka's records and back."""
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.connectors.kafka.records import TOMBSTONE, read_headers, write_headers
+from ebbflow.connectors.kafka.records import (
+    KEY_COUNT,
+    TOMBSTONE,
+    Records,
+    read_columns,
+    write_records,
+)
+from ebbflow.core import frames
 
 texts = st.text(max_size=8)
 names = texts.filter(lambda name: not name.startswith("__"))
+messages = st.tuples(st.lists(texts, max_size=5), st.dictionaries(names, texts, max_size=5))
 
 
-@given(st.lists(texts, max_size=5), st.dictionaries(names, texts, max_size=5))
-def test_what_is_written_is_read_back(keys, headers):
-    record = write_headers(keys, headers)
-    assert read_headers(b"any key", record) == (keys, headers)
+def read(*records):
+    """Keys and headers of messages, from ``(key, headers)`` of records."""
+    columns = read_columns([key for key, _ in records], [headers for _, headers in records])
+    absent = [None] * len(records)
+    keys = columns["keys"].to_pylist() if "keys" in columns else absent
+    headers = columns["headers"].to_pylist() if "headers" in columns else absent
+    return [(row or [], dict(pairs or ())) for row, pairs in zip(keys, headers, strict=True)]
+
+
+def batch_of(rows, values=None):
+    columns = {
+        "id": [str(number) for number in range(len(rows))],
+        "value": values or [b""] * len(rows),
+        "keys": [keys or None for keys, _ in rows],
+        "headers": [list(headers.items()) or None for _, headers in rows],
+    }
+    return frames.batch_of(columns, len(rows))
+
+
+def write(*rows, values=None, set_key=False):
+    records = write_records(batch_of(rows, values), set_key)
+    return [list(map(dict, column)) if name == "headers" else list(column)
+            for name, column in limited(records, len(rows))]  # fmt: skip
+
+
+def limited(records: Records, count):
+    for name, column in records._asdict().items():
+        yield name, [item for _, item in zip(range(count), column, strict=False)]
+
+
+@given(st.lists(messages, max_size=6))
+def test_what_is_written_is_read_back(rows):
+    _, _, headers = write(*rows)
+    assert read(*((b"any key", list(row.items())) for row in headers)) == rows
+
+
+@given(st.lists(messages, min_size=3, max_size=6), st.data())
+def test_a_part_of_a_batch_is_written_like_the_whole(rows, data):
+    start = data.draw(st.integers(0, len(rows) - 1))
+    whole, part = write_records(batch_of(rows), True), batch_of(rows).slice(start)
+    records = dict(limited(write_records(part, True), len(rows) - start))
+    for name, column in limited(whole, len(rows)):
+        assert records[name] == column[start:]
 
 
 def test_keys_are_written_as_numaflow_writes_them():
-    assert write_headers(["ann", "bob"], {"trace": "7"}) == [
-        ("trace", b"7"),
-        ("__key_len", b"2"),
-        ("__key_0", b"ann"),
-        ("__key_1", b"bob"),
+    values, keys, headers = write((["ann", "bob"], {"trace": "7"}), values=[b"v"], set_key=True)
+    assert (values, keys) == ([b"v"], [b"ann:bob"])
+    assert [list(row.items()) for row in headers] == [
+        [("trace", b"7"), ("__key_len", b"2"), ("__key_0", b"ann"), ("__key_1", b"bob")]
+    ]
+
+
+def test_without_set_key_or_keys_a_record_has_no_key():
+    _, keys, headers = write((["ann"], {}), ([], {}))
+    assert keys == [None, None]
+    assert [row[KEY_COUNT] for row in headers] == [b"1", b"0"]
+    _, keys, headers = write(([], {}), ([], {}), set_key=True)
+    assert keys == [None, None]
+    assert headers == [{KEY_COUNT: b"0"}] * 2
+
+
+def test_headers_of_a_message_do_not_pass_for_its_keys():
+    _, _, headers = write(([], {"__key_len": "1", "__key_0": "x"}))
+    assert headers == [{"__key_len": b"0", "__key_0": b"x"}]
+
+
+def test_nulls_hide_what_is_behind_them():
+    batch = batch_of([(["ann"], {"a": "1"}), (["bob"], {"b": "2"})])
+    keys, pairs = batch.column("keys"), batch.column("headers")
+    hidden = pa.array([False, True])
+    columns = {
+        "keys": pa.ListArray.from_arrays(keys.offsets, keys.values, mask=hidden),
+        "headers": pa.MapArray.from_arrays(pairs.offsets, pairs.keys, pairs.items, mask=hidden),
+    }
+    records = write_records(frames.with_columns(batch, **columns), True)
+    assert list(records.keys) == [b"ann", None]
+    assert list(records.headers) == [
+        {"a": b"1", "__key_len": b"1", "__key_0": b"ann"},
+        {"__key_len": b"0"},
     ]
 
 
 def test_without_such_headers_the_key_of_the_record_is_the_one_key():
-    assert read_headers(b"ann", None) == (["ann"], {})
-    assert read_headers(None, [("a", b"1")]) == ([], {"a": "1"})
-    assert read_headers(b"", []) == ([""], {})
+    records = (b"ann", None), (None, [("a", b"1")]), (b"", []), (None, None)
+    assert read(*records) == [(["ann"], {}), ([], {"a": "1"}), ([""], {}), ([], {})]
+
+
+def test_records_with_and_without_such_headers_are_read_side_by_side():
+    several = [("__key_len", b"2"), ("__key_0", b"x"), ("trace", b"7"), ("__key_1", b"y")]
+    records = (b"ann", None), (b"ann", several), (None, [("__key_len", b"0")])
+    assert read(*records) == [(["ann"], {}), (["x", "y"], {"trace": "7"}), ([], {})]
 
 
 @pytest.mark.parametrize(
@@ -38,23 +120,35 @@ def test_without_such_headers_the_key_of_the_record_is_the_one_key():
     [
         {"__key_len": b"1"},
         {"__key_len": b"-1"},
+        {"__key_len": None},
         {"__key_len": b"many", "__key_0": b"x"},
         {"__key_len": b"2", "__key_0": b"x"},
         {"__key_len": b"99999999999999999999"},
+        {"__key_len": b"9" * 5_000},
     ],
 )
 def test_headers_that_only_look_like_keys_stay_headers(headers):
-    keys, found = read_headers(b"ann", list(headers.items()))
+    ((keys, texts),) = read((b"ann", list(headers.items())))
     assert keys == ["ann"]
-    assert found.keys() == headers.keys()
+    assert texts.keys() == headers.keys()
+
+
+def test_the_last_of_equal_names_wins_and_no_value_is_an_empty_one():
+    pairs = [("trace", b"7"), ("none", None), ("trace", b"8")]
+    assert read((None, pairs)) == [([], {"trace": "8", "none": ""})]
 
 
 @given(st.binary(max_size=8), st.binary(max_size=8))
 def test_bytes_that_are_no_text_stay_apart(one, other):
-    both = [read_headers(key, None)[0][0] for key in (one, other)]
+    (((first,), _), ((second,), _)) = read((one, None), (other, None))
     if b"\\" not in one + other:
-        assert (both[0] == both[1]) == (one == other)
+        assert (first == second) == (one == other)
 
 
-def test_the_mark_of_a_deleted_value_is_not_written():
-    assert dict(write_headers([], {TOMBSTONE: "true"})) == {"__key_len": b"0"}
+def test_a_deleted_value_is_marked_and_its_mark_is_not_written():
+    columns = read_columns([b"ann", b"bob"], [None, [("a", b"1")]], deleted=[1])
+    assert columns["headers"].to_pylist() == [[], [("a", "1"), (TOMBSTONE, "true")]]
+    rows = [([], {TOMBSTONE: "true"})] * 2
+    values, _, headers = write(*rows, values=[b"", b"not empty"])
+    assert values == [None, b"not empty"]
+    assert headers == [{KEY_COUNT: b"0"}] * 2

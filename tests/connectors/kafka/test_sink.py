@@ -6,14 +6,14 @@ import time
 
 import pytest
 
-from ebbflow import Datum
 from ebbflow.connectors.kafka.settings import KafkaAccess, KafkaSinkSettings
 from ebbflow.connectors.kafka.sink import KafkaSink
-from ebbflow.connectors.kafka.source import message_of
+from ebbflow.connectors.kafka.source import columns_of
+from ebbflow.core import frames
 from ebbflow.errors import SetupError
 from ebbflow.message import Status
 from tests.connectors.kafka.broker import free_ports
-from tests.connectors.kafka.test_source import login
+from tests.connectors.kafka.test_source import login, messages_of
 
 pytestmark = pytest.mark.slow
 
@@ -29,22 +29,36 @@ def sink_to(kafka):
     return make
 
 
-def data_of(*values, **fields):
-    return [Datum(value, id=str(number), **fields) for number, value in enumerate(values)]
+def rows_of(*values, keys=None, headers=None):
+    """Messages for the sink, all with the same keys unless ``keys`` is a list of lists."""
+    every = keys if keys and isinstance(keys[0], list) else [keys or None] * len(values)
+    columns = {
+        "id": [str(number) for number in range(len(values))],
+        "value": list(values),
+        "keys": every,
+        "headers": [list((headers or {}).items()) or None] * len(values),
+    }
+    return frames.batch_of(columns, len(values))
 
 
-def statuses(responses):
-    return [response.status for response in responses]
+def statuses(rows, answers):
+    """What became of each message: it is written where the sink says nothing."""
+    return [answers[row].status if row in answers else Status.OK for row in range(rows.num_rows)]
+
+
+def write(sink, *values, **fields):
+    """Has the sink write messages; the status of each."""
+    rows = rows_of(*values, **fields)
+    return statuses(rows, sink(rows) or {})
 
 
 def test_every_message_is_a_record_with_its_keys_and_headers(kafka, sink_to):
     topic = kafka.topic()
     sink = sink_to(topic, set_key=True)
 
-    responses = sink(data_of(b"one", b"", keys=["ann", "bob"], headers={"trace": "7"}))
+    written = write(sink, b"one", b"", keys=["ann", "bob"], headers={"trace": "7"})
 
-    assert [response.id for response in responses] == ["0", "1"]
-    assert statuses(responses) == [Status.OK, Status.OK]
+    assert written == [Status.OK, Status.OK]
     first, second = kafka.records(topic)
     assert (first.value(), second.value()) == (b"one", b"")
     assert first.key() == b"ann:bob"
@@ -54,15 +68,24 @@ def test_every_message_is_a_record_with_its_keys_and_headers(kafka, sink_to):
 
 def test_without_set_key_a_record_has_no_key(kafka, sink_to):
     topic = kafka.topic()
-    sink_to(topic)(data_of(b"one", keys=["ann"]))
+    write(sink_to(topic), b"one", keys=["ann"])
     (record,) = kafka.records(topic)
     assert record.key() is None
 
 
+def test_messages_without_keys_and_headers_are_written_in_order(kafka, sink_to):
+    topic = kafka.topic()
+    values = [b"%d" % number for number in range(3_000)]
+    assert set(write(sink_to(topic, set_key=True), *values)) == {Status.OK}
+    records = kafka.records(topic)
+    assert [record.value() for record in records] == values
+    assert {record.key() for record in records} == {None}
+    assert all(record.headers() == [("__key_len", b"0")] for record in records)
+
+
 def test_records_with_the_same_keys_are_in_the_same_partition(kafka, sink_to):
     topic = kafka.topic(4)
-    data = [Datum(b"", id=f"{k}-{n}", keys=[f"k{k}"]) for k in range(20) for n in range(5)]
-    sink_to(topic, set_key=True)(data)
+    write(sink_to(topic, set_key=True), *[b""] * 100, keys=[[f"k{n % 20}"] for n in range(100)])
     places = {(record.key(), record.partition()) for record in kafka.records(topic)}
     assert len(places) == 20
     assert len({partition for _, partition in places}) > 1
@@ -72,20 +95,20 @@ def test_records_with_the_same_keys_are_in_the_same_partition(kafka, sink_to):
 def test_what_a_source_reads_is_what_the_sink_was_given(kafka, sink_to, keys):
     topic = kafka.topic()
     headers = {"trace": "7", "é": "ü"}
-    sink_to(topic, set_key=True)(data_of(b"\x00\xff", keys=keys, headers=headers))
+    write(sink_to(topic, set_key=True), b"\x00\xff", keys=keys, headers=headers)
 
-    (record,) = kafka.records(topic)
-    message = message_of(record)
+    (message,) = messages_of(columns_of(kafka.records(topic)))
     assert message.value == b"\x00\xff"
-    assert (message.keys, message.headers) == (keys, headers)
+    assert (list(message.keys), message.headers) == (keys, headers)
 
 
 def test_a_deleted_value_stays_one(kafka, sink_to):
     topic = kafka.topic()
-    sink_to(topic, set_key=True)(data_of(b"", keys=["ann"], headers={"__tombstone": "true"}))
+    write(sink_to(topic, set_key=True), b"", keys=["ann"], headers={"__tombstone": "true"})
     (record,) = kafka.records(topic)
     assert record.value() is None
-    assert message_of(record).headers == {"__tombstone": "true"}
+    (message,) = messages_of(columns_of([record]))
+    assert message.headers == {"__tombstone": "true"}
 
 
 @pytest.mark.guarantee("kafka-skips-no-record")
@@ -94,27 +117,31 @@ def test_a_message_that_is_too_large_fails_alone(kafka, sink_to):
     values = [b"%0100d" % n for n in range(500)]
     values[250] = b"x" * 20_000
 
-    responses = sink_to(topic)(data_of(*values))
+    answers = sink_to(topic)(rows_of(*values))
 
-    assert statuses(responses) == [Status.OK] * 250 + [Status.FAILURE] + [Status.OK] * 249
-    assert responses[250].error == "MSG_SIZE_TOO_LARGE: Broker: Message size too large"
+    assert {row: answer.status for row, answer in answers.items()} == {250: Status.FAILURE}
+    assert answers[250].error == "MSG_SIZE_TOO_LARGE: Broker: Message size too large"
     stored = [record.value() for record in kafka.records(topic)]
     assert sorted(stored) == sorted(values[:250] + values[251:])
 
 
-def test_a_message_that_the_client_finds_too_large_fails_alone_as_well(kafka, sink_to):
-    topic = kafka.topic()
-    responses = sink_to(topic)(data_of(b"small", b"x" * 2_000_000))
-    assert statuses(responses) == [Status.OK, Status.FAILURE]
-    assert responses[1].error.startswith("MSG_SIZE_TOO_LARGE: ")
+def test_messages_that_the_client_finds_too_large_fail_alone_as_well(kafka, sink_to):
+    topic, large = kafka.topic(), b"x" * 2_000_000
+    rows = rows_of(b"1", large, large, b"2", large)
+    answers = sink_to(topic)(rows)
+    assert {row: answer.status for row, answer in answers.items()} == dict.fromkeys(
+        (1, 2, 4), Status.FAILURE
+    )
+    assert all(answer.error.startswith("MSG_SIZE_TOO_LARGE: ") for answer in answers.values())
+    assert [record.value() for record in kafka.records(topic)] == [b"1", b"2"]
 
 
 def test_a_record_that_its_topic_cannot_have_fails_alone(kafka, sink_to):
     topic = kafka.topic(cleanup_policy="compact")
-    data = [Datum(b"%d" % n, id=str(n), keys=["k"] if n != 3 else []) for n in range(9)]
-    responses = sink_to(topic, set_key=True)(data)
-    assert [r.id for r in responses if r.status is Status.FAILURE] == ["3"]
-    assert responses[3].error.startswith("INVALID_RECORD: ")
+    rows = rows_of(*(b"%d" % n for n in range(9)), keys=[["k"] if n != 3 else [] for n in range(9)])
+    answers = sink_to(topic, set_key=True)(rows)
+    assert {row: answer.status for row, answer in answers.items()} == {3: Status.FAILURE}
+    assert answers[3].error.startswith("INVALID_RECORD: ")
     assert len(kafka.records(topic)) == 8
 
 
@@ -124,10 +151,10 @@ def test_brokers_that_do_not_take_it_in_time_are_away(kafka, sink_to):
     kafka.admin.delete_topics([topic])[topic].result(20)
 
     began = time.monotonic()
-    responses = sink(data_of(b"1", b"2"))
+    answers = sink(rows_of(b"1", b"2"))
 
-    assert statuses(responses) == [Status.UNAVAILABLE] * 2
-    assert responses[0].error == "_MSG_TIMED_OUT: Local: Message timed out"
+    assert [answers[row].status for row in range(2)] == [Status.UNAVAILABLE] * 2
+    assert answers[0].error == "_MSG_TIMED_OUT: Local: Message timed out"
     assert time.monotonic() - began < 10
 
 
@@ -135,28 +162,59 @@ def test_with_a_retry_strategy_it_is_a_failure_instead(kafka, sink_to):
     topic = kafka.topic()
     sink = sink_to(topic, retried=True, **{"message.timeout.ms": "1000"})
     kafka.admin.delete_topics([topic])[topic].result(20)
-    (response,) = sink(data_of(b"1"))
-    assert response.status is Status.FAILURE
-    assert response.error == "_MSG_TIMED_OUT: Local: Message timed out"
+    answers = sink(rows_of(b"1"))
+    assert answers[0].status is Status.FAILURE
+    assert answers[0].error == "_MSG_TIMED_OUT: Local: Message timed out"
+
+
+class Silent:
+    """A producer that takes everything and never says what became of it."""
+
+    def produce(self, *arguments):
+        pass
+
+    def flush(self, timeout):
+        return 1
+
+    def purge(self):
+        pass
+
+
+@pytest.mark.guarantee("kafka-skips-no-record")
+def test_while_an_answer_is_missing_no_message_counts_as_written(kafka, sink_to):
+    sink = sink_to(kafka.topic())
+    sink._outbox.producer = Silent()
+    answers = sink(rows_of(b"1", b"2", b"3"))
+    assert [answers[row].status for row in range(3)] == [Status.UNAVAILABLE] * 3
+    assert answers[0].error == "_TIMED_OUT: Local: Timed out"
+
+
+@pytest.mark.guarantee("kafka-skips-no-record")
+def test_what_is_still_on_its_way_after_the_longest_wait_is_given_up_and_said_so(kafka, sink_to):
+    topic = kafka.topic()
+    sink = sink_to(topic, **{"batch.num.messages": "1"})
+    sink._outbox._longest = 0.0
+    rows = rows_of(*(b"%d" % n for n in range(500)))
+    answers = sink(rows) or {}
+
+    stored = {int(record.value()) for record in kafka.records(topic)}
+    written = {row for row in range(500) if row not in answers}
+    assert written <= stored
+    assert {answer.status for answer in answers.values()} <= {Status.UNAVAILABLE}
+    assert answers
 
 
 def test_more_than_the_producer_holds_at_once_is_written_all_the_same(kafka, sink_to):
     topic = kafka.topic()
     sink = sink_to(topic, **{"queue.buffering.max.messages": "50"})
-    responses = sink(data_of(*(b"%d" % n for n in range(1_000))))
-    assert set(statuses(responses)) == {Status.OK}
-    assert len(kafka.records(topic)) == 1_000
-
-
-def test_a_batch_may_hold_a_message_twice(kafka, sink_to):
-    topic = kafka.topic()
-    twice = [Datum(b"1", id="a"), Datum(b"1", id="a")]
-    assert statuses(sink_to(topic)(twice)) == [Status.OK, Status.OK]
+    values = [b"%d" % n for n in range(1_000)]
+    assert set(write(sink, *values)) == {Status.OK}
+    assert [record.value() for record in kafka.records(topic)] == values
 
 
 def test_it_logs_in_over_tls(kafka, sink_to):
     topic = kafka.topic()
-    assert statuses(sink_to(topic, login(kafka, "SCRAM-SHA-256"))(data_of(b"1"))) == [Status.OK]
+    assert write(sink_to(topic, login(kafka, "SCRAM-SHA-256")), b"1") == [Status.OK]
 
 
 def test_a_topic_that_is_not_there_is_named(kafka, sink_to, monkeypatch):

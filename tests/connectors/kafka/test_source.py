@@ -16,6 +16,7 @@ from ebbflow.connectors.kafka.settings import KafkaAccess, KafkaLogin, KafkaSour
 from ebbflow.connectors.kafka.source import KafkaSource
 from ebbflow.errors import SetupError
 from ebbflow.secret import Secret
+from ebbflow.source import SourceMessage
 from tests.connectors.kafka.broker import PASSWORD, USER, free_ports
 
 pytestmark = pytest.mark.slow
@@ -43,12 +44,19 @@ def opened(kafka, group):
         source.close()
 
 
+def messages_of(columns):
+    """The rows of what a source has read."""
+    rows = ({name: value for name, value in row.items() if value is not None}
+            for row in columns.to_pylist())  # fmt: skip
+    return [SourceMessage(**row | {"headers": dict(row.get("headers", ()))}) for row in rows]
+
+
 def take(source, count, within=20.0):
     """So many messages, or as many as have come when the time is over."""
-    found, deadline = [], time.monotonic() + within
-    while len(found) < count and time.monotonic() < deadline:
-        found += source.read(count - len(found), 0.2)
-    return found
+    messages, deadline = [], time.monotonic() + within
+    while len(messages) < count and time.monotonic() < deadline:
+        messages += messages_of(source.read(count - len(messages), 0.2))
+    return messages
 
 
 def until(condition, *sources, within=20.0):
@@ -57,7 +65,7 @@ def until(condition, *sources, within=20.0):
     while not condition():
         assert time.monotonic() < deadline, "it does not come to that"
         for source in sources:
-            assert source.read(100, 0.05) == []
+            assert source.read(100, 0.05).num_rows == 0
 
 
 def offsets(messages):
@@ -102,11 +110,11 @@ def test_a_record_without_a_value_is_an_empty_message_that_says_so(kafka, opened
 
 
 def test_all_topics_and_all_their_partitions_are_read(kafka, opened):
-    one, other = kafka.topic(3), kafka.topic(2)
-    kafka.fill(one, (b"%d" % n for n in range(300)))
-    kafka.fill(other, (b"%d" % n for n in range(300, 400)))
+    large, small = kafka.topic(3), kafka.topic(2)
+    kafka.fill(large, (b"%d" % n for n in range(300)))
+    kafka.fill(small, (b"%d" % n for n in range(300, 400)))
 
-    source = opened(one, other)
+    source = opened(large, small)
     messages = take(source, 400)
 
     assert sorted(int(message.value) for message in messages) == list(range(400))
@@ -221,7 +229,7 @@ def test_partitions_come_and_go_and_nothing_is_skipped(kafka, group, opened):
         until(lambda: other.poll(0.05) and len(other.assignment()) == 2, source)
         assert len(source.partitions()) == 2
         source.ack(offsets(first))  # of partitions that it no longer has, too
-        theirs = [one.partition for one in other.assignment()]
+        theirs = [partition.partition for partition in other.assignment()]
         until(lambda: all(kafka.lag(group, topic)[p] == 0 for p in source.partitions()), source)
         assert all(kafka.lag(group, topic)[p] > 0 for p in theirs)
 
@@ -246,7 +254,7 @@ def test_a_member_that_is_full_does_not_hold_up_the_group(kafka, group, opened):
     seen = {message.offset for message in first}
     deadline = time.monotonic() + 20
     while len(seen) < 12_000 and time.monotonic() < deadline:
-        messages = source.read(500, 0.2)
+        messages = messages_of(source.read(500, 0.2))
         source.ack(offsets(messages))
         seen.update(offsets(messages))
     assert len(seen) == 12_000
@@ -258,14 +266,14 @@ def test_a_member_is_not_exhausted_while_another_has_something_left(kafka, opene
     until(lambda: all(len(source.partitions()) == 1 for source in sources), *sources)
     for partition in range(2):
         kafka.fill(topic, [b"x"] * 50, partition=partition)
-    given = [take(source, 50) for source in sources]
+    messages = [take(source, 50) for source in sources]
 
-    sources[0].ack(offsets(given[0]))
+    sources[0].ack(offsets(messages[0]))
     looked_twice = time.monotonic() + 2.5
     until(lambda: time.monotonic() > looked_twice, sources[0])
     assert not sources[0].exhausted
 
-    sources[1].ack(offsets(given[1]))
+    sources[1].ack(offsets(messages[1]))
     until(lambda: all(source.exhausted for source in sources), *sources)
 
 
@@ -273,17 +281,17 @@ def test_members_beyond_the_number_of_partitions_are_exhausted(kafka, opened):
     topic = kafka.topic(1)
     kafka.fill(topic, [b"1"])
     sources = [opened(topic), opened(topic)]
-    found = []
+    values = set()
 
     def read():
         for source in sources:
-            messages = source.read(10, 0.05)
-            found.extend(messages)
+            messages = messages_of(source.read(10, 0.05))
+            values.update(message.value for message in messages)
             source.ack(offsets(messages))
         return all(source.exhausted for source in sources)
 
     until(read)
-    assert {message.value for message in found} == {b"1"}
+    assert values == {b"1"}
 
 
 def test_the_newer_group_protocol_works_as_well(kafka, group, opened):

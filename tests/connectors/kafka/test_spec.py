@@ -91,6 +91,11 @@ def test_topics_and_settings_can_be_written_in_two_ways():
             "rests on it",
         ),
         (
+            "topic: t\n          config: {delivery.report.only.error: false}",
+            "11:19: EB104 'config': delivery.report.only.error is not to be set here: what is "
+            "promised rests on it",
+        ),
+        (
             "topic: t\n          sasl: {mechanism: GSSAPI}",
             "11:29: EB104 'mechanism' must be 'PLAIN', 'SCRAM-SHA-256' or 'SCRAM-SHA-512', not "
             "'GSSAPI'",
@@ -139,8 +144,8 @@ def test_secrets_are_read_when_the_plan_is_made_and_shown_nowhere(monkeypatch, t
     monkeypatch.delenv("KAFKA_PASSWORD")
     with pytest.raises(SetupError) as raised:
         kafka.access()
-    told = "The variable KAFKA_PASSWORD is not set. It is to hold the password for Kafka."
-    assert str(raised.value) == told
+    text = "The variable KAFKA_PASSWORD is not set. It is to hold the password for Kafka."
+    assert str(raised.value) == text
 
 
 def test_the_users_settings_win_over_defaults_and_lose_to_what_is_promised():

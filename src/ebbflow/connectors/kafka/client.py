@@ -21,6 +21,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from ebbflow.connectors.kafka.progress import Partition
 from ebbflow.connectors.kafka.settings import KafkaAccess, KafkaSourceSettings
 from ebbflow.errors import SetupError
 
@@ -28,20 +29,28 @@ _ANSWER_WITHIN = 10.0
 _TRY_FOR = 1.0
 _TELL_EVERY = 30.0
 _LOOKUP_WITHIN = 5.0
-
-Partition = tuple[str, int]
-"""A topic and the number of one of its partitions."""
+_COMMIT_WITHIN = 3.0
 
 _REFUSED = {
     KafkaError._AUTHENTICATION: ("refused the login", "Correct sasl: in the spec."),
     KafkaError.SASL_AUTHENTICATION_FAILED: ("refused the login", "Correct sasl: in the spec."),
     KafkaError._SSL: ("cannot be talked to by TLS", "Correct tls: in the spec."),
 }
-"""What no further attempt gets over: what it means, and what to do."""
+"""The errors that no further attempt gets over: what each means, and what to do."""
 _MISSING = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
 _FORBIDDEN = frozenset(
     {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED}
 )
+
+_REPLACED = frozenset(
+    {
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.FENCED_INSTANCE_ID,
+        KafkaError.STALE_MEMBER_EPOCH,
+    }
+)
+"""Errors that say that a partition is another member's already."""
 
 CLASSIC: dict[str, Any] = {
     "partition.assignment.strategy": "cooperative-sticky",
@@ -74,17 +83,17 @@ class Complaints:
         self.tell = tell
         self.refused: KafkaError | None = None
         self.last: KafkaError | None = None
-        self._told = -math.inf
+        self._last_told = -math.inf
 
     def __call__(self, error: KafkaError) -> None:
-        """Called by the client; that all brokers are down only sums up what came before."""
+        """Notes an error; that all brokers are down only sums up the others."""
         down = error.code() == KafkaError._ALL_BROKERS_DOWN
         if error.code() in _REFUSED:
             self.refused = error
         if not down or self.last is None:
             self.last = error
-        if (down or self.refused is error) and time.monotonic() - self._told > _TELL_EVERY:
-            self._told = time.monotonic()
+        if (down or self.refused is error) and time.monotonic() - self._last_told > _TELL_EVERY:
+            self._last_told = time.monotonic()
             if self.tell is not None:
                 self.tell(self.text)
 
@@ -127,7 +136,7 @@ def find_topics(
 ) -> None:
     """Makes sure that every topic is there; ``SetupError`` says what is wrong.
 
-    One that is made when it is asked for, as brokers may do for those who write, takes a moment.
+    Brokers may make a topic when somebody who writes asks for it, and that takes a moment.
     """
     final = _FORBIDDEN if made_by_asking else _FORBIDDEN | _MISSING
     deadline = time.monotonic() + _ANSWER_WITHIN
@@ -170,6 +179,19 @@ def explain_unreachable(
     )
 
 
+def commit_for_certain(consumer: Consumer, offsets: list[TopicPartition]) -> None:
+    """Returns when the offsets are committed. What cannot be committed is read again by others."""
+    deadline = time.monotonic() + _COMMIT_WITHIN
+    while True:
+        try:
+            consumer.commit(offsets=offsets, asynchronous=False)
+            return
+        except KafkaException as error:
+            if error.args[0].code() in _REPLACED or time.monotonic() > deadline:
+                return
+            time.sleep(0.1)
+
+
 class Lookup:
     """Asks brokers how far a group is, without being a member. Used by one thread.
 
@@ -185,13 +207,13 @@ class Lookup:
         """Ends the connection."""
         self._client.close()
 
-    def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+    def find_ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         """Returns the offset behind the last message of each."""
         asked = [TopicPartition(*partition, OFFSET_END) for partition in partitions]
         offsets = self._client.offsets_for_times(asked, timeout=_LOOKUP_WITHIN) if asked else []
         return {(partition.topic, partition.partition): partition.offset for partition in offsets}
 
-    def committed(self, partitions: Iterable[Partition]) -> dict[Partition, int | None]:
+    def find_committed(self, partitions: Iterable[Partition]) -> dict[Partition, int | None]:
         """Returns what the group has committed of each; ``None`` where it never has."""
         asked = [TopicPartition(*partition) for partition in partitions]
         offsets = self._client.committed(asked, timeout=_LOOKUP_WITHIN) if asked else []
@@ -202,13 +224,13 @@ class Lookup:
             for partition in offsets
         }
 
-    def nothing_left(self, topics: Sequence[str]) -> bool:
+    def has_committed_all(self, topics: Sequence[str]) -> bool:
         """Returns whether the group has committed everything that is in the topics."""
-        every = [(topic, number) for topic in topics for number in self._numbers(topic)]
-        ends, committed = self.ends(every), self.committed(every)
+        every = [(topic, number) for topic in topics for number in self._list_numbers(topic)]
+        ends, committed = self.find_ends(every), self.find_committed(every)
         return all((committed[partition] or 0) == ends[partition] for partition in every)
 
-    def _numbers(self, topic: str) -> list[int]:
+    def _list_numbers(self, topic: str) -> list[int]:
         return list(
             self._client.list_topics(topic, timeout=_LOOKUP_WITHIN).topics[topic].partitions
         )

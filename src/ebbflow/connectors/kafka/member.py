@@ -12,32 +12,34 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, cast
 
+import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from ebbflow.connectors.kafka.client import (
     Complaints,
     Lookup,
-    Partition,
+    commit_for_certain,
     consumer_settings,
     describe,
     find_topics,
     make_client,
 )
-from ebbflow.connectors.kafka.progress import Progress
+from ebbflow.connectors.kafka.progress import Partition, Progress, read_offsets
 from ebbflow.connectors.kafka.settings import KafkaSourceSettings
 from ebbflow.errors import SetupError
 
-_AHEAD = 2_000
+_AHEAD = 8_000
 _AHEAD_BYTES = 32 * 1024 * 1024
-_AT_ONCE = 500
+_AT_ONCE = 2_000
 _POLL = 0.1
 _COMMIT_EVERY = 0.1
 _QUIET = 1.0
 _HAND_OVER = 3.0
-_CERTAIN = 3.0
 _LOOK_EVERY = 1.0
 
 _PASSING = frozenset(
@@ -51,16 +53,6 @@ _PASSING = frozenset(
     }
 )
 """Errors that the client gets over by itself."""
-
-_REPLACED = frozenset(
-    {
-        KafkaError.ILLEGAL_GENERATION,
-        KafkaError.UNKNOWN_MEMBER_ID,
-        KafkaError.FENCED_INSTANCE_ID,
-        KafkaError.STALE_MEMBER_EPOCH,
-    }
-)
-"""Errors that say that a partition is another member's already."""
 
 _AT_THE_END = frozenset({"latest", "largest", "end"})
 
@@ -77,6 +69,7 @@ class Member:
         self._consumer: Any = None
         self._partitions: dict[Partition, Progress] = {}
         self._ahead: list[Message] = []
+        self._ahead_bytes = 0
         self._failure: Exception | None = None
         self._behind: int | None = None
         self._assigned = self._paused = self._all_done = self._leaving = False
@@ -106,18 +99,20 @@ class Member:
         with self._change:
             self._change.wait_for(lambda: self._ahead or self._failure, timeout)
             taken, self._ahead = self._ahead[:limit], self._ahead[limit:]
+            self._ahead_bytes -= _size(taken)
             if not taken and self._failure is not None:
                 failure, self._failure = self._failure, None
                 raise failure
             self._change.notify_all()
             return taken
 
-    def settle(self, settled: Iterable[tuple[Partition, int]]) -> None:
-        """These are done with. Of partitions that have gone, it is others who say so."""
+    def settle(self, offsets: pa.Array) -> None:
+        """Notes that these are done with. Of partitions that have gone, others say so."""
+        settled = list(read_offsets(offsets))
         with self._change:
-            for partition, offset in settled:
+            for partition, numbers in settled:
                 if partition in self._partitions:
-                    self._partitions[partition].settled(offset)
+                    self._partitions[partition].settle(numbers)
             self._change.notify_all()
 
     @property
@@ -130,7 +125,7 @@ class Member:
     def done(self) -> bool:
         """True when the whole group has read its topics to their ends and settled everything."""
         with self._change:
-            return self._all_done and self._own_done()
+            return self._all_done and self._has_finished()
 
     def behind(self) -> int | None:
         """Returns how many messages of our partitions wait to be taken; ``None`` while unknown."""
@@ -189,13 +184,13 @@ class Member:
             self._pause()
         elif self._paused:
             self._resume()
-        if records := self._consumer.consume(1, _POLL):
+        if events := self._consumer.consume(1, _POLL):
             # Noted before anything else is asked for: what comes next may take its partition away.
-            self._take_in(records)
+            self._take_in(events)
             self._take_in(self._consumer.consume(_AT_ONCE, 0))
 
     def _has_room(self) -> bool:
-        small = len(self._ahead) < _AHEAD and sum(map(len, self._ahead)) < _AHEAD_BYTES
+        small = len(self._ahead) < _AHEAD and self._ahead_bytes < _AHEAD_BYTES
         return self._leaving or small
 
     def _pause(self) -> None:
@@ -206,22 +201,23 @@ class Member:
         self._consumer.resume(self._consumer.assignment())
         self._paused = False
 
-    def _take_in(self, records: list[Message]) -> None:
+    def _take_in(self, events: list[Message]) -> None:
         with self._change:
-            for record in records:
-                progress, offset = self._partitions.get(_of(record)), record.offset()
-                if progress is None or offset is None:
-                    continue
-                if record.error() is None:
-                    progress.fetched(offset)
-                    self._ahead.append(record)
-                    self._all_done = False
-                elif _is_end(record):
-                    progress.reached(offset)
+            for partition, has_failed, run in _runs(events):
+                progress = self._partitions.get(partition)
+                if progress is not None and has_failed:
+                    _reach_ends(progress, run)
+                elif progress is not None:
+                    self._take_in_records(progress, run)
             self._change.notify_all()
-        for error in (record.error() for record in records):
-            if error is not None:
-                self._raise_unless_passing(error)
+        for error in filter(None, map(Message.error, events)):
+            self._raise_unless_passing(error)
+
+    def _take_in_records(self, progress: Progress, records: list[Message]) -> None:
+        progress.fetch(cast("list[int]", list(map(Message.offset, records))))
+        self._ahead += records
+        self._ahead_bytes += _size(records)
+        self._all_done = False
 
     def _raise_unless_passing(self, error: KafkaError) -> None:
         if error.code() == KafkaError._PARTITION_EOF:
@@ -253,8 +249,8 @@ class Member:
             for partition in partitions:
                 progress = self._partitions[partition]
                 offset = progress.committable
-                if offset is not None and offset != progress.told:
-                    progress.told = offset
+                if offset is not None and offset != progress.committed:
+                    progress.committed = offset
                     moved.append(TopicPartition(*partition, offset))
         return moved
 
@@ -264,7 +260,7 @@ class Member:
             for partition in partitions:
                 progress = self._partitions.get((partition.topic, partition.partition))
                 if progress is not None and (error or partition.error):
-                    progress.told = None
+                    progress.committed = None
 
     # --- the group ------------------------------------------------------------------------------
 
@@ -285,21 +281,21 @@ class Member:
         Otherwise what comes before the first commit would be skipped if this member died.
         """
         with contextlib.suppress(KafkaException):
-            committed = self._lookup.committed(self._ours(partitions))
-            ends = self._lookup.ends(
+            committed = self._lookup.find_committed(self._ours(partitions))
+            ends = self._lookup.find_ends(
                 partition for partition, offset in committed.items() if offset is None
             )
             if ends:
                 offsets = [TopicPartition(*partition, end) for partition, end in ends.items()]
-                _commit_for_certain(consumer, offsets)
+                commit_for_certain(consumer, offsets)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         gone = self._ours(partitions)
         self._await_settling(gone)
         for partition in gone:
-            self._partitions[partition].told = None
+            self._partitions[partition].committed = None
         if moved := self._to_commit(gone):
-            _commit_for_certain(consumer, moved)
+            commit_for_certain(consumer, moved)
         self._forget(gone)
 
     def _on_lost(self, _: Consumer, partitions: list[TopicPartition]) -> None:
@@ -312,8 +308,10 @@ class Member:
     def _await_settling(self, gone: list[Partition]) -> None:
         """Takes nothing more of these, and waits a moment for what was taken."""
         with self._change:
-            untaken = Counter(_of(record) for record in self._ahead)
-            self._ahead = [record for record in self._ahead if _of(record) not in gone]
+            untaken = Counter(_partition_of(record) for record in self._ahead)
+            self._keep_ahead(
+                [record for record in self._ahead if _partition_of(record) not in gone]
+            )
 
             def settled() -> bool:
                 left = {
@@ -328,12 +326,17 @@ class Member:
         with self._change:
             for partition in gone:
                 del self._partitions[partition]
-            self._ahead = [record for record in self._ahead if _of(record) in self._partitions]
+            self._keep_ahead(
+                [record for record in self._ahead if _partition_of(record) in self._partitions]
+            )
             self._all_done = False
+
+    def _keep_ahead(self, records: list[Message]) -> None:
+        self._ahead, self._ahead_bytes = records, _size(records)
 
     # --- the end --------------------------------------------------------------------------------
 
-    def _own_done(self) -> bool:
+    def _has_finished(self) -> bool:
         every = self._partitions.values()
         return self._assigned and all(
             progress.ended and not progress.unsettled for progress in every
@@ -349,35 +352,38 @@ class Member:
             return
         self._looked = time.monotonic()
         with contextlib.suppress(KafkaException):
-            self._behind = self._lag()
-            if not self._all_done and self._own_done():
-                self._all_done = self._lookup.nothing_left(self._settings.topics)
+            self._behind = self._measure_lag()
+            if not self._all_done and self._has_finished():
+                self._all_done = self._lookup.has_committed_all(self._settings.topics)
 
-    def _lag(self) -> int | None:
+    def _measure_lag(self) -> int | None:
         with self._change:
             nexts = {partition: progress.next for partition, progress in self._partitions.items()}
-        ends = self._lookup.ends(nexts)
+        ends = self._lookup.find_ends(nexts)
         behind = [ends[partition] - at for partition, at in nexts.items() if at is not None]
         return sum(behind) if self._assigned and len(behind) == len(nexts) else None
 
 
-def _of(record: Message) -> Partition:
+def _partition_of(record: Message) -> Partition:
     return record.topic() or "", record.partition() or 0
 
 
-def _is_end(event: Message) -> bool:
-    error = event.error()
-    return error is not None and error.code() == KafkaError._PARTITION_EOF
+def _size(records: Sequence[Message]) -> int:
+    return sum(map(len, records))
 
 
-def _commit_for_certain(consumer: Consumer, offsets: list[TopicPartition]) -> None:
-    """Commits before going on. What cannot be committed will be given again."""
-    deadline = time.monotonic() + _CERTAIN
-    while True:
-        try:
-            consumer.commit(offsets=offsets, asynchronous=False)
-            return
-        except KafkaException as error:
-            if error.args[0].code() in _REPLACED or time.monotonic() > deadline:
-                return
-            time.sleep(_POLL)
+def _runs(events: list[Message]) -> Iterator[tuple[Partition, bool, list[Message]]]:
+    """Yields the events, as many at once as are of one partition and alike: records, or errors."""
+    errors = (error is not None for error in map(Message.error, events))
+    places = zip(map(Message.topic, events), map(Message.partition, events), errors, strict=True)
+    for (topic, number, has_failed), run in groupby(
+        zip(places, events, strict=True), key=itemgetter(0)
+    ):
+        yield (topic or "", number or 0), has_failed, [event for _, event in run]
+
+
+def _reach_ends(progress: Progress, events: list[Message]) -> None:
+    for event in events:
+        error, offset = event.error(), event.offset()
+        if error is not None and error.code() == KafkaError._PARTITION_EOF and offset is not None:
+            progress.reach(offset)

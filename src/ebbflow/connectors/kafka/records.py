@@ -1,4 +1,4 @@
-"""Messages as Kafka records and back: keys, headers, deleted values.
+"""Kafka records as columns of messages and back: keys, headers, deleted values.
 
 A record has one key, a message has any number. As in Numaflow they are carried in headers,
 ``__key_len`` and ``__key_0`` and so on, and read back from there. A record without a value, which
@@ -10,43 +10,148 @@ different ones stay different.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import accumulate, chain, pairwise, repeat
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 KEY_COUNT = "__key_len"
 KEY = "__key_{}"
 TOMBSTONE = "__tombstone"
 
 Headers = Sequence[tuple[str, bytes | str | None]] | None
+"""The headers of a record, as Kafka's client returns them."""
+
+_Raw = bytes | str | None
 
 
-def read_headers(key: bytes | str | None, headers: Headers) -> tuple[list[str], dict[str, str]]:
-    """Returns a message's keys and headers from those of a record; the last of equal names wins."""
-    texts = {name: _text(value) for name, value in headers or ()}
-    names = _key_names(texts)
-    if names is None:
-        return ([] if key is None else [_text(key)]), texts
-    del texts[KEY_COUNT]
-    return [texts.pop(name) for name in names], texts
+def read_columns(
+    keys: Sequence[_Raw], headers: Sequence[Headers], deleted: Sequence[int] = ()
+) -> dict[str, pa.Array]:
+    """Returns the columns ``keys`` and ``headers`` of messages, from those of records.
+
+    The last of equal names wins. ``deleted`` are the rows without a value. A column that is empty
+    in every row is left out.
+    """
+    some = any(headers) or len(deleted) > 0
+    mappings = [dict(pairs) if pairs else {} for pairs in headers] if some else []
+    lists = _take_keys(keys, mappings)
+    for row in deleted:
+        mappings[row][TOMBSTONE] = b"true"
+    columns = {}
+    if any(lists):
+        columns["keys"] = pa.ListArray.from_arrays(_ends(lists), _texts(_chain(lists)))
+    if any(mappings):
+        names = pa.array(_chain(mappings), pa.string())
+        values = _texts(_chain(map(dict.values, mappings)))
+        columns["headers"] = pa.MapArray.from_arrays(_ends(mappings), names, values)
+    return columns
 
 
-def _key_names(headers: Mapping[str, str]) -> list[str] | None:
-    """Returns the headers that hold the keys, or ``None`` if there are none that do."""
-    count = headers.get(KEY_COUNT, "")
-    if not count.isdecimal() or int(count) >= len(headers):
-        return None
-    names = [KEY.format(number) for number in range(int(count))]
-    return names if all(name in headers for name in names) else None
+def _take_keys(keys: Sequence[_Raw], mappings: Sequence[dict[str, _Raw]]) -> list[Sequence[_Raw]]:
+    """Returns the keys of each message, and takes those that are among the headers out of them."""
+    if any(KEY_COUNT in mapping for mapping in mappings):
+        return list(map(_take_numbered, keys, mappings))
+    if keys.count(None) == len(keys):
+        return []
+    return [() if key is None else (key,) for key in keys]
 
 
-def write_headers(keys: Sequence[str], headers: Mapping[str, str]) -> list[tuple[str, bytes]]:
-    """Returns the headers of a record for a message's keys and headers."""
-    plain = {name: value for name, value in headers.items() if name != TOMBSTONE}
-    numbered = {KEY.format(number): key for number, key in enumerate(keys)}
-    every = plain | {KEY_COUNT: str(len(keys))} | numbered
-    return [(name, value.encode()) for name, value in every.items()]
+def _take_numbered(key: _Raw, headers: dict[str, _Raw]) -> Sequence[_Raw]:
+    count = _count(headers.get(KEY_COUNT))
+    # Headers that only look like keys stay headers.
+    if not 0 <= count < len(headers) or not all(map(headers.__contains__, _names(count))):
+        return () if key is None else (key,)
+    del headers[KEY_COUNT]
+    return [headers.pop(name) for name in _names(count)]
 
 
-def _text(value: bytes | str | None) -> str:
+@lru_cache
+def _count(text: _Raw) -> int:
+    """Returns the number of keys that a header speaks of; -1 if it is no number."""
+    digits = _text(text)
+    return int(digits) if digits.isdecimal() and len(digits) < 10 else -1
+
+
+@lru_cache
+def _names(count: int) -> Sequence[str]:
+    return [KEY.format(number) for number in range(count)]
+
+
+def _ends(groups: Sequence[Any]) -> pa.Array:
+    return pa.array(accumulate(map(len, groups), initial=0), pa.int32())
+
+
+def _chain(groups: Iterable[Iterable[Any]]) -> list[Any]:
+    return list(chain.from_iterable(groups))
+
+
+def _texts(values: list[_Raw]) -> pa.Array:
+    """Returns the values as texts; nearly always they are, and then no value is looked at here."""
+    try:
+        return pa.array(values, pa.binary()).fill_null(b"").cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array(list(map(_text, values)), pa.string())
+
+
+def _text(value: _Raw) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     return value.decode(errors="backslashreplace")
+
+
+class Records(NamedTuple):
+    """Records to be written, as columns: what each has as its value, key and headers."""
+
+    values: Sequence[bytes | None]
+    keys: Iterable[bytes | None]
+    headers: Iterable[Mapping[str, bytes]]
+
+
+_WITHOUT_KEYS = {KEY_COUNT: b"0"}
+
+
+def write_records(messages: pa.RecordBatch, set_key: bool = False) -> Records:
+    """Returns the records for messages; with ``set_key`` their keys are the record's key, too."""
+    values = messages.column("value").to_pylist()
+    keys, headers = messages.column("keys"), messages.column("headers")
+    if _is_empty(keys) and _is_empty(headers):
+        return Records(values, repeat(None), repeat(_WITHOUT_KEYS))
+    lists = _slices(keys, keys.values.cast(pa.binary()))
+    names = _slices(headers, headers.keys)
+    texts = _slices(headers, headers.items.cast(pa.binary()))
+    mappings = [dict(zip(*pair, strict=True)) for pair in zip(names, texts, strict=True)]
+    for row, mapping in enumerate(mappings):
+        if mapping.pop(TOMBSTONE, None) is not None and not values[row]:
+            values[row] = None
+    joined = [b":".join(texts) if texts else None for texts in lists] if set_key else repeat(None)
+    return Records(values, joined, list(map(_write_headers, lists, mappings)))
+
+
+def _is_empty(column: pa.Array) -> bool:
+    """Returns whether no row of a column of lists or maps has anything."""
+    if column.null_count == len(column):
+        return True
+    ends = column.offsets
+    return bool(ends[0] == ends[-1])
+
+
+def _slices(column: pa.Array, values: pa.Array) -> list[list[Any]]:
+    """Returns the values of each row of a column of lists or maps; none where it is null."""
+    ends = column.offsets.to_pylist()
+    start = ends[0]
+    flat = values.slice(start, ends[-1] - start).to_pylist()
+    rows = [flat[first - start : last - start] for first, last in pairwise(ends)]
+    for row in pc.indices_nonzero(pc.is_null(column)).to_pylist() if column.null_count else ():
+        rows[row] = []  # behind a null there may be values all the same
+    return rows
+
+
+def _write_headers(keys: Sequence[bytes], headers: dict[str, bytes]) -> dict[str, bytes]:
+    """Returns the headers of a record; the message's own must not pass for keys of it."""
+    headers[KEY_COUNT] = b"%d" % len(keys)
+    headers.update(zip(_names(len(keys)), keys, strict=True))
+    return headers

@@ -20,7 +20,7 @@ class KafkaTls:
     key: Secret | None = None
 
     def settings(self) -> dict[str, Any]:
-        """In librdkafka's words."""
+        """Returns the settings of a client that uses them, in librdkafka's words."""
         pem = {"ssl.ca.pem": self.ca, "ssl.certificate.pem": self.cert, "ssl.key.pem": self.key}
         return {name: secret.reveal() for name, secret in pem.items() if secret is not None}
 
@@ -34,7 +34,7 @@ class KafkaLogin:
     password: Secret
 
     def settings(self) -> dict[str, Any]:
-        """In librdkafka's words."""
+        """Returns the settings of a client that logs in so, in librdkafka's words."""
         return {
             "sasl.mechanism": self.mechanism,
             "sasl.username": self.user.reveal(),

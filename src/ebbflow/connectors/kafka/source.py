@@ -1,25 +1,28 @@
 """The Kafka source: records of topics as messages, committed only when they are settled.
 
 It has no ``nack``: what is nacked is kept by Ebbflow and counts as settled, so that it holds up no
-partition and is never skipped.
+partition and is never skipped. Records become columns as many at a time as have come; no Python
+code of ours runs for a single one.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
 from typing import cast
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
-from ebbflow.connectors.kafka.client import Partition
 from ebbflow.connectors.kafka.member import Member
-from ebbflow.connectors.kafka.records import TOMBSTONE, Headers, read_headers
+from ebbflow.connectors.kafka.progress import write_offsets
+from ebbflow.connectors.kafka.records import Headers, read_columns
 from ebbflow.connectors.kafka.settings import KafkaSourceSettings
-from ebbflow.source import Source, SourceMessage
+from ebbflow.source import Source
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_TIME = pa.timestamp("us", tz="UTC")
+_YEAR_1, _YEAR_10000 = -62_135_596_800_000, 253_402_300_800_000
+"""In milliseconds since 1970, the bounds of the times that a calendar has."""
 
 
 class KafkaSource(Source):
@@ -36,13 +39,17 @@ class KafkaSource(Source):
         """Commits what is settled and leaves the group."""
         self._member.leave()
 
-    def read(self, limit: int, timeout: float) -> list[SourceMessage]:
+    def read(self, limit: int, timeout: float) -> pa.RecordBatch:
         """Returns what has come, up to ``limit`` messages."""
-        return [message_of(record) for record in self._member.take(limit, timeout)]
+        return columns_of(self._member.take(limit, timeout))
 
     def ack(self, offsets: Sequence[bytes]) -> None:
-        """These are settled."""
-        self._member.settle(map(_place, offsets))
+        """Notes that these are settled; they are committed soon."""
+        self.ack_columns(pa.array(offsets, pa.binary()))
+
+    def ack_columns(self, offsets: pa.BinaryArray) -> None:
+        """Notes that these are settled; they are committed soon."""
+        self._member.settle(offsets)
 
     def pending(self) -> int | None:
         """Returns how far this member is behind the ends of its partitions, if that is known."""
@@ -58,30 +65,31 @@ class KafkaSource(Source):
         return self._member.done
 
 
-def _place(offset: bytes) -> tuple[Partition, int]:
-    topic, partition, number = offset.decode().rsplit(":", 2)
-    return (topic, int(partition)), int(number)
+def columns_of(records: Sequence[Message]) -> pa.RecordBatch:
+    """Returns records as messages of the pipeline; an offset is the same whoever reads it."""
+    values = list(map(Message.value, records))
+    partitions = cast("list[int]", list(map(Message.partition, records)))
+    topics = cast("list[str]", list(map(Message.topic, records)))
+    numbers = cast("list[int]", list(map(Message.offset, records)))
+    keys = list(map(Message.key, records))
+    headers = cast("list[Headers]", list(map(Message.headers, records)))
+    column = pa.array(values, pa.binary())
+    deleted = pc.indices_nonzero(pc.is_null(column)).to_pylist() if column.null_count else ()
+    columns = {
+        "offset": write_offsets(topics, partitions, numbers),
+        "value": column.fill_null(b""),
+        "event_time": _event_times(list(map(Message.timestamp, records))),
+        "partition": pa.array(partitions, pa.int32()),
+        **read_columns(keys, headers, deleted),
+    }
+    return pa.RecordBatch.from_pydict(columns)
 
 
-def message_of(record: Message) -> SourceMessage:
-    """Returns a record as a message of the pipeline; its offset is the same whoever reads it."""
-    keys, headers = read_headers(record.key(), cast("Headers", record.headers()))
-    value = record.value()
-    if value is None:
-        headers[TOMBSTONE] = "true"
-    return SourceMessage(
-        value=value or b"",
-        offset=f"{record.topic()}:{record.partition()}:{record.offset()}".encode(),
-        event_time=_event_time(*record.timestamp()),
-        keys=keys,
-        headers=headers,
-        partition=record.partition(),
-    )
-
-
-def _event_time(kind: int, milliseconds: int) -> datetime | None:
-    if kind == TIMESTAMP_NOT_AVAILABLE:
-        return None
-    with contextlib.suppress(OverflowError):
-        return _EPOCH + timedelta(milliseconds=milliseconds)
-    return None  # no time that a calendar has
+def _event_times(timestamps: Sequence[tuple[int, int]]) -> pa.Array:
+    """Returns the times of records; null where there is none, or none that a calendar has."""
+    kinds = pa.array([kind for kind, _ in timestamps], pa.int8())
+    times = pa.array([milliseconds for _, milliseconds in timestamps], pa.int64())
+    on_calendar = pc.and_(pc.greater_equal(times, _YEAR_1), pc.less(times, _YEAR_10000))
+    known = pc.and_(pc.not_equal(kinds, TIMESTAMP_NOT_AVAILABLE), on_calendar)
+    milliseconds = pc.if_else(known, times, pa.scalar(None, pa.int64()))
+    return milliseconds.cast(pa.timestamp("ms", tz="UTC")).cast(_TIME)

@@ -22,7 +22,7 @@ from ebbflow.connectors.kafka.settings import (
     KafkaSourceSettings,
     KafkaTls,
 )
-from ebbflow.connectors.plans import Pulled, UserSink
+from ebbflow.connectors.plans import WHOLE_CHUNK, Pulled, UserSink
 from ebbflow.connectors.section import SinkSection, SourceSection, require_extra
 from ebbflow.schema.fields import Section, shown
 from ebbflow.schema.secret import SecretRef, Tls
@@ -44,12 +44,13 @@ OWN = {
     "enable.auto.offset.store": None,
     "enable.partition.eof": None,
     "enable.idempotence": None,
+    "delivery.report.only.error": None,
     "transactional.id": None,
 }
 """Settings that ``config`` cannot have, and the field that says the same, if there is one."""
 
 
-def _config(config: Any) -> Any:
+def _read_config(config: Any) -> Any:
     """Returns the settings as texts, from a mapping or from Numaflow's lines."""
     if isinstance(config, str):
         try:
@@ -58,18 +59,18 @@ def _config(config: Any) -> Any:
             config = None
     if not isinstance(config, Mapping) or not all(map(_is_setting, config.items())):
         raise PydanticCustomError("EB103", "must be settings of librdkafka, as key: value lines")
-    return {str(key): _text(value) for key, value in config.items()}
+    return {str(key): _write_value(value) for key, value in config.items()}
 
 
 def _is_setting(item: tuple[Any, Any]) -> bool:
     return isinstance(item[0], str) and isinstance(item[1], str | int | float)
 
 
-def _text(value: Any) -> str:
+def _write_value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _not_ours(config: dict[str, str]) -> dict[str, str]:
+def _refuse_own(config: dict[str, str]) -> dict[str, str]:
     for name in config:
         if name in OWN:
             instead = f"write {OWN[name]}" if OWN[name] else "what is promised rests on it"
@@ -81,19 +82,19 @@ def _not_ours(config: dict[str, str]) -> dict[str, str]:
     return config
 
 
-def _some(names: tuple[str, ...]) -> tuple[str, ...]:
+def _require_some(names: tuple[str, ...]) -> tuple[str, ...]:
     if not names:
         raise PydanticCustomError("EB104", "must have at least one")
     return names
 
 
-def _topics(topics: Any) -> Any:
+def _split_topics(topics: Any) -> Any:
     if isinstance(topics, str):
         return [name.strip() for name in topics.split(",")]
     return topics
 
 
-def _topic(name: str) -> str:
+def _check_topic(name: str) -> str:
     if _TOPIC.fullmatch(name) is None:
         raise PydanticCustomError(
             "EB104",
@@ -103,16 +104,16 @@ def _topic(name: str) -> str:
     return name
 
 
-Config = Annotated[dict[str, str], BeforeValidator(_config), AfterValidator(_not_ours)]
+Config = Annotated[dict[str, str], BeforeValidator(_read_config), AfterValidator(_refuse_own)]
 """Settings of librdkafka."""
 
-Brokers = Annotated[tuple[StrictStr, ...], AfterValidator(_some)]
+Brokers = Annotated[tuple[StrictStr, ...], AfterValidator(_require_some)]
 """Brokers to begin with, as ``host:port``."""
 
-Topic = Annotated[StrictStr, AfterValidator(_topic)]
+Topic = Annotated[StrictStr, AfterValidator(_check_topic)]
 """The name of a topic."""
 
-Topics = Annotated[tuple[Topic, ...], BeforeValidator(_topics), AfterValidator(_some)]
+Topics = Annotated[tuple[Topic, ...], BeforeValidator(_split_topics), AfterValidator(_require_some)]
 """Topics as a list, or with commas in between."""
 
 
@@ -152,7 +153,7 @@ class Sasl(Section):
         return self.mechanism.replace("-", "").lower()
 
     def read(self) -> KafkaLogin:
-        """With the user and the password themselves."""
+        """Returns the login, with the user and the password themselves."""
         user: SaslUser = getattr(self, self._section)
         return KafkaLogin(
             self.mechanism,
@@ -175,16 +176,16 @@ class KafkaSection(Section):
     sasl: Sasl | None = None
 
     def access(self) -> KafkaAccess:
-        """With all secrets, as they are now."""
+        """Returns the brokers and the login, with all secrets as they are now."""
         return KafkaAccess(
             self.brokers,
             tuple(self.config.items()),
-            _read(self.tls) if self.tls else None,
+            _read_tls(self.tls) if self.tls else None,
             self.sasl.read() if self.sasl else None,
         )
 
 
-def _read(tls: Tls) -> KafkaTls:
+def _read_tls(tls: Tls) -> KafkaTls:
     return KafkaTls(**{name: Secret(text) for name, text in tls.contents("Kafka").items()})
 
 
@@ -235,4 +236,4 @@ class KafkaSinkSpec(KafkaSection, SinkSection):
 
         settings = KafkaSinkSettings(self.access(), self.topic, self.set_key, retried)
         make_client(Producer, producer_settings(settings), Complaints())
-        return UserSink(partial(KafkaSink, settings))
+        return UserSink(partial(KafkaSink, settings), "columnar", WHOLE_CHUNK)
