@@ -71,9 +71,14 @@ class Reader:
         with outside(ground.seed) as server:
             server.load(messages, size)
             with self.start(server) as process:
-                acked = partial(server.acked, self.consumer)
+                acked = partial(_acked, server, self.consumer, process)
                 found = watched(lambda: [process], acked, messages, _EVERY, server.process)
             return found.round(messages)
+
+
+def _acked(server: Outside, consumer: str, process: psutil.Process) -> int:
+    peers.check_runs(process)
+    return server.acked(consumer)
 
 
 @dataclass

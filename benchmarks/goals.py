@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks import contest, end_to_end, peers
+from benchmarks import contest, end_to_end, kafka, peers, web
 from benchmarks.calls import CallCost
 from benchmarks.contest import Case
 from benchmarks.growth import Point
@@ -30,9 +30,15 @@ class Goal:
         return self.found >= self.target if self.at_least else self.found <= self.target
 
     @property
+    def shown(self) -> str:
+        """The figure as people read it."""
+        number = f"{self.found:,.0f}" if self.found >= 1_000 else f"{self.found:,.3g}"
+        return f"{number}{self.unit}"
+
+    @property
     def wanted(self) -> str:
         """The goal as people read it."""
-        return f"{'≥' if self.at_least else '≤'} {self.target:g}{self.unit}"
+        return f"{'≥' if self.at_least else '≤'} {self.target:,g}{self.unit}"
 
 
 def goals(figures: Figures) -> list[Goal]:
@@ -42,7 +48,9 @@ def goals(figures: Figures) -> list[Goal]:
         *_end_to_end(figures.cases),
         *_calls(figures.calls),
         *_growth(figures.points),
+        *_edges(figures.cases),
         *_latency(figures),
+        *_low_rates(figures),
         *_starts(figures),
     ]
 
@@ -123,9 +131,40 @@ def _memory(points: Sequence[Sequence[Point]]) -> Iterator[Goal]:
 def _latency(figures: Figures) -> Iterator[Goal]:
     for one in figures.latencies:
         if (one.name, one.way, one.rate) == (EBBFLOW, "one hop", 1_000):
-            yield Goal("a hop at 1,000/s, p50", False, 5, one.p50, " ms")
-            yield Goal("a hop at 1,000/s, p99", False, 30, one.p99, " ms")
+            yield Goal("a hop at 1,000/s, p50", False, 2.5, one.p50, " ms")
+            yield Goal("a hop at 1,000/s, p99", False, 10, one.p99, " ms")
             yield Goal("a hop at 1,000/s, longest at an epoch's end", False, 250, one.max, " ms")
+
+
+def _edges(cases: Sequence[Case]) -> Iterator[Goal]:
+    rates = {(case.job, case.name, case.mode): case.rate for case in cases}
+    for (job, name, mode), other, target in (
+        ((contest.KAFKA, kafka.MONO, "unary"), (kafka.LOOP, "unary"), 0.6),
+        ((contest.KAFKA, kafka.MONO, "unary"), (kafka.BENTO, "unary"), 1),
+        ((contest.SOURCE, web.HTTP, web.SINGLE), (web.BARE, web.SINGLE), 0.7),
+    ):
+        ours, theirs = rates.get((job, name, mode)), rates.get((job, *other))
+        if ours and theirs:
+            yield Goal(f"{job}, {name} to {other[0]}", True, target, ours / theirs, " x")
+    for key, target in _EDGES.items():
+        if found := rates.get(key):
+            yield Goal(f"{key[0]}, {key[1]}, messages a second", True, target, found)
+
+
+_EDGES = {
+    (contest.SOURCE, "jetstream", ""): 120_000,
+    (contest.SOURCE, "user-defined", ""): 250_000,
+    (contest.SINK_ALONE, "jetstream", ""): 90_000,
+    (contest.SINK_ALONE, "file", ""): 300_000,
+}
+
+
+def _low_rates(figures: Figures) -> Iterator[Goal]:
+    wanted = {1_000: 0.4, 10: 0.1}
+    for one in figures.low_rates:
+        if one.rate in wanted:
+            what = f"three vertices at {one.rate:,}/s"
+            yield Goal(what, False, wanted[one.rate], one.shares.total, " cores")
 
 
 def _starts(figures: Figures) -> Iterator[Goal]:

@@ -13,6 +13,7 @@ from benchmarks import (
     growth,
     kafka,
     latency,
+    low_rates,
     ours,
     peers,
     sinks,
@@ -25,7 +26,8 @@ from benchmarks.calls import CallCost
 from benchmarks.contest import Case, Contestant
 from benchmarks.growth import Point
 from benchmarks.latency import Latency
-from benchmarks.start import Idle
+from benchmarks.low_rates import LowRate
+from benchmarks.start import Shares
 from benchmarks.work import DISTINCT
 
 Say = Callable[[str], None]
@@ -56,6 +58,8 @@ class Programme:
     growth_messages: int
     starts: int
     idle_seconds: float
+    low_rates: Sequence[int]
+    low_seconds: float
     who: Sequence[str] = ("",)
 
 
@@ -74,6 +78,8 @@ LONG = Programme(
     growth_messages=600_000,
     starts=3,
     idle_seconds=30.0,
+    low_rates=(10, 1_000),
+    low_seconds=30.0,
 )
 SHORT = Programme(
     sizes=(100,),
@@ -90,6 +96,8 @@ SHORT = Programme(
     growth_messages=200_000,
     starts=1,
     idle_seconds=0.0,
+    low_rates=(1_000,),
+    low_seconds=10.0,
 )
 
 
@@ -102,7 +110,8 @@ class Figures:
     latencies: list[Latency] = field(default_factory=list)
     points: list[list[Point]] = field(default_factory=list)
     starts: list[float] = field(default_factory=list)
-    idle: Idle | None = None
+    idle: Shares | None = None
+    low_rates: list[LowRate] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
 
@@ -115,8 +124,9 @@ def measured(programme: Programme, parts: Sequence[str], seed: int, say: Say) ->
             with prepared(Path(folder), _TASKS, seed) as ground:
                 for part in on_ground:
                     _ON_GROUND[part](figures, ground, programme, say)
-        if "start" in parts:
-            _starts(figures, Path(folder), programme, say)
+        for part in _AS_COMMAND:
+            if part in parts:
+                _AS_COMMAND[part](figures, Path(folder), programme, say)
     return figures
 
 
@@ -242,6 +252,13 @@ def _starts(figures: Figures, folder: Path, programme: Programme, say: Say) -> N
         say(f"idle: {figures.idle.total:.1%} of a core")
 
 
+def _low_rates(figures: Figures, folder: Path, programme: Programme, say: Say) -> None:
+    for rate in programme.low_rates:
+        figures.low_rates.append(low_rates.at(folder, rate, programme.low_seconds))
+        last = figures.low_rates[-1]
+        say(f"{rate:,}/s: {last.shares.total:.2f} cores, p50 {last.p50:.1f} ms")
+
+
 _ON_GROUND: dict[str, Callable[[Figures, Ground, Programme, Say], None]] = {
     "rates": _rates,
     "end-to-end": _end_to_end,
@@ -251,4 +268,8 @@ _ON_GROUND: dict[str, Callable[[Figures, Ground, Programme, Say], None]] = {
     "calls": _calls,
     "latency": _latencies,
     "growth": _growth,
+}
+_AS_COMMAND: dict[str, Callable[[Figures, Path, Programme, Say], None]] = {
+    "low-rates": _low_rates,
+    "start": _starts,
 }

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,8 +43,8 @@ def mark(data: list[Datum]) -> list[Response]:
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
-    """Shares of one core that a pipeline without messages takes, in all and by whom."""
+class Shares:
+    """Shares of one core that a pipeline takes, in all and by whom."""
 
     total: float
     driver: float
@@ -56,21 +56,26 @@ class Idle:
 def first_message(folder: Path) -> float:
     """Seconds from the start of the command to the first message in the sink."""
     began = time.monotonic()
-    with _run(folder) as (_, arrived):
+    with _marked(folder) as (_, arrived):
         wait_until(arrived.exists, every=0.005)
         return time.monotonic() - began
 
 
-def idle(folder: Path, seconds: float) -> Idle:
+def idle(folder: Path, seconds: float) -> Shares:
     """Measures the cost of three vertices that have nothing to do."""
-    with _run(folder) as (process, arrived):
+    with _marked(folder) as (process, arrived):
         wait_until(arrived.exists)
         time.sleep(_SETTLED)
-        before = _used(process)
-        time.sleep(seconds)
-        after = _used(process)
+        return used_in(process, seconds)
+
+
+def used_in(process: psutil.Process, seconds: float) -> Shares:
+    """Measures for so many seconds what a run takes, with everything that it has started."""
+    before = _used(process)
+    time.sleep(seconds)
+    after = _used(process)
     shares = {who: (after[who] - before[who]) / seconds for who in before}
-    return Idle(sum(shares.values()), **shares)
+    return Shares(sum(shares.values()), **shares)
 
 
 def _used(process: psutil.Process) -> dict[str, float]:
@@ -83,18 +88,24 @@ def _used(process: psutil.Process) -> dict[str, float]:
 
 
 @contextmanager
-def _run(folder: Path) -> Iterator[tuple[psutil.Process, Path]]:
-    spec, arrived = folder / "start.yaml", folder / "arrived"
-    spec.write_text(_SPEC, encoding="utf-8")
+def _marked(folder: Path) -> Iterator[tuple[psutil.Process, Path]]:
+    arrived = folder / "arrived"
     arrived.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "ebbflow", "run", str(spec), "--fresh"]
+    with run_of(folder, _SPEC, {_MARK: str(arrived)}) as process:
+        yield process, arrived
+
+
+@contextmanager
+def run_of(folder: Path, spec: str, variables: Mapping[str, str]) -> Iterator[psutil.Process]:
+    """``ebbflow run`` of a spec, with more variables, for as long as the context lasts."""
+    file = folder / "spec.yaml"
+    file.write_text(spec, encoding="utf-8")
+    command = [sys.executable, "-m", "ebbflow", "run", str(file), "--fresh"]
     command += ["--state", str(folder / "state")]
     with open(folder / "run.log", "wb") as log:
-        process = subprocess.Popen(
-            command, env={**os.environ, _MARK: str(arrived)}, stdout=log, stderr=log
-        )
+        process = subprocess.Popen(command, env={**os.environ, **variables}, stdout=log, stderr=log)
     try:
-        yield psutil.Process(process.pid), arrived
+        yield psutil.Process(process.pid)
     finally:
         process.terminate()
         process.wait(60)

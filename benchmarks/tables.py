@@ -13,6 +13,7 @@ from benchmarks.contest import Case
 from benchmarks.goals import Goal, goals
 from benchmarks.growth import Point
 from benchmarks.latency import SHARES, Latency
+from benchmarks.low_rates import LowRate
 from benchmarks.programme import Figures
 
 
@@ -20,12 +21,20 @@ def tables(figures: Figures) -> Iterator[Table]:
     """Those of the parts that were measured."""
     if hops := [case for case in figures.cases if case.job in _JOBS]:
         yield _rates(hops)
-    if edges := [case for case in figures.cases if case.job == contest.END_TO_END]:
-        yield _end_to_end(edges)
+    if whole := [case for case in figures.cases if case.job == contest.END_TO_END]:
+        yield _end_to_end(whole)
+    if kafka := [case for case in figures.cases if case.job == contest.KAFKA]:
+        yield _edges("Kafka to Kafka: a topic, upper case, another topic, one partition", kafka)
+    if sources := [case for case in figures.cases if case.job == contest.SOURCE]:
+        yield _edges("Sources alone, in a MonoVertex that forgets what it reads", sources)
+    if sinks := [case for case in figures.cases if case.job == contest.SINK_ALONE]:
+        yield _edges("Sinks alone, behind a filled buffer", sinks)
     if figures.calls:
         yield _calls(figures.calls)
     if figures.latencies:
         yield _latencies(figures.latencies)
+    if figures.low_rates:
+        yield _low_rates(figures.low_rates)
     if figures.points:
         yield _growth(figures.points)
     if figures.starts:
@@ -85,6 +94,22 @@ def _end_to_end(cases: Sequence[Case]) -> Table:
     return table
 
 
+def _edges(title: str, cases: Sequence[Case]) -> Table:
+    numbers = ("bytes", "messages/s", "from", "to", "a core second", "ms a post")
+    table = _table(title, ("who", "how"), numbers)
+    for case in cases:
+        low, high = case.spread
+        table.add_row(
+            case.name,
+            case.mode,
+            f"{case.size:,}",
+            *(f"{rate:,.0f}" for rate in (case.rate, low, high)),
+            f"{case.per_core:,.0f}",
+            f"{case.latency:.1f}" if case.latency is not None else "",
+        )
+    return table
+
+
 def _floor(cases: Sequence[Case], case: Case) -> Case | None:
     """The bulk process with the same job and payload."""
     wanted = (end_to_end.BULK, case.mode, case.size)
@@ -118,6 +143,16 @@ def _latencies(latencies: Sequence[Latency]) -> Table:
     return table
 
 
+def _low_rates(found: Sequence[LowRate]) -> Table:
+    title = "ebbflow run, generator, map and sink at low rates; cores of everything"
+    who = ("driver", "jvm", "workers", "nats")
+    table = _table(title, (), ("a second", "p50 ms", "p99 ms", "cores", *who))
+    for one in found:
+        shares = (f"{getattr(one.shares, name):.3f}" for name in ("total", *who))
+        table.add_row(f"{one.rate:,}", f"{one.p50:.1f}", f"{one.p99:.1f}", *shares)
+    return table
+
+
 def _growth(points: Sequence[Sequence[Point]]) -> Table:
     title = "As work grows (100 B, message by message); memory in MB"
     memory = ("JVM", "workers at 1/5", "workers at the end")
@@ -140,7 +175,7 @@ def _goals(found: Sequence[Goal]) -> Table:
     table = _table("Goals, with the smallest payload", ("goal",), ("wanted", "found", ""))
     for goal in found:
         mark = "" if goal.reached else "missed"
-        table.add_row(goal.what, goal.wanted, f"{goal.found:,.3g}{goal.unit}", mark)
+        table.add_row(goal.what, goal.wanted, goal.shown, mark)
     return table
 
 

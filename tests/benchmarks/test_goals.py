@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks import contest, peers
+from benchmarks import contest, end_to_end, kafka, peers, web
 from benchmarks.calls import CallCost
 from benchmarks.contest import Case, Round
 from benchmarks.files import write
 from benchmarks.goals import goals
 from benchmarks.growth import Point
 from benchmarks.latency import Latency
+from benchmarks.low_rates import LowRate
 from benchmarks.ours import EBBFLOW
 from benchmarks.programme import Figures
-from benchmarks.start import Idle
+from benchmarks.start import Shares
 from benchmarks.tables import markdown, tables
 
 
@@ -31,6 +32,18 @@ FIGURES = Figures(
         case(peers.FASTSTREAM, "unary", 50_000),
         case(peers.FLOOR, "columnar", 1_200_000),
         case(EBBFLOW, "unary", 150_000, job=contest.THREE),
+        case(end_to_end.MONO, "unary", 90_000, job=contest.END_TO_END),
+        case(end_to_end.BULK, "unary", 120_000, job=contest.END_TO_END),
+        case(end_to_end.BULK, end_to_end.READS, 190_000, job=contest.END_TO_END),
+        case(end_to_end.BENTO, "unary", 50_000, job=contest.END_TO_END),
+        case(end_to_end.BATCHED, "unary", 10_000, job=contest.END_TO_END),
+        case(kafka.MONO, "unary", 90_000, job=contest.KAFKA),
+        case(kafka.LOOP, "unary", 160_000, job=contest.KAFKA),
+        case(kafka.BENTO, "unary", 60_000, job=contest.KAFKA),
+        case(web.HTTP, web.SINGLE, 3_000, job=contest.SOURCE),
+        case(web.BARE, web.SINGLE, 5_000, job=contest.SOURCE),
+        case("jetstream", "", 130_000, job=contest.SOURCE),
+        case("file", "", 200_000, job=contest.SINK_ALONE),
     ],
     calls=[CallCost(0, 400_000.0), CallCost(50, 9_500.0), CallCost(400, 1_000.0)],
     latencies=[Latency(EBBFLOW, 1_000, "one hop", 100, 4.0, 5.0, 40.0, 100.0)],
@@ -40,7 +53,11 @@ FIGURES = Figures(
         [Point("messages", 1_000_000, 100.0, 500.0, 300.0, 330.0)],
     ],
     starts=[6.0, 5.0, 9.0],
-    idle=Idle(0.02, 0.005, 0.005, 0.005, 0.005),
+    low_rates=[
+        LowRate(10, 300, 5.0, 9.0, Shares(0.09, 0.01, 0.02, 0.03, 0.03)),
+        LowRate(1_000, 30_000, 7.0, 12.0, Shares(0.5, 0.1, 0.1, 0.2, 0.1)),
+    ],
+    idle=Shares(0.02, 0.005, 0.005, 0.005, 0.005),
 )
 
 
@@ -53,11 +70,21 @@ def test_goals_compare_within_the_run_and_with_the_smallest_payload():
         "hop, FastStream workers a core": (6, False),
         "columnar, of the bare process": (0.75, True),
         "three vertices, of two thirds of a hop": (0.75, False),
+        "single messages, MonoVertex to Bento v1.8.2": (1.8, False),
+        "single messages, MonoVertex to nats-py worker, batched": (9, True),
+        "single messages, MonoVertex to floor (bulk process)": (0.75, True),
+        "Kafka to Kafka, Ebbflow MonoVertex to bare confluent-kafka loop": (0.562, False),
+        "Kafka to Kafka, Ebbflow MonoVertex to Bento v1.8.2": (1.5, True),
+        "source alone, http to bare endpoint, answers at once": (0.6, False),
+        "source alone, jetstream, messages a second": (130_000, True),
+        "sink alone, file, messages a second": (200_000, False),
+        "three vertices at 10/s": (0.09, True),
+        "three vertices at 1,000/s": (0.5, False),
         "a sink with 50 ms a call, of full calls": (0.95, True),
         "a sink with 400 ms a call, of full calls": (0.8, False),
         "loss of rate, 10 % nacked": (10, True),
         "growth of the workers, 1,000,000 messages": (10, False),
-        "a hop at 1,000/s, p50": (4, True),
+        "a hop at 1,000/s, p50": (4, False),
         "a hop at 1,000/s, p99": (40, False),
         "a hop at 1,000/s, longest at an epoch's end": (100, True),
         "first message": (6, True),

@@ -27,6 +27,8 @@ TINY = Programme(
     growth_messages=4_000,
     starts=0,
     idle_seconds=0.1,
+    low_rates=(100,),
+    low_seconds=1.0,
 )
 
 

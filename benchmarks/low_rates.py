@@ -1,0 +1,85 @@
+"""``ebbflow run`` of three vertices at a trickle: what it costs, and how long a message takes.
+
+A run of its own for each rate, with its own JVM, workers and embedded server, all of which count.
+A message is made by the generator, mapped, and noted down by the sink when it arrives.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.broker import wait_until
+from benchmarks.latency import Latency
+from benchmarks.ours import EBBFLOW
+from benchmarks.start import Shares, run_of, used_in
+from ebbflow import Datum, Response
+
+_NOTES = "EBBFLOW_BENCH_NOTES"
+_SETTLED = 15.0
+_SPEC = """
+apiVersion: numaflow.numaproj.io/v1alpha1
+kind: Pipeline
+metadata: {{name: trickle}}
+spec:
+  vertices:
+    - {{name: in, source: {{generator: {{rpu: {rate}, duration: 1s, msgSize: 100}}}}}}
+    - {{name: map, udf: {{python: "benchmarks.work:each"}}}}
+    - {{name: sink, sink: {{udsink: {{python: "benchmarks.low_rates:Noting"}}}}}}
+  edges:
+    - {{from: in, to: map}}
+    - {{from: map, to: sink}}
+"""
+
+
+class Noting:
+    """The sink: writes down when each message came, and for how long it was on its way."""
+
+    def open(self) -> None:
+        """Goes on with the file of the epoch before."""
+        self._notes = open(os.environ[_NOTES], "a", encoding="ascii")  # noqa: SIM115
+
+    def close(self) -> None:
+        """All notes are in the file then."""
+        self._notes.close()
+
+    def __call__(self, data: list[Datum]) -> list[Response]:
+        """In seconds since 1970, and in milliseconds."""
+        now = time.time()
+        for datum in data:
+            assert datum.event_time is not None
+            self._notes.write(f"{now} {1000 * (now - datum.event_time.timestamp())}\n")
+        self._notes.flush()
+        return [Response.ok(datum.id) for datum in data]
+
+
+@dataclass(frozen=True, slots=True)
+class LowRate:
+    """The cost of so many messages a second, and the milliseconds that they took."""
+
+    rate: int
+    messages: int
+    p50: float
+    p99: float
+    shares: Shares
+
+
+def at(folder: Path, rate: int, seconds: float) -> LowRate:
+    """Measures for so many seconds, when all has settled."""
+    notes = folder / "notes"
+    notes.unlink(missing_ok=True)
+    with run_of(folder, _SPEC.format(rate=rate), {_NOTES: str(notes)}) as process:
+        wait_until(notes.exists)
+        time.sleep(_SETTLED)
+        began = time.time()
+        shares = used_in(process, seconds)
+        ended = time.time()
+    took = [
+        milliseconds
+        for at, milliseconds in (map(float, line.split()) for line in notes.open(encoding="ascii"))
+        if began <= at < ended
+    ]
+    found = Latency.of(EBBFLOW, rate, "three vertices", took)
+    return LowRate(rate, found.messages, found.p50, found.p99, shares)
