@@ -29,7 +29,7 @@ def bench(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="Contests are among those whose names have one of these in them.",
+            help="Contests are among those with one of these in their names; no file is written.",
             show_default="all",
         ),
     ] = None,
@@ -64,7 +64,8 @@ def bench(
         console.print(table)
     for text in figures.left_out:
         console.print(f"left out: {text}", style="bold")
-    for file in files.write(figures, to, seed):
+    # A contest among some would replace that among all.
+    for file in files.write(figures, to, seed) if who is None else ():
         console.print(f"written: {file}")
 
 

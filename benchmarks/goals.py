@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from benchmarks import contest, end_to_end, kafka, peers, web
 from benchmarks.calls import CallCost
 from benchmarks.contest import Case
+from benchmarks.figures import Figures
 from benchmarks.growth import Point
 from benchmarks.ours import EBBFLOW
-from benchmarks.programme import Figures
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks import (
@@ -22,12 +23,9 @@ from benchmarks import (
     web,
 )
 from benchmarks.broker import Ground, prepared
-from benchmarks.calls import CallCost
 from benchmarks.contest import Case, Contestant
+from benchmarks.figures import Figures
 from benchmarks.growth import Point
-from benchmarks.latency import Latency
-from benchmarks.low_rates import LowRate
-from benchmarks.start import Shares
 from benchmarks.work import DISTINCT
 
 Say = Callable[[str], None]
@@ -61,6 +59,11 @@ class Programme:
     low_rates: Sequence[int]
     low_seconds: float
     who: Sequence[str] = ("",)
+
+    @property
+    def smallest(self) -> Programme:
+        """The same with the smallest payload only."""
+        return replace(self, sizes=self.sizes[:1])
 
 
 LONG = Programme(
@@ -101,20 +104,6 @@ SHORT = Programme(
 )
 
 
-@dataclass
-class Figures:
-    """All figures; those that were not asked for are empty."""
-
-    cases: list[Case] = field(default_factory=list)
-    calls: list[CallCost] = field(default_factory=list)
-    latencies: list[Latency] = field(default_factory=list)
-    points: list[list[Point]] = field(default_factory=list)
-    starts: list[float] = field(default_factory=list)
-    idle: Shares | None = None
-    low_rates: list[LowRate] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-
-
 def measured(programme: Programme, parts: Sequence[str], seed: int, say: Say) -> Figures:
     """Carry it out."""
     figures = Figures()
@@ -124,10 +113,16 @@ def measured(programme: Programme, parts: Sequence[str], seed: int, say: Say) ->
             with prepared(Path(folder), _TASKS, seed) as ground:
                 for part in on_ground:
                     _ON_GROUND[part](figures, ground, programme, say)
+                    figures.taken[part] = _now()
         for part in _AS_COMMAND:
             if part in parts:
                 _AS_COMMAND[part](figures, Path(folder), programme, say)
+                figures.taken[part] = _now()
     return figures
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _hops(left_out: list[str]) -> Iterator[Contestant]:
@@ -147,33 +142,35 @@ def _hops(left_out: list[str]) -> Iterator[Contestant]:
 
 
 def _rates(figures: Figures, ground: Ground, programme: Programme, say: Say) -> None:
-    _contest(figures, _hops(figures.left_out), ground, programme, say)
+    _contest("rates", figures, _hops(figures.left_out), ground, programme, say)
 
 
 def _end_to_end(figures: Figures, ground: Ground, programme: Programme, say: Say) -> None:
-    _contest(figures, end_to_end.contestants(figures.left_out), ground, programme, say)
+    contestants = end_to_end.contestants(figures.left_out)
+    _contest("end-to-end", figures, contestants, ground, programme, say)
 
 
 def _sources(figures: Figures, ground: Ground, programme: Programme, say: Say) -> None:
-    smallest = replace(programme, sizes=programme.sizes[:1])
-    _contest(figures, [*sources.contestants(), *web.sources()], ground, smallest, say)
+    contestants = [*sources.contestants(), *web.sources()]
+    _contest("sources", figures, contestants, ground, programme.smallest, say)
 
 
 def _sinks(figures: Figures, ground: Ground, programme: Programme, say: Say) -> None:
-    smallest = replace(programme, sizes=programme.sizes[:1])
-    _contest(figures, [*sinks.contestants(), *web.sinks()], ground, smallest, say)
+    contestants = [*sinks.contestants(), *web.sinks()]
+    _contest("sinks", figures, contestants, ground, programme.smallest, say)
 
 
 def _kafka(figures: Figures, ground: Ground, programme: Programme, say: Say) -> None:
-    smallest = replace(programme, sizes=programme.sizes[:1])
     try:
         with kafka.kafka_broker() as broker:
-            _contest(figures, kafka.contestants(broker, figures.left_out), ground, smallest, say)
+            contestants = kafka.contestants(broker, figures.left_out)
+            _contest("kafka", figures, contestants, ground, programme.smallest, say)
     except kafka.NoKafka as error:
         figures.left_out.append(f"Kafka: {error}")
 
 
 def _contest(
+    part: str,
     figures: Figures,
     contestants: Iterable[Contestant],
     ground: Ground,
@@ -187,7 +184,8 @@ def _contest(
             continue
         for size in programme.sizes:
             messages = _messages(contestant, size, programme.seconds)
-            case = Case(contestant.name, contestant.job, contestant.mode, size, messages)
+            who = (contestant.name, contestant.job, contestant.mode)
+            case = Case(part, *who, size, messages)
             pairs.append((contestant, case))
     ours.Hop("unary", 1).run(ground, 20_000, 100)  # starts the workers
     for number in range(programme.rounds):

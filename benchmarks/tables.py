@@ -10,25 +10,22 @@ from rich.table import Table
 from benchmarks import contest, end_to_end, peers
 from benchmarks.calls import CallCost
 from benchmarks.contest import Case
+from benchmarks.figures import Figures
 from benchmarks.goals import Goal, goals
 from benchmarks.growth import Point
 from benchmarks.latency import SHARES, Latency
 from benchmarks.low_rates import LowRate
-from benchmarks.programme import Figures
 
 
 def tables(figures: Figures) -> Iterator[Table]:
     """Those of the parts that were measured."""
-    if hops := [case for case in figures.cases if case.job in _JOBS]:
+    if hops := figures.of(*_JOBS):
         yield _rates(hops)
-    if whole := [case for case in figures.cases if case.job == contest.END_TO_END]:
+    if whole := figures.of(contest.END_TO_END):
         yield _end_to_end(whole)
-    if kafka := [case for case in figures.cases if case.job == contest.KAFKA]:
-        yield _edges("Kafka to Kafka: a topic, upper case, another topic, one partition", kafka)
-    if sources := [case for case in figures.cases if case.job == contest.SOURCE]:
-        yield _edges("Sources alone, in a MonoVertex that forgets what it reads", sources)
-    if sinks := [case for case in figures.cases if case.job == contest.SINK_ALONE]:
-        yield _edges("Sinks alone, behind a filled buffer", sinks)
+    for job, title in _EDGES.items():
+        if edges := figures.of(job):
+            yield _edges(title, edges)
     if figures.calls:
         yield _calls(figures.calls)
     if figures.latencies:
@@ -92,6 +89,13 @@ def _end_to_end(cases: Sequence[Case]) -> Table:
             f"{case.server:.2f}" if case.server is not None else "",
         )
     return table
+
+
+_EDGES = {
+    contest.KAFKA: "Kafka to Kafka: a topic, upper case, another topic, one partition",
+    contest.SOURCE: "Sources alone, in a MonoVertex that forgets what it reads",
+    contest.SINK_ALONE: "Sinks alone, behind a filled buffer",
+}
 
 
 def _edges(title: str, cases: Sequence[Case]) -> Table:

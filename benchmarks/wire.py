@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import socket
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -20,7 +21,6 @@ _READ = 1024 * 1024
 _HEAD = re.compile(rb"MSG (\S+) \d+ (?:(\S+) )?(\d+)\r\n")
 _HEAD_WITH_HEADERS = re.compile(rb"HMSG (\S+) \d+ (?:(\S+) )?(\d+) (\d+)\r\n")
 _LINE = re.compile(rb"([A-Z+-]+)([^\r]*)\r\n")
-_INBOX = b"_BARE"
 
 
 class Delivery(NamedTuple):
@@ -49,7 +49,12 @@ class Wire:
         if server.login.user:
             options |= {"user": server.login.user, "pass": server.login.password}
         self.send(b"CONNECT %b\r\n" % json.dumps(options).encode())
-        self.send(b"SUB %b.> 1\r\n" % _INBOX)
+        self._inbox = b"_BARE.%b" % secrets.token_hex(6).encode()
+        self.send(b"SUB %b.> 1\r\n" % self._inbox)
+
+    def inbox(self, name: bytes) -> bytes:
+        """Returns a subject for answers that only this connection listens to."""
+        return self._inbox + b"." + name
 
     def close(self) -> None:
         """Ends the connection."""
@@ -112,7 +117,7 @@ class Wire:
         ``RuntimeError`` when it says no.
         """
         payload = json.dumps(body).encode()
-        self.send(publication(f"$JS.API.{subject}".encode(), payload, inbox(b"api")))
+        self.send(publication(f"$JS.API.{subject}".encode(), payload, self.inbox(b"api")))
         (delivery,) = self.receive()
         answer: dict[str, Any] = json.loads(delivery.payload)
         if error := answer.get("error"):
@@ -121,7 +126,7 @@ class Wire:
 
     def store(self, subject: str, payloads: Iterable[bytes], window: int = 4_000) -> None:
         """Publishes all, with so many on their way, until each is confirmed."""
-        waiting, answers = iter(payloads), inbox(b"stored")
+        waiting, answers = iter(payloads), self.inbox(b"stored")
         on_their_way = _send_some(self, subject, waiting, answers, window)
         while on_their_way:
             confirmed = self.receive()
@@ -138,7 +143,7 @@ class Wire:
         left = messages
         while left:
             asked = min(left, 10_000)
-            self.send(pull(stream, made["name"], asked, inbox(b"read")))
+            self.send(pull(stream, made["name"], asked, self.inbox(b"read")))
             left -= asked
             while asked:
                 deliveries = self.receive()
@@ -146,11 +151,6 @@ class Wire:
                     raise RuntimeError(f"{stream} has fewer than {messages:,} messages")
                 asked -= len(deliveries)
                 yield from deliveries
-
-
-def inbox(name: bytes) -> bytes:
-    """Returns a subject for answers that a ``Wire`` listens to."""
-    return _INBOX + b"." + name
 
 
 def publication(subject: bytes, payload: bytes, reply: bytes = b"") -> bytes:

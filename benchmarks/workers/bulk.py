@@ -12,15 +12,12 @@ from __future__ import annotations
 import re
 import sys
 
-from benchmarks.wire import Wire, inbox, pull
+from benchmarks.wire import Wire, pull
 from benchmarks.workers import server
 
 CONSUMER = "bulk"
 _PULL, _IN_FLIGHT = 4_000, 12_000
-_DELIVERED, _STORED = inbox(b"delivered"), inbox(b"stored.")
-_CONFIRMATION = re.compile(
-    rb'MSG %b(\d+) 1 \d+\r\n\{"stream":"\w+", *"seq":\d+[^}]*\}\r\n' % re.escape(_STORED)
-)
+_ANSWER = rb'MSG %b(\d+) 1 \d+\r\n\{"stream":"\w+", *"seq":\d+[^}]*\}\r\n'
 # The end of a pull, which nobody waits for here.
 _STATUS = re.compile(rb"HMSG \S+ 1 \d+ \d+\r\n(?:[^\r]+\r\n)*\r\n\r\n")
 _PING = re.compile(rb"PING\r\n")
@@ -35,11 +32,13 @@ class Bulk:
         self._wire = wire
         self._stream = stream
         self._publishes = publishes
-        to = b"HPUB %b %b" % (out.encode(), _STORED)
+        stored = wire.inbox(b"stored.")
+        to = b"HPUB %b %b" % (out.encode(), stored)
         self._write = to + b"%b %d %d\r\nNATS/1.0\r\nNats-Msg-Id: %b\r\n\r\n%b\r\n"
         # The number in the stream names a message: it is the same when that is delivered again.
         acks = rb"\$JS\.ACK\.%b\.%b\.\d+\.(\d+)\.[^ ]+" % (stream.encode(), CONSUMER.encode())
         self._message = re.compile(rb"MSG [^ ]+ 1 (%b) (\d+)\r\n" % acks)
+        self._confirmation = re.compile(_ANSWER % re.escape(stored))
         self._replies: dict[bytes, bytes] = {}
         self._open = 0
 
@@ -59,7 +58,7 @@ class Bulk:
         """Returns requests for more, as long as there is room for all of it."""
         pulls = (_IN_FLIGHT - self._open) // _PULL
         self._open += pulls * _PULL
-        return pull(self._stream, CONSUMER, _PULL, _DELIVERED) * pulls
+        return pull(self._stream, CONSUMER, _PULL, self._wire.inbox(b"delivered")) * pulls
 
     def _handle(self, data: bytes) -> bytes:
         """Writes what follows from all that has come; returns what has not come as a whole."""
@@ -81,7 +80,7 @@ class Bulk:
                 else:
                     written.append(_ACK % reply)
                     self._open -= 1
-            elif confirmation := _CONFIRMATION.match(data, at):
+            elif confirmation := self._confirmation.match(data, at):
                 written.append(_ACK % replies.pop(confirmation[1]))
                 self._open -= 1
                 at = confirmation.end()

@@ -7,20 +7,20 @@ from dataclasses import replace
 from benchmarks import contest, end_to_end, kafka, peers, web
 from benchmarks.calls import CallCost
 from benchmarks.contest import Case, Round
+from benchmarks.figures import Figures
 from benchmarks.files import write
 from benchmarks.goals import goals
 from benchmarks.growth import Point
 from benchmarks.latency import Latency
 from benchmarks.low_rates import LowRate
 from benchmarks.ours import EBBFLOW
-from benchmarks.programme import Figures
 from benchmarks.start import Shares
 from benchmarks.tables import markdown, tables
 
 
 def case(name, mode, rate, job=contest.HOP, size=100):
     rounds = [Round(rate * factor, 1e6 / rate) for factor in (0.9, 1.0, 1.1)]
-    return Case(name, job, mode, size, 1_000, rounds)
+    return Case(job, name, job, mode, size, 1_000, rounds)
 
 
 FIGURES = Figures(
