@@ -7,7 +7,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import contest, files, peers
+from benchmarks import contest, end_to_end, files, low_rates, peers, web
+from benchmarks import kafka as kafka_contest
 from benchmarks.__main__ import app
 from benchmarks.ours import EBBFLOW
 from benchmarks.programme import SHORT, Programme, measured
@@ -62,6 +63,57 @@ def test_everybody_is_measured_in_one_run(spark, tmp_path):
     told = json.loads(written[0].read_text())
     assert told["machine"]["cores"] > 0
     assert (told["seed"], len(told["cases"])) == (1, len(figures.cases))
+
+
+@pytest.mark.slow
+def test_every_edge_is_measured(spark, monkeypatch):
+    monkeypatch.setenv("EBBFLOW_BENCH_BENTO", "/nowhere/bento")
+
+    figures = measured(TINY, ["end-to-end", "sources", "sinks"], seed=1, say=lambda _: None)
+
+    assert figures.left_out == ["Bento: there is no /nowhere/bento"]
+    assert {case.name for case in figures.of(contest.END_TO_END)} == {
+        *(end_to_end.MONO, end_to_end.PIPELINE, end_to_end.BULK),
+        *(end_to_end.BATCHED, end_to_end.FASTSTREAM),
+    }
+    assert {case.name for case in figures.of(contest.SOURCE)} == {
+        *("jetstream", "nats", "user-defined", "Parquet files (spark)", "generator"),
+        *(web.HTTP, web.BARE),
+    }
+    assert {case.name for case in figures.of(contest.SINK_ALONE)} == {
+        *("jetstream", "nats", "file", "Parquet files (spark)", "user-defined", "blackhole"),
+        *("log", "http, single posts", "http, 500 in a request"),
+    }
+    assert all(case.rate > 0 for case in figures.cases)
+
+
+@pytest.mark.slow
+def test_kafka_is_measured_beside_a_bare_loop(spark, kafka, monkeypatch):
+    monkeypatch.setenv("EBBFLOW_BENCH_BENTO", "/nowhere/bento")
+
+    figures = measured(TINY, ["kafka"], seed=1, say=lambda _: None)
+
+    assert [(case.job, case.name) for case in figures.cases] == [
+        (contest.KAFKA, kafka_contest.MONO),
+        (contest.KAFKA, kafka_contest.LOOP),
+        (contest.SOURCE, "kafka"),
+        (contest.KAFKA, kafka_contest.LOOP),
+        (contest.SINK_ALONE, "kafka"),
+    ]
+
+
+@pytest.mark.slow
+def test_a_trickle_is_measured_with_all_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr(low_rates, "_SETTLED", 0.5)
+
+    found = low_rates.at(tmp_path, 50, seconds=2.0)
+
+    assert 0 < found.p50 <= found.p99
+    assert 50 <= found.messages <= 150
+    assert found.shares.nats > 0
+    assert found.shares.total == pytest.approx(
+        found.shares.driver + found.shares.jvm + found.shares.workers + found.shares.nats
+    )
 
 
 def test_a_part_that_there_is_not_is_refused_before_anything_is_started():
