@@ -178,7 +178,7 @@ def _loop(topics: Topics, job: str) -> AbstractContextManager[psutil.Process]:
 def _bento(topics: Topics) -> AbstractContextManager[psutil.Process]:
     batching = {"batching": {"count": 1_000, "period": "10ms"}}
     shared: dict[str, Any] = {"seed_brokers": [topics.address]}
-    source = {"topics": [topics.source], "consumer_group": "bento", "start_from_oldest": True}
+    source = {"topics": [topics.source], "consumer_group": "bento", "checkpoint_limit": 20_000}
     sink = {"topic": topics.out, "max_in_flight": 64}
     return bento.bento({"kafka_franz": shared | source | batching}, {"kafka_franz": shared | sink})
 

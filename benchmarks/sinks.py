@@ -13,7 +13,7 @@ from benchmarks.broker import Ground
 from benchmarks.contest import Contestant, Round
 from benchmarks.ours import NAMES, lay_out, planned, worked
 from benchmarks.outside import OUT, OUT_SUBJECT, NotOnce, outside
-from benchmarks.work import write
+from benchmarks.work import accept, write
 from ebbflow import Pipeline
 
 Settings = Mapping[str, Any]
@@ -88,5 +88,6 @@ def contestants() -> Iterator[Contestant]:
     yield SinkAlone("file", _file, 150_000)
     yield SinkAlone("Parquet files (spark)", _parquet, 100_000)
     yield SinkAlone("user-defined", _plain(code=write), 500_000)
+    yield SinkAlone("user-defined, columnar", _plain(code=accept, mode="columnar"), 1_000_000)
     yield SinkAlone("blackhole", _plain(blackhole=True), 1_000_000)
     yield SinkAlone("log", _plain(log=True), 100_000)

@@ -22,6 +22,7 @@ from benchmarks.outside import IN, IN_SUBJECT, outside
 from benchmarks.work import numbered
 from ebbflow import MonoVertex, Source, SourceMessage
 
+USER_DEFINED = "user-defined"
 _BLOB = b"a" * 100
 # What waits for a source without back-pressure has to fit into its memory.
 _BURST = 80_000
@@ -94,6 +95,29 @@ class Endless(Source):
         """Forgets them."""
 
 
+class EndlessColumns(Source):
+    """The same, given as columns."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def read(self, limit: int, timeout: float) -> pa.RecordBatch:
+        """As many as are asked for."""
+        numbers = pa.array(range(self._next, self._next + limit))
+        self._next += limit
+        columns = {
+            "offset": numbers.cast(pa.string()).cast(pa.binary()),
+            "value": pa.repeat(pa.scalar(_BLOB), limit),
+        }
+        return pa.RecordBatch.from_pydict(columns)
+
+    def ack(self, offsets: Sequence[bytes]) -> None:
+        """Is not called: ``ack_columns`` is."""
+
+    def ack_columns(self, offsets: pa.BinaryArray) -> None:
+        """Forgets them."""
+
+
 @contextmanager
 def _jetstream(ground: Ground, messages: int, size: int) -> Iterator[Settings]:
     with outside(ground.seed) as server:
@@ -102,8 +126,10 @@ def _jetstream(ground: Ground, messages: int, size: int) -> Iterator[Settings]:
 
 
 @contextmanager
-def _user_defined(ground: Ground, messages: int, size: int) -> Iterator[Settings]:
-    yield {"code": Endless}
+def _user_defined(
+    code: type[Source], ground: Ground, messages: int, size: int
+) -> Iterator[Settings]:
+    yield {"code": code}
 
 
 @contextmanager
@@ -123,6 +149,7 @@ def contestants() -> Iterator[Contestant]:
     """All sources but those that need a broker or a client of their own."""
     yield Pulled("jetstream", _jetstream, 80_000)
     yield Listening(40_000)
-    yield Pulled("user-defined", _user_defined, 150_000)
+    yield Pulled(USER_DEFINED, partial(_user_defined, Endless), 200_000)
+    yield Pulled(f"{USER_DEFINED}, columns", partial(_user_defined, EndlessColumns), 400_000)
     yield Pulled("Parquet files (spark)", _parquet, 150_000)
     yield Pulled("generator", _generator, 400_000)

@@ -77,12 +77,12 @@ def test_every_edge_is_measured(spark, monkeypatch):
         *(end_to_end.BATCHED, end_to_end.FASTSTREAM),
     }
     assert {case.name for case in figures.of(contest.SOURCE)} == {
-        *("jetstream", "nats", "user-defined", "Parquet files (spark)", "generator"),
-        *(web.HTTP, web.BARE),
+        *("jetstream", "nats", "user-defined", "user-defined, columns", "generator"),
+        *("Parquet files (spark)", web.HTTP, web.BARE),
     }
     assert {case.name for case in figures.of(contest.SINK_ALONE)} == {
         *("jetstream", "nats", "file", "Parquet files (spark)", "user-defined", "blackhole"),
-        *("log", "http, single posts", "http, 500 in a request"),
+        *("user-defined, columnar", "log", "http, single posts", "http, 500 in a request"),
     }
     assert all(case.rate > 0 for case in figures.cases)
 
