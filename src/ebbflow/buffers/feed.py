@@ -7,6 +7,7 @@ after a crash, redelivered after a nack. The buffer's limit is its back-pressure
 
 from __future__ import annotations
 
+import secrets
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,8 +19,11 @@ import pyarrow as pa
 from ebbflow.acks import Ack
 from ebbflow.buffers.names import Names
 from ebbflow.core import frames
+from ebbflow.errors import PermanentPublishError
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import BUFFER, publish, publish_when_room
+
+_WRONG_LAST_ID = 10070
 
 Session = Any
 """The run's SparkSession. Only the feed of a Spark source uses it, so no other needs Spark."""
@@ -101,6 +105,11 @@ class Buffers:
         self._link = link
         self._subjects = [names.buffer_subject(vertex, number) for number in range(partitions)]
 
+    @property
+    def largest_frame(self) -> int:
+        """The most bytes that the server takes as one frame."""
+        return self._link.client.max_payload
+
     async def put(self, rows: pa.RecordBatch, msg_id: str, *, within: float = float("inf")) -> Ack:
         """Stores rows as one frame, on the link's loop; the same id again is stored once.
 
@@ -132,6 +141,22 @@ class Buffers:
             retry=retry,
             on_full=on_full,
         )
+
+    async def has_stored(self, msg_id: str) -> bool:
+        """Returns whether a frame with the id was stored lately, be it purged by now.
+
+        A server looks for copies first. Anything else it refuses, because the frame before it does
+        not have the id that is expected: nothing is stored by asking.
+        """
+        expectation = {"Nats-Expected-Last-Msg-Id": secrets.token_hex(16)}
+        subject = self._subject(msg_id)
+        try:
+            await publish(self._link.client, subject, b"", expectation, msg_id=msg_id, retry=BUFFER)
+        except PermanentPublishError as error:
+            if error.code != _WRONG_LAST_ID:
+                raise
+            return False
+        return True
 
     def _subject(self, msg_id: str) -> str:
         # Copies are recognised by their stream, so the same id must go to the same one.

@@ -208,6 +208,14 @@ UNCLEAR = {
     "no size": PIECES + b"\r\nhello\r\n0\r\n\r\n",
     "a size that is too small": PIECES + b"3\r\nhello\r\n0\r\n\r\n",
     "a good piece before the bad one": PIECES + b"5\r\nhello\r\nzz\r\n\r\n",
+    "a coding beside the pieces": HEAD
+    + b"Transfer-Encoding: gzip, chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+    "pieces twice": HEAD + b"Transfer-Encoding: chunked\r\n" * 2 + b"\r\n5\r\nhello\r\n0\r\n\r\n",
+    "two lengths": HEAD + b"Content-Length: 5\r\nContent-Length: 5\r\n\r\nhello",
+    "pieces in HTTP/1.0": PIECES.replace(b"1.1", b"1.0") + b"5\r\nhello\r\n0\r\n\r\n",
+    "no host": b"POST /vertices/in HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello",
+    "two hosts": HEAD + b"Host: y\r\nContent-Length: 5\r\n\r\nhello",
+    "a head that does not end": HEAD + b"X-Long: " + b"x" * 400_000,
     "a bad piece with much behind it": PIECES + b"zz\r\n" + b"x" * 3_000_000,
 }
 
@@ -228,12 +236,89 @@ def test_a_body_whose_end_is_unclear_is_a_bad_request(source, request_):
     assert len(source.rows()) == before
 
 
+def test_a_request_behind_the_one_that_ends_the_connection_is_not_read(source):
+    before = len(source.rows())
+    last = GOOD.replace(b"Host: x", b"Host: x\r\nConnection: close")
+
+    answer = everything_about(source, last + GOOD)
+
+    assert answer.count(b"HTTP/1.1 ") == answer.count(b"HTTP/1.1 200 OK") == 1
+    assert len(source.rows()) == before + 1
+
+
+def test_answers_come_in_the_order_of_the_requests(source):
+    unknown = GOOD.replace(b"/in", b"/nobody")
+    last = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+    answer = everything_about(source, GOOD + unknown + GOOD + last)
+
+    statuses = re.findall(rb"HTTP/1.1 (\d+) ", answer)
+    assert statuses in ([b"200", b"404", b"200", b"200"], [b"200", b"503", b"200", b"200"])
+    assert answer.endswith(b'{"status":"ok"}')
+
+
+def test_a_bad_request_is_answered_behind_the_good_ones_before_it(source):
+    answer = everything_about(source, GOOD + GOOD + b"what?\r\n\r\n")
+
+    assert re.findall(rb"HTTP/1.1 (\d+) ", answer) == [b"200", b"200", b"400"]
+
+
+@pytest.mark.guarantee("http-200-means-stored")
+def test_a_client_that_would_rather_speak_another_protocol_is_heard_all_the_same(source):
+    head = b"Connection: upgrade, close\r\nUpgrade: h2c\r\nx-numaflow-id: upgraded\r\n"
+    asking = GOOD.replace(b"Content-Length", head + b"Content-Length")
+
+    answer = everything_about(source, asking)
+
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    (row,) = [row for row in source.rows() if row["id"] == "upgraded"]
+    assert row["value"] == b"hello"
+    assert "upgrade" not in row["headers"]
+
+
+def test_a_client_that_asks_first_is_told_to_go_on_or_why_not(source):
+    asking = HEAD + b"Expect: 100-continue\r\nConnection: close\r\n"
+    with socket.create_connection(("127.0.0.1", source.port), timeout=20) as client:
+        client.sendall(asking + b"Content-Length: 5\r\n\r\n")
+        assert client.recv(65_536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        client.sendall(b"hello")
+        assert b"HTTP/1.1 200 OK" in b"".join(iter(lambda: client.recv(65_536), b""))
+
+    refused = everything_about(source, asking + b"Content-Length: 100001\r\n\r\n")
+    assert refused.startswith(b"HTTP/1.1 413 ")
+
+
+def test_the_head_of_a_health_check_has_no_body_behind_it(source):
+    head = b"HEAD /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+    answer = everything_about(source, head)
+
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert answer.endswith(b"content-length: 15\r\n\r\n")
+
+
+def test_a_refused_post_leaves_the_connection_open_for_the_next(source):
+    refused = GOOD.replace(b"Host: x", b"Host: x\r\nx-numaflow-id: a b")
+    last = GOOD.replace(b"Host: x", b"Host: x\r\nConnection: close")
+
+    answer = everything_about(source, refused + last)
+
+    assert re.findall(rb"HTTP/1.1 (\d+) ", answer) == [b"400", b"200"]
+
+
+def everything_about(source, data):
+    """All that comes back until the other side closes."""
+    with socket.create_connection(("127.0.0.1", source.port), timeout=20) as client:
+        client.sendall(data)
+        return b"".join(iter(lambda: client.recv(65_536), b""))
+
+
 def test_many_who_say_nothing_leave_room_for_those_who_do(source):
     idle = [socket.create_connection(("127.0.0.1", source.port)) for _ in range(300)]
     try:
         answers = [source.post(b"x").status for _ in range(20)]
     finally:
-        for one in idle:
-            one.close()
+        for connection in idle:
+            connection.close()
 
     assert answers == [200] * 20

@@ -247,7 +247,7 @@ def test_an_id_is_forgotten_when_the_window_for_copies_is_over(source, monkeypat
 
     # Known to the buffer still, which keeps its own time: asked for again, and not stored again.
     assert source.post(b"x", x_numaflow_id="a").status == 200
-    assert "a" in source.feed._known_ids
+    assert "a" in source.feed._store._known_ids
     assert len(source.rows()) == 1
 
 
@@ -384,7 +384,7 @@ def test_a_client_too_slow_to_say_what_it_wants_is_sent_away(link, tmp_path, sen
         answer = everything(connection)
 
     assert answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
-    assert answer.endswith(b'{"reason": "no request arrived within 0.3 s"}')
+    assert answer.endswith(b'{"reason":"no request arrived within 0.3 s"}')
 
 
 def test_a_client_too_slow_to_send_its_body_is_sent_away(link, tmp_path):

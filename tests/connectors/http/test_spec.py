@@ -208,8 +208,7 @@ def test_the_settings_of_sinks(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("package", "source", "sink", "who"),
     [
-        ("uvicorn", {"http": {}}, {"log": True}, "The http source"),
-        ("starlette", {"http": {}}, {"log": True}, "The http source"),
+        ("httptools", {"http": {}}, {"log": True}, "The http source"),
         ("aiohttp", {"generator": {}}, {"http": {"url": "http://a"}}, "The http sink"),
     ],
 )

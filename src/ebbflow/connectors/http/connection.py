@@ -1,118 +1,391 @@
-"""A connection that cannot cost much before there is a request on it.
+"""One client's connection to an HTTP source: reads its requests, writes their answers in order.
 
-uvicorn's own waits for the head of a request for as long as it takes, answers in plain text what it
-cannot read in a head, and not at all what it cannot read in a body. h11 bounds the size of a head.
+httptools parses; what it leaves open is bounded here. A head has so many bytes and so many seconds,
+a body has so many seconds to arrive, and an idle connection is closed after a while. A request
+whose body could end in two places gets 400 and its connection is closed: a proxy that read it
+differently might have hidden another request behind it.
+
+A request is handed on when its head is there, then piece by piece, without a task of its own; its
+answer may come at any later time. Requests that a client sends without waiting are worked on side
+by side, and their answers leave in the order of the requests.
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import json
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.utils import formatdate
 from http import HTTPStatus
-from typing import Any
+from typing import Protocol
 
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+import httptools
 
-_HEARING_OUT = 1.0
-_BOTH = {b"content-length", b"transfer-encoding"}
+from ebbflow.connectors.http.request import Refusal
 
-
-class Framing(h11.Connection):
-    """Reads requests whose body has one length, not two.
-
-    A proxy that believes the other one sees a different request behind the body: what is not for
-    it to pass on could be hidden there.
-    """
-
-    def next_event(self) -> Any:
-        """Returns the next part of a request; ``RemoteProtocolError`` if there can be none."""
-        event = super().next_event()
-        if isinstance(event, h11.Request) and {name for name, _ in event.headers} >= _BOTH:
-            raise h11.RemoteProtocolError("content-length with transfer-encoding")
-        return event
+_LARGEST_HEAD = 32 * 1024
+_KEEP_ALIVE = 15.0
+_DISCARDING = 1.0
+_MOST_UNANSWERED = 64
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class GuardedConnection(H11Protocol):
-    """The head of each request has ``within`` seconds; there are at most ``most`` connections."""
+@dataclass(slots=True)
+class RequestHead:
+    """The head of a request. The names of its headers are in lower case."""
 
-    def __init__(self, *, within: float, most: int, **given: Any) -> None:
-        super().__init__(**given)
-        self.conn = Framing(h11.SERVER)
-        self._ended = False
-        self._within = within
-        self._most = most
-        self._late: asyncio.TimerHandle | None = None
+    method: bytes
+    target: bytes
+    headers: list[tuple[bytes, bytes]]
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+
+class Receiver(Protocol):
+    """Takes the body of one request. ``feed`` and ``finish`` may raise ``Refusal``."""
+
+    def feed(self, piece: bytes) -> None:
+        """Takes the next piece of the body."""
+
+    def finish(self) -> None:
+        """Hears that the body is complete; sees to it that the request is answered."""
+
+    def abandon(self) -> None:
+        """Hears that the body will not be completed; never called behind ``finish``."""
+
+
+class Host(Protocol):
+    """The server behind a connection. Head and body have ``read_timeout`` seconds each."""
+
+    read_timeout: float
+    most_connections: int
+    connections: set[HttpConnection]
+
+    def open(self, head: RequestHead, exchange: Exchange) -> Receiver:
+        """Returns who takes the body; ``Refusal`` if nobody does."""
+
+
+class Exchange:
+    """A request and its answer, which is given once, at any time."""
+
+    __slots__ = ("_connection", "_shows_body", "answer", "closes")
+
+    def __init__(self, connection: HttpConnection, method: bytes = b"") -> None:
+        self._connection = connection
+        self._shows_body = method != b"HEAD"
+        self.answer: bytes | None = None
+        self.closes = False
+
+    def respond(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+        """Answers with a body that is JSON."""
+        lines = b"connection: close\r\n" if self.closes else b""
+        if headers:
+            lines += "".join(f"{name}: {text}\r\n" for name, text in headers.items()).encode()
+        shown = body if self._shows_body else b""
+        opening = _opening(status)
+        self.answer = b"%b%bcontent-length: %d\r\n\r\n%b" % (opening, lines, len(body), shown)
+        self._connection.flush()
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Answers with the reason of a refusal."""
+        self.closes |= refusal.status == HTTPStatus.INTERNAL_SERVER_ERROR
+        body = json.dumps({"reason": refusal.reason}, separators=(",", ":")).encode()
+        self.respond(refusal.status, body, refusal.headers)
+
+
+_openings: dict[int, tuple[int, bytes]] = {}
+
+
+def _opening(status: int) -> bytes:
+    """Returns the lines that the answers of one status begin with in the same second."""
+    now = int(time.time())
+    second, lines = _openings.get(status, (0, b""))
+    if second != now:
+        text = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
+            f"date: {formatdate(now, usegmt=True)}\r\ncontent-type: application/json\r\n"
+        )
+        lines = text.encode()
+        _openings[status] = now, lines
+    return lines
+
+
+class Phase(enum.Enum):
+    """The part of a request that a connection reads next."""
+
+    BETWEEN = enum.auto()
+    HEAD = enum.auto()
+    BODY = enum.auto()
+
+
+class HttpConnection(asyncio.Protocol):
+    """A connection, on the loop of its host, which calls ``check_time`` again and again."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport
+        self._parser = httptools.HttpRequestParser(self)
+        self._phase = Phase.BETWEEN
+        self._deadline: float | None = None
+        self._head_size = 0
+        self._target = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._exchange: Exchange | None = None
+        self._receiver: Receiver | None = None
+        self._refusal: Refusal | None = None
+        self._unanswered: deque[Exchange] = deque()
+        self._reads = True
+        self._is_used = self._is_last = self._is_lost = self._is_clogged = False
+
+    # --- as the transport sees it ---------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begins to wait for a request."""
-        super().connection_made(transport)
-        if len(self.connections) > self._most:
-            self._end(HTTPStatus.SERVICE_UNAVAILABLE, "there are too many connections")
-        else:
-            self._late = self.loop.call_later(self._within, self._give_up)
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._host.connections.add(self)
+        self._set_deadline(self._host.read_timeout)
+        if len(self._host.connections) > self._host.most_connections:
+            self._end(Refusal(503, "there are too many connections"))
 
     def data_received(self, data: bytes) -> None:
-        """Reads on; the time for a head runs from its first byte until it is there."""
-        if self._ended:
+        """Reads on."""
+        if not self._reads:
             return
-        if self._late is None and not self._is_busy:
-            self._late = self.loop.call_later(self._within, self._give_up)
-        super().data_received(data)
-        if self._is_busy:
-            self._stop_waiting()
+        if self._phase is Phase.HEAD:
+            self._head_size += len(data)
+        self._feed(data)
+        if self._head_size > _LARGEST_HEAD and self._reads:
+            self._end(_not_http())
+        elif self._deadline is None and self._phase is not Phase.BETWEEN:
+            self._set_deadline(self._host.read_timeout)
+        if len(self._unanswered) > _MOST_UNANSWERED:
+            self._balance()
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._go_on_without_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self._end(_not_http())
+
+    def _go_on_without_upgrade(self, rest: bytes) -> None:
+        """Reads a request anew as if it did not ask for another protocol, which nobody has here.
+
+        The parser would take its body for the first words of that protocol.
+        """
+        method = self._parser.get_method()
+        if method == b"CONNECT":
+            self._end(Refusal(404, "Not Found"))
+            return
+        version = self._parser.get_http_version().encode()
+        headers = [pair for pair in self._headers if pair[0] != b"upgrade"]
+        lines = [b"%b %b HTTP/%b" % (method, self._target, version)]
+        lines += [b"%b: %b" % pair for pair in headers]
+        self._parser = httptools.HttpRequestParser(self)
+        self._feed(b"\r\n".join([*lines, b"\r\n"]) + rest)
+
+    def eof_received(self) -> None:
+        """Closes: a client that says nothing more has gone, as a rule."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Waits no longer."""
-        self._stop_waiting()
-        super().connection_lost(exc)
+        """Lets go of what was arriving."""
+        self._is_lost = True
+        self._host.connections.discard(self)
+        self._leave_receiver()
 
-    def send_400_response(self, msg: str) -> None:
-        """What came is not HTTP, in head or body, or has a head beyond all measure."""
-        reason = "this is not a valid HTTP request"
-        self._end(HTTPStatus.BAD_REQUEST, reason, within=_HEARING_OUT)
+    def pause_writing(self) -> None:
+        """Reads nothing more from a client that does not read its answers."""
+        self._is_clogged = True
+        self._balance()
 
-    @property
-    def _is_busy(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
+    def resume_writing(self) -> None:
+        """Reads on."""
+        self._is_clogged = False
+        self._balance()
 
-    def _stop_waiting(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
+    def _balance(self) -> None:
+        if self._is_clogged or len(self._unanswered) > _MOST_UNANSWERED:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
 
-    def _give_up(self) -> None:
-        self._late = None
-        self._end(HTTPStatus.REQUEST_TIMEOUT, f"no request arrived within {self._within:g} s")
+    # --- as the parser sees it ------------------------------------------------------------------
 
-    def _end(self, status: HTTPStatus, reason: str, within: float = 0.0) -> None:
-        """Answers and closes, ``within`` so long if somebody is still sending: while data comes in
-        that nobody reads, closing would take the answer back.
+    def on_message_begin(self) -> None:
+        """Begins a head."""
+        self._phase = Phase.HEAD
+        self._deadline = None
+        self._head_size = 0
+        self._target = b""
+        self._headers = []
+
+    def on_url(self, target: bytes) -> None:
+        """Takes a piece of the target."""
+        self._target += target
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Takes a header."""
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """Hands the request on; an exception here is a bad request for the parser."""
+        if not self._reads or self._parser.should_upgrade():
+            return
+        self._check_framing()
+        self._phase = Phase.BODY
+        self._deadline = None
+        self._head_size = 0
+        head = RequestHead(self._parser.get_method(), self._target, self._headers)
+        exchange = self._exchange = Exchange(self, head.method)
+        exchange.closes = not self._parser.should_keep_alive()
+        self._unanswered.append(exchange)
+        try:
+            self._receiver = self._host.open(head, exchange)
+        except Exception as error:
+            self._refuse(_refusal_of(error))
+        if any(name == b"expect" for name, _ in self._headers):
+            self._answer_expectation(exchange)
+
+    def _check_framing(self) -> None:
+        """Raises ``ValueError`` for a body whose end the parser and a proxy may see differently."""
+        version = self._parser.get_http_version()
+        names = [name for name, _ in self._headers]
+        if version == "1.1" and names.count(b"host") != 1:
+            raise ValueError("a request names one host")
+        if b"transfer-encoding" in names:
+            codings = [text for name, text in self._headers if name == b"transfer-encoding"]
+            if version != "1.1" or [coding.lower() for coding in codings] != [b"chunked"]:
+                raise ValueError("a body is chunked or plain")
+
+    def _answer_expectation(self, exchange: Exchange) -> None:
+        """Tells a client that asked first whether to send its body."""
+        if self._refusal is not None:
+            self._end(self._refusal)
+        elif self._unanswered[0] is exchange:
+            self._transport.write(_CONTINUE)
+
+    def on_body(self, piece: bytes) -> None:
+        """Hands on a piece of the body."""
+        if self._receiver is not None:
+            try:
+                self._receiver.feed(piece)
+            except Exception as error:
+                self._refuse(_refusal_of(error))
+
+    def on_message_complete(self) -> None:
+        """Hands on that the request is complete."""
+        exchange, receiver, refusal = self._exchange, self._receiver, self._refusal
+        if exchange is None or not self._reads:
+            return
+        self._phase = Phase.BETWEEN
+        self._deadline = None
+        self._is_used = True
+        self._reads = not exchange.closes
+        self._exchange = self._receiver = self._refusal = None
+        if receiver is not None:
+            try:
+                receiver.finish()
+            except Exception as error:
+                refusal = _refusal_of(error)
+        if refusal is not None:
+            exchange.refuse(refusal)
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Has the rest of the body read and forgotten for a moment, then answers.
+
+        An answer to somebody who is still sending may get lost.
         """
-        self._ended = True
-        self._stop_waiting()
-        if self._is_busy and self.cycle.response_started:
-            within = 0.0  # an answer that is being written must not be mixed with another one
+        self._leave_receiver()
+        self._refusal = refusal
+        self._set_deadline(_DISCARDING)
+
+    def _leave_receiver(self) -> None:
+        if self._receiver is not None:
+            self._receiver.abandon()
+            self._receiver = None
+
+    # --- answers and ends -----------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Writes the answers that are there and whose turn it is."""
+        waiting = self._unanswered
+        while waiting and not self._is_lost and (answer := waiting[0].answer) is not None:
+            exchange = waiting.popleft()
+            self._transport.write(answer)
+            if exchange.closes or (self._is_last and not waiting):
+                self._close()
+                return
+            if len(waiting) == _MOST_UNANSWERED:
+                self._balance()
+        if not waiting and self._phase is Phase.BETWEEN:
+            self._set_deadline(_KEEP_ALIVE)
+
+    def check_time(self, now: float) -> None:
+        """Ends what takes too long."""
+        if self._deadline is None or now < self._deadline:
+            return
+        within = self._host.read_timeout
+        if self._refusal is not None:
+            self._end(self._refusal)
+        elif self._phase is Phase.BODY:
+            self._end(Refusal(408, f"the body did not arrive within {within:g} s"))
+        elif self._phase is Phase.HEAD or not self._is_used:
+            self._end(Refusal(408, f"no request arrived within {within:g} s"))
         else:
-            self._leave_request()
-            self.transport.write(_answer(status, reason))
-        if within and self.transport.can_write_eof():
-            self.transport.write_eof()
-            self.loop.call_later(within, self.transport.close)
-        else:
-            self.transport.close()
+            self._transport.close()
 
-    def _leave_request(self) -> None:
-        """Whoever waits for the rest of its body is told that it will not come."""
-        if self._is_busy:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+    def close_soon(self) -> None:
+        """Closes the connection behind the answer to what has begun, at once if nothing has."""
+        self._is_last = True
+        if not self._unanswered and self._phase is Phase.BETWEEN:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Closes the connection at once."""
+        self._transport.abort()
+
+    def _end(self, refusal: Refusal) -> None:
+        """Refuses what is arriving and reads nothing more."""
+        if not self._reads:
+            return
+        self._reads = False
+        self._deadline = None
+        self._leave_receiver()
+        if self._exchange is None:
+            self._exchange = Exchange(self)
+            self._unanswered.append(self._exchange)
+        self._exchange.closes = True
+        self._exchange.refuse(refusal)
+
+    def _close(self) -> None:
+        """Closes, a moment later if somebody is still sending.
+
+        While data comes in that nobody reads, closing would take the answer back.
+        """
+        self._reads = False
+        self._deadline = None
+        if self._exchange is None:
+            self._transport.close()
+            return
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._loop.call_later(_DISCARDING, self._transport.close)
+
+    def _set_deadline(self, seconds: float) -> None:
+        self._deadline = self._loop.time() + seconds
 
 
-def _answer(status: HTTPStatus, reason: str) -> bytes:
-    body = json.dumps({"reason": reason}).encode()
-    head = (
-        f"HTTP/1.1 {status} {status.phrase}\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-    )
-    return head.encode() + body
+def _not_http() -> Refusal:
+    return Refusal(400, "this is not a valid HTTP request")
+
+
+def _refusal_of(error: Exception) -> Refusal:
+    """Returns what the client is told about an error, be it its own or the source's."""
+    if isinstance(error, Refusal):
+        return error
+    return Refusal(500, f"the http source failed: {type(error).__name__}")

@@ -1,28 +1,59 @@
 """Ids that were taken in lately: remembered for as long as JetStream knows copies.
 
-JetStream recognises the copy of a message that its stream still holds, or that it has seen since
-its server was started. A buffer is emptied as its messages are done, so after a restart of the
-server those would not be recognised. Therefore ids are written down in a stream of their own before
-anybody hears that they are taken, and read again by the next run. Ids that come at the same time
-are written together. All of it is on the link's loop.
+JetStream recognises the copy of a frame, not of a post, of which a frame may hold many. So the ids
+of posts are written down in a stream of their own before anybody hears that they are taken, and
+the next run reads them. Ids that come at the same time are written together.
+
+A run that is killed may have stored a frame and not written down its ids. Therefore it announces
+which frame is to hold which ids before it stores one with several posts, and the next run asks the
+buffer what became of the frames whose ids are not written down. All of it is on the link's loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import secrets
 import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from typing import Any
+
+import nats.errors
 
 from ebbflow.buffers.names import Names
 from ebbflow.buffers.streams import DUPLICATE_WINDOW
+from ebbflow.errors import EbbflowError
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import BUFFER, publish
 from ebbflow.nats.stored import read_subject
 
 _AT_ONCE = 200
+_ASKING = 64
+
+
+class RecentIds:
+    """Ids of the last two minutes."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, float] = {}
+        self._oldest_first: deque[tuple[float, Sequence[str]]] = deque()
+
+    def __contains__(self, message_id: str) -> bool:
+        taken = self._times.get(message_id)
+        return taken is not None and taken > time.time() - DUPLICATE_WINDOW
+
+    def add(self, ids: Sequence[str], taken: float) -> None:
+        """Remembers ids that were taken at that time, and forgets old ones."""
+        self._times |= dict.fromkeys(ids, taken)
+        self._oldest_first.append((taken, ids))
+        while self._oldest_first[0][0] < time.time() - DUPLICATE_WINDOW:
+            then, old = self._oldest_first.popleft()
+            for message_id in old:
+                if self._times.get(message_id) == then:
+                    del self._times[message_id]
 
 
 class KnownIds:
@@ -33,63 +64,91 @@ class KnownIds:
         self._stream = names.seen
         self._subject = names.seen_subject(vertex)
         self._retry = replace(BUFFER, ack_wait=within)
-        self._times: dict[str, float] = {}
-        """When each was taken, the oldest first."""
-        self._waiting: dict[str, asyncio.Future[None]] = {}
+        self._written = RecentIds()
+        self._unwritten = RecentIds()
+        self._waiting: list[str] = []
+        self._next_write: asyncio.Future[None] | None = None
         self._writing: asyncio.Task[None] | None = None
 
     def __contains__(self, message_id: str) -> bool:
-        self._forget()
-        return message_id in self._times
+        return message_id in self._written
 
-    def _forget(self) -> None:
-        oldest = time.time() - DUPLICATE_WINDOW
-        while self._times:
-            first = next(iter(self._times))
-            if self._times[first] > oldest:
-                return
-            del self._times[first]
+    def is_unwritten(self, message_id: str) -> bool:
+        """Returns whether the id was to be added, and could not be written down."""
+        return message_id in self._unwritten
 
-    async def load(self) -> None:
-        """Reads what earlier runs have written down."""
+    async def load(self, is_stored: Callable[[str], Awaitable[bool]]) -> None:
+        """Reads what earlier runs have written down; ``is_stored`` says it of a frame."""
+        announced: dict[str, list[str]] = {}
         for message in await read_subject(self._link.client, self._stream, self._subject):
             entry = json.loads(message.payload)
-            self._times |= dict.fromkeys(entry["ids"], entry["at"])
+            if frame := entry.get("frame"):
+                announced.setdefault(frame, []).extend(entry["ids"])
+            else:
+                self._written.add(entry["ids"], entry["at"])
+        gate = asyncio.Semaphore(_ASKING)
 
-    async def add(self, message_id: str) -> None:
-        """Writes an id down; returns when that is confirmed, else a ``PublishError`` is raised."""
+        async def settle(frame: str, ids: list[str]) -> None:
+            async with gate:
+                if await is_stored(frame):
+                    await self.add(ids)
+
+        open_frames = {
+            frame: left
+            for frame, ids in announced.items()
+            if (left := [message_id for message_id in ids if message_id not in self])
+        }
+        await asyncio.gather(*(settle(frame, ids) for frame, ids in open_frames.items()))
+
+    async def announce(self, frame: str, ids: Sequence[str]) -> None:
+        """Sends which frame is going to hold the ids, without waiting for an answer."""
+        with contextlib.suppress(nats.errors.Error, EbbflowError):
+            for entry in _entries(ids, frame=frame):
+                await self._link.client.publish(self._subject, entry)
+
+    async def add(self, ids: Sequence[str]) -> None:
+        """Writes ids down; returns when that is confirmed, else a ``PublishError`` is raised.
+
+        Their messages must be stored: whoever posts a known id is told that it is.
+        """
         loop = asyncio.get_running_loop()
-        written = self._waiting.setdefault(message_id, loop.create_future())
+        self._waiting += ids
+        if self._next_write is None:
+            self._next_write = loop.create_future()
+        written = self._next_write
         if self._writing is None:
             self._writing = loop.create_task(self._write_all())
-        # Whoever is cancelled leaves the others, who may wait for the same id, waiting.
+        # Whoever is cancelled leaves the others, whose ids go with the same write, waiting.
         await asyncio.shield(written)
 
     async def _write_all(self) -> None:
         try:
-            while self._waiting:
-                some = dict(islice(self._waiting.items(), _AT_ONCE))
-                for message_id in some:
-                    del self._waiting[message_id]
-                await self._write(some)
+            while self._next_write is not None:
+                ids, self._waiting = self._waiting, []
+                written, self._next_write = self._next_write, None
+                await self._write(ids, written)
         finally:
             self._writing = None
 
-    async def _write(self, waiting: dict[str, asyncio.Future[None]]) -> None:
+    async def _write(self, ids: list[str], written: asyncio.Future[None]) -> None:
         now = time.time()
-        payload = json.dumps({"at": now, "ids": list(waiting)}).encode()
         try:
-            await publish(
-                self._link.client,
-                self._subject,
-                payload,
-                msg_id=secrets.token_hex(16),
-                retry=self._retry,
-            )
+            for entry in _entries(ids, at=now):
+                await publish(
+                    self._link.client,
+                    self._subject,
+                    entry,
+                    msg_id=secrets.token_hex(16),
+                    retry=self._retry,
+                )
         except Exception as error:
-            for future in waiting.values():
-                future.set_exception(error)
+            self._unwritten.add(ids, now)
+            written.set_exception(error)
         else:
-            self._times |= dict.fromkeys(waiting, now)
-            for future in waiting.values():
-                future.set_result(None)
+            self._written.add(ids, now)
+            written.set_result(None)
+
+
+def _entries(ids: Sequence[str], **facts: Any) -> Iterator[bytes]:
+    for start in range(0, len(ids), _AT_ONCE):
+        yield json.dumps({**facts, "ids": ids[start : start + _AT_ONCE]}).encode()

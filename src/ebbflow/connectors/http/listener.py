@@ -7,26 +7,20 @@ and size from its first byte, and so is the number of connections.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
+import re
 import resource
 import socket
 import ssl
 import time
-from concurrent.futures import Future
-from functools import partial
 from typing import Any, Protocol
-
-import uvicorn
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from urllib.parse import unquote_to_bytes
 
 from ebbflow import tls
 from ebbflow.buffers.feed import Spot
-from ebbflow.connectors.http.connection import GuardedConnection
+from ebbflow.connectors.http.connection import Exchange, HttpConnection, Receiver, RequestHead
 from ebbflow.connectors.http.request import Refusal, unavailable
 from ebbflow.connectors.http.settings import Certificate, Endpoint
 from ebbflow.errors import SetupError
@@ -36,8 +30,12 @@ from ebbflow.nats.link import Link
 _END = 10.0
 _SETTLING = 5.0
 _BACKLOG = 1_024
-_KEEP_ALIVE = 15
+_LAST_ANSWERS = 1.0
+_PAUSE = 0.01
+_CHECK = 0.5
 _MOST_CONNECTIONS = 4_096
+_HEALTH = b"/health"
+_VERTEX = re.compile(rb"/vertices/[^/]+")
 
 
 class Taker(Protocol):
@@ -47,8 +45,8 @@ class Taker(Protocol):
     def failure(self) -> str | None:
         """The reason why it takes in nothing at the moment; ``None`` while it does."""
 
-    async def take(self, request: Request) -> dict[str, object]:
-        """Stores what was posted and returns the answer; ``Refusal`` if it is not stored."""
+    def open(self, head: RequestHead, exchange: Exchange) -> Receiver:
+        """Returns who takes the body of a post; ``Refusal`` if it is not wanted."""
 
 
 class HttpListener:
@@ -59,106 +57,139 @@ class HttpListener:
 
     def __init__(self, endpoint: Endpoint, server: Addresses, read_timeout: float) -> None:
         self.endpoint = endpoint
-        self.takers: dict[str, Taker] = {}
-        tls = _tls(endpoint.certificate)
+        self.read_timeout = read_timeout
+        self.most_connections = _most_connections()
+        self.connections: set[HttpConnection] = set()
+        self._takers: dict[bytes, Taker] = {}
+        self._tls = _tls(endpoint.certificate)
         self._socket = _bind(endpoint)
-        self.url = _url(self._socket, secured=tls is not None)
+        self.url = _url(self._socket, secured=self._tls is not None)
         try:
             self.link = Link(server)
         except BaseException:
             self._socket.close()
             raise
-        self._server = uvicorn.Server(self._config(read_timeout, tls))
-        self._serving: Future[None] | None = None
+        self._server: asyncio.Server | None = None
+        self._checking: asyncio.TimerHandle | None = None
         self._began = time.monotonic()
 
     @property
     def failure(self) -> str | None:
         """The reason why nobody is heard; ``None`` while all is well."""
-        if self._serving is not None and self._serving.done():
+        if self._server is not None and not self._server.is_serving():
             return "its web server has ended"
         return None if self.link.client.is_connected else "there is no connection to NATS"
 
     def add(self, vertex: str, taker: Taker) -> None:
         """Has posts to the vertex taken in; the first of them begins to listen."""
-        self.takers[vertex] = taker
-        if self._serving is None:
-            self._serving = self.link.submit(self._server.serve(sockets=[self._socket]))
+        self._takers[_target(vertex)] = taker
+        if self._server is None:
+            self.link.run(self._listen())
+
+    def remove(self, vertex: str) -> bool:
+        """Has posts to the vertex refused; returns whether there is another vertex."""
+        self._takers.pop(_target(vertex), None)
+        return bool(self._takers)
 
     def stop(self) -> None:
         """Listens no more, and lets go of everything."""
-        self._server.should_exit = True
-        if self._serving is not None:
-            with contextlib.suppress(TimeoutError):
-                self._serving.exception(_END)
+        with contextlib.suppress(TimeoutError):
+            self.link.run(self._close(), timeout=_END)
         self._socket.close()
         self.link.close()
 
-    def _config(self, read_timeout: float, tls: ssl.SSLContext | None) -> uvicorn.Config:
-        config = uvicorn.Config(
-            self._app(),
-            http=partial(  # type: ignore[arg-type]  # it is only ever called
-                GuardedConnection, within=read_timeout, most=_most_connections()
-            ),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="critical",
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=_KEEP_ALIVE,
-            timeout_graceful_shutdown=1,
+    async def _listen(self) -> None:
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: HttpConnection(self),
+            sock=self._socket,
+            ssl=self._tls,
+            backlog=_BACKLOG,
+            ssl_handshake_timeout=self.read_timeout if self._tls else None,
         )
-        config.load()
-        config.ssl = tls
-        return config
+        self._check_times()
+
+    def _check_times(self) -> None:
+        """Looks at all connections, so that a request needs no timers of its own."""
+        loop = self.link.loop
+        now = loop.time()
+        for connection in list(self.connections):
+            connection.check_time(now)
+        self._checking = loop.call_later(min(_CHECK, self.read_timeout / 5), self._check_times)
+
+    async def _close(self) -> None:
+        """Lets connections end behind what they are answering, for a moment."""
+        if self._server is None:
+            return
+        self._server.close()
+        for connection in list(self.connections):
+            connection.close_soon()
+        deadline = time.monotonic() + _LAST_ANSWERS
+        while self.connections and time.monotonic() < deadline:
+            await asyncio.sleep(_PAUSE)
+        for connection in list(self.connections):
+            connection.abort()
+        if self._checking is not None:
+            self._checking.cancel()
 
     # --- requests -------------------------------------------------------------------------------
 
-    def _app(self) -> Starlette:
-        app = Starlette(
-            routes=[
-                Route("/health", self._health, methods=["GET"]),
-                Route("/vertices/{vertex}", self._post, methods=["POST"]),
-            ],
-            exception_handlers={HTTPException: _explain, Exception: _tell_broken},
-        )
-        app.router.redirect_slashes = False
-        return app
+    def open(self, head: RequestHead, exchange: Exchange) -> Receiver:
+        """Returns who takes the body of a request; ``Refusal`` if nobody does."""
+        taker = self._takers.get(head.target)
+        if taker is None or head.method != b"POST":
+            return self._open_unusual(head, exchange)
+        return taker.open(head, exchange)
 
-    async def _health(self, request: Request) -> Response:
-        failures = [taker.failure for taker in list(self.takers.values())]
-        if failure := next(filter(None, failures), None):
-            return JSONResponse({"reason": failure}, 503)
-        return JSONResponse({"status": "ok"})
+    def _open_unusual(self, head: RequestHead, exchange: Exchange) -> Receiver:
+        path = unquote_to_bytes(head.target.partition(b"?")[0])
+        if path == _HEALTH:
+            _check_method(head.method, b"GET", b"HEAD")
+            return _HealthCheck(self._find_failure(), exchange)
+        if not _VERTEX.fullmatch(path):
+            raise Refusal(404, "Not Found")
+        _check_method(head.method, b"POST")
+        taker = self._takers.get(path)
+        if taker is None:
+            raise self._unknown()
+        return taker.open(head, exchange)
 
-    async def _post(self, request: Request) -> Response:
-        taker = self.takers.get(request.path_params["vertex"])
-        try:
-            if taker is None:
-                raise self._unknown()
-            return JSONResponse(await taker.take(request))
-        except Refusal as refusal:
-            return JSONResponse({"reason": refusal.reason}, refusal.status, refusal.headers)
-        except ClientDisconnect:
-            return Response(status_code=400)  # nobody is there to hear it
+    def _find_failure(self) -> str | None:
+        return next(filter(None, (taker.failure for taker in list(self._takers.values()))), None)
 
     def _unknown(self) -> Refusal:
-        """Those who share the port are added one after another: who is not there yet may come."""
+        """Returns the refusal of a vertex that is not here; one that shares the port may come."""
         if time.monotonic() - self._began < _SETTLING:
             return unavailable("there is no http source of that name here yet")
         return Refusal(404, "there is no http source of that name here")
 
 
-def _explain(request: Request, error: Exception) -> Response:
-    """Answers what the framework refuses: an unknown path, a method that is not allowed."""
-    assert isinstance(error, HTTPException)
-    return JSONResponse({"reason": error.detail}, error.status_code, error.headers)
+def _target(vertex: str) -> bytes:
+    return f"/vertices/{vertex}".encode()
 
 
-def _tell_broken(request: Request, error: Exception) -> Response:
-    reason = f"the http source failed: {type(error).__name__}"
-    return JSONResponse({"reason": reason}, 500, {"connection": "close"})
+def _check_method(method: bytes, *allowed: bytes) -> None:
+    if method not in allowed:
+        names = b", ".join(allowed).decode()
+        raise Refusal(405, "Method Not Allowed", headers={"allow": names})
+
+
+class _HealthCheck:
+    """A request to be told whether messages are taken in; its body does not matter."""
+
+    def __init__(self, failure: str | None, exchange: Exchange) -> None:
+        self._failure = failure
+        self._exchange = exchange
+
+    def feed(self, piece: bytes) -> None:
+        pass
+
+    def finish(self) -> None:
+        if self._failure is not None:
+            raise Refusal(503, self._failure)
+        self._exchange.respond(200, b'{"status":"ok"}')
+
+    def abandon(self) -> None:
+        pass
 
 
 # --- listeners by where they are ----------------------------------------------------------------
@@ -182,8 +213,7 @@ def acquire(spot: Spot, endpoint: Endpoint, read_timeout: float) -> HttpListener
 
 def release(spot: Spot, listener: HttpListener) -> None:
     """Ends the listening of a vertex; the port is free when the last one has ended."""
-    listener.takers.pop(spot.vertex, None)
-    if not listener.takers:
+    if not listener.remove(spot.vertex):
         del _shared[spot.pipeline, listener.endpoint.host, listener.endpoint.port]
         listener.stop()
 

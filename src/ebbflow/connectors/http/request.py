@@ -1,8 +1,7 @@
 """A request to the HTTP source: its body, the messages in it, or the reason why it is refused.
 
-The body is read piece by piece, never more of it than there is room for: ``Room`` bounds what the
-requests of one vertex hold in memory at the same time, in number and in bytes. Everything else here
-is about one request and changes nothing outside it.
+``Room`` bounds what the requests of one vertex hold in memory at the same time, in number and in
+bytes. Everything else here is about one request and changes nothing outside it.
 
 What is wrong with a request is a ``Refusal``, with the status and the reason that its sender gets.
 A sender may try again after a 429 (too many requests are on their way, or the buffer is full) and
@@ -13,15 +12,14 @@ refusals are about the request itself.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
-import uuid
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+import secrets
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache, lru_cache
+from itertools import count
 
 import pyarrow as pa
-from starlette.requests import ClientDisconnect, Request
+import pyarrow.compute as pc
 
 from ebbflow.core import frames
 
@@ -59,9 +57,6 @@ def unavailable(reason: str) -> Refusal:
     return Refusal(503, reason, retry=_RETRY_AFTER)
 
 
-_DISCARDING = 1.0
-
-
 class Room:
     """Bounds what the requests of one vertex hold in memory. Used on one loop."""
 
@@ -73,21 +68,20 @@ class Room:
         self._empty = asyncio.Event()
         self._empty.set()
 
-    @contextmanager
-    def place(self, size: int) -> Iterator[RequestRoom]:
+    def reserve(self, size: int) -> RequestRoom:
         """Holds room for a request with a body of that size; ``Refusal`` when there is none."""
         self.check(1, size)
-        place = RequestRoom(self, size)
         self._inside += 1
         self._held += size
         self._empty.clear()
-        try:
-            yield place
-        finally:
-            self._inside -= 1
-            self._held -= place.size
-            if not self._inside:
-                self._empty.set()
+        return RequestRoom(self, size)
+
+    def release(self, size: int) -> None:
+        """Ends the hold of a request that held so much."""
+        self._inside -= 1
+        self._held -= size
+        if not self._inside:
+            self._empty.set()
 
     def check(self, requests: int, size: int) -> None:
         """Raises ``Refusal`` unless there is room for so much more."""
@@ -105,75 +99,23 @@ class Room:
 
 
 class RequestRoom:
-    """The room that one request holds."""
+    """The room that one request holds, until it is released."""
+
+    __slots__ = ("_room", "_size")
 
     def __init__(self, room: Room, size: int) -> None:
         self._room = room
-        self.size = size
+        self._size = size
 
     def cover(self, size: int) -> None:
-        """Makes it large enough for a body of that size."""
-        if size > self.size:
-            self._room.grow(size - self.size)
-            self.size = size
+        """Makes it large enough for so many bytes; ``Refusal`` when there is no room."""
+        if size > self._size:
+            self._room.grow(size - self._size)
+            self._size = size
 
-
-class Body:
-    """Reads one body of at most ``largest`` bytes."""
-
-    def __init__(self, request: Request, largest: int) -> None:
-        self._request = request
-        self._largest = largest
-        self._ended = False
-
-    def announced_size(self) -> int:
-        """Returns the announced length, 0 for a body in pieces; ``Refusal`` if it may not be."""
-        text = self._request.headers.get("content-length")
-        if text is None:
-            if "transfer-encoding" not in self._request.headers:
-                raise Refusal(411, "there is no content-length")
-            return 0
-        self._check(int(text))
-        return int(text)
-
-    def _check(self, size: int) -> None:
-        if size > self._largest:
-            raise Refusal(413, f"a body may have {self._largest:,} bytes, not {size:,} or more")
-
-    async def read(self, place: RequestRoom, within: float) -> bytes:
-        """Returns the whole body; ``place`` grows with what has arrived of it."""
-        body = bytearray()
-        try:
-            async with asyncio.timeout(within):
-                async for piece in self._pieces():
-                    body += piece
-                    self._check(len(body))
-                    place.cover(len(body))
-        except TimeoutError:
-            raise Refusal(408, f"the body did not arrive within {within:g} s") from None
-        return bytes(body)
-
-    async def _pieces(self) -> AsyncIterator[bytes]:
-        while not self._ended:
-            message = await self._request.receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-            self._ended = not message.get("more_body", False)
-            yield message.get("body", b"")
-
-    async def discard_rest(self) -> bool:
-        """Reads and forgets the rest for a moment; returns whether nothing is left to come.
-
-        An answer to somebody who is still sending may get lost. Who asked first whether to send
-        has not begun.
-        """
-        if "expect" in self._request.headers:
-            return self._ended
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_DISCARDING):
-                async for _ in self._pieces():
-                    pass
-        return self._ended
+    def release(self) -> None:
+        """Gives the room back. Called once."""
+        self._room.release(self._size)
 
 
 ID, TIME, KEYS = "x-numaflow-id", "x-numaflow-event-time", "x-numaflow-keys"
@@ -194,99 +136,150 @@ _NOT_THE_MESSAGES = frozenset(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
 class Envelope:
     """All that a request says beside its body. Times are microseconds since 1970.
 
-    ``given`` says that the id is the sender's own; otherwise it was made up.
+    ``has_own_id`` if the sender named its id; otherwise it was made up. ``seen`` is when the
+    request arrived. ``announced`` is the length of the body, if it was announced. ``size`` is about
+    how many bytes each of its messages has beside its value.
     """
 
-    id: str
-    given: bool
-    event_time: int
-    keys: list[str]
-    headers: dict[str, str]
-    is_batch: bool
+    __slots__ = (
+        "announced", "event_time", "has_own_id", "headers", "id", "is_batch", "keys", "seen",
+        "size",
+    )  # fmt: skip
 
-    @classmethod
-    def of(cls, raw: Iterable[tuple[bytes, bytes]], now: int) -> Envelope:
+    def __init__(self, raw: Iterable[tuple[bytes, bytes]], now: int) -> None:
         """Reads the headers, in lower case and in their order; ``Refusal`` if they are wrong."""
-        headers = _joined(raw)
-        given = headers.get(ID)
-        return cls(
-            id=uuid.uuid4().hex if given is None else _checked_id(given),
-            given=given is not None,
-            event_time=_event_time(headers.get(TIME), now),
-            keys=[key.strip() for key in headers.get(KEYS, "").split(",") if key.strip()],
-            headers=_of_the_message(headers),
-            is_batch=_is_batch(headers),
-        )
+        headers = _join(raw)
+        own_id = headers.get(ID)
+        self.id = _make_id() if own_id is None else _check_id(own_id)
+        self.has_own_id = own_id is not None
+        self.seen = now
+        self.event_time = _read_time(headers[TIME]) if TIME in headers else now
+        self.keys = _split_keys(headers[KEYS]) if KEYS in headers else []
+        self.is_batch = _is_ndjson(headers.get("content-type", "")) and _is_plain(headers)
+        self.announced = _announced_size(headers)
+        self.headers = _keep_of_the_message(headers)
+        self.size = sum(map(len, headers)) + sum(map(len, headers.values()))
 
-    def rows(self, body: bytes, now: int) -> pa.RecordBatch:
-        """Returns the messages in the body; ``Refusal`` if a batch has none or too many."""
-        values = _lines(body) if self.is_batch else [body]
-        count = len(values)
-        self._check_headers(count)
+    def split(self, body: bytes) -> pa.RecordBatch:
+        """Returns the messages of a batch; ``Refusal`` if it has none or too many."""
+        values = _split_lines(body)
+        rows = len(values)
+        self._check_headers(rows)
         columns = {
-            "id": [f"{self.id}-{n}" for n in range(count)] if self.is_batch else [self.id],
+            "id": pc.binary_join_element_wise(f"{self.id}-", _numbers().slice(0, rows), ""),
             "value": values,
-            "event_time": [self.event_time] * count,
-            "first_seen": [now] * count,
-            "headers": [list(self.headers.items())] * count,
-            "keys": [self.keys] * count if self.keys else None,
+            "event_time": _repeat("event_time", self.event_time, rows),
+            "first_seen": _repeat("first_seen", self.seen, rows),
+            "headers": _repeat("headers", self.headers, rows),
+            "keys": _repeat("keys", self.keys, rows) if self.keys else None,
         }
-        return frames.batch_of(columns, count)
+        return frames.batch_of(columns, rows)
 
-    def _check_headers(self, count: int) -> None:
+    def _check_headers(self, rows: int) -> None:
         """Each message has all of them, so a small batch could become a large one."""
-        size = sum(len(name) + len(value) for name, value in self.headers.items())
-        if count * size > _MOST_OF_HEADERS:
-            raise Refusal(413, f"{size:,} bytes of headers are too many for {count:,} messages")
+        if rows * self.size > _MOST_OF_HEADERS:
+            raise Refusal(413, f"{self.size:,} bytes of headers are too many for {rows:,} messages")
 
 
-def _joined(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """One value for each name, as HTTP has it: several are a list with commas."""
+def rows_of(posts: Sequence[tuple[Envelope, bytes]]) -> pa.RecordBatch:
+    """Returns the messages of posts that are one message each."""
+    envelopes = [envelope for envelope, _ in posts]
+    has_keys = any(envelope.keys for envelope in envelopes)
+    columns = {
+        "id": [envelope.id for envelope in envelopes],
+        "value": [value for _, value in posts],
+        "event_time": [envelope.event_time for envelope in envelopes],
+        "first_seen": [envelope.seen for envelope in envelopes],
+        "headers": [envelope.headers for envelope in envelopes],
+        "keys": [envelope.keys for envelope in envelopes] if has_keys else None,
+    }
+    return frames.batch_of(columns, len(posts))
+
+
+def _repeat(name: str, value: object, rows: int) -> pa.Array:
+    column = pa.array([value], frames.SCHEMA.field(name).type)
+    # To repeat a scalar takes six times as long, if it is a list or a map.
+    return column.take(pa.repeat(0, rows))
+
+
+@cache
+def _numbers() -> pa.StringArray:
+    return pa.array(map(str, range(MOST_LINES)), pa.string())
+
+
+def _join(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Returns one text for each name, as HTTP has it: several are a list with commas."""
     headers: dict[str, str] = {}
-    for name, value in ((one.decode("latin-1"), _text(other)) for one, other in raw):
-        if name in headers and name in (ID, TIME):
-            raise Refusal(400, f"{name} is there twice")
-        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    for raw_name, raw_text in raw:
+        name, text = raw_name.decode("latin-1"), _decode(raw_text)
+        if name in headers:
+            if name in (ID, TIME):
+                raise Refusal(400, f"{name} is there twice")
+            text = f"{headers[name]}, {text}"
+        headers[name] = text
     return headers
 
 
-def _text(value: bytes) -> str:
-    """UTF-8 is what clients send; before that there was Latin-1, in which anything is text."""
+def _decode(text: bytes) -> str:
+    """Returns UTF-8, which clients send, or else Latin-1, in which anything is text."""
     try:
-        return value.decode()
+        return text.decode()
     except UnicodeDecodeError:
-        return value.decode("latin-1")
+        return text.decode("latin-1")
 
 
-def _checked_id(text: str) -> str:
+_process = secrets.token_hex(8)
+_numbered = count()
+
+
+def _make_id() -> str:
+    """Returns an id that no other post has: random for this process, then a number."""
+    return f"{_process}{next(_numbered):016x}"
+
+
+def _check_id(text: str) -> str:
     if _ID.fullmatch(text) is None:
         raise Refusal(400, f"{ID} must be 1 to 256 visible ASCII characters")
     return text
 
 
-def _event_time(text: str | None, now: int) -> int:
-    if text is None:
-        return now
+def _read_time(text: str) -> int:
     millis = int(text) if _MILLIS.fullmatch(text) else None
     if millis is None or millis > _LATEST:
         raise Refusal(400, f"{TIME} must be milliseconds since 1970, a whole number")
     return millis * 1000
 
 
-def _of_the_message(headers: Mapping[str, str]) -> dict[str, str]:
-    named = {name.strip().lower() for name in headers.get("connection", "").split(",")}
-    left_out = _NOT_THE_MESSAGES | named
-    return {name: value for name, value in headers.items() if name not in left_out}
+def _split_keys(text: str) -> list[str]:
+    return [key.strip() for key in text.split(",") if key.strip()]
 
 
-def _is_batch(headers: Mapping[str, str]) -> bool:
-    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != NDJSON:
-        return False
+def _announced_size(headers: Mapping[str, str]) -> int:
+    """Returns the announced length, 0 for a body in pieces; ``Refusal`` if it may not be."""
+    if "content-length" in headers:
+        return int(headers["content-length"])
+    if "transfer-encoding" not in headers:
+        raise Refusal(411, "there is no content-length")
+    return 0
+
+
+def _keep_of_the_message(headers: Mapping[str, str]) -> list[tuple[str, str]]:
+    left_out: Collection[str] = _NOT_THE_MESSAGES
+    if "connection" in headers:
+        named = {name.strip().lower() for name in headers["connection"].split(",")}
+        left_out = _NOT_THE_MESSAGES | named
+    return [pair for pair in headers.items() if pair[0] not in left_out]
+
+
+@lru_cache
+def _is_ndjson(kind: str) -> bool:
+    return kind.partition(";")[0].strip().lower() == NDJSON
+
+
+def _is_plain(headers: Mapping[str, str]) -> bool:
     coding = headers.get("content-encoding", "identity").strip().lower()
     if coding != "identity":
         raise Refusal(
@@ -295,15 +288,15 @@ def _is_batch(headers: Mapping[str, str]) -> bool:
     return True
 
 
-def _lines(body: bytes) -> list[bytes]:
-    lines = [line for line in _split(body) if line]
-    if not lines:
+def _split_lines(body: bytes) -> pa.BinaryArray:
+    if b"\r" in body:
+        body = b"\n".join(line.removesuffix(b"\r") for line in body.split(b"\n"))
+    body = body.strip(b"\n")
+    if not body:
         raise Refusal(400, "the batch has no lines")
+    lines = pc.split_pattern(pa.array([body], pa.binary()), b"\n").flatten()
+    if b"\n\n" in body:
+        lines = lines.filter(pc.greater(pc.binary_length(lines), 0))
     if len(lines) > MOST_LINES:
         raise Refusal(413, f"a batch may have {MOST_LINES:,} lines, not {len(lines):,}")
     return lines
-
-
-def _split(body: bytes) -> Iterator[bytes]:
-    for line in body.split(b"\n"):
-        yield line.removesuffix(b"\r")

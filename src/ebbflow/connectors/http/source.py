@@ -4,9 +4,9 @@ A feed: what is posted is stored in the vertex's buffer, and a post is answered 
 JetStream has confirmed that, not before. A post with an ``x-numaflow-id`` that was answered so
 before is stored once, also across restarts, for as long as the buffer knows copies.
 
-Requests are read and checked on the listener's loop and published on the link's, all that are
-there at the same time side by side. How many there may be, and how many bytes they may hold, is
-bounded; beyond that a request is refused before its body is kept.
+Requests are read, checked and stored on the listener's loop. How many there may be at the same
+time, and how many bytes they may hold, is bounded; beyond that a request is refused before its body
+is kept.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from __future__ import annotations
 import contextlib
 import hmac
 import time
+from collections.abc import Sequence
 from dataclasses import replace
-
-import pyarrow as pa
-from starlette.requests import Request
 
 from ebbflow.buffers.feed import Spot
 from ebbflow.buffers.names import Names
+from ebbflow.connectors.http.connection import Exchange, Receiver, RequestHead
 from ebbflow.connectors.http.known_ids import KnownIds
 from ebbflow.connectors.http.listener import HttpListener, acquire, is_loopback, release
-from ebbflow.connectors.http.request import Body, Envelope, Refusal, Room, too_many, unavailable
+from ebbflow.connectors.http.post_store import CERTAIN_WITHIN, Post, PostStore, check_size
+from ebbflow.connectors.http.request import Envelope, Refusal, Room, rows_of, unavailable
 from ebbflow.connectors.http.settings import HttpSourceSettings
-from ebbflow.errors import BufferFull, EbbflowError, MessageTooLarge, SetupError
+from ebbflow.errors import SetupError
+from ebbflow.nats.link import Link
 
 _MOST_BYTES = 64 * 1024 * 1024
 _GRACE = 5.0
@@ -41,6 +42,7 @@ class HttpFeed:
         self._settings = settings
         self._spot = spot
         self._room = Room(settings.in_flight, _MOST_BYTES)
+        self._token = settings.token.reveal().encode() if settings.token else None
         self._listener: HttpListener | None = None
         self._stopping = False
 
@@ -70,14 +72,21 @@ class HttpFeed:
             raise
 
     def _listen(self, listener: HttpListener) -> None:
-        """All of it on the listener's loop: a request changes threads for nothing."""
-        vertex, names = self._spot.vertex, Names(self._spot.pipeline)
-        self._buffers = replace(self._spot, link=listener.link).buffers
-        self._known_ids = KnownIds(listener.link, names, vertex, self._settings.ack_wait)
-        listener.link.run(self._known_ids.load())
+        """Has all of it done on the listener's loop: a request changes threads for nothing."""
+        vertex = self._spot.vertex
+        listener.link.run(self._prepare(listener.link))
         self._listener = listener
         listener.add(vertex, self)
         self._spot.tell(f"{vertex} takes messages at {listener.url}/vertices/{vertex}")
+
+    async def _prepare(self, link: Link) -> None:
+        buffers = replace(self._spot, link=link).buffers
+        names = Names(self._spot.pipeline)
+        known_ids = KnownIds(link, names, self._spot.vertex, CERTAIN_WITHIN)
+        await known_ids.load(buffers.has_stored)
+        self._store = PostStore(buffers, known_ids, self._settings.ack_wait)
+        # The first column that Arrow makes has it import pandas: not while somebody waits.
+        rows_of([])
 
     def _refuse_strangers(self) -> None:
         """Beyond this machine only those who know the token may post."""
@@ -109,54 +118,22 @@ class HttpFeed:
 
     # --- as the listener sees it ----------------------------------------------------------------
 
-    async def take(self, request: Request) -> dict[str, object]:
-        """Stores what was posted and returns the answer; ``Refusal`` if it is not stored."""
-        body = Body(request, self._spot.largest)
-        try:
-            return await self._take_in(request, body)
-        except Refusal as refusal:
-            if not await body.discard_rest():
-                refusal.headers["connection"] = "close"
-            raise
-
-    async def _take_in(self, request: Request, body: Body) -> dict[str, object]:
-        self._authorize(request.headers.get("authorization", ""))
+    def open(self, head: RequestHead, exchange: Exchange) -> Receiver:
+        """Returns the post that takes the body; ``Refusal`` if it is not wanted."""
+        self._authorize(head.headers)
         if failure := self.failure:
             raise unavailable(failure)
-        now = time.time_ns() // 1000
-        envelope = Envelope.of(request.headers.raw, now)
-        with self._room.place(body.announced_size()) as place:
-            value = await body.read(place, self._settings.read_timeout)
-            rows = envelope.rows(value, now)
-            place.cover(rows.nbytes)
-            await self._store(envelope, rows)
-        answer: dict[str, object] = {"id": envelope.id}
-        return answer | {"messages": rows.num_rows} if envelope.is_batch else answer
+        envelope = Envelope(head.headers, time.time_ns() // 1000)
+        check_size(envelope.announced, self._spot.largest)
+        room = self._room.reserve(envelope.announced)
+        return Post(envelope, exchange, room, self._spot.largest, self._store)
 
-    def _authorize(self, given: str) -> None:
-        if self._settings.token is None:
+    def _authorize(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        if self._token is None:
             return
-        kind, _, token = given.partition(" ")
-        known = self._settings.token.reveal()
+        login = next((text for name, text in headers if name == b"authorization"), b"")
+        kind, _, token = login.partition(b" ")
         # How long it takes to compare must not tell how much of it was right.
-        same = hmac.compare_digest(token.strip().encode(), known.encode())
-        if kind.lower() != "bearer" or not same:
+        same = hmac.compare_digest(token.strip(), self._token)
+        if kind.lower() != b"bearer" or not same:
             raise Refusal(401, "the bearer token is missing or wrong", headers=_CHALLENGE)
-
-    async def _store(self, envelope: Envelope, rows: pa.RecordBatch) -> None:
-        if envelope.given and envelope.id in self._known_ids:
-            return
-        try:
-            await self._buffers.put(rows, envelope.id, within=self._settings.ack_wait)
-            if envelope.given:
-                await self._known_ids.add(envelope.id)
-        except BufferFull:
-            raise too_many("the buffer is full") from None
-        except MessageTooLarge as error:
-            raise Refusal(413, str(error)) from None
-        except EbbflowError as error:
-            raise unavailable(_unconfirmed(error)) from None
-
-
-def _unconfirmed(error: EbbflowError) -> str:
-    return f"it is not certain whether it is stored: {error}; send it again with the same id"

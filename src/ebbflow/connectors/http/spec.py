@@ -153,7 +153,7 @@ class HttpSourceSpec(SourceSection):
 
     def plan(self, pipeline: str, vertex: str) -> FeedPlan:
         """Returns the feed, with all secrets read."""
-        require_extra("The http source", "http", "starlette", "uvicorn")
+        require_extra("The http source", "http", "httptools")
         from ebbflow.buffers.feed import FeedPlan
         from ebbflow.connectors.http.source import HttpFeed
 
