@@ -42,7 +42,6 @@ def test_http_and_kafka_are_extras(wheel: zipfile.ZipFile) -> None:
     required = metadata(wheel).get_all("Requires-Dist", [])
     optional = [line for line in required if "extra ==" in line]
     assert {re.split(r"[<>=]", line)[0].strip() for line in optional} == {
-        "aiohttp",
         "confluent-kafka",
         "httptools",
     }

@@ -209,7 +209,7 @@ def test_the_settings_of_sinks(monkeypatch, tmp_path):
     ("package", "source", "sink", "who"),
     [
         ("httptools", {"http": {}}, {"log": True}, "The http source"),
-        ("aiohttp", {"generator": {}}, {"http": {"url": "http://a"}}, "The http sink"),
+        ("httptools", {"generator": {}}, {"http": {"url": "http://a"}}, "The http sink"),
     ],
 )
 def test_without_the_extra_its_name_is_told(monkeypatch, package, source, sink, who):

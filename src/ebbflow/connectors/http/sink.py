@@ -6,25 +6,21 @@ may be answered with a JSON array of ``{"id": …, "status": 503, "retry_after":
 each message; ``error`` may say why. Any other answer is for all messages alike.
 
 No answer at all, and 502, 503 and 504, mean that the other side is away: the vertex waits for it,
-unless there is a strategy, for which they are a FAILURE as well. Connections are kept open; if the
-other side has closed one meanwhile, the request is sent once more.
+unless there is a strategy, for which they are a FAILURE as well.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
+from ebbflow.connectors.http.client import HttpAnswer, HttpClient, NoAnswer, bound_wait
 from ebbflow.connectors.http.settings import BatchSettings, HttpSinkSettings
 from ebbflow.connectors.json_record import record
 from ebbflow.core.outage import away
@@ -32,57 +28,15 @@ from ebbflow.core.position import LINEAGE
 from ebbflow.message import Datum, Response
 from ebbflow.nacks import NackOptions
 
-if TYPE_CHECKING:
-    import aiohttp
+T = TypeVar("T")
+R = TypeVar("R")
 
-
-LONGEST_WAIT = 60 * 60.0
 _AGAIN_LATER = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 _AWAY = (
     HTTPStatus.BAD_GATEWAY,
     HTTPStatus.SERVICE_UNAVAILABLE,
     HTTPStatus.GATEWAY_TIMEOUT,
 )
-_FIRST_WORDS = 200
-
-
-@dataclass(frozen=True, slots=True)
-class HttpAnswer:
-    """A status, the seconds after which to come again if there are any, and the body.
-
-    ``whole`` is false when the body was longer than what was read of it.
-    """
-
-    status: int
-    wait: float | None = None
-    body: bytes = b""
-    whole: bool = True
-
-    @property
-    def words(self) -> str:
-        """The beginning of the body, on one line."""
-        return " ".join(self.body.decode("utf-8", "replace").split())[:_FIRST_WORDS]
-
-
-def parse_retry_after(text: str | None, now: datetime) -> float | None:
-    """Returns the seconds that a ``Retry-After`` asks for: a number, or a date from now on."""
-    if text is None:
-        return None
-    try:
-        return _bounded(float(text))
-    except ValueError:
-        pass
-    try:
-        date = parsedate_to_datetime(text)
-    except ValueError:
-        return None
-    at = date if date.tzinfo else date.replace(tzinfo=UTC)
-    return _bounded((at - now).total_seconds())
-
-
-def _bounded(seconds: float) -> float | None:
-    """Returns the wait, at most an hour; ``None`` for what is not a number."""
-    return None if math.isnan(seconds) else min(max(0.0, seconds), LONGEST_WAIT)
 
 
 def decide(datum: Datum, answer: HttpAnswer, retried: bool) -> Response:
@@ -123,7 +77,7 @@ def _entry(datum: Datum, entry: Mapping[str, Any] | None, retried: bool) -> Resp
     if entry is None or not isinstance(status, int):
         return Response.failure(datum.id, "the answer has no status for this message")
     wait = entry.get("retry_after")
-    seconds = _bounded(float(wait)) if isinstance(wait, int | float) else None
+    seconds = bound_wait(float(wait)) if isinstance(wait, int | float) else None
     return _response(datum, status, seconds, str(entry.get("error") or ""), retried)
 
 
@@ -140,7 +94,6 @@ def _response(datum: Datum, status: int, wait: float | None, words: str, retried
 
 _LONGEST_ANSWER = 64 * 1024
 _ANSWER_PER_MESSAGE = 1024
-_IDLE = 15.0
 # What a header can hold as it is; everything else is written as %XX.
 _VISIBLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 _VISIBLE_KEY = _VISIBLE.replace(",", "")
@@ -155,22 +108,13 @@ class HttpSink:
 
     def __init__(self, settings: HttpSinkSettings) -> None:
         self._settings = settings
-        self._gate = asyncio.Semaphore(settings.concurrency)
 
     async def open(self) -> None:
         """Makes the client; nothing is connected yet."""
-        import aiohttp
-
         settings = self._settings
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=settings.concurrency,
-                keepalive_timeout=_IDLE,
-                ssl=settings.tls.context() if settings.tls else True,
-            ),
-            headers=self._headers(),
-            timeout=aiohttp.ClientTimeout(total=settings.timeout),
-            cookie_jar=aiohttp.DummyCookieJar(),
+        tls = settings.tls.context() if settings.tls else None
+        self._client = HttpClient(
+            settings.method, settings.url, self._headers(), tls, settings.timeout
         )
 
     def _headers(self) -> dict[str, str]:
@@ -186,73 +130,55 @@ class HttpSink:
 
     async def close(self) -> None:
         """Closes all connections."""
-        await self._session.close()
+        self._client.close()
 
     async def __call__(self, data: list[Datum]) -> list[Response]:
         """Sends all messages and returns what the answers say about each."""
         batch = self._settings.batch
         if batch is None:
-            return list(await asyncio.gather(*map(self._send, data)))
-        records = [(datum, record(datum)) for datum in data]
-        sending = (self._send_batch(part, batch.format) for part in split_records(records, batch))
-        return [response for part in await asyncio.gather(*sending) for response in part]
+            lineage = os.environ.get(LINEAGE, "")
+            return await self._run_all(lambda datum: self._send(datum, lineage), data)
+        parts = [*split_records([(datum, record(datum)) for datum in data], batch)]
+        answered = await self._run_all(lambda part: self._send_batch(part, batch.format), parts)
+        return [response for responses in answered for response in responses]
 
-    async def _send(self, datum: Datum) -> Response:
-        answer = await self._answer(datum.value, _about(datum), _LONGEST_ANSWER)
-        if isinstance(answer, str):
-            return self._away(datum, answer)
+    async def _run_all(
+        self, send: Callable[[T], Coroutine[Any, Any, R]], items: Sequence[T]
+    ) -> list[R]:
+        """Sends so many at a time as are wanted; returns the results in the order of the items."""
+        results: dict[int, R] = {}
+        numbered = enumerate(items)
+
+        async def work() -> None:
+            for number, item in numbered:
+                results[number] = await send(item)
+
+        workers = min(self._settings.concurrency, len(items))
+        await asyncio.gather(*(work() for _ in range(workers)))
+        return [results[number] for number in range(len(items))]
+
+    async def _send(self, datum: Datum, lineage: str) -> Response:
+        try:
+            headers = _headers_about(datum, lineage)
+            answer = await self._client.send(datum.value, headers, _LONGEST_ANSWER)
+        except NoAnswer as error:
+            return self._respond_away(datum, str(error))
         return decide(datum, answer, self._settings.retried)
 
     async def _send_batch(self, part: Sequence[Record], form: str) -> list[Response]:
         lines = [line for _, line in part]
         body = b"\n".join(lines) + b"\n" if form == "ndjson" else b"[%b]" % b",".join(lines)
         longest = _LONGEST_ANSWER + len(part) * _ANSWER_PER_MESSAGE
-        answer = await self._answer(body, {}, longest)
-        if isinstance(answer, str):
-            return [self._away(datum, answer) for datum, _ in part]
+        try:
+            answer = await self._client.send(body, {}, longest)
+        except NoAnswer as error:
+            return [self._respond_away(datum, str(error)) for datum, _ in part]
         return decide_each([datum for datum, _ in part], answer, self._settings.retried)
 
-    def _away(self, datum: Datum, why: str) -> Response:
+    def _respond_away(self, datum: Datum, why: str) -> Response:
         settings = self._settings
         what = why if settings.retried else f"{settings.url}: {why}"
         return away(datum, what, retried=settings.retried)
-
-    async def _answer(self, body: bytes, headers: dict[str, str], longest: int) -> HttpAnswer | str:
-        """Returns the answer to a request, or why there is none."""
-        import aiohttp
-
-        async with self._gate:
-            try:
-                try:
-                    return await self._request(body, headers, longest)
-                except aiohttp.ClientConnectorError:
-                    raise  # there was no connection that could have been closed
-                except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionError):
-                    # An idle one may have been closed just when it was used again.
-                    return await self._request(body, headers, longest)
-            except TimeoutError:
-                return f"no answer within {self._settings.timeout:g} s"
-            except (aiohttp.ClientError, OSError) as error:
-                return f"no answer: {error or type(error).__name__}"
-
-    async def _request(self, body: bytes, headers: dict[str, str], longest: int) -> HttpAnswer:
-        settings = self._settings
-        async with self._session.request(
-            settings.method, settings.url, data=body, headers=headers, allow_redirects=False
-        ) as response:
-            wait = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
-            content, whole = await _read(response, longest)
-            return HttpAnswer(response.status, wait, content, whole)
-
-
-async def _read(response: aiohttp.ClientResponse, longest: int) -> tuple[bytes, bool]:
-    """Returns the body, and whether it is all of it; a longer one is not read on."""
-    body = bytearray()
-    async for piece in response.content.iter_any():
-        body += piece
-        if len(body) > longest:
-            return bytes(body[:longest]), False
-    return bytes(body), True
 
 
 def split_records(records: Sequence[Record], batch: BatchSettings) -> Iterator[list[Record]]:
@@ -269,9 +195,8 @@ def split_records(records: Sequence[Record], batch: BatchSettings) -> Iterator[l
         yield part
 
 
-def _about(datum: Datum) -> dict[str, str]:
+def _headers_about(datum: Datum, lineage: str) -> dict[str, str]:
     """Returns the headers of a request about its message, as an HTTP source understands them."""
-    lineage = os.environ.get(LINEAGE, "")
     message_id = f"{lineage}/{datum.id}" if lineage else datum.id
     headers = {"x-numaflow-id": quote(message_id, safe=_VISIBLE)}
     if datum.keys:

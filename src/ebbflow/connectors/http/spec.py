@@ -200,7 +200,7 @@ class HttpSinkSpec(SinkSection):
 
     def plan(self, retried: bool) -> UserSink:
         """Returns the sink, with all secrets read."""
-        require_extra("The http sink", "http", "aiohttp")
+        require_extra("The http sink", "http", "httptools")
         from ebbflow.connectors.http.sink import HttpSink
 
         return UserSink(partial(HttpSink, self.settings(retried)))

@@ -1,0 +1,266 @@
+"""The client of the HTTP sink: sends requests to one address, on connections that are kept.
+
+A connection has one request at a time. One that was idle for long is not used again. When the other
+side closes a connection instead of answering, the request is sent once more, on a new one: it may
+have closed an idle connection just when that was used again. All of it is on one loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from urllib.parse import quote, urlsplit
+
+import httptools
+
+LONGEST_WAIT = 60 * 60.0
+_IDLE = 15.0
+_FIRST_WORDS = 200
+_PORTS = {"http": 80, "https": 443}
+# What may stand in a path or a query as it is; all else is written as %XX.
+_AS_IT_IS = "/%:@!$&'()*+,;=~-._?"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """A status, the seconds after which to come again if there are any, and the body.
+
+    ``whole`` is false when the body was longer than what was read of it.
+    """
+
+    status: int
+    wait: float | None = None
+    body: bytes = b""
+    whole: bool = True
+
+    @property
+    def words(self) -> str:
+        """The beginning of the body, on one line."""
+        return " ".join(self.body.decode("utf-8", "replace").split())[:_FIRST_WORDS]
+
+
+class NoAnswer(Exception):
+    """There is no answer to a request; the text says why."""
+
+
+class _Disconnected(NoAnswer):
+    """The other side closed the connection, or it broke, before there was an answer."""
+
+
+def parse_retry_after(text: str | None, now: datetime) -> float | None:
+    """Returns the seconds that a ``Retry-After`` asks for: a number, or a date from now on."""
+    if text is None:
+        return None
+    try:
+        return bound_wait(float(text))
+    except ValueError:
+        pass
+    try:
+        date = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    at = date if date.tzinfo else date.replace(tzinfo=UTC)
+    return bound_wait((at - now).total_seconds())
+
+
+def bound_wait(seconds: float) -> float | None:
+    """Returns the wait, at most an hour; ``None`` for what is not a number."""
+    return None if math.isnan(seconds) else min(max(0.0, seconds), LONGEST_WAIT)
+
+
+class HttpClient:
+    """Sends requests of one method to one URL. ``timeout`` is in seconds, for one request."""
+
+    def __init__(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        tls: ssl.SSLContext | None,
+        timeout: float,
+    ) -> None:
+        parts = urlsplit(url)
+        self._host = parts.hostname or ""
+        self._port = parts.port or _PORTS[parts.scheme]
+        self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
+        self._timeout = timeout
+        target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
+        shown = {"host": _shown_host(self._host, parts.port), "accept": "*/*"}
+        shown |= {"user-agent": "ebbflow"} | dict(headers)
+        lines = "".join(f"{name}: {text}\r\n" for name, text in shown.items())
+        self._opening = f"{method} {quote(target, _AS_IT_IS)} HTTP/1.1\r\n{lines}".encode()
+        self._idle: list[_Connection] = []
+
+    async def send(self, body: bytes, headers: Mapping[str, str], longest: int) -> HttpAnswer:
+        """Sends a request and returns its answer, with ``longest`` bytes of its body at most.
+
+        ``NoAnswer`` if there is none in time.
+        """
+        lines = "".join(f"{name}: {text}\r\n" for name, text in headers.items())
+        request = b"%b%bcontent-length: %d\r\n\r\n%b" % (
+            self._opening, lines.encode("ascii"), len(body), body,
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(self._timeout):
+                try:
+                    return await self._try(self._take_idle(), request, longest)
+                except _Disconnected:
+                    return await self._try(None, request, longest)
+        except TimeoutError:
+            raise NoAnswer(f"no answer within {self._timeout:g} s") from None
+
+    def close(self) -> None:
+        """Closes all connections that are not in use."""
+        while self._idle:
+            self._idle.pop().close()
+
+    async def _try(self, kept: _Connection | None, request: bytes, longest: int) -> HttpAnswer:
+        connection = kept or await self._connect()
+        try:
+            answer = await connection.exchange(request, longest)
+        except BaseException:
+            connection.close()
+            raise
+        if connection.is_open:
+            self._idle.append(connection)
+        return answer
+
+    def _take_idle(self) -> _Connection | None:
+        oldest = asyncio.get_running_loop().time() - _IDLE
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open and connection.used > oldest:
+                return connection
+            connection.close()
+        return None
+
+    async def _connect(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            _, connection = await loop.create_connection(
+                lambda: _Connection(loop), self._host, self._port, ssl=self._tls
+            )
+        except OSError as error:
+            where = f"{self._host}:{self._port}"
+            raise NoAnswer(f"no answer: Cannot connect to host {where}: {error}") from None
+        return connection
+
+
+def _shown_host(host: str, port: int | None) -> str:
+    name = f"[{host}]" if ":" in host else host.encode("idna").decode()
+    return name if port is None else f"{name}:{port}"
+
+
+class _Connection(asyncio.Protocol):
+    """One connection. ``used`` is when its last answer was complete."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport
+        self._answer: asyncio.Future[HttpAnswer] | None = None
+        self._longest = 0
+        self._status = 0
+        self._retry_after: str | None = None
+        self._has_length = False
+        self._body = bytearray()
+        self.used = 0.0
+        self.is_open = True
+
+    async def exchange(self, request: bytes, longest: int) -> HttpAnswer:
+        """Sends a request and returns its answer; ``NoAnswer`` if there will be none."""
+        self._answer = self._loop.create_future()
+        self._longest = longest
+        self._transport.write(request)
+        return await self._answer
+
+    def close(self) -> None:
+        """Lets go of it."""
+        self.is_open = False
+        self._transport.close()
+
+    # --- as the transport sees it ---------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keeps what is written to."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Reads on; an answer that nobody waits for makes the connection useless."""
+        if self._answer is None or self._answer.done():
+            self.close()
+            return
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._fail(NoAnswer(f"no answer: what came is not HTTP: {error}"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Ends the answer: the end of a body without a length, or no answer at all."""
+        self.is_open = False
+        if self._status and exc is None and not self._has_length:
+            self._complete()
+        elif self._status:
+            self._fail(NoAnswer("no answer: it was cut off"))
+        else:
+            self._fail(_Disconnected(f"no answer: {exc or 'Server disconnected'}"))
+
+    # --- as the parser sees it ------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """Begins an answer."""
+        self._status = 0
+        self._retry_after = None
+        self._has_length = False
+        self._body = bytearray()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Looks for the headers that matter."""
+        name = name.lower()
+        if name == b"retry-after":
+            self._retry_after = value.decode("latin-1")
+        elif name in (b"content-length", b"transfer-encoding"):
+            self._has_length = True
+
+    def on_headers_complete(self) -> None:
+        """Keeps the status, unless another one follows."""
+        status = self._parser.get_status_code()
+        self._status = status if status >= 200 else 0
+
+    def on_body(self, piece: bytes) -> None:
+        """Keeps a piece of the body, if it is not too long."""
+        self._body += piece
+        if len(self._body) > self._longest:
+            self.is_open = False
+            self._complete(whole=False)
+
+    def on_message_complete(self) -> None:
+        """Hands the answer over."""
+        if self._status:
+            self.is_open &= self._parser.should_keep_alive()
+            self._complete()
+
+    def _complete(self, whole: bool = True) -> None:
+        if self._answer is None or self._answer.done():
+            return
+        self.used = self._loop.time()
+        wait = None
+        if self._retry_after is not None:
+            wait = parse_retry_after(self._retry_after, datetime.now(UTC))
+        body = bytes(self._body[: self._longest])
+        self._answer.set_result(HttpAnswer(self._status, wait, body, whole))
+        self._status = 0
+        if not self.is_open:
+            self._transport.close()
+
+    def _fail(self, error: NoAnswer) -> None:
+        self.is_open = False
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
+        self._transport.close()

@@ -1,0 +1,173 @@
+"""The client of the HTTP sink: whatever comes back is an answer, or the reason for none."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from ebbflow.connectors.http.client import HttpAnswer, HttpClient, NoAnswer
+
+
+class Script:
+    """A server that answers each request with the next of its lines, and keeps what it was sent.
+
+    A reply of ``None`` closes the connection without a word. ``closes`` if it closes behind each.
+    """
+
+    def __init__(self, *replies: bytes | None, closes: bool = False) -> None:
+        self.replies = list(replies)
+        self.closes = closes
+        self.heads: list[bytes] = []
+        self.bodies: list[bytes] = []
+        self.connections = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                self.heads.append(head)
+                size = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+                self.bodies.append(await reader.readexactly(size))
+                reply = self.replies.pop(0)
+                if reply is None:
+                    break
+                writer.write(reply)
+                await writer.drain()
+                if self.closes:
+                    break
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def served(script: Script, path: str = "/take", timeout: float = 5.0, **headers: str):
+    server = await asyncio.start_server(script.serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    client = HttpClient("POST", f"http://127.0.0.1:{port}{path}", headers, None, timeout)
+    try:
+        yield client
+    finally:
+        client.close()
+        server.close()
+
+
+def ask(script: Script, times: int = 1, longest: int = 1_000, **options) -> list[HttpAnswer | str]:
+    async def run() -> list[HttpAnswer | str]:
+        answers: list[HttpAnswer | str] = []
+        async with served(script, **options) as client:
+            for number in range(times):
+                try:
+                    answers.append(await client.send(b"%d" % number, {"x-n": "1"}, longest))
+                except NoAnswer as error:
+                    answers.append(str(error))
+        return answers
+
+    return asyncio.run(run())
+
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+
+def test_requests_go_one_after_another_on_the_same_connection():
+    script = Script(OK, OK, OK)
+
+    assert ask(script, 3) == [HttpAnswer(200, None, b"ok")] * 3
+    assert (script.connections, script.bodies) == (1, [b"0", b"1", b"2"])
+
+
+def test_a_request_has_a_target_a_host_and_all_headers():
+    script = Script(OK)
+    ask(script, path="/a b/ü?x=1&y=%20z", **{"x-team": "blue", "user-agent": "mine"})
+
+    (head,) = script.heads
+    assert head.startswith(b"POST /a%20b/%C3%BC?x=1&y=%20z HTTP/1.1\r\nhost: 127.0.0.1:")
+    assert b"x-team: blue\r\n" in head
+    assert b"user-agent: mine\r\n" in head
+    assert b"x-n: 1\r\n" in head
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        (b"HTTP/1.1 204 No Content\r\n\r\n", HttpAnswer(204)),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" + OK, HttpAnswer(200, None, b"ok")),
+        (
+            b"HTTP/1.1 201 Created\r\ntransfer-encoding: chunked\r\n\r\n"
+            b"3\r\nabc\r\n1\r\nd\r\n0\r\n\r\n",
+            HttpAnswer(201, None, b"abcd"),
+        ),
+        (
+            b"HTTP/1.1 429 Slow\r\nRETRY-AFTER: 3\r\ncontent-length: 0\r\n\r\n",
+            HttpAnswer(429, 3.0),
+        ),
+        (
+            b"HTTP/1.1 200 OK\r\ncontent-length: 2000\r\n\r\n" + b"x" * 2_000,
+            HttpAnswer(200, None, b"x" * 1_000, whole=False),
+        ),
+    ],
+)
+def test_an_answer_is_read_to_its_end_and_the_next_one_is_right(reply, answer):
+    assert ask(Script(reply, OK), 2) == [answer, HttpAnswer(200, None, b"ok")]
+
+
+def test_a_body_without_a_length_ends_with_the_connection():
+    script = Script(b"HTTP/1.0 200 OK\r\n\r\nall of it", OK, closes=True)
+
+    assert ask(script, 2) == [HttpAnswer(200, None, b"all of it"), HttpAnswer(200, None, b"ok")]
+
+
+@pytest.mark.guarantee("http-each-message-has-its-answer")
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 20\r\n\r\nhalf", "no answer: it was cut off"),
+        (
+            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n",
+            "no answer: it was cut off",
+        ),
+    ],
+)
+def test_half_an_answer_is_none(reply, reason):
+    script = Script(reply, closes=True)
+
+    assert ask(script) == [reason]
+    assert len(script.bodies) == 1
+
+
+def test_what_is_not_http_is_no_answer():
+    (reason,) = ask(Script(b"SSH-2.0-OpenSSH\r\n"))
+
+    assert reason.startswith("no answer: what came is not HTTP: ")
+
+
+def test_a_connection_that_the_other_side_ends_is_not_used_again():
+    closing = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+    script = Script(closing, OK)
+
+    assert [answer.status for answer in ask(script, 2)] == [200, 200]
+    assert script.connections == 2
+
+
+def test_a_request_that_was_cut_off_is_sent_once_more_and_not_twice():
+    assert ask(Script(None, OK)) == [HttpAnswer(200, None, b"ok")]
+    script = Script(None, None, OK)
+    assert ask(script) == ["no answer: Server disconnected"]
+    assert script.bodies == [b"0", b"0"]
+
+
+def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one():
+    async def run() -> list[HttpAnswer | str]:
+        script = Script(b"", OK)
+        async with served(script, timeout=0.2) as client:
+            with pytest.raises(NoAnswer, match=r"no answer within 0\.2 s"):
+                await client.send(b"late", {}, 100)
+            answer = await client.send(b"next", {}, 100)
+        assert script.connections == 2
+        return [answer]
+
+    assert asyncio.run(run()) == [HttpAnswer(200, None, b"ok")]
