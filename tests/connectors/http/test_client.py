@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import zlib
 from contextlib import asynccontextmanager
 
 import pytest
@@ -113,6 +115,24 @@ def test_a_request_has_a_target_a_host_and_all_headers():
 )
 def test_an_answer_is_read_to_its_end_and_the_next_one_is_right(reply, answer):
     assert ask(Script(reply, OK), 2) == [answer, HttpAnswer(200, None, b"ok")]
+
+
+@pytest.mark.guarantee("http-each-message-has-its-answer")
+@pytest.mark.parametrize(
+    ("coding", "body", "answer"),
+    [
+        (b"gzip", gzip.compress(b"[1]"), HttpAnswer(200, None, b"[1]")),
+        (b"deflate", zlib.compress(b"[1]"), HttpAnswer(200, None, b"[1]")),
+        (b"gzip", gzip.compress(b"x" * 5_000), HttpAnswer(200, None, b"x" * 1_000, whole=False)),
+        (b"gzip", b"no", HttpAnswer(200, None, b"", whole=False)),
+        (b"br", b"no", HttpAnswer(200, None, b"", whole=False)),
+        (b"identity", b"[1]", HttpAnswer(200, None, b"[1]")),
+    ],
+)
+def test_a_packed_answer_is_unpacked_or_known_to_be_unread(coding, body, answer):
+    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: %b\r\ncontent-length: %d\r\n\r\n"
+
+    assert ask(Script(head % (coding, len(body)) + body)) == [answer]
 
 
 def test_a_body_without_a_length_ends_with_the_connection():

@@ -218,7 +218,9 @@ def test_an_answer_that_never_ends_is_not_read_to_its_end(receiver, opened):
     receiver.answer = lambda request: Told(200, b" " * 5_000_000)
     sink = opened(receiver.url, batch=BatchSettings(), retried=True)
 
-    assert [r.error for r in sink(some(1))] == ["HTTP 200, with an answer too long to read"]
+    assert [r.error for r in sink(some(1))] == [
+        "HTTP 200, with an answer that could not be read as a whole"
+    ]
     assert set(statuses(opened(receiver.url, retried=True)(some(1))).values()) == {Status.OK}
 
 

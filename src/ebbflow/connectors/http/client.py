@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import ssl
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,6 +23,7 @@ LONGEST_WAIT = 60 * 60.0
 _IDLE = 15.0
 _FIRST_WORDS = 200
 _PORTS = {"http": 80, "https": 443}
+_GZIP_OR_ZLIB = 47
 # What may stand in a path or a query as it is; all else is written as %XX.
 _AS_IT_IS = "/%:@!$&'()*+,;=~-._?"
 
@@ -30,7 +32,7 @@ _AS_IT_IS = "/%:@!$&'()*+,;=~-._?"
 class HttpAnswer:
     """A status, the seconds after which to come again if there are any, and the body.
 
-    ``whole`` is false when the body was longer than what was read of it.
+    ``whole`` is false when the body was longer than what was read of it, or could not be unpacked.
     """
 
     status: int
@@ -90,8 +92,8 @@ class HttpClient:
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
         self._timeout = timeout
         target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
-        shown = {"host": _shown_host(self._host, parts.port), "accept": "*/*"}
-        shown |= {"user-agent": "ebbflow"} | dict(headers)
+        shown = {"host": _shown_host(self._host, parts.port), "user-agent": "ebbflow"}
+        shown |= {"accept": "*/*", "accept-encoding": "gzip"} | dict(headers)
         lines = "".join(f"{name}: {text}\r\n" for name, text in shown.items())
         self._opening = f"{method} {quote(target, _AS_IT_IS)} HTTP/1.1\r\n{lines}".encode()
         self._idle: list[_Connection] = []
@@ -167,6 +169,7 @@ class _Connection(asyncio.Protocol):
         self._longest = 0
         self._status = 0
         self._retry_after: str | None = None
+        self._coding = b""
         self._has_length = False
         self._body = bytearray()
         self.used = 0.0
@@ -217,6 +220,7 @@ class _Connection(asyncio.Protocol):
         """Begins an answer."""
         self._status = 0
         self._retry_after = None
+        self._coding = b""
         self._has_length = False
         self._body = bytearray()
 
@@ -225,6 +229,8 @@ class _Connection(asyncio.Protocol):
         name = name.lower()
         if name == b"retry-after":
             self._retry_after = value.decode("latin-1")
+        elif name == b"content-encoding":
+            self._coding = value.strip().lower()
         elif name in (b"content-length", b"transfer-encoding"):
             self._has_length = True
 
@@ -254,6 +260,8 @@ class _Connection(asyncio.Protocol):
         if self._retry_after is not None:
             wait = parse_retry_after(self._retry_after, datetime.now(UTC))
         body = bytes(self._body[: self._longest])
+        if self._coding not in (b"", b"identity"):
+            body, whole = _unpack(body, self._coding, self._longest)
         self._answer.set_result(HttpAnswer(self._status, wait, body, whole))
         self._status = 0
         if not self.is_open:
@@ -264,3 +272,18 @@ class _Connection(asyncio.Protocol):
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(error)
         self._transport.close()
+
+
+def _unpack(body: bytes, coding: bytes, longest: int) -> tuple[bytes, bool]:
+    """Returns what was packed, and whether it is all of it and could be read.
+
+    A status for each message may be in it, so what cannot be read must not pass for an empty body.
+    """
+    if coding not in (b"gzip", b"x-gzip", b"deflate"):
+        return b"", False
+    unpacking = zlib.decompressobj(_GZIP_OR_ZLIB)
+    try:
+        text = unpacking.decompress(body, longest)
+    except zlib.error:
+        return b"", False
+    return text, unpacking.eof

@@ -52,7 +52,7 @@ def decide_each(data: Sequence[Datum], answer: HttpAnswer, retried: bool) -> lis
     if not 200 <= answer.status < 300:
         return [decide(datum, answer, retried) for datum in data]
     if not answer.whole:
-        why = f"HTTP {answer.status}, with an answer too long to read"
+        why = f"HTTP {answer.status}, with an answer that could not be read as a whole"
         return [Response.failure(datum.id, why) for datum in data]
     entries = _entries(answer.body)
     if entries is None:
