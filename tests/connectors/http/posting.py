@@ -41,10 +41,12 @@ class Answered:
 class Posting:
     """A feed that runs, seen from outside."""
 
-    def __init__(self, link: Link, pipeline: str, vertex: str, feed: Feed, told: list[str]) -> None:
-        self.link, self.vertex, self.feed, self.told = link, vertex, feed, told
+    def __init__(
+        self, link: Link, pipeline: str, vertex: str, feed: Feed, lines: list[str]
+    ) -> None:
+        self.link, self.vertex, self.feed, self.lines = link, vertex, feed, lines
         self.names = Names(pipeline)
-        self.url = told[-1].rpartition(" ")[2].removesuffix(f"/vertices/{vertex}")
+        self.url = lines[-1].rpartition(" ")[2].removesuffix(f"/vertices/{vertex}")
         self.port = int(self.url.rpartition(":")[2])
         self.path = f"/vertices/{vertex}"
 
@@ -70,8 +72,8 @@ class Posting:
         """All rows in the buffer, by the order in which they were stored."""
         stream = self.names.buffer(self.vertex, 0)
         subject = self.names.buffer_subject(self.vertex, 0)
-        found = self.link.run(read_subject(self.link.client, stream, subject))
-        rows = frames.Rows(frames.concat([frames.decode(one.payload) for one in found]))
+        messages = self.link.run(read_subject(self.link.client, stream, subject))
+        rows = frames.Rows(frames.concat([frames.decode(message.payload) for message in messages]))
         names = ("id", "value", "keys", "headers", "event_time", "first_seen", "deliveries")
         columns = [rows.column(name) for name in names]
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
@@ -110,12 +112,12 @@ def posting(
     names = Names(pipeline)
     for config in (streams.buffer_config(names, vertex, 0, max_frames), streams.seen_config(names)):
         link.run(streams.ensure(link.client, config))
-    told: list[str] = []
-    spot = Spot(pipeline, vertex, 1, largest, link, None, told.append, memory, False)
+    lines: list[str] = []
+    spot = Spot(pipeline, vertex, 1, largest, link, None, lines.append, memory, False)
     feed = HttpFeed(HttpSourceSettings(endpoint, **settings), spot)
     feed.start()
     try:
-        yield Posting(link, pipeline, vertex, feed, told)
+        yield Posting(link, pipeline, vertex, feed, lines)
     finally:
         feed.stop()
 

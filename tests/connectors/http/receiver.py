@@ -1,4 +1,4 @@
-"""A web server for sinks to send to: it keeps what it takes, and fails as it is told."""
+"""A web server for sinks to send to: it keeps what it takes, and fails as it is reply."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class Told:
+class Reply:
     """What to answer."""
 
     status: int = 200
@@ -33,7 +33,7 @@ class Told:
 class Receiver:
     """Listens on this machine until its context ends."""
 
-    def __init__(self, answer: Callable[[Taken], Told | None] | None = None) -> None:
+    def __init__(self, answer: Callable[[Taken], Reply | None] | None = None) -> None:
         self.requests: list[Taken] = []
         self.taken: list[Taken] = []
         self.down = False
@@ -63,10 +63,10 @@ class Receiver:
     def come_up(self) -> None:
         self.down = False
 
-    def take(self, request: Taken) -> Told:
+    def take(self, request: Taken) -> Reply:
         """Take a message, or each message of a batch, unless it is refused."""
         if self.down:
-            return Told(500, b"down for a while")
+            return Reply(500, b"down for a while")
         kind = request.headers.get("content-type")
         if kind == "application/json":
             records = json.loads(request.body)
@@ -74,13 +74,13 @@ class Receiver:
             records = [json.loads(line) for line in request.body.splitlines()]
         else:
             return self._take_one(request)
-        return Told(200, json.dumps([self._take_record(one) for one in records]).encode())
+        return Reply(200, json.dumps([self._take_record(record) for record in records]).encode())
 
-    def _take_one(self, request: Taken) -> Told:
+    def _take_one(self, request: Taken) -> Reply:
         if request.body in self._refused:
-            return Told(400, b"not this one")
+            return Reply(400, b"not this one")
         self.taken.append(request)
-        return Told()
+        return Reply()
 
     def _take_record(self, record: dict[str, Any]) -> dict[str, Any]:
         text = record.get("value")
@@ -108,16 +108,16 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {name.lower(): value for name, value in self.headers.items()}
         request = Taken(body, headers, self.command, self.client_address[1])
         self.receiver.requests.append(request)
-        told = self.receiver.answer(request)
-        if told is None:  # close the connection without an answer
+        reply = self.receiver.answer(request)
+        if reply is None:  # close the connection without an answer
             self.close_connection = True
             return
-        self.send_response(told.status)
-        for name, value in told.headers:
+        self.send_response(reply.status)
+        for name, value in reply.headers:
             self.send_header(name, value)
-        self.send_header("content-length", str(len(told.body)))
+        self.send_header("content-length", str(len(reply.body)))
         self.end_headers()
-        self.wfile.write(told.body)
+        self.wfile.write(reply.body)
         self.close_connection = self.close_connection or self.receiver.hangs_up
 
     do_POST = do_PUT = do_PATCH = _answer

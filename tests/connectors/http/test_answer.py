@@ -19,7 +19,7 @@ NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 
 
 def decide_each(ids: Sequence[str], answer: HttpAnswer, retried: bool = False) -> list[Response]:
-    return answers.decide_each([Datum(b"", id=one) for one in ids], answer, retried)
+    return answers.decide_each([Datum(b"", id=name) for name in ids], answer, retried)
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ def test_retry_after_is_a_number_of_seconds_or_a_date(text, seconds):
 
 @given(st.text())
 def test_no_retry_after_breaks_anything(text):
-    found = parse_retry_after(text, NOW)
-    assert found is None or 0 <= found <= LONGEST_WAIT
+    seconds = parse_retry_after(text, NOW)
+    assert seconds is None or 0 <= seconds <= LONGEST_WAIT
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_whatever_is_sent_nothing_breaks(source, chance, caplog):
     before = process.memory_info().rss
     seeds = [chance.getrandbits(64) for _ in range(CASES)]
 
-    def one(seed):
+    def send_any(seed):
         own = random.Random(seed)
         kind, end = own.choice(KINDS), own.choice(ENDS)
         try:
@@ -179,9 +179,9 @@ def test_whatever_is_sent_nothing_breaks(source, chance, caplog):
             raise AssertionError(f"{kind.__name__}, {end}, seed {seed}") from error
 
     with ThreadPoolExecutor(16) as pool:
-        list(pool.map(one, seeds))
+        list(pool.map(send_any, seeds))
 
-    assert [one.message for one in caplog.records if one.levelno >= logging.ERROR] == []
+    assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []
     assert source.feed.failure is None
     assert source.post(b"still there", x_numaflow_id="still").status == 200
     # What is left of it is a connection or two that is being closed, not what was sent on them.

@@ -18,7 +18,7 @@ from ebbflow.core.calling import Handler
 from ebbflow.core.position import LINEAGE
 from ebbflow.message import Status
 from ebbflow.secret import Secret
-from tests.connectors.http.receiver import Receiver, Told
+from tests.connectors.http.receiver import Receiver, Reply
 
 TIME = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
 
@@ -89,15 +89,15 @@ def test_requests_run_side_by_side_on_connections_that_are_kept(receiver, opened
 
 @pytest.mark.guarantee("http-each-message-has-its-answer")
 def test_each_message_gets_the_outcome_of_its_own_answer(receiver, opened):
-    told = {
-        b"0": Told(201),
-        b"1": Told(429, b"busy", (("Retry-After", "3"),)),
-        b"2": Told(503, b"", (("Retry-After", "1"),)),
-        b"3": Told(503, b"no time given"),
-        b"4": Told(422, b"no such\nproduct"),
-        b"5": Told(302, b"", (("Location", "http://127.0.0.1:1/"),)),
+    replies = {
+        b"0": Reply(201),
+        b"1": Reply(429, b"busy", (("Retry-After", "3"),)),
+        b"2": Reply(503, b"", (("Retry-After", "1"),)),
+        b"3": Reply(503, b"no time given"),
+        b"4": Reply(422, b"no such\nproduct"),
+        b"5": Reply(302, b"", (("Location", "http://127.0.0.1:1/"),)),
     }
-    receiver.answer = lambda request: told[request.body]
+    receiver.answer = lambda request: replies[request.body]
 
     ok, busy, closed, broken, wrong, moved = opened(receiver.url)(some(6))
 
@@ -125,14 +125,14 @@ def test_without_an_answer_the_other_side_is_away_or_the_strategy_decides(opened
 
 
 def test_an_answer_that_takes_too_long_is_none(receiver, opened):
-    receiver.answer = lambda request: time.sleep(1) or Told()
+    receiver.answer = lambda request: time.sleep(1) or Reply()
     (response,) = opened(receiver.url, timeout=0.1, retried=True)(some(1))
 
     assert response.error == "no answer within 0.1 s"
 
 
 def test_waiting_for_a_free_connection_does_not_count_as_waiting_for_an_answer(receiver, opened):
-    receiver.answer = lambda request: time.sleep(0.2) or Told()
+    receiver.answer = lambda request: time.sleep(0.2) or Reply()
     responses = opened(receiver.url, timeout=1.0, concurrency=1, retried=True)(some(8))
 
     assert set(statuses(responses).values()) == {Status.OK}
@@ -150,7 +150,7 @@ def test_a_connection_that_was_closed_meanwhile_is_no_failure(receiver, opened):
 
 def test_a_request_that_was_cut_off_is_sent_once_more(receiver, opened):
     def once(request):
-        return None if len(receiver.requests) == 1 else Told()
+        return None if len(receiver.requests) == 1 else Reply()
 
     receiver.answer = once
     (response,) = opened(receiver.url, retried=True)(some(1))
@@ -185,7 +185,7 @@ def test_a_batch_has_everything_of_each_message_and_is_answered_one_by_one(recei
             "json": "application/json",
         }[form]
     )
-    assert [json.loads(one.body) for one in receiver.taken] == [
+    assert [json.loads(message.body) for message in receiver.taken] == [
         {
             "id": "a",
             "value": "wäre",
@@ -215,7 +215,7 @@ def test_a_batch_is_sent_in_parts_that_are_not_too_large(receiver, opened):
 
 
 def test_an_answer_that_never_ends_is_not_read_to_its_end(receiver, opened):
-    receiver.answer = lambda request: Told(200, b" " * 5_000_000)
+    receiver.answer = lambda request: Reply(200, b" " * 5_000_000)
     sink = opened(receiver.url, batch=BatchSettings(), retried=True)
 
     assert [r.error for r in sink(some(1))] == [
@@ -247,8 +247,8 @@ def test_only_a_server_that_is_trusted_gets_anything(receiver, opened):
     receiver._server.socket = context.wrap_socket(receiver._server.socket, server_side=True)
     url = receiver.url.replace("http://", "https://")
     ca = {
-        name: one.cert_pem.bytes().decode()
-        for name, one in {"right": authority, "wrong": stranger}.items()
+        name: issuer.cert_pem.bytes().decode()
+        for name, issuer in {"right": authority, "wrong": stranger}.items()
     }
 
     (trusted,) = opened(url, tls=ClientTls(ca["right"]), retried=True)(some(1))
@@ -269,7 +269,7 @@ def test_a_message_waits_as_long_as_the_other_side_asks_for(run, receiver):
 
     def busy_at_first(request):
         times.append(time.monotonic())
-        return Told(429, b"", (("Retry-After", "1"),)) if len(times) == 1 else Told()
+        return Reply(429, b"", (("Retry-After", "1"),)) if len(times) == 1 else Reply()
 
     receiver.answer = busy_at_first
     pipeline = Pipeline("test").source("in", generator={"messages": 1})
@@ -282,7 +282,7 @@ def test_a_message_waits_as_long_as_the_other_side_asks_for(run, receiver):
 
 @pytest.mark.slow
 def test_what_is_refused_is_a_dead_letter_with_the_first_words(run, receiver, server_letters):
-    receiver.answer = lambda request: Told(422, b"no such product")
+    receiver.answer = lambda request: Reply(422, b"no such product")
     pipeline = Pipeline("test").source("in", generator={"messages": 3})
     run(pipeline.sink("out", http={"url": receiver.url, "batch": {}}))
 

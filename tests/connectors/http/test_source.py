@@ -220,7 +220,7 @@ def test_the_same_id_is_stored_once(source):
 def test_the_same_id_posted_by_many_at_the_same_time_is_stored_once(source):
     with ThreadPoolExecutor(16) as pool:
         ids = [f"m{n % 20}" for n in range(200)]
-        answers = list(pool.map(lambda one: source.post(b"x", x_numaflow_id=one), ids))
+        answers = list(pool.map(lambda name: source.post(b"x", x_numaflow_id=name), ids))
 
     assert {answer.status for answer in answers} == {200}
     assert Counter(row["id"] for row in source.rows()) == dict.fromkeys(ids, 1)
@@ -414,7 +414,7 @@ def test_only_who_knows_the_token_may_post(link, tmp_path):
             "Bearer open sesame!",
             "open sesame",
         ]
-        answers = [source.post(b"x", authorization=one) for one in wrong]
+        answers = [source.post(b"x", authorization=login) for login in wrong]
 
         assert {answer.status for answer in answers} == {401}
         assert answers[0].reason == "the bearer token is missing or wrong"
@@ -443,7 +443,7 @@ def test_with_a_token_it_may_listen_anywhere(link, tmp_path):
     with posting(link, tmp_path, endpoint=Endpoint("0.0.0.0", 0), token=Secret("t")) as source:
         assert source.post(b"x").status == 401
         assert source.post(b"x", authorization="Bearer t").status == 200
-        assert source.told[0] == (
+        assert source.lines[0] == (
             "in listens on 0.0.0.0 without TLS: its token and its messages can be read on their way"
         )
 
@@ -508,15 +508,15 @@ def test_a_port_that_is_taken_is_told_at_the_start(link, tmp_path):
 
 
 def test_two_vertices_share_a_port_until_the_last_one_stops(link, tmp_path):
-    with posting(link, tmp_path, pipeline="both", vertex="one") as one:
-        with posting(link, tmp_path, pipeline="both", vertex="two") as two:
-            assert one.port == two.port
-            assert (one.post(b"1").status, two.post(b"2").status) == (200, 200)
-            assert (one.values(), two.values()) == ([b"1"], [b"2"])
-        assert two.post(b"x").status == 404
-        assert one.post(b"3").status == 200
+    with posting(link, tmp_path, pipeline="both", vertex="one") as first:
+        with posting(link, tmp_path, pipeline="both", vertex="two") as second:
+            assert first.port == second.port
+            assert (first.post(b"1").status, second.post(b"2").status) == (200, 200)
+            assert (first.values(), second.values()) == ([b"1"], [b"2"])
+        assert second.post(b"x").status == 404
+        assert first.post(b"3").status == 200
     with pytest.raises(ConnectionRefusedError):
-        one.post(b"x")
+        first.post(b"x")
 
 
 def test_a_vertex_that_is_about_to_listen_is_not_taken_for_unknown(source, monkeypatch):
@@ -530,13 +530,13 @@ def test_a_vertex_that_is_about_to_listen_is_not_taken_for_unknown(source, monke
 def test_two_vertices_with_different_certificates_do_not_share_a_port(link, tmp_path, authority):
     secured = Endpoint("127.0.0.1", 0, certificate(authority))
     with (
-        posting(link, tmp_path, pipeline="differ", vertex="one", endpoint=LOOPBACK) as one,
+        posting(link, tmp_path, pipeline="differ", vertex="one", endpoint=LOOPBACK) as first,
         pytest.raises(SetupError, match=r"share 127\.0\.0\.1:0 and have different certificates"),
         posting(link, tmp_path, pipeline="differ", vertex="two", endpoint=secured),
     ):
         pass
     with pytest.raises(ConnectionRefusedError):
-        one.post(b"x")
+        first.post(b"x")
 
 
 # --- when things end ----------------------------------------------------------------------------
@@ -595,8 +595,8 @@ def test_without_nats_it_refuses_and_goes_on_when_nats_is_back(tmp_path):
 
 
 def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return one.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
 
 
 def port_of(server):

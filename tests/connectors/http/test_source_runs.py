@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return one.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ def test_an_http_source_that_is_fine(problems_of, fields):
     ],
 )
 def test_an_http_source_that_is_not(problems_of, fields, problem):
-    assert [one.split(": ", 1)[1] for one in problems_of(with_source(fields))] == [problem]
+    assert [line.split(": ", 1)[1] for line in problems_of(with_source(fields))] == [problem]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_sink_that_is_fine(problems_of, fields):
     ],
 )
 def test_a_sink_that_is_not(problems_of, fields, problem):
-    assert [one.split(": ", 1)[1] for one in problems_of(with_sink(fields))] == [problem]
+    assert [line.split(": ", 1)[1] for line in problems_of(with_sink(fields))] == [problem]
 
 
 # --- what they become ---------------------------------------------------------------------------

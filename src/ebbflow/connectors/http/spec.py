@@ -78,7 +78,7 @@ class HttpUser(Section):
     password: SecretRef = Field(description="the password")
 
     def read(self, where: str) -> tuple[Secret, Secret]:
-        """Both, as they are now."""
+        """Returns both, as they are now."""
         user = self.user.read(f"the user for {where}")
         return user, self.password.read(f"the password for {where}")
 
