@@ -32,6 +32,7 @@ _KEEP_ALIVE = 15.0
 _DISCARDING = 1.0
 _MOST_UNANSWERED = 64
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_ABOUT_THE_BODY = frozenset((b"host", b"transfer-encoding", b"expect"))
 
 
 @dataclass(slots=True)
@@ -133,6 +134,7 @@ class HttpConnection(asyncio.Protocol):
         self._head_size = 0
         self._target = b""
         self._headers: list[tuple[bytes, bytes]] = []
+        self._about_the_body: list[tuple[bytes, bytes]] = []
         self._exchange: Exchange | None = None
         self._receiver: Receiver | None = None
         self._refusal: Refusal | None = None
@@ -223,6 +225,7 @@ class HttpConnection(asyncio.Protocol):
         self._head_size = 0
         self._target = b""
         self._headers = []
+        self._about_the_body = []
 
     def on_url(self, target: bytes) -> None:
         """Takes a piece of the target."""
@@ -230,7 +233,10 @@ class HttpConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Takes a header."""
-        self._headers.append((name.lower(), value))
+        header = name.lower(), value
+        self._headers.append(header)
+        if header[0] in _ABOUT_THE_BODY:
+            self._about_the_body.append(header)
 
     def on_headers_complete(self) -> None:
         """Hands the request on; an exception here is a bad request for the parser."""
@@ -248,19 +254,21 @@ class HttpConnection(asyncio.Protocol):
             self._receiver = self._host.open(head, exchange)
         except Exception as error:
             self._refuse(_refusal_of(error))
-        if any(name == b"expect" for name, _ in self._headers):
+        if any(name == b"expect" for name, _ in self._about_the_body):
             self._answer_expectation(exchange)
 
     def _check_framing(self) -> None:
         """Raises ``ValueError`` for a body whose end the parser and a proxy may see differently."""
-        version = self._parser.get_http_version()
-        names = [name for name, _ in self._headers]
-        if version == "1.1" and names.count(b"host") != 1:
-            raise ValueError("a request names one host")
-        if b"transfer-encoding" in names:
-            codings = [text for name, text in self._headers if name == b"transfer-encoding"]
-            if version != "1.1" or [coding.lower() for coding in codings] != [b"chunked"]:
-                raise ValueError("a body is chunked or plain")
+        is_current = self._parser.get_http_version() == "1.1"
+        headers = self._about_the_body
+        if is_current and len(headers) == 1 and headers[0][0] == b"host":
+            return
+        hosts = [text for name, text in headers if name == b"host"]
+        codings = [text.lower() for name, text in headers if name == b"transfer-encoding"]
+        if (is_current and len(hosts) != 1) or (
+            codings and not (is_current and codings == [b"chunked"])
+        ):
+            raise ValueError("the body may end somewhere else for others")
 
     def _answer_expectation(self, exchange: Exchange) -> None:
         """Tells a client that asked first whether to send its body."""

@@ -44,10 +44,14 @@ _LATE = 0.05
 
 
 class Post:
-    """One post: its body while it arrives, its messages while they are stored, and its answer."""
+    """One post: its body while it arrives, its messages while they are stored, and its answer.
+
+    When it is complete, ``count`` is the number of its messages and ``size`` about their bytes.
+    """
 
     __slots__ = (
-        "_exchange", "_largest", "_pieces", "_room", "_size", "_store", "envelope", "rows", "value",
+        "_exchange", "_largest", "_pieces", "_received", "_room", "_store", "count", "envelope",
+        "rows", "size", "value",
     )  # fmt: skip
 
     def __init__(
@@ -66,46 +70,41 @@ class Post:
         self._largest = largest
         self._store = store
         self._pieces: list[bytes] = []
-        self._size = 0
+        self._received = 0
+        self.count = 1
+        self.size = 0
 
     # --- as the connection sees it --------------------------------------------------------------
 
     def feed(self, piece: bytes) -> None:
         """Takes a piece of the body; ``Refusal`` if there is no room for it."""
-        self._size += len(piece)
-        check_size(self._size, self._largest)
-        self._room.cover(self._size)
+        self._received += len(piece)
+        check_size(self._received, self._largest)
+        self._room.cover(self._received)
         self._pieces.append(piece)
 
     def finish(self) -> None:
         """Has it stored; ``Refusal`` if it holds no messages."""
         self.value = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self.size = self._received + self.envelope.size + _ROW_BYTES
         try:
             if self.envelope.is_batch:
-                self.rows = self.envelope.split(self.value)
-                self._room.cover(self.rows.nbytes)
+                self._split()
             self._store.add(self)
         except BaseException:
             self.abandon()
             raise
+
+    def _split(self) -> None:
+        self.rows = self.envelope.split(self.value)
+        self.count, self.size = self.rows.num_rows, self.rows.nbytes
+        self._room.cover(self.size)
 
     def abandon(self) -> None:
         """Gives its room back."""
         self._room.release()
 
     # --- as the store sees it -------------------------------------------------------------------
-
-    @property
-    def count(self) -> int:
-        """The number of its messages."""
-        return 1 if self.rows is None else self.rows.num_rows
-
-    @property
-    def size(self) -> int:
-        """About the bytes that it takes in a frame."""
-        if self.rows is None:
-            return len(self.value) + self.envelope.size + _ROW_BYTES
-        return int(self.rows.nbytes)
 
     def settle(self, refusal: Refusal | None) -> None:
         """Answers, if that was not done before, and gives its room back. Called once."""
@@ -126,7 +125,7 @@ class Post:
         text = json.dumps(self.envelope.id)
         if self.rows is None:
             return b'{"id":%b}' % text.encode()
-        return b'{"id":%b,"messages":%d}' % (text.encode(), self.rows.num_rows)
+        return b'{"id":%b,"messages":%d}' % (text.encode(), self.count)
 
 
 class Group:

@@ -291,12 +291,12 @@ def _is_plain(headers: Mapping[str, str]) -> bool:
 def _split_lines(body: bytes) -> pa.BinaryArray:
     if b"\r" in body:
         body = b"\n".join(line.removesuffix(b"\r") for line in body.split(b"\n"))
-    body = body.strip(b"\n")
-    if not body:
+    lines = pc.split_pattern(pa.array([body.strip(b"\n")], pa.binary()), b"\n").flatten()
+    sizes = pc.binary_length(lines)
+    if not pc.min(sizes).as_py():
+        lines = lines.filter(pc.greater(sizes, 0))
+    if not len(lines):
         raise Refusal(400, "the batch has no lines")
-    lines = pc.split_pattern(pa.array([body], pa.binary()), b"\n").flatten()
-    if b"\n\n" in body:
-        lines = lines.filter(pc.greater(pc.binary_length(lines), 0))
     if len(lines) > MOST_LINES:
         raise Refusal(413, f"a batch may have {MOST_LINES:,} lines, not {len(lines):,}")
     return lines
