@@ -4,6 +4,7 @@ The process is a thread here, so that the test can see what the source was told.
 other; some end in good order, some are gone at once, and the system behind the source may be away.
 """
 
+import os
 import pickle
 import socket
 import threading
@@ -208,7 +209,7 @@ def served(source: type, messages: int) -> Iterator[tuple[Outside, str]]:
     """A process for the source, in a thread; ends with the context."""
     global OUTSIDE
     outside = OUTSIDE = Outside(messages)
-    run = f"test-{next(RUNS)}"
+    run = f"test-{os.getpid()}-{next(RUNS)}"
     path = client._socket_path(f"{run}/in/0")
     code = pickle.dumps(source)
     order = Order("in", 0, code, None, [], str(path), LISTED, 0, 5, 7, 0.01)
