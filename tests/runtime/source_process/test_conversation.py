@@ -184,9 +184,11 @@ class Task:
 
     def take(self, limit: int) -> tuple[Rows, pa.BinaryArray] | None:
         """Waits for a chunk; ``None`` when the source is exhausted."""
+        deadline = time.monotonic() + 20
         while not (batches := self.inlet.take(limit)):
             if self.inlet.exhausted:
                 return None
+            assert time.monotonic() < deadline, "nothing comes any more"
             self.wake.wait(0.05)
             self.wake.clear()
         return Rows(frames.concat(batches)), self.inlet.pick_up()
@@ -407,6 +409,32 @@ def test_what_is_neither_messages_nor_columns_fails_the_source(given_instead, mo
         with pytest.raises(SourceError, match=r"read\(\) raised TypeError"):
             task.take(1)
         task.inlet.close(for_good=True)
+
+
+class Strict(TakingBack):
+    """Raises at the first message that it does not know, before it hears of the others."""
+
+    def _end(self, offsets):
+        for offset in offsets:
+            if offset not in self._outside.given:
+                raise KeyError(offset)
+            self._outside.given.pop(offset)
+            self._outside.acked.append(offset)
+
+
+@pytest.mark.guarantee("sources-are-acknowledged-last")
+def test_a_source_made_anew_hears_of_all_that_it_knows_whatever_it_does_not_know():
+    with served(Strict, 8) as (outside, run):
+        first = Task(run, EmptyLedger())
+        until(lambda: len(outside.given) == 8)
+        taken = first.take(100)
+        outside.outages.append("ack")
+        first.settle(*taken, {"in-0-3", "in-0-6"})  # the source is made anew, and told again
+        while taken := first.take(3):
+            first.settle(*taken, set())
+        first.inlet.close(for_good=True)
+    assert (outside.waiting, outside.given) == ([], {})
+    assert sorted(set(outside.acked)) == [b"%d" % number for number in range(8)]
 
 
 def test_an_outage_is_waited_out_and_shown():

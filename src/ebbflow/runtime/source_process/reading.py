@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ebbflow.core.blame import Outage
 from ebbflow.core.calling import Handler
@@ -191,6 +192,8 @@ class SourceReading:
         return len(more) >= self._order.limit
 
     def _rows_of(self, columns: pa.RecordBatch) -> pa.RecordBatch:
+        if self._inherited:  # what the source gives again it knows from now on
+            self._inherited.difference_update(columns.column("offset").to_pylist())
         return rows_of(columns, self._order.vertex, self._order.partition, datetime.now(UTC))
 
     def tell(self) -> Told | None:
@@ -209,17 +212,14 @@ class SourceReading:
     def settle(self, ends: Settle) -> Heard:
         """Tells the source what is settled and what it is to give again."""
         acks, nacks = ends.read_acks(), ends.read_nacks()
-        offsets = [acks, nacks.column("offset")]
-        unknown = self._inherits(offsets)
-        try:
-            if len(acks):
-                self._ack(acks)
-            if nacks.num_rows:
-                self._call("nack", None, _list_nacks(nacks))
-        except Exception as error:
-            # A source that was made anew need not know what an earlier one gave: it gives it again.
-            if not unknown or self._order.systems.means_away(error):
-                raise
+        offsets = (acks, nacks.column("offset"))
+        if self._inherited:
+            inherited = [self._is_inherited(column) for column in offsets]
+            known = [pc.invert(mask) for mask in inherited]
+            self._tell_ends(acks.filter(known[0]), nacks.filter(known[1]))
+            self._tell_stranger(acks.filter(inherited[0]), nacks.filter(inherited[1]))
+        else:
+            self._tell_ends(acks, nacks)
         for settled in offsets:
             self._in_hand.settle(settled)
             self._inherited.difference_update(settled.to_pylist() if self._inherited else ())
@@ -227,22 +227,37 @@ class SourceReading:
         self._told_exhausted = self._told_exhausted and self._exhausted
         return Heard(self._told_exhausted)
 
-    def _inherits(self, offsets: list[pa.BinaryArray]) -> bool:
-        """Returns whether one of the messages was given by a source that is gone."""
-        if not self._inherited:
-            return False
-        return not all(self._inherited.isdisjoint(some.to_pylist()) for some in offsets)
+    def _is_inherited(self, offsets: pa.BinaryArray) -> pa.BooleanArray:
+        """Returns which of the messages were given by a source that is gone."""
+        return pa.array(map(self._inherited.__contains__, offsets.to_pylist()), pa.bool_())
 
-    def _ack(self, acks: pa.BinaryArray) -> None:
-        self._open()
-        if hasattr(self._source, "ack_columns"):
-            self._call("ack_columns", None, acks)
-        else:
-            self._call("ack", None, acks.to_pylist())
+    def _tell_ends(self, acks: pa.BinaryArray, nacks: pa.RecordBatch) -> None:
+        if len(acks):
+            self._open()
+            if hasattr(self._source, "ack_columns"):
+                self._call("ack_columns", None, acks)
+            else:
+                self._call("ack", None, acks.to_pylist())
+        if nacks.num_rows:
+            self._call("nack", None, _list_nacks(nacks))
+
+    def _tell_stranger(self, acks: pa.BinaryArray, nacks: pa.RecordBatch) -> None:
+        """Tells a source that was made anew of messages that an earlier one gave.
+
+        It need not know them, and may raise: then it gives them again.
+        """
+        # Apart from each other, and from those it knows: what raises for one must not keep the
+        # source from hearing of the others. It would wait for their ends for ever.
+        for some, others in ((acks, nacks.slice(0, 0)), (acks.slice(0, 0), nacks)):
+            try:
+                self._tell_ends(some, others)
+            except Exception as error:
+                if self._order.systems.means_away(error):
+                    raise
 
     def _call(self, name: str, absent: Any, *arguments: Any) -> Any:
         self._open()
-        self._calling = name
+        self._calling = name.removesuffix("_columns")
         method: Callable[..., Any] | None = getattr(self._source, name, None)
         return absent if method is None else self._handler.finish(method(*arguments))
 
