@@ -189,7 +189,7 @@ class ModelClock:
         self._idle()
 
     def sleep(self, seconds: float) -> None:
-        self._server.pass_time(max(1, int(seconds * 1000)))
+        self._server.pass_time(max(1, round(seconds * 1000)))
 
 
 @coroutine

@@ -63,14 +63,15 @@ class Silence:
 
 
 class AnySize:
-    """Chunks of any size."""
+    """Chunks of any size up to the largest."""
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, largest: int) -> None:
         self._random = random
+        self._largest = largest
 
     @property
     def limit(self) -> int:
-        return self._random.randint(1, 6)
+        return self._random.randint(1, self._largest)
 
     def measured(self, verdict: Verdict) -> AbstractContextManager[None]:
         return nullcontext()
@@ -108,6 +109,7 @@ class ModelTask:
     intake: type[Intake] = Intake
     place: Place = PLACE
     emits = False
+    largest = 6
     seconds = FOR_EVER
     breaker = NO_BREAKER
 
@@ -128,7 +130,7 @@ class ModelTask:
             journal=self.journal,
             open_intake=self._open,
             gate=gate,
-            size=AnySize(chances.random),
+            size=AnySize(chances.random, self.largest),
             rules=rules_of_vertex,
             events=Silence(),
             clock=clock,
@@ -221,6 +223,7 @@ class Trickle(ModelTask):
     """A task whose buffer gets a row every millisecond."""
 
     rows = 60
+    largest = 10_000
 
     def __init__(self, server: Server, code: UserCode, rules: Rules, chances: Chances) -> None:
         self._coming = inlet_of(*[1] * self.rows)

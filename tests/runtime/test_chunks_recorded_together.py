@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbflow.core.position import Mark
-from ebbflow.runtime.gathering import INTERVAL
+from ebbflow.runtime.gathering import AT_BUFFER
 from ebbflow.runtime.settling import Settling
 from tests.runtime.crash_model import Chances, Rules, UserCode
 from tests.runtime.crash_run import ModelTask, Trickle, inlet_of, run_to_the_end
@@ -72,7 +72,7 @@ def test_under_a_steady_flow_no_chunk_waits_longer_to_be_recorded():
     # A row comes every millisecond: those that have been there for so long are done.
     late = [at - began - position.done.inlet.seq for at, position in records[:-1]]
     assert late
-    assert max(late) <= WITHIN + INTERVAL * 1000
+    assert max(late) <= WITHIN + AT_BUFFER * 1000
 
 
 def test_no_intent_is_written_for_a_chunk_that_publishes_nothing():

@@ -141,8 +141,11 @@ def split(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     # and what both attempts published would be there twice.
     if not batch.num_rows:
         return
-    average = max(1, size_of(batch) // batch.num_rows)
-    step = max(1, min(MAX_ROWS, MAX_BYTES // average))
+    size = size_of(batch)
+    if batch.num_rows <= MAX_ROWS and size <= MAX_BYTES:
+        yield batch
+        return
+    step = max(1, min(MAX_ROWS, MAX_BYTES // max(1, size // batch.num_rows)))
     for start in range(0, batch.num_rows, step):
         yield from _halve_if_large(batch.slice(start, step))
 

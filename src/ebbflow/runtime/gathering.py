@@ -10,24 +10,28 @@ from __future__ import annotations
 
 from ebbflow.runtime.journal import Clock
 
-INTERVAL = 0.003
-"""Seconds from the beginning of a small chunk to that of the next one."""
+AT_SOURCE, AT_BUFFER = 0.005, 0.002
+"""Seconds from the beginning of a small chunk to that of the next one.
+
+Longer at a source: its chunks set the pace for all vertices behind it, which then seldom wait.
+"""
 
 FEW = 100
 """A chunk of fewer rows is a small one."""
 
 
 class Gathering:
-    """The wait of one task between two chunks. Used by the task's thread."""
+    """The waits of one task, of ``interval`` seconds at most. Used by the task's thread."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, interval: float) -> None:
         self._clock = clock
+        self._interval = interval
         self._until = clock.monotonic()
 
     def begin_chunk(self, rows: int, leaves_rows: bool) -> None:
         """Notes that a chunk of so many rows begins; rows that it leaves need not wait for more."""
         gathers = rows < FEW and not leaves_rows
-        self._until = self._clock.monotonic() + (INTERVAL if gathers else 0.0)
+        self._until = self._clock.monotonic() + (self._interval if gathers else 0.0)
 
     def wait(self) -> None:
         """Waits until the next chunk may begin."""

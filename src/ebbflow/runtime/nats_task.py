@@ -30,6 +30,7 @@ from ebbflow.runtime.chunk_size import pace_for
 from ebbflow.runtime.deciding import DecisionRules, Times, no_times, source_times
 from ebbflow.runtime.events import Events
 from ebbflow.runtime.gate import Gate, VertexCode
+from ebbflow.runtime.gathering import AT_BUFFER, AT_SOURCE
 from ebbflow.runtime.handlers import breaker_of, patience_of
 from ebbflow.runtime.intake import Intake, OrderedIntake
 from ebbflow.runtime.journal import InFlight, Report, SystemClock
@@ -132,6 +133,7 @@ class VertexTask:
             events=self.events,
             clock=self._clock,
             feeders=plan.feeders,
+            interval=AT_SOURCE if plan.is_source else AT_BUFFER,
         )
 
     def _open_intake(self, done: Span) -> Intake:

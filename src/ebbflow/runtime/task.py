@@ -27,7 +27,7 @@ from ebbflow.core.watermark import Watermark
 from ebbflow.outcome import Counts
 from ebbflow.runtime.deciding import ChunkDecider, ChunkSize, DecisionRules
 from ebbflow.runtime.gate import Gate
-from ebbflow.runtime.gathering import Gathering
+from ebbflow.runtime.gathering import AT_BUFFER, Gathering
 from ebbflow.runtime.intake import Intake, Taken
 from ebbflow.runtime.journal import Clock, Report, TaskEvents, TaskJournal
 from ebbflow.runtime.settling import ChunkEnd, Settling, Unsettled
@@ -40,7 +40,7 @@ _LOOK_EVERY = 1.0
 class TaskParts:
     """The parts that a task is made of. ``open_intake`` opens both streams at a span.
 
-    ``feeders`` are the tasks that write to the inlet.
+    ``feeders`` are the tasks that write to the inlet. ``interval`` is that of small chunks.
     """
 
     journal: TaskJournal
@@ -51,6 +51,7 @@ class TaskParts:
     events: TaskEvents
     clock: Clock
     feeders: Iterable[str] = ()
+    interval: float = AT_BUFFER
 
 
 class ChunkLoop:
@@ -62,7 +63,7 @@ class ChunkLoop:
         self._events, self._clock = parts.events, parts.clock
         self._place: Place = parts.rules.place
         self._decider = ChunkDecider(parts.rules, parts.gate, parts.size, parts.clock)
-        self._gathering = Gathering(parts.clock)
+        self._gathering = Gathering(parts.clock, parts.interval)
         self._chunks = self._rows = 0
         # Claimed before anything is read: until then the task before may still settle what it has.
         position = parts.journal.submit(parts.journal.claim()).result()
