@@ -6,7 +6,8 @@
 Whatever stops in between, the next task finds the intent, cuts the same chunk again and settles it
 again: what is stored already is known by its id. The next chunk's intent is also the record that
 this one is done, so there is one write for both, and user code works on the next chunk while this
-one is being published.
+one is being published. A chunk that publishes nothing has no intent: it waits to be recorded with
+the next ones.
 
 The order is the guarantee. The comments in this module say which wrong edit loses a message and
 which doubles one; the tests of crashes run this module and fail when the order is changed.
