@@ -186,6 +186,16 @@ def test_no_prefix_of_a_list_has_the_fingerprint_of_another(given_ids):
     assert len(set(prefixes)) == len(prefixes)
 
 
+@given(st.lists(sample_rows.texts, min_size=1, max_size=9))
+def test_the_fingerprint_of_few_ids_is_made_like_that_of_many(given_ids):
+    """They are hashed in different ways; a limit that moves must not change the ids of frames."""
+    many = given_ids * frames.FEW
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(frames, "FEW", len(many))
+        few = fingerprint(many)
+    assert few == fingerprint(many)
+
+
 @given(ids, ids, ids)
 def test_a_part_of_a_column_has_the_fingerprint_of_its_ids(before, given_ids, after):
     column = pa.array([*before, *given_ids, *after], pa.string())

@@ -29,9 +29,6 @@ DELIVERY = ("deliveries", "failures", "retries", "nack_reason", "first_seen")
 NOBODY = -1
 """The parent of an output that comes from the chunk as a whole."""
 
-# For so few rows Python is faster than the calls into Arrow, each of which costs what 50 ids cost.
-_FEW = 32
-
 # In a cycle the way would grow with every round; from here on its start is only a hash.
 LONGEST_ID = 240
 
@@ -247,7 +244,7 @@ def output_ids(parents: pa.Array, indexes: Sequence[int], name: str) -> pa.Array
 
     Nothing random is in them: a replay makes the same ids, which is how copies are known.
     """
-    if len(parents) <= _FEW:
+    if len(parents) <= frames.FEW:
         ways = zip(map(_shorten_way, parents.to_pylist()), indexes, strict=True)
         return pa.array([f"{way}/{_step(name, index)}" for way, index in ways], pa.string())
     if pc.max(pc.binary_length(parents)).as_py() > LONGEST_ID:
