@@ -13,10 +13,12 @@ import trustme
 
 from ebbflow import Datum, Pipeline
 from ebbflow.connectors.http.settings import BatchSettings, ClientTls, HttpSinkSettings
-from ebbflow.connectors.http.sink import HttpSink, split_records
+from ebbflow.connectors.http.sink import HttpSink, split_lines
+from ebbflow.core import frames
 from ebbflow.core.calling import Handler
+from ebbflow.core.columns import SINK_COLUMNS
 from ebbflow.core.position import LINEAGE
-from ebbflow.message import Status
+from ebbflow.message import RowResponse, Status
 from ebbflow.secret import Secret
 from tests.connectors.http.receiver import Receiver, Reply
 
@@ -36,12 +38,25 @@ def opened():
 
     def make(url, **settings):
         handlers.append(Handler(partial(HttpSink, HttpSinkSettings(url, **settings))))
-        handler = handlers[-1]
-        return lambda data: handler.finish(handler.call(data))
+        return partial(answered, handlers[-1])
 
     yield make
     for handler in handlers:
         handler.close()
+
+
+def answered(handler, data):
+    """The answer for each message; what the sink does not answer for is written."""
+    answers = handler.finish(handler.call(rows_of(data))) or {}
+    assert answers.keys() <= set(range(len(data)))
+    return [answers.get(row, RowResponse.ok()) for row in range(len(data))]
+
+
+def rows_of(data):
+    names = ("id", "value", "keys", "event_time")
+    columns = {name: [getattr(datum, name) for datum in data] for name in names}
+    columns["headers"] = [list(datum.headers.items()) for datum in data]
+    return frames.batch_of(columns, len(data)).select(SINK_COLUMNS)
 
 
 def some(count, **fields):
@@ -49,7 +64,7 @@ def some(count, **fields):
 
 
 def statuses(responses):
-    return {response.id: response.status for response in responses}
+    return [response.status for response in responses]
 
 
 # --- one message a request ----------------------------------------------------------------------
@@ -81,7 +96,7 @@ def test_requests_run_side_by_side_on_connections_that_are_kept(receiver, opened
     sink = opened(receiver.url, concurrency=20)
     began = time.monotonic()
     for _ in range(2):
-        assert set(statuses(sink(some(60))).values()) == {Status.OK}
+        assert set(statuses(sink(some(60)))) == {Status.OK}
 
     assert time.monotonic() - began < 0.1 * 120 / 4
     assert len({request.connection for request in receiver.requests}) <= 20
@@ -135,14 +150,14 @@ def test_waiting_for_a_free_connection_does_not_count_as_waiting_for_an_answer(r
     receiver.answer = lambda request: time.sleep(0.2) or Reply()
     responses = opened(receiver.url, timeout=1.0, concurrency=1, retried=True)(some(8))
 
-    assert set(statuses(responses).values()) == {Status.OK}
+    assert set(statuses(responses)) == {Status.OK}
 
 
 def test_a_connection_that_was_closed_meanwhile_is_no_failure(receiver, opened):
     sink = opened(receiver.url, retried=True)
     receiver.hangs_up = True
     for _ in range(5):
-        assert set(statuses(sink(some(20))).values()) == {Status.OK}
+        assert set(statuses(sink(some(20)))) == {Status.OK}
         time.sleep(0.05)  # the other side closes while nobody looks
 
     assert len(receiver.taken) == len(receiver.requests) == 100
@@ -176,7 +191,7 @@ def test_a_batch_has_everything_of_each_message_and_is_answered_one_by_one(recei
         Datum(b"1", id="c"),
     ]
 
-    assert statuses(sink(data)) == {"a": Status.OK, "b": Status.OK, "c": Status.FAILURE}
+    assert statuses(sink(data)) == [Status.OK, Status.OK, Status.FAILURE]
     (request,) = receiver.requests
     assert (
         request.headers["content-type"]
@@ -198,20 +213,26 @@ def test_a_batch_has_everything_of_each_message_and_is_answered_one_by_one(recei
 
 
 def test_a_batch_is_sent_in_parts_that_are_not_too_large(receiver, opened):
-    records = [(datum, b"x" * 10) for datum in some(10)]
-    sizes = [len(part) for part in split_records(records, BatchSettings(size=4, max_bytes=1_000))]
-    bytes_each = [
-        len(part) for part in split_records(records, BatchSettings(size=100, max_bytes=25))
-    ]
+    def sizes(**limits):
+        return [len(part) for part in split_lines([b"x" * 10] * 10, BatchSettings(**limits))]
 
-    assert sizes == [4, 4, 2]
-    assert bytes_each == [2, 2, 2, 2, 2]
-    assert [len(part) for part in split_records(records, BatchSettings(size=9, max_bytes=1))] == [
-        1
-    ] * 10
+    assert sizes(size=4, max_bytes=1_000) == [4, 4, 2]
+    assert sizes(size=100, max_bytes=25) == [2, 2, 2, 2, 2]
+    assert sizes(size=9, max_bytes=1) == [1] * 10
+    assert [*split_lines([], BatchSettings())] == []
     sink = opened(receiver.url, batch=BatchSettings(size=4))
-    assert set(statuses(sink(some(10))).values()) == {Status.OK}
+    assert set(statuses(sink(some(10)))) == {Status.OK}
     assert len(receiver.requests) == 3
+
+
+@pytest.mark.guarantee("http-each-message-has-its-answer")
+def test_parts_of_a_call_are_answered_for_each_on_its_own(receiver, opened):
+    receiver.refuse([b"3", b"9"])
+    sink = opened(receiver.url, batch=BatchSettings(size=4), retried=True)
+
+    failed = [row for row, status in enumerate(statuses(sink(some(10)))) if status != Status.OK]
+
+    assert failed == [3, 9]
 
 
 def test_an_answer_that_never_ends_is_not_read_to_its_end(receiver, opened):
@@ -221,7 +242,7 @@ def test_an_answer_that_never_ends_is_not_read_to_its_end(receiver, opened):
     assert [r.error for r in sink(some(1))] == [
         "HTTP 200, with an answer that could not be read as a whole"
     ]
-    assert set(statuses(opened(receiver.url, retried=True)(some(1))).values()) == {Status.OK}
+    assert set(statuses(opened(receiver.url, retried=True)(some(1)))) == {Status.OK}
 
 
 # --- logins and TLS -----------------------------------------------------------------------------

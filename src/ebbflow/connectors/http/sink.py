@@ -20,16 +20,20 @@ from http import HTTPStatus
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from ebbflow.connectors.http.client import HttpAnswer, HttpClient, NoAnswer, bound_wait
 from ebbflow.connectors.http.settings import BatchSettings, HttpSinkSettings
-from ebbflow.connectors.json_record import record
-from ebbflow.core.outage import away
+from ebbflow.connectors.json_record import records
 from ebbflow.core.position import LINEAGE
-from ebbflow.message import Datum, Response
+from ebbflow.message import RowResponse
 from ebbflow.nacks import NackOptions
 
 T = TypeVar("T")
-R = TypeVar("R")
+
+Answers = dict[int, RowResponse]
+"""The answers for those rows that are not simply written."""
 
 _AGAIN_LATER = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 _AWAY = (
@@ -39,25 +43,30 @@ _AWAY = (
 )
 
 
-def decide(datum: Datum, answer: HttpAnswer, retried: bool) -> Response:
-    """Returns the response for a message that the whole answer is about.
+def decide(answer: HttpAnswer, retried: bool) -> RowResponse | None:
+    """Returns the response for a message that the whole answer is about; none if it is written.
 
     ``retried`` says that the sink has a retry strategy.
     """
-    return _response(datum, answer.status, answer.wait, answer.words, retried)
+    return _respond(answer.status, answer.wait, answer.words, retried)
 
 
-def decide_each(data: Sequence[Datum], answer: HttpAnswer, retried: bool) -> list[Response]:
-    """Returns the responses for the messages of a batch."""
+def decide_each(ids: Sequence[str], answer: HttpAnswer, retried: bool) -> Answers:
+    """Returns the responses for the messages of a batch that are not simply written."""
     if not 200 <= answer.status < 300:
-        return [decide(datum, answer, retried) for datum in data]
+        return _to_all(ids, decide(answer, retried))
     if not answer.whole:
         why = f"HTTP {answer.status}, with an answer that could not be read as a whole"
-        return [Response.failure(datum.id, why) for datum in data]
+        return _to_all(ids, RowResponse.failure(why))
     entries = _entries(answer.body)
     if entries is None:
-        return [Response.ok(datum.id) for datum in data]
-    return [_entry(datum, entries.get(datum.id), retried) for datum in data]
+        return {}
+    responses = (_read_entry(entries.get(message_id), retried) for message_id in ids)
+    return {row: response for row, response in enumerate(responses) if response is not None}
+
+
+def _to_all(ids: Sequence[str], response: RowResponse | None) -> Answers:
+    return {} if response is None else dict.fromkeys(range(len(ids)), response)
 
 
 def _entries(body: bytes) -> dict[Any, Mapping[str, Any]] | None:
@@ -72,24 +81,24 @@ def _entries(body: bytes) -> dict[Any, Mapping[str, Any]] | None:
     return {entry["id"]: entry for entry in entries if isinstance(entry.get("id"), str)}
 
 
-def _entry(datum: Datum, entry: Mapping[str, Any] | None, retried: bool) -> Response:
+def _read_entry(entry: Mapping[str, Any] | None, retried: bool) -> RowResponse | None:
     status = entry.get("status") if entry is not None else None
     if entry is None or not isinstance(status, int):
-        return Response.failure(datum.id, "the answer has no status for this message")
+        return RowResponse.failure("the answer has no status for this message")
     wait = entry.get("retry_after")
     seconds = bound_wait(float(wait)) if isinstance(wait, int | float) else None
-    return _response(datum, status, seconds, str(entry.get("error") or ""), retried)
+    return _respond(status, seconds, str(entry.get("error") or ""), retried)
 
 
-def _response(datum: Datum, status: int, wait: float | None, words: str, retried: bool) -> Response:
+def _respond(status: int, wait: float | None, words: str, retried: bool) -> RowResponse | None:
     if 200 <= status < 300:
-        return Response.ok(datum.id)
+        return None
     why = f"HTTP {status}: {words}" if words else f"HTTP {status}"
     if status in _AGAIN_LATER and wait is not None:
-        return Response.nack(datum.id, NackOptions(wait * 1000, reason=why))
-    if status in _AWAY:
-        return away(datum, why, retried=retried)
-    return Response.failure(datum.id, why)
+        return RowResponse.nack(NackOptions(wait * 1000, reason=why))
+    if status in _AWAY and not retried:
+        return RowResponse.unavailable(why)
+    return RowResponse.failure(why)
 
 
 _LONGEST_ANSWER = 64 * 1024
@@ -98,9 +107,6 @@ _ANSWER_PER_MESSAGE = 1024
 _VISIBLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 _VISIBLE_KEY = _VISIBLE.replace(",", "")
 _CONTENT = {"ndjson": "application/x-ndjson", "json": "application/json"}
-
-Record = tuple[Datum, bytes]
-"""A message, and the same as JSON."""
 
 
 class HttpSink:
@@ -132,76 +138,93 @@ class HttpSink:
         """Closes all connections."""
         self._client.close()
 
-    async def __call__(self, data: list[Datum]) -> list[Response]:
-        """Sends all messages and returns what the answers say about each."""
-        batch = self._settings.batch
-        if batch is None:
-            lineage = os.environ.get(LINEAGE, "")
-            return await self._run_all(lambda datum: self._send(datum, lineage), data)
-        parts = [*split_records([(datum, record(datum)) for datum in data], batch)]
-        answered = await self._run_all(lambda part: self._send_batch(part, batch.format), parts)
-        return [response for responses in answered for response in responses]
+    async def __call__(self, rows: pa.RecordBatch) -> Answers | None:
+        """Sends all messages and returns what the answers say about those not simply taken."""
+        answers: Answers = {}
+        if (batch := self._settings.batch) is None:
+            heads = [*_headers_about(rows)]
+            values = rows.column("value").to_pylist()
+            requests = [*enumerate(zip(values, heads, strict=True))]
+            await self._run_all(lambda request: self._send(*request, answers), requests)
+        else:
+            ids, lines = rows.column("id").to_pylist(), records(rows)
+            parts = [*split_lines(lines, batch)]
+            await self._run_all(lambda part: self._send_part(part, ids, lines, answers), parts)
+        return answers or None
 
     async def _run_all(
-        self, send: Callable[[T], Coroutine[Any, Any, R]], items: Sequence[T]
-    ) -> list[R]:
-        """Sends so many at a time as are wanted; returns the results in the order of the items."""
-        results: dict[int, R] = {}
-        numbered = enumerate(items)
+        self, send: Callable[[T], Coroutine[Any, Any, None]], requests: Sequence[T]
+    ) -> None:
+        """Sends all requests, as many at a time as the settings say."""
+        waiting = iter(requests)
 
         async def work() -> None:
-            for number, item in numbered:
-                results[number] = await send(item)
+            for request in waiting:
+                await send(request)
 
-        workers = min(self._settings.concurrency, len(items))
+        workers = min(self._settings.concurrency, len(requests))
         await asyncio.gather(*(work() for _ in range(workers)))
-        return [results[number] for number in range(len(items))]
 
-    async def _send(self, datum: Datum, lineage: str) -> Response:
+    async def _send(
+        self, row: int, message: tuple[bytes, dict[str, str]], answers: Answers
+    ) -> None:
         try:
-            headers = _headers_about(datum, lineage)
-            answer = await self._client.send(datum.value, headers, _LONGEST_ANSWER)
+            answer = await self._client.send(*message, _LONGEST_ANSWER)
+            response = decide(answer, self._settings.retried)
         except NoAnswer as error:
-            return self._respond_away(datum, str(error))
-        return decide(datum, answer, self._settings.retried)
+            response = self._respond_away(str(error))
+        if response is not None:
+            answers[row] = response
 
-    async def _send_batch(self, part: Sequence[Record], form: str) -> list[Response]:
-        lines = [line for _, line in part]
-        body = b"\n".join(lines) + b"\n" if form == "ndjson" else b"[%b]" % b",".join(lines)
+    async def _send_part(
+        self, part: range, ids: Sequence[str], lines: Sequence[bytes], answers: Answers
+    ) -> None:
+        """Sends some rows in one request."""
+        own_ids, own_lines = ids[part.start : part.stop], lines[part.start : part.stop]
         longest = _LONGEST_ANSWER + len(part) * _ANSWER_PER_MESSAGE
         try:
-            answer = await self._client.send(body, {}, longest)
+            answer = await self._client.send(self._body(own_lines), {}, longest)
+            responses = decide_each(own_ids, answer, self._settings.retried)
         except NoAnswer as error:
-            return [self._respond_away(datum, str(error)) for datum, _ in part]
-        return decide_each([datum for datum, _ in part], answer, self._settings.retried)
+            responses = _to_all(own_ids, self._respond_away(str(error)))
+        for row, response in responses.items():
+            answers[part.start + row] = response
 
-    def _respond_away(self, datum: Datum, why: str) -> Response:
-        settings = self._settings
-        what = why if settings.retried else f"{settings.url}: {why}"
-        return away(datum, what, retried=settings.retried)
+    def _body(self, lines: Sequence[bytes]) -> bytes:
+        assert self._settings.batch is not None
+        if self._settings.batch.format == "ndjson":
+            return b"\n".join(lines) + b"\n"
+        return b"[%b]" % b",".join(lines)
+
+    def _respond_away(self, why: str) -> RowResponse:
+        """Returns the answer for messages that the other side may take later."""
+        if self._settings.retried:
+            return RowResponse.failure(why)
+        return RowResponse.unavailable(f"{self._settings.url}: {why}")
 
 
-def split_records(records: Sequence[Record], batch: BatchSettings) -> Iterator[list[Record]]:
-    """Cuts the records into requests that keep to the batch's limits; each has at least one."""
-    part: list[Record] = []
-    size = 0
-    for datum, line in records:
-        if part and (len(part) == batch.size or size + len(line) > batch.max_bytes):
-            yield part
-            part, size = [], 0
-        part.append((datum, line))
+def split_lines(lines: Sequence[bytes], batch: BatchSettings) -> Iterator[range]:
+    """Yields the rows of each request, within the batch's limits; each has at least one."""
+    start = size = 0
+    for row, line in enumerate(lines):
+        if row > start and (row - start == batch.size or size + len(line) > batch.max_bytes):
+            yield range(start, row)
+            start, size = row, 0
         size += len(line)
-    if part:
-        yield part
+    if lines:
+        yield range(start, len(lines))
 
 
-def _headers_about(datum: Datum, lineage: str) -> dict[str, str]:
-    """Returns the headers of a request about its message, as an HTTP source understands them."""
-    message_id = f"{lineage}/{datum.id}" if lineage else datum.id
-    headers = {"x-numaflow-id": quote(message_id, safe=_VISIBLE)}
-    if datum.keys:
-        keys = (quote(key, safe=_VISIBLE_KEY) for key in datum.keys)
-        headers["x-numaflow-keys"] = ",".join(keys)
-    if datum.event_time is not None:
-        headers["x-numaflow-event-time"] = str(int(datum.event_time.timestamp() * 1000))
-    return headers
+def _headers_about(rows: pa.RecordBatch) -> Iterator[dict[str, str]]:
+    """Yields the headers about each message, as an HTTP source understands them."""
+    lineage = os.environ.get(LINEAGE, "")
+    prefix = f"{lineage}/" if lineage else ""
+    millis = pc.divide(rows.column("event_time").cast(pa.int64()), 1000).to_pylist()
+    columns = rows.column("id").to_pylist(), rows.column("keys").to_pylist(), millis
+    for message_id, keys, time in zip(*columns, strict=True):
+        headers = {"x-numaflow-id": quote(prefix + message_id, safe=_VISIBLE)}
+        if keys:
+            headers["x-numaflow-keys"] = ",".join(quote(key, safe=_VISIBLE_KEY) for key in keys)
+        if time is not None:
+            headers["x-numaflow-event-time"] = str(time)
+        yield headers

@@ -18,7 +18,7 @@ from ebbflow.connectors.http.settings import (
     HttpSinkSettings,
     HttpSourceSettings,
 )
-from ebbflow.connectors.plans import UserSink
+from ebbflow.connectors.plans import WHOLE_CHUNK, UserSink
 from ebbflow.connectors.section import SinkSection, SourceSection, require_extra
 from ebbflow.errors import SetupError
 from ebbflow.schema import fields
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _TEXT = re.compile(r"[\t\x20-\x7e]*")
+_ALONE_A_CALL = 500
 
 Port = Annotated[StrictInt, Field(ge=0, le=65_535)]
 """A TCP port; 0 for any that is free, which the run then tells."""
@@ -203,7 +204,9 @@ class HttpSinkSpec(SinkSection):
         require_extra("The http sink", "http", "httptools")
         from ebbflow.connectors.http.sink import HttpSink
 
-        return UserSink(partial(HttpSink, self.settings(retried)))
+        # A call with a batch sends many requests; one that sends messages alone must not take long.
+        rows = WHOLE_CHUNK if self.batch else _ALONE_A_CALL
+        return UserSink(partial(HttpSink, self.settings(retried)), mode="columnar", rows=rows)
 
     def settings(self, retried: bool) -> HttpSinkSettings:
         """Returns where and how to send, with all secrets read."""
