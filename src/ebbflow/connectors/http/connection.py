@@ -152,6 +152,7 @@ class HttpConnection(asyncio.Protocol):
         self._set_deadline(self._host.read_timeout)
         if len(self._host.connections) > self._host.most_connections:
             self._end(Refusal(503, "there are too many connections"))
+            transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Reads on."""
