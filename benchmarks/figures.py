@@ -58,13 +58,16 @@ def keep(figures: Figures, file: Path, **about: Any) -> None:
 
 
 def read(file: Path) -> Figures:
-    """Returns the figures that were kept; none if there are none."""
+    """Returns the figures that were kept; none if there are none, or of another form."""
     if not file.exists():
         return Figures()
     kept = json.loads(file.read_text(encoding="utf-8"))
     known = {one.name for one in fields(Figures)}
     values = {name: value for name, value in kept.items() if name in known}
-    return Figures(**{name: _READ.get(name, _as_is)(value) for name, value in values.items()})
+    try:
+        return Figures(**{name: _READ.get(name, _as_is)(value) for name, value in values.items()})
+    except TypeError:  # an earlier version of the benchmark had other facts
+        return Figures()
 
 
 def _as_is(value: Any) -> Any:

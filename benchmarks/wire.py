@@ -142,7 +142,7 @@ class Wire:
         made = self.request(f"CONSUMER.CREATE.{stream}", {"stream_name": stream, "config": config})
         left = messages
         while left:
-            asked = min(left, 10_000)
+            asked = min(left, 1_000)
             self.send(pull(stream, made["name"], asked, self.inbox(b"read")))
             left -= asked
             while asked:
