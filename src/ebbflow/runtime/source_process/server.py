@@ -13,6 +13,7 @@ come for a while, and when Spark's own process beside it is gone.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import pickle
 import select
@@ -39,6 +40,9 @@ from ebbflow.runtime.source_process.reading import SourceReading
 _ALONE = 20.0
 _LOOK_EVERY = 1.0
 _MIN_READ = 0.02
+# A source holds thousands of messages of its client that are about to be given. Looking for cycles
+# among them, and with them among all that was imported, took half of a Kafka source's time.
+_OBJECTS = 100_000
 
 
 class SourceProcess:
@@ -147,6 +151,7 @@ def main() -> None:
     """Serves the source that standard input describes."""
     order: Order = pickle.load(sys.stdin.buffer)  # noqa: S301 - from our own parent process
     sys.path[:] = order.path
+    gc.set_threshold(_OBJECTS)
     threading.Thread(target=_end_with, args=(order.keeper,), daemon=True).start()
     with socket.socket(socket.AF_UNIX) as listener:
         # Complete before it has its name: whoever finds the name can connect.
