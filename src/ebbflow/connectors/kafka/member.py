@@ -186,8 +186,11 @@ class Member:
             self._resume()
         if events := self._consumer.consume(1, _POLL):
             # Noted before anything else is asked for: what comes next may take its partition away.
+            # Told of only with the rest: a batch of one message costs as much as a large one.
             self._take_in(events)
             self._take_in(self._consumer.consume(_AT_ONCE, 0))
+            with self._change:
+                self._change.notify_all()
 
     def _has_room(self) -> bool:
         small = len(self._ahead) < _AHEAD and self._ahead_bytes < _AHEAD_BYTES
@@ -209,7 +212,6 @@ class Member:
                     _reach_ends(progress, run)
                 elif progress is not None:
                     self._take_in_records(progress, run)
-            self._change.notify_all()
         for error in filter(None, map(Message.error, events)):
             self._raise_unless_passing(error)
 
