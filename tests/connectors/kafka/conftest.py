@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 
-_NEED_THE_CLIENT = ["test_outage.py", "test_sink.py", "test_source.py"]
+_NEED_THE_CLIENT = ["test_outage.py", "test_sink.py", "test_sink_reports.py", "test_source.py"]
 
 collect_ignore = [] if importlib.util.find_spec("confluent_kafka") else _NEED_THE_CLIENT

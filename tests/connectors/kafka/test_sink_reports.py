@@ -1,0 +1,115 @@
+"""The Kafka sink on a producer that does all that producers may do, without a broker.
+
+Whatever happens to the messages of a call, none counts as written that the broker has not
+confirmed.
+"""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebbflow.connectors.kafka.settings import KafkaAccess, KafkaSinkSettings
+from ebbflow.connectors.kafka.sink import KafkaSink
+from ebbflow.core import frames
+from ebbflow.message import Status
+
+WRITTEN, LOST, REFUSED, UNWANTED, STUCK, SILENT = range(6)
+"""What becomes of a message: stored, given up after a while, refused by the brokers, not taken by
+the producer, on its way until it is purged, or on its way for ever."""
+
+_STATUSES = {LOST: Status.UNAVAILABLE, STUCK: Status.UNAVAILABLE}
+_STATUSES |= {REFUSED: Status.FAILURE, UNWANTED: Status.FAILURE}
+_ERRORS = {LOST: KafkaError._MSG_TIMED_OUT, REFUSED: KafkaError.INVALID_RECORD}
+
+
+class Clock:
+    """A second later each time it is looked at."""
+
+    def __init__(self):
+        self._seconds = 0.0
+
+    def monotonic(self):
+        self._seconds += 1.0
+        return self._seconds
+
+
+class Producer:
+    """Reports errors only, as the sink's producer is told to; holds ``room`` messages at a time."""
+
+    def __init__(self, fates, room):
+        self.confirmed: list[bytes] = []
+        self._fates = fates
+        self._room = room
+        self._queue: list[tuple[bytes, object]] = []
+
+    def produce(self, topic, value, key, partition, callback, on_delivery, timestamp, headers):
+        if len(self._queue) >= self._room:
+            raise BufferError
+        if self._fates[value] == UNWANTED:
+            raise KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE))
+        self._queue.append((value, callback))
+
+    def poll(self, timeout):
+        self._answer(self._queue[:1])
+
+    def flush(self, timeout):
+        self._answer(list(self._queue))
+        return len(self._queue)
+
+    def purge(self):
+        for message in [*self._queue]:
+            if self._fates[message[0]] == STUCK:
+                self._report(message, KafkaError._PURGE_INFLIGHT)
+
+    def _answer(self, messages):
+        for message in messages:
+            fate = self._fates[message[0]]
+            if fate == WRITTEN:
+                self.confirmed.append(message[0])
+                self._queue.remove(message)
+            elif fate in _ERRORS:
+                self._report(message, _ERRORS[fate])
+
+    def _report(self, message, code):
+        self._queue.remove(message)
+        message[1](KafkaError(code), None)
+
+
+def rows_of(count, call):
+    values = [b"%d in call %d" % (row, call) for row in range(count)]
+    return frames.batch_of({"id": [str(row) for row in range(count)], "value": values}, count)
+
+
+@pytest.mark.guarantee("kafka-skips-no-record")
+@given(
+    st.lists(st.lists(st.sampled_from(range(6)), min_size=1, max_size=12), min_size=1, max_size=3),
+    st.integers(1, 15),
+)
+def test_no_message_counts_as_written_that_is_not_confirmed(calls, room):
+    fates = {b"%d in call %d" % (row, call): fate
+             for call, every in enumerate(calls) for row, fate in enumerate(every)}  # fmt: skip
+    producers = []
+
+    def make_client(kind, settings, complaints):
+        producers.append(Producer(fates, room))
+        return producers[-1]
+
+    with (
+        patch("ebbflow.connectors.kafka.sink.make_client", make_client),
+        patch("ebbflow.connectors.kafka.sink.time", Clock()),
+    ):
+        sink = KafkaSink(KafkaSinkSettings(KafkaAccess(("nowhere",)), "topic"))
+        for call, every in enumerate(calls):
+            answers = sink(rows_of(len(every), call))
+            confirmed = {value for producer in producers for value in producer.confirmed}
+            assert answers.keys() <= set(range(len(every)))
+            for row in set(range(len(every))) - answers.keys():
+                assert b"%d in call %d" % (row, call) in confirmed
+            if SILENT not in every and len(every) < room:
+                statuses = {row: answer.status for row, answer in answers.items()}
+                assert statuses == {row: _STATUSES[fate] for row, fate in enumerate(every) if fate}
