@@ -6,6 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 SEED ?=
 
+# A run starts several processes; each would compile what it imports where Python may not write.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo cluster test lint types bench chaos clean
 

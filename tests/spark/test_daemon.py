@@ -23,10 +23,13 @@ DAEMON = [sys.executable, "-m", "ebbflow.spark.daemon", "pyspark.worker"]
 linux = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="loads ahead on Linux only")
 
 
+def parent():
+    return Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode()
+
+
 def parents(batches):
     for _ in batches:
-        command = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode()
-        yield pa.RecordBatch.from_pydict({"command": [command], "here": [os.getcwd()]})
+        yield pa.RecordBatch.from_pydict({"command": [parent()], "here": [os.getcwd()]})
 
 
 @linux
@@ -35,6 +38,14 @@ def test_workers_are_forked_from_the_process_that_was_loaded_ahead(spark):
 
     assert "--preload" in row.command
     assert row.here == os.getcwd()
+
+
+@linux
+def test_tasks_and_queries_have_workers_of_the_same_daemon(spark):
+    row = spark.range(1).mapInArrow(parents, "command string, here string").first()
+    command = spark.sparkContext.parallelize([0], 1).map(lambda _: parent()).first()
+
+    assert command == row.command
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from pyspark import TaskContext
 
 from ebbflow.runtime.call_watch import watch_calls
@@ -22,22 +21,21 @@ from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.poison import end_worker_on_base_exception
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-_SCHEMA = "partition int, ended string, chunks long, rows long"
+    from pyspark import RDD
+    from pyspark.sql import SparkSession
 
 
 class Epochs:
     """The epochs of one vertex, one after another. Used from the vertex's own driver thread.
 
-    What Spark has planned for an epoch it runs again for the next of the same length: planning
-    would be half of the gap between two epochs.
+    A job of Spark's without SQL: a first DataFrame would cost every start a second of work. What is
+    made for an epoch is used again for the next of the same length.
     """
 
     def __init__(self, spark: SparkSession, plan: VertexPlan) -> None:
         self._spark = spark
         self._plan = plan
-        self._planned: dict[tuple[float, bool], DataFrame] = {}
+        self._made: dict[tuple[float, bool], RDD[tuple[int, Report]]] = {}
 
     def run(self, epoch: int, seconds: float, isolate: bool = False) -> dict[int, Report]:
         """Runs all tasks of the vertex once and returns their reports by partition."""
@@ -45,34 +43,25 @@ class Epochs:
         context = self._spark.sparkContext
         context.setJobGroup(f"ebbflow/{pipeline}/{vertex}", f"{vertex}, epoch {epoch}")
         kind = (seconds, isolate)
-        if kind not in self._planned:
-            self._planned[kind] = self._tasks(seconds, isolate)
-        rows = self._planned[kind].collect()
-        return {row.partition: Report(row.ended, row.chunks, row.rows) for row in rows}
+        if kind not in self._made:
+            self._made[kind] = self._tasks(seconds, isolate)
+        return dict(self._made[kind].collect())
 
-    def _tasks(self, seconds: float, isolate: bool) -> DataFrame:
+    def _tasks(self, seconds: float, isolate: bool) -> RDD[tuple[int, Report]]:
         partitions = self._plan.partitions
         work = partial(_tasks, plan=self._plan, seconds=seconds, isolate=isolate)
-        return self._spark.range(0, partitions, 1, partitions).mapInArrow(work, _SCHEMA)
+        numbers = self._spark.sparkContext.parallelize(range(partitions), partitions)
+        return numbers.mapPartitions(work)
 
 
 def _tasks(
-    batches: Iterator[pa.RecordBatch], plan: VertexPlan, seconds: float, isolate: bool
-) -> Iterator[pa.RecordBatch]:
+    partitions: Iterator[int], plan: VertexPlan, seconds: float, isolate: bool
+) -> Iterator[tuple[int, Report]]:
     # Spark itself may have started this task again, after its first worker was lost.
     context = TaskContext.get()
     again = context is not None and context.attemptNumber() > 0
-    for batch in batches:
-        for partition in batch.column(0).to_pylist():
-            report = run_partition(plan, partition, seconds, isolate or again)
-            yield pa.RecordBatch.from_pydict(
-                {
-                    "partition": pa.array([partition], pa.int32()),
-                    "ended": [report.ended],
-                    "chunks": [report.chunks],
-                    "rows": [report.rows],
-                }
-            )
+    for partition in partitions:
+        yield partition, run_partition(plan, partition, seconds, isolate or again)
 
 
 def run_partition(

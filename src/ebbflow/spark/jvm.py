@@ -27,7 +27,6 @@ from pyspark.java_gateway import launch_gateway
 from ebbflow.errors import SetupError
 
 _LOOK_EVERY = 0.05
-_END = 30.0
 _PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 _HEAD = struct.Struct(">ii")  # the port, and how long the secret is that follows
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -57,8 +56,11 @@ def launch(conf: SparkConf, log: Path) -> None:
             raise
 
 
-def end() -> int | None:
-    """Ends the JVM that was launched, waits until it is gone and returns its exit code, if any."""
+def end(within: float = 30.0) -> int | None:
+    """Ends the JVM that was launched, waits until it is gone and returns its exit code, if any.
+
+    One that takes more seconds than ``within`` is killed.
+    """
     gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
     process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
     if gateway is None or process is None:
@@ -69,7 +71,7 @@ def end() -> int | None:
     with contextlib.suppress(OSError):
         process.stdin.close()
     try:
-        return process.wait(_END)
+        return process.wait(within)
     except subprocess.TimeoutExpired:
         process.kill()
         return process.wait()
@@ -114,7 +116,39 @@ def _connect(process: subprocess.Popen[bytes], port: int, secret: str) -> None:
     finally:
         del os.environ[_PORT], os.environ[_SECRET]
     gateway.proc = process
+    _narrow_numpy_converters(gateway)
     SparkContext._ensure_initialized(gateway=gateway)
+
+
+def _narrow_numpy_converters(gateway: Any) -> None:
+    """Has PySpark's converters of NumPy values asked about such values alone.
+
+    Asked about anything, they import pandas first: half a second of every start, in which the JVM
+    waits.
+    """
+    converters = gateway._gateway_client.converters
+    converters[:] = [
+        OnlyNumpy(converter) if type(converter).__name__.startswith("Numpy") else converter
+        for converter in converters
+    ]
+
+
+class OnlyNumpy:
+    """A converter of PySpark's for NumPy values, which is asked about no other values."""
+
+    def __init__(self, converter: Any) -> None:
+        self._converter = converter
+
+    def can_convert(self, value: object) -> bool:
+        """Returns whether it converts the value."""
+        kinds = type(value).__mro__
+        return any(kind.__module__ == "numpy" for kind in kinds) and bool(
+            self._converter.can_convert(value)
+        )
+
+    def convert(self, value: object, client: Any) -> Any:
+        """Returns the value as the JVM knows it."""
+        return self._converter.convert(value, client)
 
 
 def _read_startup_error(code: int, log: Path, before: int) -> SetupError:

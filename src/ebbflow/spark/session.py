@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import os
 import re
 import shutil
@@ -16,16 +15,14 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyspark.version
-
 from ebbflow.errors import SetupError
+from ebbflow.spark.class_archive import ClassArchive
 from ebbflow.spark.daemon import preload
 
 if TYPE_CHECKING:
@@ -35,7 +32,6 @@ OLDEST_JAVA = 17
 # Slots beyond the tasks, so that a vertex starting again never waits for one that ends.
 _SPARE_SLOTS = 2
 _ASKING = 30.0
-_UNUSED = 30 * 86_400.0
 
 _LOG4J = """
 rootLogger.level = warn
@@ -191,7 +187,8 @@ def stop_session(spark: SparkSession) -> None:
     if SparkContext._gateway is None:
         return  # somebody has stopped it before
     _stop_spark(spark)
-    ClassArchive().keep(whole=jvm.end() == 0)
+    archive = _archive()
+    archive.keep(whole=jvm.end(archive.seconds_to_end) == 0)
 
 
 def _stop_spark(spark: SparkSession) -> None:
@@ -207,50 +204,6 @@ def _stop_spark(spark: SparkSession) -> None:
         SparkSession._instantiatedSession = SparkSession._activeSession = None
 
 
-class ClassArchive:
-    """The JVM's loaded classes, kept from the first run on: later ones start in half the time.
-
-    The user's cache folder has one file for each installed Spark and version of Java: the JVM
-    takes an archive only from the jars it was written from, at their path. The file is written
-    under another name and moved into place whole, so that a killed JVM leaves no broken one.
-    An archive that nobody has used for a month is removed.
-    """
-
-    def __init__(self) -> None:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        self._folder = cache / "ebbflow"
-        home = os.environ.get("SPARK_HOME") or str(pyspark.version.__file__)
-        place = hashlib.sha256(home.encode()).hexdigest()[:8]
-        self._file = (
-            self._folder / f"spark-{pyspark.version.__version__}-java-{java_version()}-{place}.jsa"
-        )
-        self._draft = f"{self._file}.{os.getpid()}"
-
-    def java_option(self) -> str:
-        """Returns the options with which the JVM uses the archive, or writes a first one."""
-        if self._file.exists():
-            with contextlib.suppress(OSError):
-                os.utime(self._file)  # in use
-            # The archive holds for one collector only; for a driver this small it is the best.
-            return f'-XX:+UseSerialGC "-XX:SharedArchiveFile={self._file}" -Xlog:cds=off'
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            return "-XX:+UseSerialGC"
-        return f'-XX:+UseSerialGC "-XX:ArchiveClassesAtExit={self._draft}" -Xlog:cds=off'
-
-    def keep(self, whole: bool) -> None:
-        """Moves what the JVM of this process wrote into place once it has ended, or deletes it."""
-        with contextlib.suppress(OSError):
-            os.replace(self._draft, self._file) if whole else os.unlink(self._draft)
-            self._remove_unused()
-
-    def _remove_unused(self) -> None:
-        for archive in self._folder.glob("spark-*.jsa"):
-            if time.time() - archive.stat().st_mtime > _UNUSED:
-                archive.unlink(missing_ok=True)
-
-
 def _settings(logs: Path, local: bool) -> dict[str, str]:
     log4j = logs / "log4j2.properties"
     log4j.write_text(_LOG4J.format(log=logs / "spark.log"), encoding="utf-8")
@@ -263,6 +216,8 @@ def _settings(logs: Path, local: bool) -> dict[str, str]:
         "spark.scheduler.mode": "FAIR",
         "spark.speculation": "false",
         "spark.python.daemon.module": "ebbflow.spark.daemon",
+        # As in workers of SQL: for those with another environment Spark starts another daemon.
+        "spark.executorEnv.SPARK_SIMPLIFIED_TRACEBACK": "1",
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.warehouse.dir": str(logs / "warehouse"),
@@ -273,10 +228,14 @@ def _settings(logs: Path, local: bool) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.ui.enabled": "false",
     }
+    settings["spark.driver.extraJavaOptions"] += f" {_archive().java_option()}"
     if local:
-        settings["spark.driver.extraJavaOptions"] += f" {ClassArchive().java_option()}"
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     return settings
+
+
+def _archive() -> ClassArchive:
+    return ClassArchive(java_version())
 
 
 @contextlib.contextmanager

@@ -1,0 +1,35 @@
+"""Runs a small pipeline: the JVM then keeps the classes that it has loaded, for later starts.
+
+``make setup`` does this once for each environment; a run that finds no archive writes it as well,
+but then somebody waits for it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from ebbflow import Pipeline
+
+
+def main() -> None:
+    """Load what pipelines with resident tasks, SQL and Spark sinks need."""
+    with tempfile.TemporaryDirectory(prefix="ebbflow-setup-") as folder:
+        pipeline = (
+            Pipeline("setup")
+            .source("in", generator={"messages": 10})
+            .map("query", sql="SELECT id, to_json(named_struct('n', id)) AS value FROM messages")
+            .sink(
+                "out",
+                spark={
+                    "format": "json",
+                    "options": {"path": f"{folder}/out"},
+                    "schema": "n STRING",
+                },
+            )
+        )
+        pipeline.run(drain=True, timeout="120s", state=Path(folder) / "state")
+
+
+if __name__ == "__main__":
+    main()
