@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from ebbflow.spark.session import open_session
 from tests import disk
@@ -19,6 +18,7 @@ from tests.disk import small_disk
 from tests.nats.fixtures import authority, ensure, link, names
 from tests.nats.outside import outside
 from tests.spark.runs import another_journal, journal, run, server_letters, store
+from tests.thorough import register_profiles
 
 __all__ = [
     "another_journal",
@@ -35,15 +35,7 @@ __all__ = [
     "store",
 ]
 
-# Failures can be repeated, and a busy machine makes no example fail.
-settings.register_profile(
-    "ebbflow",
-    print_blob=True,
-    deadline=None,
-    max_examples=100,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-settings.load_profile("ebbflow")
+register_profiles()
 
 
 def pytest_configure() -> None:

@@ -53,8 +53,10 @@ def work(datum):
 class Store:
     """Writes numbers to a file a worker, and when it was opened and closed."""
 
+    name = "stored"
+
     def open(self):
-        self.file = open(HERE / f"stored-{os.getpid()}", "a")
+        self.file = open(HERE / f"{self.name}-{os.getpid()}", "a")
         print("opened", file=self.file, flush=True)
 
     def close(self):
@@ -104,16 +106,16 @@ class Whole:
                 kill_tree(process.pid)
                 process.communicate()
 
-    def stored(self) -> list[int]:
-        """The numbers that the sink wrote."""
-        return sorted(int(word) for word in self._words() if word.isdigit())
+    def stored(self, sink: str = "stored") -> list[int]:
+        """The numbers that a sink wrote."""
+        return sorted(int(word) for word in self._words(sink) if word.isdigit())
 
     def marks(self) -> list[str]:
         """How often the sink was opened and closed."""
-        return sorted(word for word in self._words() if not word.isdigit())
+        return sorted(word for word in self._words("stored") if not word.isdigit())
 
-    def _words(self) -> list[str]:
-        files = self.folder.glob("stored-*")
+    def _words(self, sink: str) -> list[str]:
+        files = self.folder.glob(f"{sink}-*")
         return [word for file in files for word in file.read_text().split()]
 
     def wait_until(self, condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
@@ -123,6 +125,12 @@ class Whole:
             assert process.poll() is None, process.communicate()[0]
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """The code of a run that comes to its end, and what it said."""
+    output, _ = process.communicate(timeout=90)
+    return process.returncode, output
 
 
 @pytest.fixture

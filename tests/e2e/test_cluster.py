@@ -15,10 +15,14 @@ import psutil
 import pyspark
 import pytest
 
+from tests.e2e.conftest import Whole
+
 # Many JVMs are started, one after another.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 HOME = Path(pyspark.__file__).parent
+# These JVMs live for a minute: compiling them to the last bit would be most of their work.
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def spark_class(log: Path, *arguments: str) -> subprocess.Popen[bytes]:
@@ -30,6 +34,7 @@ def spark_class(log: Path, *arguments: str) -> subprocess.Popen[bytes]:
             "SPARK_LOCAL_IP": "127.0.0.1",
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_WORKER_DIR": str(log.parent / "work"),
+            "SPARK_DAEMON_JAVA_OPTS": QUICK_JAVA,
         },
         stdout=open(log, "wb"),
         stderr=subprocess.STDOUT,
@@ -56,7 +61,7 @@ class Cluster:
             log, f"{self._package}.master.Master", "--host", "127.0.0.1", "--port", "0",
             "--webui-port", "0",
         )  # fmt: skip
-        self.url = found(log, r"spark://127\.0\.0\.1:\d+")
+        self.url = await_text(log, r"spark://127\.0\.0\.1:\d+")
 
     def add_worker(self, cores: int) -> None:
         self._number += 1
@@ -66,7 +71,7 @@ class Cluster:
             "--webui-port", "0", "--cores", str(cores), "--memory", "1g", self.url,
         )  # fmt: skip
         self._workers.append(member)
-        found(log, "Successfully registered with master")
+        await_text(log, "Successfully registered with master")
 
     def lose_a_worker(self) -> None:
         """Kill a Worker and its executors."""
@@ -89,8 +94,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         made.close()
 
 
-def found(log: Path, pattern: str, start: int = 0) -> str:
-    """What the log says from ``start`` on, waited for."""
+def await_text(log: Path, pattern: str, start: int = 0) -> str:
+    """What the log says from ``start`` on, once it says it."""
     deadline = time.monotonic() + 150
     while time.monotonic() < deadline:
         match = re.search(pattern, log.read_text(errors="replace")[start:])
@@ -100,55 +105,51 @@ def found(log: Path, pattern: str, start: int = 0) -> str:
     raise TimeoutError(log.read_text(errors="replace"))
 
 
-def test_a_pipeline_runs_on_a_cluster_with_the_modules_beside_its_spec(whole, cluster):
-    whole.write({"messages": 2_000})
-    process = whole.start("--drain", "--timeout", "180s", "--master", cluster.url)
-    output, _ = process.communicate(timeout=280)
+class OnCluster:
+    """A run whose cluster loses a Worker and gains another, with epochs of ten minutes.
 
-    assert process.returncode == 0, output
-    assert whole.stored() == list(range(2_000))
-    assert "cannot reach" not in output, "all executors are on this machine"
+    Epochs that are running must end early, or some vertex would wait for its slot.
+    """
+
+    def __init__(self, whole: Whole, cluster: Cluster) -> None:
+        self.whole = whole
+        log = whole.folder / "output.log"
+        process = whole.start(
+            *("--epoch", "10m", "--timeout", "400s", "--master", cluster.url, "--plain"),
+            *("--conf", f"spark.executor.extraJavaOptions={QUICK_JAVA}"),
+            log=log,
+        )
+        whole.wait_until(lambda: len(whole.stored()) > 100, process)
+        start = len(log.read_text())  # on a slow machine executors may have come one by one
+        cluster.lose_a_worker()
+        await_text(log, "3 tasks have only 2 slots, so vertices take turns of 2 s", start)
+        for _ in range(2):  # every vertex has its turn, and another one
+            before = len(whole.stored())
+            whole.wait_until(lambda n=before: len(whole.stored()) > n, process)
+        start = len(log.read_text())
+        cluster.add_worker(2)
+        await_text(log, "all 3 tasks have slots again", start)
+        process.send_signal(signal.SIGTERM)
+        self.code = process.wait(90)
+        self.output = log.read_text()
 
 
-@pytest.mark.guarantee("a-run-goes-on")
-def test_vertices_take_turns_where_there_are_fewer_slots_than_tasks(whole, cluster):
-    whole.write({"messages": 500})
-    options = (
-        "--conf",
-        "spark.cores.max=2",
-        "--drain",
-        "--timeout",
-        "90s",
-        "--master",
-        cluster.url,
-    )
-    output, _ = whole.start(*options).communicate(timeout=280)
-
-    assert "3 tasks have only 2 slots" in output
-    assert whole.stored() == list(range(500))
-
-
-@pytest.mark.guarantee("a-run-goes-on")
-def test_a_lost_worker_is_told_and_vertices_take_turns_until_there_is_another(whole, cluster):
-    """With epochs of ten minutes: those that are running end early, or some vertex would wait."""
+@pytest.fixture(scope="module")
+def ended(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnCluster]:
+    whole = Whole(tmp_path_factory.mktemp("on-cluster"))
     whole.write({"rpu": 100})
-    log = whole.folder / "output.log"
-    options = ("--epoch", "10m", "--timeout", "400s", "--master", cluster.url, "--plain")
-    process = whole.start(*options, log=log)
-    whole.wait_until(lambda: len(whole.stored()) > 100, process)
-    start = len(log.read_text())  # on a slow machine executors may have come one by one
+    try:
+        yield OnCluster(whole, cluster)
+    finally:
+        whole.close()
 
-    cluster.lose_a_worker()
-    found(log, "3 tasks have only 2 slots, so vertices take turns of 2 s", start)
-    for _ in range(2):  # every vertex has its turn, and another one
-        before = len(whole.stored())
-        whole.wait_until(lambda n=before: len(whole.stored()) > n, process)
 
-    start = len(log.read_text())
-    cluster.add_worker(2)
-    found(log, "all 3 tasks have slots again", start)
-    process.send_signal(signal.SIGTERM)
-    process.wait(90)
-    assert process.returncode == 0, log.read_text()
-    stored = whole.stored()
+def test_a_pipeline_runs_on_a_cluster_with_the_modules_beside_its_spec(ended):
+    assert ended.code == 0, ended.output
+    assert "cannot reach" not in ended.output, "all executors are on this machine"
+
+
+@pytest.mark.guarantee("a-run-goes-on")
+def test_a_lost_worker_is_told_and_vertices_take_turns_until_there_is_another(ended):
+    stored = ended.whole.stored()
     assert set(stored) == set(range(max(stored) + 1)), "nothing is missing"

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import psutil
 import pytest
 
+from ebbflow.buffers.names import Names
+from ebbflow.buffers.positions import read_all
+from ebbflow.nats.locate import open_link_to_pipeline
+from ebbflow.outcome import Counts
 from tests.chaos.kill_and_restart import kill_tree
+from tests.e2e.conftest import Whole, finish
 
 pytestmark = pytest.mark.slow
+
+MESSAGES = 1_200
 
 
 def workers_of(process):
@@ -35,58 +41,76 @@ def jvm(process, killed=()):
     raise TimeoutError("there is no JVM")
 
 
+class Deaths:
+    """A run whose JVM is killed while messages flow, and then twice while it is being started."""
+
+    def __init__(self, whole: Whole) -> None:
+        self.whole = whole
+        process = whole.start("--timeout", "150s", "--plain")
+        whole.wait_until(lambda: len(whole.stored()) > 100, process)
+        killed = [jvm(process)]
+        self.workers = workers_of(process)
+        killed[0].kill()
+        whole.wait_until(lambda: set(whole.stored()) == set(range(MESSAGES)), process)
+        self.outlived = psutil.wait_procs(self.workers, timeout=20)[1]
+        self.counts = self._settled(process)
+        for _ in range(2):
+            killed.append(jvm(process, [doomed.pid for doomed in killed]))
+            killed[-1].kill()
+        self.code, self.output = finish(process)
+
+    def _settled(self, process: subprocess.Popen[str]) -> Counts:
+        """What the sink has counted, once that is all; the server is asked that the run uses."""
+        deadline = time.monotonic() + 30
+        while (counts := self._counts()).done < MESSAGES and time.monotonic() < deadline:
+            assert process.poll() is None
+        return counts
+
+    def _counts(self) -> Counts:
+        with open_link_to_pipeline(self.whole.folder / ".ebbflow", None) as link:
+            return link.run(read_all(link, Names("whole")))["out", 0].counts
+
+
+@pytest.fixture(scope="module")
+def deaths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deaths]:
+    whole = Whole(tmp_path_factory.mktemp("deaths"))
+    whole.write({"messages": MESSAGES, "rpu": 400})
+    try:
+        yield Deaths(whole)
+    finally:
+        whole.close()
+
+
 @pytest.mark.guarantee("a-run-goes-on")
-def test_a_killed_jvm_is_replaced_and_the_run_goes_on(whole):
-    whole.write({"messages": 1_200, "rpu": 400})
-    process = whole.start("--drain", "--timeout", "120s", "--summary", "counts.json")
-    whole.wait_until(lambda: len(whole.stored()) > 100, process)
-    doomed = jvm(process)
-    workers = workers_of(process)
-    doomed.kill()
-    output, _ = process.communicate(timeout=150)
-
-    assert process.returncode == 0, output
-    assert "Spark's JVM died (killed by signal 9); starting a new one" in output
-    assert "Traceback" not in output
-    assert "Connection refused" not in output
-    assert set(whole.stored()) == set(range(1_200))
-    counts = json.loads((whole.folder / "counts.json").read_text())["vertices"]
-    assert counts["out"]["done"] == counts["out"]["read"] == 1_200
-    assert workers
-    assert psutil.wait_procs(workers, timeout=20)[1] == [], "they would go on settling"
+def test_a_killed_jvm_is_replaced_and_the_run_goes_on(deaths):
+    assert "Spark's JVM died (killed by signal 9); starting a new one" in deaths.output
+    assert "Connection refused" not in deaths.output
+    assert deaths.counts.done == deaths.counts.read == MESSAGES
+    assert deaths.workers
+    assert deaths.outlived == [], "they would go on settling"
 
 
 @pytest.mark.guarantee("a-run-goes-on")
-def test_a_jvm_that_keeps_dying_ends_the_run_with_a_sentence_and_a_code(whole):
-    whole.write({"rpu": 100})
-    process = whole.start("--timeout", "150s")
-    whole.wait_until(lambda: len(whole.stored()) > 1, process)
-    killed = []
-    for _ in range(3):  # the second and the third while they are starting
-        doomed = jvm(process, killed)
-        doomed.kill()
-        killed.append(doomed.pid)
-    output, _ = process.communicate(timeout=140)
-
-    assert process.returncode == 5, output
-    assert "Spark's JVM died 3 times within minutes (while it was starting)." in output
-    assert "the next run goes on where this one ended" in output.replace("\n", " ")
-    assert "Traceback" not in output
+def test_a_jvm_that_keeps_dying_ends_the_run_with_a_sentence_and_a_code(deaths):
+    assert deaths.code == 5, deaths.output
+    assert "Spark's JVM died 3 times within minutes (while it was starting)." in deaths.output
+    assert "the next run goes on where this one ended" in deaths.output.replace("\n", " ")
+    assert "Traceback" not in deaths.output
 
 
 PROGRAM = """
-import os, signal, threading, time
+from pathlib import Path
 from pyspark import SparkContext
-from pyspark.sql import SparkSession
 from ebbflow import Pipeline
 from ebbflow.runtime.run_report import Silent
+from ebbflow.spark.session import start_session
 
 class Killing(Silent):
     def look(self, views):
         if views["out"].counts.done > 20:
             SparkContext._gateway.proc.kill()
 
-spark = SparkSession.builder.master("local[4]").config("spark.ui.enabled", "false").getOrCreate()
+spark = start_session("mine", "local[4]", 2, Path("logs").resolve(), {})  # not the run's own
 pipeline = Pipeline("mine").source("in", generator={"rpu": 100}).sink("out", blackhole=True)
 try:
     pipeline.run(watcher=Killing(), timeout="90s")
@@ -100,7 +124,6 @@ def test_a_session_of_the_users_own_is_not_replaced(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         cwd=tmp_path,
-        env=os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable},
         capture_output=True,
         text=True,
         timeout=150,

@@ -1,4 +1,8 @@
-"""However a run is made to end, or cannot begin: the right code, no trace, nothing left behind."""
+"""However a run is made to end: the right code, no trace, nothing left behind, nothing lost.
+
+One pipeline in one folder is run six times. Each run is ended in another way, and the next goes on
+where it was.
+"""
 
 from __future__ import annotations
 
@@ -6,182 +10,228 @@ import json
 import os
 import pty
 import signal
-import stat
 import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import psutil
 import pytest
 
 from tests.chaos.kill_and_restart import kill_tree
-from tests.e2e.test_whole_runs import finish
+from tests.e2e.conftest import Whole, finish
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-
-def family_of(process):
-    return psutil.Process(process.pid).children(recursive=True)
+SUMMARY = "s.json"
 
 
-def left_of(family):
+def family_of(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def left_of(family: list[psutil.Process]) -> list[psutil.Process]:
     return psutil.wait_procs(family, timeout=20)[1]
 
 
-def ended(whole, file="s.json"):
-    return json.loads((whole.folder / file).read_text())["ended"]
+@dataclass(frozen=True)
+class Ended:
+    """A run that has ended, with what its sink wrote meanwhile and the processes it left."""
+
+    code: int
+    output: str
+    left: list[psutil.Process]
+    stored: Counter[int]
+    marks: Counter[str]
+    summary: dict[str, Any]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the run counted each message that is stored, and stored each once."""
+        done = self.summary["vertices"]["out"]["done"]
+        return done == self.stored.total() == len(self.stored)
 
 
-def signal_everybody(process, number):
-    """As a service manager does: whatever group or session somebody is in."""
-    everybody = [psutil.Process(process.pid), *family_of(process)]
-    for one in everybody:
-        one.send_signal(number)
-    return everybody
+class Life:
+    """The runs of one pipeline, one after another."""
+
+    def __init__(self, whole: Whole) -> None:
+        self.whole = whole
+        self.refused: tuple[int, str, int] = (0, "", 0)
+        self.ended: dict[str, Ended] = {}
+
+    def run(self, name: str, end: Callable[[Any], None], **options: Any) -> None:
+        """Start it, wait until messages flow, end it."""
+        stored, marks = self._begin()
+        process = self.whole.start("--summary", SUMMARY, **options)
+        self.whole.wait_until(lambda: len(self.whole.stored()) > stored.total() + 100, process)
+        family = family_of(process.pid)
+        end(process)
+        code, output = finish(process)
+        self._note(name, code, output, family, stored, marks)
+
+    def run_in_a_terminal(self, name: str) -> None:
+        """Start it in a terminal of its own, wait until messages flow, close the terminal."""
+        stored, marks = self._begin()
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.chdir(self.whole.folder)
+            command = [sys.executable, "-m", "ebbflow", "run", "pipeline.yaml"]
+            os.execv(sys.executable, [*command, "--summary", SUMMARY])
+        try:
+            shown = b""
+            while b"running" not in shown or len(self.whole.stored()) <= stored.total() + 100:
+                shown += os.read(terminal, 65_536)
+            family = family_of(pid)
+            os.close(terminal)
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        except BaseException:
+            kill_tree(pid)
+            raise
+        self._note(name, code, shown.decode(errors="replace"), family, stored, marks)
+
+    def drain(self, name: str) -> None:
+        """Let it come to its end."""
+        stored, marks = self._begin()
+        process = self.whole.start("--drain", "--timeout", "80s", "--summary", SUMMARY)
+        self._note(name, *finish(process), [], stored, marks)
+
+    def _begin(self) -> tuple[Counter[int], Counter[str]]:
+        (self.whole.folder / SUMMARY).unlink(missing_ok=True)
+        return Counter(self.whole.stored()), Counter(self.whole.marks())
+
+    def _note(self, name, code, output, family, stored, marks):
+        file = self.whole.folder / SUMMARY
+        self.ended[name] = Ended(
+            code,
+            output,
+            left_of(family),
+            Counter(self.whole.stored()) - stored,
+            Counter(self.whole.marks()) - marks,
+            json.loads(file.read_text()) if file.exists() else {},
+        )
+
+
+def end_beside_a_second_instance(life):
+    """End a run as a service manager does, after another one in the same folder was refused."""
+
+    def end(process):
+        life.refused = (*finish(life.whole.start("--drain")), process.pid)
+        process.send_signal(signal.SIGTERM)
+
+    return end
+
+
+def signal_everybody(process):
+    """As some service managers do: whatever group or session somebody is in."""
+    for member in (psutil.Process(process.pid), *family_of(process.pid)):
+        member.send_signal(signal.SIGTERM)
+
+
+def kill_nats_and_then_the_driver(life):
+    def end(process):
+        os.kill(int((life.whole.folder / ".ebbflow/nats/pid").read_text()), signal.SIGKILL)
+        before = len(life.whole.stored())
+        life.whole.wait_until(lambda: len(life.whole.stored()) > before + 300, process)
+        process.kill()
+
+    return end
+
+
+@pytest.fixture(scope="module")
+def life(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Life]:
+    whole = Whole(tmp_path_factory.mktemp("life"))
+    lived = Life(whole)
+    try:
+        whole.write({"rpu": 300})
+        lived.run("a signal to the driver", end_beside_a_second_instance(lived))
+        quit_group = lambda process: os.killpg(process.pid, signal.SIGQUIT)  # noqa: E731
+        lived.run("a signal to the group", quit_group, group=True)
+        lived.run_in_a_terminal("a closed terminal")
+        lived.run("a signal to everybody", signal_everybody)
+        lived.run("a killed driver", kill_nats_and_then_the_driver(lived))
+        whole.write({"messages": max(whole.stored()) + 300, "rpu": 1_000})
+        lived.drain("drained")
+        yield lived
+    finally:
+        whole.close()
+
+
+def stopped(life: Life, name: str) -> Ended:
+    """The run, which has ended like a stop and left nothing."""
+    ended = life.ended[name]
+    assert ended.code == 0, ended.output
+    assert "Traceback" not in ended.output
+    assert ended.summary["ended"] == "stopped"
+    assert ended.left == []
+    return ended
 
 
 @pytest.mark.guarantee("a-stop-loses-no-work")
-def test_a_signal_to_every_process_ends_the_run_like_a_stop_and_nothing_is_lost(whole):
-    whole.write({"messages": 1_200, "rpu": 400})
-    process = whole.start("--summary", "s.json")
-    whole.wait_until(lambda: len(whole.stored()) > 100, process)
-    family = signal_everybody(process, signal.SIGTERM)[1:]
-    code, output = finish(process)
+@pytest.mark.parametrize("name", ["a signal to the driver", "a signal to the group"])
+def test_a_signal_settles_what_is_in_hand_and_closes_user_code(life, name):
+    ended = stopped(life, name)
 
-    assert code == 0, output
-    assert "Traceback" not in output
-    assert ended(whole) == "stopped"
-    assert left_of(family) == []
-
-    code, output = finish(whole.start("--drain", "--timeout", "80s", "--summary", "s.json"))
-    assert code == 0, output
-    assert set(whole.stored()) == set(range(1_200))
-    totals = json.loads((whole.folder / "s.json").read_text())["totals"]
-    assert totals["out"]["done"] == 1_200
+    assert ended.is_exact
+    assert ended.marks == {"opened": 1, "closed": 1}
 
 
 @pytest.mark.guarantee("a-stop-loses-no-work")
-def test_a_signal_to_the_process_group_settles_what_is_in_hand(whole):
-    whole.write({"rpu": 300})
-    process = whole.start("--summary", "s.json", group=True)
-    whole.wait_until(lambda: len(whole.stored()) > 100, process)
-    family = family_of(process)
-    os.killpg(process.pid, signal.SIGQUIT)
-    code, output = finish(process)
+def test_a_closed_terminal_ends_the_run_in_good_order(life):
+    stopped(life, "a closed terminal")
 
-    assert code == 0, output
+
+@pytest.mark.guarantee("a-stop-loses-no-work")
+def test_a_signal_to_every_process_ends_the_run_like_a_stop(life):
+    stopped(life, "a signal to everybody")
+
+
+def test_a_folder_of_a_running_instance_is_refused_with_one_sentence(life):
+    code, output, owner = life.refused
+
+    assert code == 3
+    folder = life.whole.folder / ".ebbflow"
+    told = f"The state folder {folder} belongs to a running instance (process {owner})."
+    assert told in output.replace("\n", " ")
     assert "Traceback" not in output
-    assert left_of(family) == []
-    stored = whole.stored()
-    done = json.loads((whole.folder / "s.json").read_text())["vertices"]["out"]["done"]
-    assert done == len(stored) == len(set(stored))
-    assert whole.marks() == ["closed", "opened"]
+
+
+@pytest.mark.guarantee("nothing-is-lost")
+def test_a_killed_nats_server_is_restarted_and_the_run_goes_on(life):
+    assert life.ended["a killed driver"].stored.total() > 400
+
+
+@pytest.mark.guarantee("a-stop-loses-no-work")
+def test_nothing_outlives_a_driver_that_is_killed(life):
+    assert life.ended["a killed driver"].code == -signal.SIGKILL
+    assert life.ended["a killed driver"].left == []
+
+
+@pytest.mark.guarantee("a-stop-loses-no-work")
+@pytest.mark.guarantee("nothing-is-lost")
+def test_each_run_goes_on_where_the_last_one_was_and_nothing_is_lost(life):
+    ended = life.ended["drained"]
+
+    assert ended.code == 0, ended.output
+    assert ended.summary["ended"] == "drained"
+    numbers = life.whole.stored()
+    assert set(numbers) == set(range(max(numbers) + 1))
+    assert ended.summary["totals"]["out"]["done"] == len(set(numbers))
 
 
 @pytest.mark.guarantee("a-stop-loses-no-work")
 def test_ctrl_c_while_spark_starts_ends_the_run_without_a_trace(whole):
     whole.write({"rpu": 100})
-    process = whole.start("--summary", "s.json", group=True)
+    process = whole.start("--summary", SUMMARY, group=True)
     while "starting Spark" not in process.stdout.readline():
         assert process.poll() is None
-    whole.wait_until(lambda: "java" in [one.name() for one in family_of(process)], process)
-    family = family_of(process)
+    whole.wait_until(lambda: "java" in [one.name() for one in family_of(process.pid)], process)
+    family = family_of(process.pid)
     os.killpg(process.pid, signal.SIGINT)
     code, output = finish(process)
 
     assert code == 0, output
     assert "Traceback" not in output
-    assert ended(whole) == "stopped"
+    assert json.loads((whole.folder / SUMMARY).read_text())["ended"] == "stopped"
     assert left_of(family) == []
-
-
-@pytest.mark.guarantee("a-stop-loses-no-work")
-def test_a_closed_terminal_ends_the_run_in_good_order(whole):
-    whole.write({"rpu": 300})
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir(whole.folder)
-        command = [sys.executable, "-m", "ebbflow", "run", "pipeline.yaml", "--summary", "s.json"]
-        os.execv(sys.executable, command)
-    try:
-        shown = b""
-        while b"running" not in shown or len(whole.stored()) < 100:
-            shown += os.read(terminal, 65_536)
-        family = psutil.Process(pid).children(recursive=True)
-        os.close(terminal)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    except BaseException:
-        kill_tree(pid)
-        raise
-
-    assert code == 0
-    assert ended(whole) == "stopped"
-    assert left_of(family) == []
-
-
-@pytest.mark.guarantee("a-stop-loses-no-work")
-def test_nothing_outlives_a_driver_that_is_killed(whole):
-    whole.write({"rpu": 100})
-    process = whole.start()
-    whole.wait_until(lambda: len(whole.stored()) > 10, process)
-    family = family_of(process)
-    names = {one.name() for one in family}
-    process.kill()
-    process.communicate()
-
-    assert {"java", "nats-server"} <= names
-    assert left_of(family) == []
-
-
-# --- runs that cannot begin ---------------------------------------------------------------------
-
-VERSION = """[ "$1" = -version ] && echo 'openjdk version "17.0.1"' >&2 && exit\n"""
-NO_START = {
-    "a master that is none": (
-        ["--master", "garbage"],
-        None,
-        "Spark did not start: Master must either be yarn or start with spark, k8s, or local. "
-        "Correct --master, --conf or Java;",
-    ),
-    "slots that are no number": (
-        ["--master", "local[x]"],
-        None,
-        "Spark did not start: Could not parse Master URL: 'local[x]'.",
-    ),
-    "a memory that is none": (
-        ["--conf", "spark.driver.memory=nonsense"],
-        None,
-        "Spark did not start: Invalid maximum heap size: -Xmxnonsense.",
-    ),
-    "a Java that talks nonsense": (
-        ["--drain"],
-        "echo banana >&2; exit 1",
-        "does not say which version of Java it is.",
-    ),
-    "a Java that knows its version and fails": (
-        ["--drain"],
-        VERSION + "echo 'Segmentation fault'; exit 139",
-        "Spark did not start: Segmentation fault.",
-    ),
-    "a Java that ends at once": (["--drain"], VERSION + "exit 0", "Spark did not start: "),
-}
-
-
-@pytest.mark.guarantee("a-stop-loses-no-work")
-@pytest.mark.parametrize(("options", "java", "told"), NO_START.values(), ids=list(NO_START))
-def test_a_spark_that_cannot_start_is_told_in_one_sentence(whole, options, java, told):
-    whole.write({"messages": 1})
-    environment = {} if java is None else {"JAVA_HOME": str(fake_java(whole.folder, java))}
-    code, output = finish(whole.start(*options, **environment))
-
-    assert code == 3
-    assert told in output
-    assert "Traceback" not in output
-    assert not list((whole.folder / ".ebbflow/nats").glob("pid"))
-
-
-def fake_java(folder, script):
-    home = folder / "java"
-    (home / "bin").mkdir(parents=True)
-    java = home / "bin" / "java"
-    java.write_text(f"#!/bin/sh\n{script}\n")
-    java.chmod(java.stat().st_mode | stat.S_IXUSR)
-    return home

@@ -32,4 +32,5 @@ def test_vertices_that_take_turns_make_progress_although_one_is_slow_to_open(who
     output = process.communicate(timeout=280)[0]
 
     assert process.returncode == 0, output
+    assert "3 tasks have only 1 slots, so vertices take turns of 2 s" in output
     assert whole.stored() == list(range(200))

@@ -23,6 +23,7 @@ from tests.runtime.crash_model import DECISIONS, Chances, Crash, Rules, UserCode
 from tests.runtime.crash_run import ModelTask, inlet_of, run_to_the_end
 from tests.runtime.following import Follower, Forgetful, Hasty
 from tests.runtime.memory_server import Server
+from tests.thorough import examples
 
 crashes = st.lists(
     st.builds(
@@ -38,7 +39,7 @@ scripts = st.lists(st.sampled_from(DECISIONS), max_size=40)
 
 
 @pytest.mark.guarantee("nothing-is-lost")
-@settings(max_examples=300)
+@settings(max_examples=examples(120))
 @given(inlets, scripts, crashes)
 def test_every_message_is_done_dead_lettered_or_dropped_in_the_end(sizes, script, given_crashes):
     server = Server(inlet_of(*sizes))
@@ -47,7 +48,7 @@ def test_every_message_is_done_dead_lettered_or_dropped_in_the_end(sizes, script
 
 
 @pytest.mark.guarantee("nothing-is-lost")
-@settings(max_examples=150)
+@settings(max_examples=examples(60))
 @given(inlets, scripts, crashes)
 def test_when_a_chunk_is_done_all_that_was_decided_is_on_the_server(sizes, script, given_crashes):
     """The reason for the guarantee: what was dropped as a copy held the same rows."""
@@ -73,7 +74,7 @@ def test_when_a_chunk_is_done_all_that_was_decided_is_on_the_server(sizes, scrip
 
 
 @pytest.mark.guarantee("counts-are-exact")
-@settings(max_examples=150)
+@settings(max_examples=examples(60))
 @given(inlets, scripts, crashes)
 def test_the_counts_are_exact_across_crashes(sizes, script, given_crashes):
     server = Server(inlet_of(*sizes))
@@ -113,7 +114,7 @@ chances = st.randoms(use_true_random=False)
 
 
 @pytest.mark.guarantee("at-least-once")
-@settings(max_examples=80)
+@settings(max_examples=examples(50))
 @given(inlets, crashes, chances)
 def test_however_soon_the_server_forgets_the_next_vertices_read_no_copy(
     sizes, given_crashes, chance
@@ -134,7 +135,7 @@ live = st.lists(
 
 
 @pytest.mark.guarantee("at-least-once")
-@settings(max_examples=80)
+@settings(max_examples=examples(50))
 @given(inlets, live, chances)
 def test_however_soon_the_server_forgets_letters_and_redeliveries_are_stored_once(
     sizes, given_crashes, chance
@@ -149,7 +150,7 @@ def test_however_soon_the_server_forgets_letters_and_redeliveries_are_stored_onc
 
 
 @pytest.mark.guarantee("at-least-once")
-@settings(max_examples=80)
+@settings(max_examples=examples(50))
 @given(inlets, scripts, crashes, chances)
 def test_nothing_is_lost_when_the_server_forgets_and_code_decides_differently(
     sizes, script, given_crashes, chance
@@ -318,7 +319,7 @@ def test_with_the_content_hash_the_order_of_the_stages_alone_loses_nothing():
     assert lost_by(Rules(order=OUTPUTS_FIRST)) == []
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(60))
 @given(inlets, scripts, crashes)
 def test_nor_does_it_in_long_runs(sizes, script, given_crashes):
     server = Server(inlet_of(*sizes))

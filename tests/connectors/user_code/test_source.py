@@ -8,12 +8,18 @@ import time
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ebbflow import Message, MonoVertex, Nack, NackOptions, Pipeline, Response, SourceMessage
-from ebbflow.runtime.run_report import Silent
-from tests.connectors.user_code.queue import Queue, RedeliveringQueue
+from ebbflow.core.dead_letter import Letter
+from ebbflow.deadletters import DeadLetters
+from ebbflow.nats.locate import open_link, start_embedded
+from ebbflow.runtime.run_report import Silent, Summary
+from ebbflow.spark.run import run_pipeline
+from tests.connectors.user_code.queue import Queue, QueueFile, RedeliveringQueue
+from tests.spark.runs import Failures, Journal
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]
 
@@ -30,31 +36,27 @@ def is_running(pid):
         return False
 
 
-@pytest.mark.guarantee("sources-are-acknowledged-last")
-def test_every_message_arrives_once_and_is_acknowledged_once(run, queue, store, journal):
-    queue.fill(b"%d" % n for n in range(3_000))
+class Run:
+    """A pipeline that was run once, for several tests to look at: its queue and its sink."""
 
-    summary = run(Pipeline("test").source("in", at(queue)).sink("out", store))
+    def __init__(self, folder: Path) -> None:
+        self._state = folder / "state"
+        self.queue = QueueFile(folder / "queue.db")
+        self.journal = Journal(folder / "journal")
+        self.summary: Summary | None = None
 
-    assert summary.ended == "drained"
-    assert sorted(map(int, journal.read())) == list(range(3_000))
-    assert queue.ask("select count(*) from told where what = 'ack'") == [(3_000,)]
-    assert queue.ask("select distinct state, given from messages") == [("done", 1)]
+    def drain(self, pipeline: Pipeline) -> None:
+        options = {"drain": True, "timeout": "150s", "state": self._state}
+        self.summary = run_pipeline(pipeline.spec, watcher=Failures(), **options)
 
+    def letters(self) -> list[Letter]:
+        with start_embedded(self._state) as server, open_link(server) as link:
+            return [stored.letter for stored in DeadLetters(link, "test").list()]
 
-def test_rows_have_the_sources_keys_headers_event_times_and_ids(run, queue, journal):
-    queue.fill([b"x"])
-
-    def look(data):
-        for datum in data:
-            journal.write([datum.id, datum.keys, datum.headers, datum.event_time.isoformat()[:4]])
-        return [Response.ok(datum.id) for datum in data]
-
-    run(Pipeline("test").source("in", at(queue)).sink("out", look))
-
-    ((message_id, keys, headers, year),) = journal.read()
-    assert (message_id, keys, headers) == ("in-0-1", ["k1"], {"a": "b"})
-    assert int(year) >= 2024
+    def told(self, value: bytes, *columns: str) -> list[tuple[Any, ...]]:
+        """What the source was told about a message, in the order of telling."""
+        query = f"select {','.join(columns)} from told join messages using (id) where value = ?"
+        return self.queue.ask(f"{query} order by at", value)
 
 
 def nack_thrice(datum):
@@ -63,72 +65,137 @@ def nack_thrice(datum):
     return Message(f"{datum.value.decode()} {datum.deliveries} {datum.nack_reason}".encode())
 
 
-@pytest.mark.guarantee("sources-are-acknowledged-last")
-@pytest.mark.parametrize("form", ["pipeline", "monovertex"])
-def test_a_nack_goes_to_the_source_with_exactly_its_options(run, queue, store, journal, form):
-    queue.fill([b"good", b"bad", b"fine"])
-    source = at(queue, RedeliveringQueue)
-    if form == "pipeline":
-        run(Pipeline("test").source("in", source, transformer=nack_thrice).sink("out", store))
-    else:
-        run(MonoVertex("test").source(source).map(nack_thrice).sink(store))
+NACKED_THRICE = {"bad 4 delivery 3", "fine 1 None", "good 1 None"}
+MANY = 3_000
 
-    assert sorted(journal.read()) == ["bad 4 delivery 3", "fine 1 None", "good 1 None"]
-    told = queue.ask("select what, delay, max_deliveries, reason from told where id = 2")
-    assert told == [
+
+@pytest.fixture(scope="module")
+def plain(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A source without ``nack``: many messages, and one that the transformer nacks."""
+    made = Run(tmp_path_factory.mktemp("plain"))
+    journal = made.journal
+    made.queue.fill([*(b"%d" % n for n in range(MANY)), b"good", b"bad", b"fine"])
+
+    def some_nacked(datum):
+        return Message(datum.value) if datum.value.isdigit() else nack_thrice(datum)
+
+    def look(data):
+        for datum in data:
+            year = datum.event_time.isoformat()[:4]
+            journal.write([datum.value.decode(), datum.id, datum.keys, datum.headers, year])
+        return [Response.ok(datum.id) for datum in data]
+
+    source = at(made.queue)
+    made.drain(Pipeline("test").source("in", source, transformer=some_nacked).sink("out", look))
+    return made
+
+
+@pytest.mark.guarantee("sources-are-acknowledged-last")
+def test_every_message_arrives_once_and_is_acknowledged_once(plain):
+    assert plain.summary.ended == "drained"
+    values = [value for value, *_ in plain.journal.read()]
+    assert sorted(int(value) for value in values if value.isdigit()) == list(range(MANY))
+    assert plain.queue.ask("select what, count(*) from told group by what") == [("ack", MANY + 3)]
+    assert plain.queue.ask("select distinct state, given from messages") == [("done", 1)]
+
+
+def test_rows_have_the_sources_keys_headers_event_times_and_ids(plain):
+    ((_, message_id, keys, headers, year),) = (row for row in plain.journal.read() if row[0] == "0")
+    assert (message_id, keys, headers) == ("in-0-1", ["k1"], {"a": "b"})
+    assert int(year) >= 2024
+
+
+@pytest.mark.guarantee("sources-are-acknowledged-last")
+def test_a_source_without_nack_is_acknowledged_and_the_message_comes_from_ebbflow(plain):
+    values = {value for value, *_ in plain.journal.read() if not value.isdigit()}
+    assert values == NACKED_THRICE
+    assert plain.told(b"bad", "what") == [("ack",)]
+
+
+@pytest.fixture(scope="module")
+def redelivering(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A source that takes nacked messages back: each message is nacked in another way."""
+    made = Run(tmp_path_factory.mktemp("redelivering"))
+    journal = made.journal
+    made.queue.fill([b"good", b"bad", b"fine", b"unset", b"never", b"breaks", b"later"])
+
+    def decide(datum):
+        first = datum.deliveries == 1
+        if datum.value == b"unset" and first:
+            return Message.to_nack()
+        if datum.value == b"never":
+            raise Nack(max_deliveries=2, reason="never")
+        if datum.value == b"breaks" and first:
+            raise ValueError("no good")
+        return nack_thrice(datum)
+
+    def nack_later(data):
+        journal.write(*([datum.value.decode(), datum.deliveries] for datum in data))
+        return [
+            Response.nack(datum.id, NackOptions(delay=50))
+            if datum.value.startswith(b"later") and datum.deliveries == 1
+            else Response.ok(datum.id)
+            for datum in data
+        ]
+
+    source = at(made.queue, RedeliveringQueue)
+    on_error = {"interval": "200ms", "steps": 2}
+    pipeline = Pipeline("test").source("in", source, transformer=decide, on_error=on_error)
+    made.drain(pipeline.sink("out", nack_later))
+    return made
+
+
+def expect_nacked_thrice(told: list[tuple[Any, ...]]) -> None:
+    assert [row[:4] for row in told] == [
         ("nack", 300, 7, "delivery 1"),
         ("nack", 300, 7, "delivery 2"),
         ("nack", 300, 7, "delivery 3"),
         ("ack", None, None, None),
     ]
-    times = [row[0] for row in queue.ask("select at from told where id = 2 order by at")]
-    assert all(later - earlier >= 0.3 for earlier, later in pairwise(times))
+    assert all(later[4] - earlier[4] >= 0.3 for earlier, later in pairwise(told))
+
+
+TOLD = ("what", "delay", "max_deliveries", "reason", "at")
 
 
 @pytest.mark.guarantee("sources-are-acknowledged-last")
-def test_options_that_were_not_given_stay_unset(run, queue, store):
-    queue.fill([b"bad"])
-
-    def once(datum):
-        return Message.to_nack() if datum.deliveries == 1 else Message(datum.value)
-
-    run(
-        Pipeline("test")
-        .source("in", at(queue, RedeliveringQueue), transformer=once)
-        .sink("out", store)
-    )
-
-    asked = "select delay, max_deliveries, reason from told where what = 'nack'"
-    assert queue.ask(asked) == [(None, None, None)]
+def test_a_nack_goes_to_the_source_with_exactly_its_options(redelivering):
+    assert {value for value, _ in redelivering.journal.read()} >= NACKED_THRICE
+    expect_nacked_thrice(redelivering.told(b"bad", *TOLD))
 
 
 @pytest.mark.guarantee("sources-are-acknowledged-last")
-def test_a_source_without_nack_is_acknowledged_and_the_message_comes_from_ebbflow(
+def test_a_nack_in_a_monovertex_goes_to_the_source_with_exactly_its_options(
     run, queue, store, journal
 ):
     queue.fill([b"good", b"bad", b"fine"])
+    run(MonoVertex("test").source(at(queue, RedeliveringQueue)).map(nack_thrice).sink(store))
 
-    run(Pipeline("test").source("in", at(queue), transformer=nack_thrice).sink("out", store))
-
-    assert sorted(journal.read()) == ["bad 4 delivery 3", "fine 1 None", "good 1 None"]
-    assert queue.ask("select what, count(*) from told group by what") == [("ack", 3)]
+    assert set(journal.read()) == NACKED_THRICE
+    expect_nacked_thrice(queue.ask(f"select {','.join(TOLD)} from told where id = 2 order by at"))
 
 
-def test_max_deliveries_is_exact_and_the_dead_are_acknowledged(run, queue, store, server_letters):
-    queue.fill([b"good", b"bad"])
+@pytest.mark.guarantee("sources-are-acknowledged-last")
+def test_options_that_were_not_given_stay_unset(redelivering):
+    first, last = redelivering.told(b"unset", "what", "delay", "max_deliveries", "reason")
+    assert (first, last[0]) == (("nack", None, None, None), "ack")
 
-    def refuse(datum):
-        if datum.value == b"bad":
-            raise Nack(max_deliveries=2, reason="never")
-        return Message(datum.value)
 
-    source = at(queue, RedeliveringQueue)
-    run(Pipeline("test").source("in", source, transformer=refuse).sink("out", store))
-
-    (letter,) = server_letters("test")
+def test_max_deliveries_is_exact_and_the_dead_are_acknowledged(redelivering):
+    (letter,) = redelivering.letters()
     assert (letter.deliveries, letter.reason) == (3, "never")
-    told = queue.ask("select what from told where id = 2")
-    assert told == [("nack",), ("nack",), ("ack",)]
+    assert redelivering.told(b"never", "what") == [("nack",), ("nack",), ("ack",)]
+
+
+def test_an_exception_is_a_nack_with_the_wait_of_the_back_off(redelivering):
+    first, last = redelivering.told(b"breaks", "what", "delay", "max_deliveries", "reason")
+    assert (first, last[0]) == (("nack", 200, None, "ValueError: no good"), "ack")
+
+
+def test_nack_options_of_a_sink_do_not_reach_the_source(redelivering):
+    calls = [deliveries for value, deliveries in redelivering.journal.read() if "later" in value]
+    assert sorted(calls) == [1, 2]
+    assert redelivering.told(b"later", "what") == [("ack",)]
 
 
 @pytest.mark.guarantee("sources-are-acknowledged-last")
@@ -152,27 +219,6 @@ def test_deliveries_are_counted_across_runs(run, queue, store, journal):
         run(pipeline)
 
     assert journal.read() == ["4"]
-
-
-def test_an_exception_is_a_nack_with_the_wait_of_the_back_off(run, queue, store, journal):
-    queue.fill([b"bad"])
-
-    def breaks(datum):
-        if datum.deliveries == 1:
-            raise ValueError("no good")
-        return Message(datum.value)
-
-    pipeline = Pipeline("test").source(
-        "in",
-        at(queue, RedeliveringQueue),
-        transformer=breaks,
-        on_error={"interval": "200ms", "steps": 2},
-    )
-    run(pipeline.sink("out", store))
-
-    assert journal.read() == ["bad"]
-    asked = "select delay, max_deliveries, reason from told where what = 'nack'"
-    assert queue.ask(asked) == [(200, None, "ValueError: no good")]
 
 
 class KillSourceOnce(Silent):
@@ -278,19 +324,3 @@ def test_what_raises_in_a_source_is_told_and_tried_again(run, queue, store, jour
 def test_a_message_that_cannot_be_one_is_refused_when_it_is_made(fields, problem):
     with pytest.raises((TypeError, ValueError), match=problem):
         SourceMessage(**fields)
-
-
-def test_nack_options_of_a_sink_do_not_reach_the_source(run, queue, journal):
-    queue.fill([b"1"])
-
-    def later(data):
-        journal.write(*(datum.deliveries for datum in data))
-        return [
-            Response.nack(d.id, NackOptions(delay=50)) if d.deliveries == 1 else Response.ok(d.id)
-            for d in data
-        ]
-
-    run(Pipeline("test").source("in", at(queue, RedeliveringQueue)).sink("out", later))
-
-    assert sorted(journal.read()) == [1, 2]
-    assert queue.ask("select what from told") == [("ack",)]

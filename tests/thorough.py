@@ -1,0 +1,25 @@
+"""How many examples a property test tries: more with ``--hypothesis-profile thorough``."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+
+_USUAL = 100
+
+
+def register_profiles() -> None:
+    """Failures can be repeated, and a busy machine makes no example fail."""
+    for name, examples_tried in (("ebbflow", _USUAL), ("thorough", 10 * _USUAL)):
+        settings.register_profile(
+            name,
+            print_blob=True,
+            deadline=None,
+            max_examples=examples_tried,
+            suppress_health_check=[HealthCheck.too_slow],
+        )
+    settings.load_profile("ebbflow")
+
+
+def examples(number: int) -> int:
+    """So many examples usually, and ten times as many when it is to be thorough."""
+    return number * settings.default.max_examples // _USUAL
