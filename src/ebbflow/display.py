@@ -281,7 +281,7 @@ class PlainLines:
         self._stuck[vertex] = (stuck, due)
 
     def _is_news(self, vertex: str, view: VertexView) -> bool:
-        """Whether the vertex was started again, or fails for another reason than it did."""
+        """Returns whether the vertex was started again, or fails for another reason than it did."""
         failure = None if view.waiting or view.halted else view.failure
         restarts, before = self._restarts.get(vertex, 0), self._failures.get(vertex)
         self._restarts[vertex], self._failures[vertex] = view.restarts, failure

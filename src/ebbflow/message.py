@@ -141,7 +141,7 @@ class Message:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it holds nothing but a value to forward."""
+        """True if it holds nothing but a value to forward."""
         return (
             self.signal is None
             and self.keys is None

@@ -129,9 +129,9 @@ def _server(url: str) -> Checkup:
     server = find_own_server(url)
     assert server is not None
     with open_link(server) as link:
-        found, tls = link.client.connected_server_version, link.client.uses_tls
+        server_version, tls = link.client.connected_server_version, link.client.uses_tls
         how = f"{'TLS' if tls else 'no TLS'}, {server.login.kind or 'no login'}"
-        version = f"{found.major}.{found.minor}.{found.patch}"
+        version = f"{server_version.major}.{server_version.minor}.{server_version.patch}"
         near = all(urlsplit(url).hostname in _LOOPBACK for url in server.urls)
         step = "" if tls or near else "Others can read messages on their way; use TLS."
         return Checkup(True, f"NATS server {version} at {server} ({how})", step)

@@ -26,7 +26,7 @@ _found_in: dict[str, Path] = {}
 """Top-level module → the folder beside a pipeline that it was imported from."""
 
 
-def well_formed(target: str) -> bool:
+def is_well_formed(target: str) -> bool:
     """Returns whether the target reads ``module:attribute``; either may have dots."""
     return _TARGET.fullmatch(target) is not None
 
@@ -39,7 +39,7 @@ def resolve(target: str, search: Path | None = None) -> Callable[..., Any]:
     name, attribute = match.groups()
     if search is not None:
         _look_in(search.resolve(), name.partition(".")[0], target)
-    return _attribute(_imported(name, target), attribute, target)
+    return _attribute(_import(name, target), attribute, target)
 
 
 def _look_in(folder: Path, top: str, target: str) -> None:
@@ -71,23 +71,23 @@ def _make_way(top: str, target: str) -> None:
         del sys.modules[name]
 
 
-def _imported(name: str, target: str) -> ModuleType:
+def _import(name: str, target: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             reason = f"there is no module {error.name!r} beside the pipeline or on the Python path"
             raise TargetError(target, reason) from None
-        raise TargetError(target, _importing_failed(name, error)) from error
+        raise TargetError(target, _explain_import_failure(name, error)) from error
     except KeyboardInterrupt as interrupt:  # a person's, or the module's own
         interrupt.add_note(f"while {name!r} was imported{_place(interrupt)}")
         raise
     # Whatever else it raises: a module that calls sys.exit() must not end who imports it.
     except BaseException as error:
-        raise TargetError(target, _importing_failed(name, error)) from error
+        raise TargetError(target, _explain_import_failure(name, error)) from error
 
 
-def _importing_failed(name: str, error: BaseException) -> str:
+def _explain_import_failure(name: str, error: BaseException) -> str:
     text = f"importing {name!r} failed: {type(error).__name__}: {error}"
     # The text of a syntax error already ends with file and line.
     return text if isinstance(error, SyntaxError) else text + _place(error)

@@ -47,7 +47,7 @@ def executor_hosts(spark: SparkSession) -> set[str]:
 
 
 def is_here(host: str) -> bool:
-    """Whether a host is this machine: one can listen only on addresses of one's own."""
+    """Returns whether a host is this machine: one can listen on addresses of one's own only."""
     try:
         addresses = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
     except OSError:

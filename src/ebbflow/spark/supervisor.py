@@ -68,7 +68,7 @@ class VertexSupervisor:
 
     @property
     def running(self) -> bool:
-        """Whether the thread still runs."""
+        """True while the thread runs."""
         return self._thread.is_alive()
 
     def join(self, timeout: float) -> None:

@@ -148,11 +148,11 @@ def backoff(policy: Policy) -> Any:
     }
 
 
-def on_unavailable(given: Mapping[str, Any]) -> Part:
+def on_unavailable(options: Mapping[str, Any]) -> Part:
     """Returns what to do about systems that are away; errors may be given as classes."""
-    waits = {name: value for name, value in given.items() if name != "errors"}
+    waits = {name: value for name, value in options.items() if name != "errors"}
     waits = dict(waits.pop("backoff", waits))
-    return {"errors": sorted(named(given.get("errors", ()))), "backoff": waits}
+    return {"errors": sorted(named(options.get("errors", ()))), "backoff": waits}
 
 
 def listed(names: str | Iterable[str]) -> list[str]:
@@ -187,15 +187,15 @@ def named_options(method: Callable[P, R]) -> Callable[P, R]:
     """Returns the method, which raises ``TypeError`` for a keyword that it does not take."""
 
     @functools.wraps(method)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
         known = _names(method)
         for name in kwargs:
             if name not in known:
                 meant = did_you_mean(name, known, "it takes")
-                raise TypeError(f"{_called(method)} has no option {name!r}; {meant}")
+                raise TypeError(f"{_display_name(method)} has no option {name!r}; {meant}")
         return method(*args, **kwargs)
 
-    return checked
+    return call
 
 
 @functools.cache
@@ -211,5 +211,5 @@ def _names(method: Callable[..., object]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _called(method: Callable[..., object]) -> str:
+def _display_name(method: Callable[..., object]) -> str:
     return f"{method.__qualname__.removesuffix('.__init__')}()"

@@ -119,7 +119,11 @@ def _examine(
     if spec is None:
         return None, wrong
     echoes = [finding.path for finding in wrong]
-    more = [one for one in _rules(spec, search) if not any(concerns(one, path) for path in echoes)]
+    more = [
+        finding
+        for finding in _rules(spec, search)
+        if not any(concerns(finding, path) for path in echoes)
+    ]
     return spec, [*wrong, *more]
 
 

@@ -49,7 +49,7 @@ class _Served:
         self.close()
 
     def close(self) -> None:
-        """Pipelines cannot reach it any more; what it holds can still be looked at."""
+        """Lets pipelines reach it no more; what it holds can still be looked at."""
         self._shared.close()
 
 
@@ -124,9 +124,9 @@ class _Queue:
             while self._later and self._later[0][0] <= time.time():
                 _, number, sample = heapq.heappop(self._later)
                 self._ready.append((number, sample))
-            found = [self._ready.popleft() for _ in range(min(limit, len(self._ready)))]
-            self.given |= {number: (client, sample) for number, sample in found}
-        return found
+            due = [self._ready.popleft() for _ in range(min(limit, len(self._ready)))]
+            self.given |= {number: (client, sample) for number, sample in due}
+        return due
 
     def ack(self, client: int, numbers: Sequence[int]) -> None:
         with self._lock:
@@ -158,7 +158,7 @@ class MemoryReader(Source):
         self._address = address
 
     def open(self) -> None:
-        """Reach the test."""
+        """Connects to the test."""
         self._queue = ObjectClient(self._address)
 
     def read(self, limit: int, timeout: float) -> Messages:
@@ -168,15 +168,15 @@ class MemoryReader(Source):
     def read_messages(self, limit: int, timeout: float) -> list[SourceMessage]:
         """Returns them one by one."""
         deadline = time.monotonic() + timeout
-        while not (found := self._queue.ask("read", limit)) and time.monotonic() < deadline:
+        while not (due := self._queue.ask("read", limit)) and time.monotonic() < deadline:
             time.sleep(_LOOK_EVERY)
         return [
-            SourceMessage(one.value, b"%d" % number, keys=one.keys, headers=one.headers)
-            for number, one in found
+            SourceMessage(sample.value, b"%d" % number, keys=sample.keys, headers=sample.headers)
+            for number, sample in due
         ]
 
     def ack(self, offsets: Sequence[bytes]) -> None:
-        """These are done."""
+        """Takes these messages for done."""
         self._queue.ask("ack", [int(offset) for offset in offsets])
 
     def pending(self) -> int:
@@ -186,7 +186,7 @@ class MemoryReader(Source):
 
     @property
     def exhausted(self) -> bool:
-        """Whether all is acknowledged."""
+        """Returns whether all messages are acknowledged."""
         return not any(self._queue.ask("left"))
 
     def close(self) -> None:
@@ -198,7 +198,7 @@ class RedeliveringReader(MemoryReader):
     """Takes nacked messages back."""
 
     def nack(self, nacks: Sequence[NackOffset]) -> None:
-        """Put these back, each for its delay."""
+        """Puts these back, each for its delay."""
         self._queue.ask("nack", {int(nack.offset): nack.options.delay or 0 for nack in nacks})
 
 
@@ -210,7 +210,7 @@ class ColumnarReader(MemoryReader):
         return columns_of(self.read_messages(limit, timeout))
 
     def ack_columns(self, offsets: pa.BinaryArray) -> None:
-        """These are done."""
+        """Takes these messages for done."""
         self._queue.ask("ack", offsets.cast(pa.string()).cast(pa.int64()).to_pylist())
 
 
@@ -249,11 +249,11 @@ class MemorySink(_Served):
         self._target.refused = frozenset(values)
 
     def go_down(self) -> None:
-        """Raise ``ConnectionError`` whatever comes, until it comes up again."""
+        """Raises ``ConnectionError`` whatever comes, until it comes up again."""
         self._target.is_down = True
 
     def come_up(self) -> None:
-        """Take messages again."""
+        """Takes messages again."""
         self._target.is_down = False
 
 
@@ -266,14 +266,14 @@ class _Target:
     is_down: bool = False
 
     def write(self, client: int, samples: Sequence[Sample]) -> list[bool]:
-        """Take them; which of them were."""
+        """Takes the messages that it does not refuse, and returns which it took."""
         if self.is_down:
             raise ConnectionError("the memory sink is down")
         self.landed += [sample for sample in samples if sample.value not in self.refused]
         return [sample.value not in self.refused for sample in samples]
 
     def gone(self, client: int) -> None:
-        """Nothing is kept for a client."""
+        """Keeps nothing for a client that has gone."""
 
 
 class MemoryWriter:
@@ -283,12 +283,14 @@ class MemoryWriter:
         self._address = address
 
     def open(self) -> None:
-        """Reach the test."""
+        """Connects to the test."""
         self._target = ObjectClient(self._address)
 
     def __call__(self, data: list[Datum]) -> list[Response]:
-        """Write them, and say which were refused."""
-        taken = self.write([Sample(one.value, tuple(one.keys), one.headers) for one in data])
+        """Writes the messages, and answers which were refused."""
+        taken = self.write(
+            [Sample(datum.value, tuple(datum.keys), datum.headers) for datum in data]
+        )
         return [
             Response.ok(datum.id) if ok else Response.failure(datum.id, _REFUSAL)
             for datum, ok in zip(data, taken, strict=True)
@@ -311,7 +313,7 @@ class ColumnarWriter:
         self._writer = MemoryWriter(address)
 
     def open(self) -> None:
-        """Reach the test."""
+        """Connects to the test."""
         self._writer.open()
 
     def __call__(self, batch: pa.RecordBatch) -> dict[int, RowResponse]:

@@ -58,7 +58,7 @@ class Orders:
 
     @property
     def adds_up(self) -> bool:
-        """Whether each order is in exactly one of the two places."""
+        """Returns whether each order is in exactly one of the two places."""
         return not self.missing and self.made == len(self.stored) + len(self.letters)
 
 

@@ -228,11 +228,11 @@ class BatchPartition:
     def _batch(self, window: Window, low: int, high: int, whole: bool = False) -> int:
         """Decides about rows and settles them; returns the end of the rows that are settled."""
         try:
-            found = self._decide(window, low, high, whole)
-            if found.end > low or whole:
-                self._watermark.hear(window.origins(low, found.end))
-                self._settle(window, low, found)
-            return found.end
+            isolated = self._decide(window, low, high, whole)
+            if isolated.end > low or whole:
+                self._watermark.hear(window.origins(low, isolated.end))
+                self._settle(window, low, isolated)
+            return isolated.end
         finally:
             self._work.forget()
 
@@ -243,22 +243,22 @@ class BatchPartition:
             late = not whole and time.monotonic() - began > _SEARCH
             return late or self._stopping.is_set()
 
-        found = isolate(low, high, partial(self._attempt, window), enough)
-        if found.general is not None and found.end == low:
-            self._give_up(found, high)
-        if whole and found.end < high:
+        isolated = isolate(low, high, partial(self._attempt, window), enough)
+        if isolated.general is not None and isolated.end == low:
+            self._give_up(isolated, high)
+        if whole and isolated.end < high:
             raise _stopped()
-        return found
+        return isolated
 
-    def _give_up(self, found: Isolated, high: int) -> None:
+    def _give_up(self, isolated: Isolated, high: int) -> None:
         """Hands rows to the retry strategy when nothing works; without one, the vertex waits."""
-        why = found.general
+        why = isolated.general
         assert why is not None
         role = self._plan.role
         if not isinstance(role, SinksPlan) or role.strategy is None:
             raise Unavailable(f"{why.kind}: {why.text}")
-        found.blamed |= dict.fromkeys(range(found.end, high), why)
-        found.end = high
+        isolated.blamed |= dict.fromkeys(range(isolated.end, high), why)
+        isolated.end = high
 
     def _attempt(self, window: Window, low: int, high: int) -> Trouble | None:
         if self._stopping.is_set():
@@ -278,10 +278,10 @@ class BatchPartition:
 
     # --- settling -------------------------------------------------------------------------------
 
-    def _settle(self, window: Window, low: int, found: Isolated) -> None:
-        plan, start, end = self._plan, self._position.done, window.span(found.end)
-        count = found.end - low
-        if isinstance(plan.role, SinksPlan) and not found.blamed:
+    def _settle(self, window: Window, low: int, isolated: Isolated) -> None:
+        plan, start, end = self._plan, self._position.done, window.span(isolated.end)
+        count = isolated.end - low
+        if isinstance(plan.role, SinksPlan) and not isolated.blamed:
             counts = Counts(read=count, written=count, done=count)  # nothing is to be published
         else:
             self._intend(end)
@@ -291,7 +291,7 @@ class BatchPartition:
                     key,
                     tuple(frame_ranges(plan, self._partition, start, end, window.copies)),
                     self._watermark.current,
-                    {index - low: why for index, why in found.blamed.items()},
+                    {index - low: why for index, why in isolated.blamed.items()},
                     self._work.traced,
                     self._work.result is not None,
                     self._position.repeated,

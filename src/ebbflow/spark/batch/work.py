@@ -18,7 +18,7 @@ class BatchWork(Protocol):
 
     @property
     def traced(self) -> bool:
-        """Whether each row of the result names the message that it was made from."""
+        """True if each row of the result names the message that it was made from."""
 
     @property
     def result(self) -> DataFrame | None:

@@ -189,7 +189,7 @@ def _code(
 def _target(
     target: str, path: FieldPath, search: Path | None, methods: tuple[str, ...] = ()
 ) -> Iterator[Finding]:
-    if not targets.well_formed(target):
+    if not targets.is_well_formed(target):
         yield Finding("EB401", f"{target!r} is not of the form module:attribute", path)
         return
     try:

@@ -69,11 +69,11 @@ def rule(
 ) -> Callable[[Callable[[AnyTrial], None]], Rule[AnyTrial]]:
     """Makes a function a rule and puts it on the list."""
 
-    def made(check: Callable[[AnyTrial], None]) -> Rule[AnyTrial]:
+    def add(check: Callable[[AnyTrial], None]) -> Rule[AnyTrial]:
         listed.append(Rule(check, stage))
         return listed[-1]
 
-    return made
+    return add
 
 
 def check_all(rules: Iterable[Rule[AnyTrial]], trial: AnyTrial) -> None:

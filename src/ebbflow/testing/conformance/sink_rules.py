@@ -31,7 +31,9 @@ def every_message_lands_once(trial: SinkTrial) -> None:
 @rule(SinkStage.ODD, SINK_RULES)
 def odd_input_lands_unchanged_or_is_refused(trial: SinkTrial) -> None:
     """Odd values land bit by bit as they were, or are dead letters; none is lost."""
-    odd = [one for one in samples.odd(trial.under_test) if not (one.keys or one.headers)]
+    odd = [
+        sample for sample in samples.odd(trial.under_test) if not (sample.keys or sample.headers)
+    ]
     landed = trial.landed()
     if landed is None:
         raise SkipTest("nobody can know what has landed")
@@ -43,7 +45,7 @@ def odd_input_lands_unchanged_or_is_refused(trial: SinkTrial) -> None:
 @rule(SinkStage.ODD, SINK_RULES)
 def keys_and_headers_land_unchanged(trial: SinkTrial) -> None:
     """Keys and headers land as they were, as far as the sink keeps them."""
-    odd = [one for one in samples.odd(trial.under_test) if one.keys or one.headers]
+    odd = [sample for sample in samples.odd(trial.under_test) if sample.keys or sample.headers]
     landed = trial.landed()
     if not odd or landed is None:
         raise SkipTest("the sink keeps neither keys nor headers")
@@ -58,9 +60,9 @@ def keys_and_headers_land_unchanged(trial: SinkTrial) -> None:
 
 def _landed_whole(sample: Sample, landed: dict[str, list[Sample]]) -> bool:
     return any(
-        (not sample.keys or tuple(found.keys) == sample.keys)
-        and sample.headers.items() <= dict(found.headers).items()
-        for found in landed.get(name_of(sample), ())
+        (not sample.keys or tuple(copy.keys) == sample.keys)
+        and sample.headers.items() <= dict(copy.headers).items()
+        for copy in landed.get(name_of(sample), ())
     )
 
 

@@ -58,10 +58,17 @@ class SinkTrial(TrialRuns[SinkUnderTest]):
 
     def stages(self) -> Sequence[Callable[[], None]]:
         """Returns the work of each stage."""
-        return self._flow, self._odd, self._refused, self._down, self._restarted, self._ended
+        return (
+            self._let_flow,
+            self._give_odd,
+            self._refuse_some,
+            self._take_down,
+            self._restart,
+            self._end,
+        )
 
     def heard(self, line: str) -> None:
-        """The run has printed a line."""
+        """Passes on a line that the run has printed."""
         self.under_test.heard(line)
 
     def release(self) -> None:
@@ -109,15 +116,15 @@ class SinkTrial(TrialRuns[SinkUnderTest]):
 
     # --- the stages -----------------------------------------------------------------------------
 
-    def _flow(self) -> None:
-        """Some messages are there before the pipeline is, the others come while it runs."""
+    def _let_flow(self) -> None:
+        """Gives some messages before the pipeline is there, and the others while it runs."""
         self._give(samples.LANDING[:100])
         self.start(self.pipeline())
         self._give(samples.LANDING[100:])
         self._wait_for(samples.LANDING, STARTED_WITHIN)
 
-    def _odd(self) -> None:
-        """Odd values, keys and headers."""
+    def _give_odd(self) -> None:
+        """Gives odd values, keys and headers."""
         if self.waives("odd_input_lands_unchanged_or_is_refused"):
             return
         odd = samples.odd(self.under_test)
@@ -130,8 +137,8 @@ class SinkTrial(TrialRuns[SinkUnderTest]):
         missing = names - (names if landed is None else landed.keys())
         return missing - self.letters().keys() if missing else missing
 
-    def _refused(self) -> None:
-        """The target refuses some, and accepts them later."""
+    def _refuse_some(self) -> None:
+        """Has the target refuse some messages, and accept them later."""
         if not self.under_test.can_refuse:
             return
         self.under_test.refuse([sample.value for sample in samples.REFUSED])
@@ -143,8 +150,8 @@ class SinkTrial(TrialRuns[SinkUnderTest]):
         self.under_test.refuse(())
         until(lambda: not self._unaccounted(refused), self.patience, every=0.2)
 
-    def _down(self) -> None:
-        """The target is down for a while."""
+    def _take_down(self) -> None:
+        """Takes the target down for a while."""
         if not self.under_test.can_go_down:
             return
         self.under_test.go_down()
@@ -155,16 +162,16 @@ class SinkTrial(TrialRuns[SinkUnderTest]):
         self.under_test.come_up()
         self._wait_for(samples.DOWN)
 
-    def _restarted(self) -> None:
-        """A stop while messages are on their way; then on from there."""
+    def _restart(self) -> None:
+        """Stops the pipeline while messages are on their way, and starts it again."""
         self._give(samples.STOPPED)
         until(lambda: any(self.times_landed(samples.STOPPED).values()), self.patience, every=0.01)
         self.stop()
         self.start(self.pipeline())
         self._wait_for(samples.STOPPED, STARTED_WITHIN)
 
-    def _ended(self) -> None:
-        """The last stop."""
+    def _end(self) -> None:
+        """Stops the pipeline for good."""
         self.stop()
 
     def stop(self) -> None:

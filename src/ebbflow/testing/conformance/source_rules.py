@@ -101,7 +101,9 @@ def _expect_letters(trial: SourceTrial, group: Sequence[Sample], once: bool = Tr
 @rule(SourceStage.ODD, SOURCE_RULES)
 def odd_input_arrives_unchanged_or_is_refused(trial: SourceTrial) -> None:
     """Odd values arrive bit by bit as they were, or are refused with a reason; none is lost."""
-    odd = [one for one in samples.odd(trial.under_test) if not (one.keys or one.headers)]
+    odd = [
+        sample for sample in samples.odd(trial.under_test) if not (sample.keys or sample.headers)
+    ]
     letters = trial.letters()
     lost = [
         name
@@ -114,7 +116,7 @@ def odd_input_arrives_unchanged_or_is_refused(trial: SourceTrial) -> None:
 @rule(SourceStage.ODD, SOURCE_RULES)
 def keys_and_headers_arrive_unchanged(trial: SourceTrial) -> None:
     """Keys and headers arrive as they were put, as far as the source keeps them."""
-    odd = [one for one in samples.odd(trial.under_test) if one.keys or one.headers]
+    odd = [sample for sample in samples.odd(trial.under_test) if sample.keys or sample.headers]
     if not odd:
         raise SkipTest("the source keeps neither keys nor headers")
     expect_none(_changed(trial, odd), odd, "messages have other keys or headers than were put")
@@ -182,7 +184,7 @@ def a_stop_loses_nothing(trial: SourceTrial) -> None:
 @rule(SourceStage.CRASHED, SOURCE_RULES)
 def a_crash_loses_nothing(trial: SourceTrial) -> None:
     """When a worker or the source's process is killed, all arrives; some may come twice."""
-    arriving = [one for one in samples.CRASH if one not in samples.LIMITED_CRASH]
+    arriving = [sample for sample in samples.CRASH if sample not in samples.LIMITED_CRASH]
     _expect_arrival(trial, [*arriving, *samples.SLOW_CRASH], once=False)
 
 

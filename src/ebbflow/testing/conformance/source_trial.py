@@ -117,12 +117,12 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
     def stages(self) -> Sequence[Callable[[], None]]:
         """Returns the work of each stage."""
         return (
-            self._flow,
-            self._odd,
-            self._blocked,
-            self._restarted,
-            self._crashed,
-            self._ended,
+            self._let_flow,
+            self._put_odd,
+            self._block,
+            self._restart,
+            self._crash,
+            self._end,
         )
 
     def release(self) -> None:
@@ -144,16 +144,16 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
 
     # --- the stages -----------------------------------------------------------------------------
 
-    def _flow(self) -> None:
-        """Parallel producers, nacks, delays and limits; some is there before the pipeline is."""
+    def _let_flow(self) -> None:
+        """Puts messages in parallel, some of them before the pipeline is there."""
         early = len(samples.FLOW) // 4 if self.under_test.keeps_waiting else 0
         self._put(samples.FLOW[:early])
         self.start(self.pipeline())
         self._put_in_parallel(samples.FLOW[early:], _AT_ONCE)
         self._wait_for(samples.FLOW, STARTED_WITHIN)
 
-    def _odd(self) -> None:
-        """Odd values, keys and headers, one at a time."""
+    def _put_odd(self) -> None:
+        """Puts odd values, keys and headers, one at a time."""
         if self.waives("odd_input_arrives_unchanged_or_is_refused"):
             return
         odd = samples.odd(self.under_test)
@@ -169,8 +169,8 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
         missing = {name for name in names if not self.seen.arrivals(name)}
         return missing - self.letters().keys() if missing else missing
 
-    def _blocked(self) -> None:
-        """A pipeline that does not go on, and more messages than it should read meanwhile."""
+    def _block(self) -> None:
+        """Blocks the pipeline and puts more messages than it should read meanwhile."""
         if self.waives("a_blocked_pipeline_stops_reading", "a_blocked_pipeline_loses_nothing"):
             return
         flood = samples.flood(self.under_test)
@@ -186,7 +186,7 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
         self._wait_for(flood)
 
     def _wait_until_steady(self, producers: threading.Thread) -> None:
-        """Until nothing is read any more, and all is put or there is no room for it."""
+        """Waits until nothing is read any more, and all is put or there is no room for it."""
         self.was_full = False
         until(lambda: self.was_full or not producers.is_alive(), self.patience)
         seen, since = self.under_test.waiting(), time.monotonic()
@@ -196,8 +196,8 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
             if (now := self.under_test.waiting()) != seen:
                 seen, since = now, time.monotonic()
 
-    def _restarted(self) -> None:
-        """A stop while some wait for their delay and others are in hand; then on from there."""
+    def _restart(self) -> None:
+        """Stops the pipeline while some messages wait and others are in hand, and goes on."""
         self._put(samples.HELD)
         until(lambda: not self.seen.uncalled(samples.HELD), self.patience)
         self._have_some_in_hand(samples.SLOW)
@@ -210,14 +210,14 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
         self._wait_for([*samples.HELD, *samples.SLOW, *samples.MEANWHILE], STARTED_WITHIN)
 
     def _have_some_in_hand(self, group: Sequence[Sample]) -> None:
-        """Some are being worked on and the others have been read ahead, or soon will be."""
+        """Puts messages, and waits until some are being worked on; the others are read ahead."""
         self._put(group[:_AT_ONCE])
         until(lambda: self.seen.uncalled(group) < len(group), self.patience)
         self._put(group[_AT_ONCE:])
         until(lambda: self.seen.uncalled(group) < len(group) - _AT_ONCE, self.patience)
 
-    def _crashed(self) -> None:
-        """A message kills the worker it is in; then the process of the source is killed."""
+    def _crash(self) -> None:
+        """Has a message kill its worker, and then kills the process of the source."""
         if self.waives("a_crash_loses_nothing", "max_deliveries_survives_a_crash"):
             return
         self._put_in_parallel(samples.CRASH, _AT_ONCE)
@@ -228,8 +228,8 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
                 os.kill(pid, signal.SIGKILL)
         self._wait_for(samples.SLOW_CRASH, STARTED_WITHIN)
 
-    def _ended(self) -> None:
-        """The last stop, when everything has been settled."""
+    def _end(self) -> None:
+        """Stops the pipeline for good, when everything has been settled."""
         until(lambda: not self.under_test.unsettled(), self.patience)
         self.unsettled = self.under_test.unsettled()
         self.stop()
@@ -253,7 +253,7 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
             self.note(f"put() raised {type(error).__name__}: {error}")
 
     def _put(self, group: Sequence[Sample], at_once: int = _AT_ONCE) -> None:
-        """Put all, some at a time; what does not get in is tried again, but not for ever."""
+        """Puts all, some at a time; tries again what does not get in, but not for ever."""
         start, deadline = 0, time.monotonic() + 2 * self.patience
         while start < len(group):
             some = group[start : start + at_once]

@@ -40,7 +40,7 @@ __all__ = [
 
 
 def check_source(under_test: SourceUnderTest, state: Path, patience: float = 30.0) -> None:
-    """Check every rule for sources; ``RuleBroken`` that tells of all that are broken.
+    """Checks every rule for sources; raises one ``RuleBroken`` about all that are broken.
 
     ``state`` is an empty folder for what the pipelines keep.
     """
@@ -49,6 +49,6 @@ def check_source(under_test: SourceUnderTest, state: Path, patience: float = 30.
 
 
 def check_sink(under_test: SinkUnderTest, state: Path, patience: float = 30.0) -> None:
-    """Check every rule for sinks; as for sources."""
+    """Checks every rule for sinks, as for sources."""
     with SinkTrial(under_test, state, patience) as trial:
         check_all(SINK_RULES, trial)

@@ -189,7 +189,7 @@ class TrialRuns(Generic[Tested]):
         return text_of(letter.value) if letter.size is None else f"{letter.size} bytes"
 
     def waives(self, *rules: str) -> bool:
-        """Whether none of these rules is to be kept, so that there is nothing to be tried out."""
+        """Returns whether the connector is spared all of these rules, so that none is tried out."""
         return all(rule in self.under_test.waived for rule in rules)
 
     def note(self, trouble: str) -> None:

@@ -45,13 +45,13 @@ class UnderTest:
     """The base of both; attributes may be set on the class or on an instance."""
 
     keeps_keys: bool = False
-    """Whether the keys of a message come out as they went in."""
+    """True if the keys of a message come out as they went in."""
 
     keeps_headers: bool = False
-    """Whether the headers of a message come out as they went in."""
+    """True if the headers of a message come out as they went in."""
 
     empty_values: bool = True
-    """Whether a message may have an empty value."""
+    """True if a message may have an empty value."""
 
     largest: int = 1_000_000
     """The largest value, in bytes, that is to arrive; at most about eight million."""
@@ -72,10 +72,10 @@ class SourceUnderTest(UnderTest, ABC):
     """A source and the outside system it reads from, in the hands of the suite."""
 
     keeps_waiting: bool = True
-    """Whether what is put while no pipeline runs is there when one starts."""
+    """True if what is put while no pipeline runs is there when one starts."""
 
     flood: int = 25_000
-    """How many small messages are put into a pipeline that is blocked."""
+    """The number of small messages that are put into a pipeline that is blocked."""
 
     lateness: float = 3.0
     """Seconds by which a redelivery may come later than its delay says, on a busy machine."""
@@ -114,16 +114,16 @@ class SinkUnderTest(UnderTest, ABC):
     """A sink and the target it writes to, in the hands of the suite."""
 
     can_refuse: bool = False
-    """Whether ``refuse`` does something."""
+    """True if ``refuse`` does something."""
 
     can_go_down: bool = False
-    """Whether ``go_down`` and ``come_up`` do something."""
+    """True if ``go_down`` and ``come_up`` do something."""
 
     mode: SinkMode = "batch"
     """The mode of the sink, if it is code."""
 
     writes_twice: bool = False
-    """Whether a message may land twice when its sink was told to stop or its target failed."""
+    """True if a message may land twice when its sink was told to stop or its target failed."""
 
     @abstractmethod
     def sink(self) -> Code | Mapping[str, Any]:
