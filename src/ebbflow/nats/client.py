@@ -135,15 +135,15 @@ class SecuredClient(Client):
             self._transport = WideTransport()  # type: ignore[no-untyped-call]
         await super()._connect_to_server(s)
 
-    async def listen(self, subject: str, take: TakeParcel) -> Subscription:
+    async def listen(self, subject: str, take: TakeParcel, queue: str = "") -> Subscription:
         """Subscribes; ``take`` gets all messages that have arrived together, as one parcel.
 
-        It is called on the client's loop and must not raise.
+        It is called on the client's loop and must not raise. Members of a ``queue`` share messages.
         """
         # nats-py counts its subscriptions: this is the number of the next one.
         sid = b"%d" % (self._sid + 1)
         self._ps.in_bulk[sid] = take
-        return await self.subscribe(subject, cb=_ignore)
+        return await self.subscribe(subject, queue=queue, cb=_ignore)
 
     def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
         self._ps.in_bulk.pop(b"%d" % sid, None)

@@ -91,6 +91,11 @@ class Parcel:
         pairs = zip(self.edges[1::_EDGES], self.edges[2::_EDGES], strict=True)
         return [end - start for start, end in pairs]
 
+    def whole_sizes(self) -> list[int]:
+        """Returns the sizes of the messages, with their subjects and headers."""
+        edges = zip(self.subjects, self.edges[::_EDGES], self.edges[2::_EDGES], strict=True)
+        return [len(subject) + end - start for subject, start, end in edges]
+
     def payloads(self) -> pa.BinaryArray:
         """Returns the payloads as a column; no object is made for any of them."""
         # The buffer is one column of pieces: headers, payload, what is between two messages.

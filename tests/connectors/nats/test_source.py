@@ -155,7 +155,7 @@ def test_memory_is_bounded_and_what_is_dropped_is_counted_and_told(
     say(outside, "five.a", *numbers(1_000, 1))
 
     until(lambda: feed.failure is not None)
-    until(lambda: feed._dropped + len(feed._waiting) == 1_000)
+    until(lambda: feed._dropped + sum(len(came.parcel) for came in feed._waiting) == 1_000)
     assert feed._bytes <= 100_000
     dropped = feed._dropped
     assert feed.failure == f"the buffer is full; {dropped:,} messages were dropped"

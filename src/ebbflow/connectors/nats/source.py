@@ -13,19 +13,20 @@ import contextlib
 import secrets
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import nats.errors
 import pyarrow as pa
-from nats.aio.msg import Msg
 
 from ebbflow.buffers.feed import Spot
 from ebbflow.connectors.nats.connection import leave, outside_client
-from ebbflow.connectors.nats.messages import read_headers
+from ebbflow.connectors.nats.messages import to_source_columns
 from ebbflow.core import frames
 from ebbflow.errors import EbbflowError, SetupError
 from ebbflow.nats.address import Addresses
+from ebbflow.nats.wire import Parcel
 
 MOST_WAITING = 64 * 1024 * 1024
 """The bytes that may wait in memory for room in the buffer."""
@@ -50,11 +51,11 @@ class NatsSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Came:
-    """A message in memory."""
+    """Messages in memory that came together and fit into one frame; ``first`` numbers them."""
 
-    id: str
+    first: int
     at: datetime
-    message: Msg
+    parcel: Parcel
     size: int
 
 
@@ -101,13 +102,8 @@ class NatsFeed:
         self._came, self._stopping = asyncio.Event(), False
         self._client = await outside_client(settings.server, f"source {self._spot.vertex}")
         try:
-            # This module keeps count of what waits and drops what is too much.
-            self._subscription = await self._client.subscribe(
-                settings.subject,
-                queue=settings.queue or "",
-                cb=self._received,
-                pending_msgs_limit=-1,
-                pending_bytes_limit=-1,
+            self._subscription = await self._client.listen(
+                settings.subject, self._receive, queue=settings.queue or ""
             )
             await self._client.flush()
             if self._client.denied is not None:
@@ -128,7 +124,7 @@ class NatsFeed:
         self._came.set()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._storing, _STOP_WITHIN)
-        if left := len(self._waiting):
+        if left := sum(len(came.parcel) for came in self._waiting):
             self._spot.tell(
                 f"{self._spot.vertex}: {left:,} messages could not be stored, and are lost"
             )
@@ -136,24 +132,35 @@ class NatsFeed:
 
     # --- taking in ------------------------------------------------------------------------------
 
-    async def _received(self, message: Msg) -> None:
+    def _receive(self, parcel: Parcel) -> None:
         if (connections := self._client.stats["reconnects"]) != self._connections:
             self._connections = connections
             self._tell("the connection was lost for a while, and what was published meanwhile")
-        size = _size(message)
-        if size > self._spot.largest:
-            self._too_large += 1
-            self._tell(f"{self._too_large:,} messages were too large to store and are dropped")
-            return
-        if self._bytes + size > MOST_WAITING:
-            self._dropped += 1
-            self._tell(f"messages cannot be stored at the moment; {self._dropped:,} were dropped")
-            return
-        self._number += 1
-        name = f"{self._spot.vertex}-{self._run}-{self._number}"
-        self._waiting.append(_Came(name, datetime.now(UTC), message, size))
-        self._bytes += size
+        sizes = _sizes(parcel)
+        if max(sizes) > self._spot.largest or self._bytes + sum(sizes) > MOST_WAITING:
+            parcel, sizes = self._drop(parcel, sizes)
+        for part, size in _cut_frames(parcel, sizes):
+            self._waiting.append(_Came(self._number + 1, datetime.now(UTC), part, size))
+            self._number += len(part)
+            self._bytes += size
         self._came.set()
+
+    def _drop(self, parcel: Parcel, sizes: list[int]) -> tuple[Parcel, list[int]]:
+        """Returns the messages that can be stored and for which there is room."""
+        rows: list[int] = []
+        room = MOST_WAITING - self._bytes
+        for row, size in enumerate(sizes):
+            if size > self._spot.largest:
+                self._too_large += 1
+                self._tell(f"{self._too_large:,} messages were too large to store and are dropped")
+            elif size > room:
+                self._dropped += 1
+                dropped = f"{self._dropped:,} were dropped"
+                self._tell(f"messages cannot be stored at the moment; {dropped}")
+            else:
+                rows.append(row)
+                room -= size
+        return parcel.pick(rows), [sizes[row] for row in rows]
 
     def _tell(self, text: str) -> None:
         """At once the first time, then now and then."""
@@ -170,7 +177,8 @@ class NatsFeed:
             if not self._waiting:
                 self._came.clear()
                 await self._came.wait()
-            elif chunk := self._chunk():
+            else:
+                chunk = self._chunk()
                 await self._put(chunk)
                 for came in chunk:
                     self._waiting.popleft()
@@ -178,21 +186,21 @@ class NatsFeed:
 
     def _chunk(self) -> list[_Came]:
         """Returns what goes into the next frame: whatever has come, up to the size of a frame."""
-        chunk: list[_Came] = []
-        size = 0
-        for came in self._waiting:
-            if len(chunk) == _ROWS or (chunk and size + came.size > _BYTES):
+        chunk = [self._waiting[0]]
+        rows, size = len(chunk[0].parcel), chunk[0].size
+        for came in list(self._waiting)[1:_ROWS]:
+            rows, size = rows + len(came.parcel), size + came.size
+            if rows > _ROWS or size > _BYTES:
                 break
             chunk.append(came)
-            size += came.size
         return chunk
 
     async def _put(self, chunk: list[_Came]) -> None:
-        rows, buffers = _rows(chunk), self._spot.buffers
+        rows, buffers = self._rows(chunk), self._spot.buffers
         while True:
             try:
                 await buffers.put_when_room(
-                    rows, chunk[0].id, within=_STORE_WITHIN, on_full=self._meet_full_buffer
+                    rows, self._name(chunk[0].first), within=_STORE_WITHIN, on_full=self._meet_full
                 )
             except EbbflowError as error:
                 self._trouble = str(error)
@@ -202,26 +210,33 @@ class NatsFeed:
             # The same again, which is stored once.
             await asyncio.sleep(_PAUSE)
 
-    def _meet_full_buffer(self) -> None:
+    def _name(self, number: int) -> str:
+        return f"{self._spot.vertex}-{self._run}-{number}"
+
+    def _rows(self, chunk: list[_Came]) -> pa.RecordBatch:
+        ids = [self._name(c.first + row) for c in chunk for row in range(len(c.parcel))]
+        times = [came.at for came in chunk for _ in range(len(came.parcel))]
+        columns = to_source_columns(Parcel.join([came.parcel for came in chunk]))
+        facts = {"id": ids, "event_time": times, "first_seen": times}
+        return frames.batch_of({**columns, **facts}, len(ids))
+
+    def _meet_full(self) -> None:
         # Only what is lost by it is trouble; otherwise it is back-pressure.
         self._trouble = "the buffer is full" if self._dropped else None
 
 
-def _size(message: Msg) -> int:
-    headers = (message.headers or {}).items()
-    texts = sum(len(name) + len(value.encode()) for name, value in headers)
-    return len(message.data) + len(message.subject) + texts + _OVERHEAD
+def _sizes(parcel: Parcel) -> list[int]:
+    """Returns what each message takes in memory."""
+    return [size + _OVERHEAD for size in parcel.whole_sizes()]
 
 
-def _rows(chunk: list[_Came]) -> pa.RecordBatch:
-    parts = [read_headers(came.message.subject, came.message.headers) for came in chunk]
-    times = [came.at for came in chunk]
-    columns = {
-        "id": [came.id for came in chunk],
-        "value": [came.message.data for came in chunk],
-        "keys": [keys or None for keys, _ in parts],
-        "headers": [list(headers.items()) for _, headers in parts],
-        "event_time": times,
-        "first_seen": times,
-    }
-    return frames.batch_of(columns, len(chunk))
+def _cut_frames(parcel: Parcel, sizes: list[int]) -> Iterator[tuple[Parcel, int]]:
+    """Yields the messages in pieces that fit into a frame; one that is larger is alone."""
+    first, size = 0, 0
+    for row, own in enumerate(sizes):
+        if row > first and (row - first == _ROWS or size + own > _BYTES):
+            yield parcel.cut(first, row), size
+            first, size = row, 0
+        size += own
+    if first < len(sizes):
+        yield parcel.cut(first, len(sizes)), size
