@@ -101,7 +101,7 @@ def test_every_message_arrives_once_and_is_acknowledged_once(plain):
 
 def test_rows_have_the_sources_keys_headers_event_times_and_ids(plain):
     ((_, message_id, keys, headers, year),) = (row for row in plain.journal.read() if row[0] == "0")
-    assert (message_id, keys, headers) == ("in-0-1", ["k1"], {"a": "b"})
+    assert (message_id, keys, headers) == ("in-0-1/in", ["k1"], {"a": "b"})
     assert int(year) >= 2024
 
 
