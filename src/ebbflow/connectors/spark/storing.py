@@ -77,37 +77,52 @@ class _Task:
     def _messages(self, batch: pa.RecordBatch, first: int) -> pa.RecordBatch:
         count = batch.num_rows
         columns = {name: batch.column(name) for name in batch.schema.names}
-        values = pc.fill_null(columns.pop("value").cast(pa.binary()), b"").to_pylist()
-        unread = columns.pop(_UNREAD).to_pylist() if _UNREAD in columns else [None] * count
+        values = pc.fill_null(columns.pop("value").cast(pa.binary()), b"")
+        unread = columns.pop(_UNREAD, pa.nulls(count))
         now = pa.scalar(datetime.now(UTC), frames.TIME)
         columns["first_seen"] = pa.repeat(now, count)
         columns["event_time"] = _event_times(columns.get("event_time"), now, unread)
         dead = self._dead(values, unread)
         if dead:
-            values = [value[: self._storing.largest] for value in values]
+            values = pc.binary_slice(values, 0, self._storing.largest)
             columns["metadata"] = [
                 mark_dead(dead[row]) if row in dead else None for row in range(count)
             ]
-        given = columns.pop("id").to_pylist() if "id" in columns else [None] * count
-        columns["id"] = [
-            self._id(one, value, row)
-            for row, (one, value) in enumerate(zip(given, values, strict=True), first)
-        ]
+        columns["id"] = self._ids(columns.pop("id", pa.nulls(count)), values, first)
         return frames.batch_of(columns | {"value": values}, count)
 
-    def _dead(self, values: list[bytes], unread: list[Any]) -> dict[int, DeadLetter]:
-        """The rows that are no messages, and why."""
-        found = {}
-        for row, (value, why) in enumerate(zip(values, unread, strict=True)):
-            size = len(value) if why is None else why["size"]
-            cut = size if size > min(len(value), self._storing.largest) else None
-            if why is not None:
-                error = why["error"] or _not_json(value)
-                found[row] = DeadLetter("unreadable row", error, size=cut, unread=True)
-            elif cut is not None:
-                error = MessageTooLarge(size, self._storing.largest)
-                found[row] = DeadLetter("message too large", f"MessageTooLarge: {error}", size=cut)
-        return found
+    def _dead(self, values: pa.BinaryArray, unread: pa.Array) -> dict[int, DeadLetter]:
+        """Returns the rows that are no messages, and why: none, as a rule."""
+        most = pc.max(pc.binary_length(values)).as_py() or 0
+        if most <= self._storing.largest and unread.null_count == len(unread):
+            return {}
+        letters = {}
+        pairs = zip(values.to_pylist(), unread.to_pylist(), strict=True)
+        for row, (value, why) in enumerate(pairs):
+            if (letter := self._letter(value, why)) is not None:
+                letters[row] = letter
+        return letters
+
+    def _letter(self, value: bytes, why: dict[str, Any] | None) -> DeadLetter | None:
+        size = len(value) if why is None else why["size"]
+        cut = size if size > min(len(value), self._storing.largest) else None
+        if why is not None:
+            error = why["error"] or _not_json(value)
+            return DeadLetter("unreadable row", error, size=cut, unread=True)
+        if cut is not None:
+            error = MessageTooLarge(size, self._storing.largest)
+            return DeadLetter("message too large", f"MessageTooLarge: {error}", size=cut)
+        return None
+
+    def _ids(self, given: pa.Array, values: pa.BinaryArray, first: int) -> pa.Array:
+        """Returns the ids of the rows from the ``first`` of the query on."""
+        if given.null_count == len(given):
+            numbers = pa.array(range(first, first + len(given)), pa.int64()).cast(pa.string())
+            place = f"{self._storing.vertex}-{self._number}"
+            return pc.binary_join_element_wise(place, numbers, "-")
+        pairs = zip(given.to_pylist(), values.to_pylist(), strict=True)
+        ids = [self._id(one, value, row) for row, (one, value) in enumerate(pairs, first)]
+        return pa.array(ids, pa.string())
 
     def _id(self, given: str | None, value: bytes, row: int) -> str:
         """As the user says, told apart by content; or where in the query it is."""
@@ -134,11 +149,13 @@ class _Task:
             raise failures.exceptions[0] from None
 
 
-def _event_times(given: pa.Array | None, now: pa.Scalar, unread: list[Any]) -> pa.Array:
+def _event_times(given: pa.Array | None, now: pa.Scalar, unread: pa.Array) -> pa.Array:
     """As given, else now; of what could not be read nothing is known, nor does it move time on."""
-    known = pa.array([why is None for why in unread], pa.bool_())
     times = pa.nulls(len(unread), frames.TIME) if given is None else given.cast(frames.TIME)
-    return pc.if_else(known, pc.fill_null(times, now), pa.scalar(None, frames.TIME))
+    times = pc.fill_null(times, now)
+    if unread.null_count == len(unread):
+        return times
+    return pc.if_else(pc.is_null(unread), times, pa.scalar(None, frames.TIME))
 
 
 def _not_json(value: bytes) -> str:
@@ -171,5 +188,18 @@ def _content(frame: pa.RecordBatch, given: Collection[str]) -> str:
     """A hash of what the query gave; what was added, as the time, is another each time."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(given):
-        digest.update(repr(frame.column(name).to_pylist()).encode("utf-8", "surrogatepass"))
+        for piece in _bytes_of(frame.column(name)):
+            digest.update(piece)
     return digest.hexdigest()
+
+
+def _bytes_of(column: pa.Array) -> Iterator[bytes | pa.Buffer | memoryview]:
+    """Yields what tells the column from any other; nothing of what lies in memory beside it."""
+    if column.null_count == len(column):
+        yield b"null"
+    elif pa.types.is_binary(column.type) or pa.types.is_string(column.type):
+        # The lengths make the boundaries part of it, and tell nothing from an empty value.
+        yield pc.fill_null(pc.binary_length(column), -1).buffers()[1]
+        yield frames.join_bytes(pc.fill_null(column, b"" if column.type == pa.binary() else ""))
+    else:
+        yield repr(column.to_pylist()).encode("utf-8", "surrogatepass")

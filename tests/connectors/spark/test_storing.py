@@ -1,0 +1,47 @@
+"""The id of a frame that a query's task stores: the same for the same rows, and for no others."""
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebbflow.connectors.spark.storing import _content
+from ebbflow.core import frames
+from tests.core.sample_rows import texts, times
+
+values = st.binary(max_size=4)
+rows = st.lists(
+    st.fixed_dictionaries(
+        {
+            "id": texts,
+            "value": values,
+            "keys": st.none() | st.lists(texts, max_size=2),
+            "event_time": st.none() | times,
+            "nack_reason": st.none() | texts,
+        }
+    ),
+    max_size=4,
+)
+NAMES = ("id", "value", "keys", "event_time", "nack_reason")
+
+
+def batch(given_rows) -> pa.RecordBatch:
+    columns = {name: [row[name] for row in given_rows] for name in NAMES}
+    return frames.batch_of(columns, len(given_rows))
+
+
+@given(rows, rows)
+def test_other_rows_have_another_hash(one, other):
+    same = batch(one) == batch(other)
+    assert (_content(batch(one), NAMES) == _content(batch(other), NAMES)) is same
+
+
+@given(rows, rows, rows)
+def test_what_lies_beside_the_rows_does_not_matter(before, some, behind):
+    whole = batch([*before, *some, *behind])
+    assert _content(whole.slice(len(before), len(some)), NAMES) == _content(batch(some), NAMES)
+
+
+def test_what_the_query_did_not_give_does_not_matter():
+    row = {"id": "a", "value": b"v", "keys": None, "event_time": None, "nack_reason": "x"}
+    one, other = batch([row]), batch([row | {"nack_reason": "y"}])
+    assert _content(one, ["id", "value"]) == _content(other, ["id", "value"])
