@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import accumulate, chain, pairwise, repeat
+from itertools import accumulate, chain, repeat
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -123,10 +123,10 @@ def write_records(messages: pa.RecordBatch, set_key: bool = False) -> Records:
     lists = _slices(keys, keys.values.cast(pa.binary()))
     names = _slices(headers, headers.keys)
     texts = _slices(headers, headers.items.cast(pa.binary()))
-    mappings = [dict(zip(*pair, strict=True)) for pair in zip(names, texts, strict=True)]
-    for row, mapping in enumerate(mappings):
-        if mapping.pop(TOMBSTONE, None) is not None and not values[row]:
-            values[row] = None
+    mappings: list[dict[str, bytes]] = list(map(dict, map(zip, names, texts)))
+    for row in [row for row, mapping in enumerate(mappings) if TOMBSTONE in mapping]:
+        del mappings[row][TOMBSTONE]
+        values[row] = values[row] or None
     joined = [b":".join(texts) if texts else None for texts in lists] if set_key else repeat(None)
     return Records(values, joined, list(map(_write_headers, lists, mappings)))
 
@@ -139,19 +139,22 @@ def _is_empty(column: pa.Array) -> bool:
     return bool(ends[0] == ends[-1])
 
 
-def _slices(column: pa.Array, values: pa.Array) -> list[list[Any]]:
+def _slices(column: pa.Array, values: pa.Array) -> list[Sequence[Any]]:
     """Returns the values of each row of a column of lists or maps; none where it is null."""
-    ends = column.offsets.to_pylist()
-    start = ends[0]
-    flat = values.slice(start, ends[-1] - start).to_pylist()
-    rows = [flat[first - start : last - start] for first, last in pairwise(ends)]
+    if _is_empty(column):
+        return [()] * len(column)
+    offsets = column.offsets
+    flat = values.slice(offsets[0].as_py(), offsets[-1].as_py() - offsets[0].as_py()).to_pylist()
+    ends = pc.subtract(offsets, offsets[0]).to_pylist()
+    rows: list[Sequence[Any]] = list(map(flat.__getitem__, map(slice, ends, ends[1:])))
     for row in pc.indices_nonzero(pc.is_null(column)).to_pylist() if column.null_count else ():
-        rows[row] = []  # behind a null there may be values all the same
+        rows[row] = ()  # behind a null there may be values all the same
     return rows
 
 
 def _write_headers(keys: Sequence[bytes], headers: dict[str, bytes]) -> dict[str, bytes]:
     """Returns the headers of a record; the message's own must not pass for keys of it."""
-    headers[KEY_COUNT] = b"%d" % len(keys)
-    headers.update(zip(_names(len(keys)), keys, strict=True))
+    count = len(keys)
+    headers[KEY_COUNT] = b"%d" % count
+    headers.update(zip(_names(count), keys, strict=True))
     return headers
