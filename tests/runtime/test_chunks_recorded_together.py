@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ebbflow.core.position import Mark
 from ebbflow.runtime.gathering import AT_BUFFER
 from ebbflow.runtime.settling import Settling
-from tests.runtime.crash_model import Chances, Rules, UserCode
+from tests.runtime.crash_model import AtHand, Chances, Rules, UserCode
 from tests.runtime.crash_run import ModelTask, Trickle, inlet_of, run_to_the_end
 from tests.runtime.memory_server import Server
 
@@ -26,13 +26,6 @@ tasks = st.lists(
     max_size=5,
 )
 scripts = st.lists(st.sampled_from(["drop", "drop", "drop", "forward", "nack", "dead"]))
-
-
-class AtHand(Random):
-    """What is there is never still on its way."""
-
-    def random(self):
-        return 0.9
 
 
 class Watched(Server):

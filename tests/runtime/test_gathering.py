@@ -4,8 +4,10 @@ from random import Random
 
 import pytest
 
+from ebbflow.core.position import Mark
 from ebbflow.runtime.gathering import AT_BUFFER, FEW, Gathering
-from tests.runtime.crash_model import Chances, ModelClock, Rules, UserCode
+from ebbflow.runtime.intake import Intake
+from tests.runtime.crash_model import AtHand, Chances, ModelClock, Reader, Rules, UserCode
 from tests.runtime.crash_run import OrderedTask, Trickle, inlet_of
 from tests.runtime.memory_server import Server
 
@@ -49,3 +51,17 @@ def test_frames_of_an_ordered_vertex_that_wait_are_taken_one_after_another_at_on
     report = OrderedTask(server, UserCode(()), Rules(), Chances(Random(1))).run()
     assert report.chunks == 20
     assert server.now - began < 20
+
+
+@pytest.mark.parametrize(
+    ("new", "redelivered", "leaves_rows"),
+    [(3, 0, False), (3, 3, False), (8, 0, True), (0, 4, True), (4, 4, True)],
+)
+def test_a_chunk_leaves_rows_when_it_has_no_room_for_more_of_either_stream(
+    new, redelivered, leaves_rows
+):
+    streams = (
+        Reader(inlet_of(size) if size else [], Mark(), AtHand(1)) for size in (new, redelivered)
+    )
+    taken = Intake(*streams).take(limit=8, held=False)
+    assert taken.leaves_rows is leaves_rows

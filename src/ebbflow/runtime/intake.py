@@ -176,11 +176,13 @@ class Intake:
 
     def take(self, limit: int, held: bool) -> Taken | None:
         """Returns up to ``limit`` rows that are here. ``held`` if a row holds up an order."""
-        redelivered = self.redeliveries.take(max(1, limit // 2))
+        share = max(1, limit // 2)
+        redelivered = self.redeliveries.take(share)
         room = max(1, limit - _count_rows(redelivered))
         new = self._take_new(room)
+        leaves_rows = _count_rows(redelivered) >= share or _count_rows(new) >= room
         batches = [*redelivered, *new]
-        return Taken(batches, leaves_rows=_count_rows(new) >= room) if batches else None
+        return Taken(batches, leaves_rows=leaves_rows) if batches else None
 
     def take_probe(self, held: bool) -> Taken | None:
         """Returns a single row, with which to find out whether a system is back."""
