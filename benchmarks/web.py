@@ -21,7 +21,7 @@ from benchmarks.outside import free_port
 from benchmarks.sinks import Prepare, Settings, SinkAlone
 from ebbflow import MonoVertex
 
-HTTP, BARE = "http", "bare endpoint, answers at once"
+HTTP, BARE, UVICORN = "http", "bare endpoint, same server", "bare endpoint, uvicorn"
 SINGLE = "single posts"
 _HOST, _PATH = "127.0.0.1", "/vertices/bench"
 _CONNECTIONS = 64
@@ -93,19 +93,19 @@ class OwnPosts(Posts):
 
 
 class BarePosts(Posts):
-    """Posts to an endpoint that answers and does nothing."""
+    """Posts to an endpoint that answers at once and does nothing."""
 
     @contextmanager
     def listening(self, ground: Ground, messages: int) -> Iterator[Listener]:
         """A process of its own."""
-        with _endpoint() as (port, process):
+        with _endpoint("own" if self.name == BARE else "uvicorn") as (port, process):
             yield Listener(port, "/", [process])
 
 
 @contextmanager
-def _endpoint() -> Iterator[tuple[int, psutil.Process]]:
+def _endpoint(kind: str) -> Iterator[tuple[int, psutil.Process]]:
     port = free_port()
-    command = [sys.executable, "-m", "benchmarks.workers.endpoint", str(port)]
+    command = [sys.executable, "-m", "benchmarks.workers.endpoint", str(port), kind]
     with peers.process_of(command) as process:
         wait_until(lambda: _listens(port))
         yield port, process
@@ -117,9 +117,10 @@ def _listens(port: int) -> bool:
 
 
 def sources() -> Iterator[Contestant]:
-    """The HTTP source beside the bare endpoint."""
-    yield OwnPosts(HTTP, 1, 4_000)
-    yield BarePosts(BARE, 1, 6_000)
+    """The HTTP source beside bare endpoints."""
+    yield OwnPosts(HTTP, 1, 6_000)
+    yield BarePosts(BARE, 1, 10_000)
+    yield BarePosts(UVICORN, 1, 6_000)
     yield OwnPosts(HTTP, _LINES, 300_000)
     yield BarePosts(BARE, _LINES, 1_000_000)
 
@@ -133,7 +134,7 @@ def sinks() -> Iterator[Contestant]:
 def _to_endpoint(**more: object) -> Prepare:
     @contextmanager
     def prepare(ground: Ground, messages: int) -> Iterator[Settings]:
-        with _endpoint() as (port, _):
+        with _endpoint("own") as (port, _):
             yield {"http": {"url": f"http://{_HOST}:{port}/", **more}}
 
     return prepare

@@ -75,7 +75,7 @@ def test_goals_compare_within_the_run_and_with_the_smallest_payload():
         "single messages, MonoVertex to floor (bulk process)": (0.75, True),
         "Kafka to Kafka, Ebbflow MonoVertex to bare confluent-kafka loop": (0.562, False),
         "Kafka to Kafka, Ebbflow MonoVertex to Bento v1.8.2": (1.5, True),
-        "source alone, http to bare endpoint, answers at once": (0.6, False),
+        "source alone, http to bare endpoint, same server": (0.6, False),
         "source alone, jetstream, messages a second": (130_000, True),
         "sink alone, file, messages a second": (200_000, False),
         "three vertices at 10/s": (0.09, True),

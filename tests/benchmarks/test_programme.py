@@ -78,7 +78,7 @@ def test_every_edge_is_measured(spark, monkeypatch):
     }
     assert {case.name for case in figures.of(contest.SOURCE)} == {
         *("jetstream", "nats", "user-defined", "user-defined, columns", "generator"),
-        *("Parquet files (spark)", web.HTTP, web.BARE),
+        *("Parquet files (spark)", web.HTTP, web.BARE, web.UVICORN),
     }
     assert {case.name for case in figures.of(contest.SINK_ALONE)} == {
         *("jetstream", "nats", "file", "Parquet files (spark)", "user-defined", "blackhole"),
