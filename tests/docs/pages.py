@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import re
+import runpy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(r"^```(\S*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@functools.cache
+def generator() -> dict[str, Any]:
+    """The functions of ``docs/generate.py``, which makes the reference."""
+    return runpy.run_path(str(ROOT / "docs" / "generate.py"))
 
 
 @dataclass(frozen=True)
