@@ -31,7 +31,7 @@ PARTITIONS = 6
 
 @dataclass(frozen=True)
 class Tally:
-    """What became of the records."""
+    """The counts of a run: what arrived, how often, and what is left."""
 
     records: int
     kills: int
@@ -92,7 +92,7 @@ class KafkaChaos:
             )
 
     def _run_and_kill(self, point: float) -> bool:
-        """Whether it was killed before it came to its end."""
+        """Returns whether it was killed before it came to its end."""
         process = self._start()
         while written(self._folder) < point * self._size and process.poll() is None:
             time.sleep(0.01)

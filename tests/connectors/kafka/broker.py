@@ -201,7 +201,7 @@ class Broker:
             reader.close()
 
     def lag(self, group: str, topic: str) -> dict[int, int]:
-        """How far the group's commits are behind the end of each partition."""
+        """Returns how far the group's commits are behind the end of each partition."""
         ends = self.ends(topic)
         reader = self.member(group)
         committed = reader.committed([TopicPartition(topic, p) for p in ends], timeout=10)
@@ -209,7 +209,7 @@ class Broker:
         return {p.partition: ends[p.partition] - max(0, p.offset) for p in committed}
 
     def members(self, group: str) -> list[str]:
-        """Who is in the group."""
+        """Returns the members of the group."""
         description = self.admin.describe_consumer_groups([group])[group].result(20)
         return [member.member_id for member in description.members]
 

@@ -17,12 +17,12 @@ _missing = [] if importlib.util.find_spec("confluent_kafka") else ["there is no 
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """A running broker."""
-    broker = _started(tmp_path_factory)
+    broker = _start_broker(tmp_path_factory)
     yield broker
     broker.stop()
 
 
-def _started(folders: pytest.TempPathFactory) -> Broker:
+def _start_broker(folders: pytest.TempPathFactory) -> Broker:
     if not _missing:
         from tests.connectors.kafka.broker import Broker
         from tests.connectors.kafka.jars import NoBroker

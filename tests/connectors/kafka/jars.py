@@ -26,10 +26,10 @@ class NoBroker(Exception):
 def java() -> str:
     """The Java that Spark uses as well."""
     home = os.environ.get("JAVA_HOME")
-    found = shutil.which("java", path=str(Path(home) / "bin") if home else None)
-    if found is None:
+    program = shutil.which("java", path=str(Path(home) / "bin") if home else None)
+    if program is None:
         raise NoBroker("there is no java")
-    return found
+    return program
 
 
 def jars() -> Path:

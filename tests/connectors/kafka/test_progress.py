@@ -1,4 +1,4 @@
-"""What may be committed of a partition: everything before the first message not settled."""
+"""Of a partition, everything before the first message that is not settled may be committed."""
 
 from __future__ import annotations
 

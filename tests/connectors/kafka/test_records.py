@@ -43,10 +43,10 @@ def batch_of(rows, values=None):
 def write(*rows, values=None, set_key=False):
     records = write_records(batch_of(rows, values), set_key)
     return [list(map(dict, column)) if name == "headers" else list(column)
-            for name, column in limited(records, len(rows))]  # fmt: skip
+            for name, column in limit(records, len(rows))]  # fmt: skip
 
 
-def limited(records: Records, count):
+def limit(records: Records, count):
     for name, column in records._asdict().items():
         yield name, [item for _, item in zip(range(count), column, strict=False)]
 
@@ -61,8 +61,8 @@ def test_what_is_written_is_read_back(rows):
 def test_a_part_of_a_batch_is_written_like_the_whole(rows, data):
     start = data.draw(st.integers(0, len(rows) - 1))
     whole, part = write_records(batch_of(rows), True), batch_of(rows).slice(start)
-    records = dict(limited(write_records(part, True), len(rows) - start))
-    for name, column in limited(whole, len(rows)):
+    records = dict(limit(write_records(part, True), len(rows) - start))
+    for name, column in limit(whole, len(rows)):
         assert records[name] == column[start:]
 
 

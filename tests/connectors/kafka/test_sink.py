@@ -42,7 +42,7 @@ def rows_of(*values, keys=None, headers=None):
 
 
 def statuses(rows, answers):
-    """What became of each message: it is written where the sink says nothing."""
+    """The status of each message: it is written where the sink says nothing."""
     return [answers[row].status if row in answers else Status.OK for row in range(rows.num_rows)]
 
 

@@ -19,7 +19,7 @@ from ebbflow.core import frames
 from ebbflow.message import Status
 
 WRITTEN, LOST, REFUSED, UNWANTED, STUCK, SILENT = range(6)
-"""What becomes of a message: stored, given up after a while, refused by the brokers, not taken by
+"""The fates of a message: stored, given up after a while, refused by the brokers, not taken by
 the producer, on its way until it is purged, or on its way for ever."""
 
 _STATUSES = {LOST: Status.UNAVAILABLE, STUCK: Status.UNAVAILABLE}

@@ -101,12 +101,12 @@ class MakesTheTopic(Silent):
     """Creates the missing topic when the run has complained of it."""
 
     def __init__(self, kafka, topic):
-        self.kafka, self.topic, self.told = kafka, topic, []
+        self.kafka, self.topic, self.complaints = kafka, topic, []
 
     def look(self, views):
         failure = views["in"].failure
-        if failure and not self.told:
-            self.told.append(failure)
+        if failure and not self.complaints:
+            self.complaints.append(failure)
             self.kafka.topic(name=self.topic)
             self.kafka.fill(self.topic, [b"1"])
 
@@ -118,7 +118,7 @@ def test_a_missing_topic_is_told_and_read_when_it_is_there(run, kafka, store, jo
         watcher=watcher,
     )
 
-    assert watcher.told == [
+    assert watcher.complaints == [
         f"SourceError: source in: Kafka at {kafka.address} has no topic 'not-yet'. "
         "Create it, or correct topic:."
     ]

@@ -121,8 +121,9 @@ def test_what_is_wrong_is_told_where_it_is(problems, source, problem):
 
 
 def test_a_misspelt_field_is_told(problems):
-    told = problems(sink="topic2: x")
-    assert told == ["16:11: EB101 unknown field 'topic2'; did you mean 'topic'?"]
+    assert problems(sink="topic2: x") == [
+        "16:11: EB101 unknown field 'topic2'; did you mean 'topic'?"
+    ]
 
 
 def test_secrets_are_read_when_the_plan_is_made_and_shown_nowhere(monkeypatch, tmp_path):
@@ -162,5 +163,5 @@ def test_without_the_extra_its_name_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
     with pytest.raises(SetupError) as raised:
         kafka.plan("records", "in")
-    told = "Kafka needs a package that is not installed. Run: pip install 'ebbflow[kafka]'"
-    assert str(raised.value) == told
+    text = "Kafka needs a package that is not installed. Run: pip install 'ebbflow[kafka]'"
+    assert str(raised.value) == text

@@ -315,14 +315,14 @@ class Member:
                 [record for record in self._ahead if _partition_of(record) not in gone]
             )
 
-            def settled() -> bool:
+            def is_settled() -> bool:
                 left = {
                     partition: self._partitions[partition].unsettled - untaken[partition]
                     for partition in gone
                 }
                 return self._leaving or not any(left.values())
 
-            self._change.wait_for(settled, _HAND_OVER)
+            self._change.wait_for(is_settled, _HAND_OVER)
 
     def _forget(self, gone: list[Partition]) -> None:
         with self._change:

@@ -28,9 +28,9 @@ class Progress:
         self.next: int | None = None
         """The offset to be read next, or ``None`` while nothing is known."""
         self.ended = False
-        """Whether everything that was there has been fetched."""
+        """True when everything that was there has been fetched."""
         self.committed: int | None = None
-        """What was last committed, or is being committed."""
+        """The offset that was last committed, or is being committed."""
 
     def fetch(self, numbers: Sequence[int]) -> None:
         """Notes that these messages are in hand; the last of them is the last that was read."""

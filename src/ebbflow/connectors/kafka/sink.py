@@ -36,7 +36,7 @@ _REFUSED = frozenset(
         KafkaError._INVALID_DIFFERENT_RECORD,
     }
 )
-"""What is wrong with the message, or with another one that it was sent together with."""
+"""Errors about the message itself, or about another one that it was sent together with."""
 
 DEFAULTS: dict[str, Any] = {"message.timeout.ms": 10_000}
 FIXED: dict[str, Any] = {
