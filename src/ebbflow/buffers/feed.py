@@ -7,7 +7,6 @@ after a crash, redelivered after a nack. The buffer's limit is its back-pressure
 
 from __future__ import annotations
 
-import secrets
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from ebbflow.errors import PermanentPublishError
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import BUFFER, publish, publish_when_room
 
-_WRONG_LAST_ID = 10070
+_NO_ROLLUP = 10111
 
 Session = Any
 """The run's SparkSession. Only the feed of a Spark source uses it, so no other needs Spark."""
@@ -145,15 +144,17 @@ class Buffers:
     async def has_stored(self, msg_id: str) -> bool:
         """Returns whether a frame with the id was stored lately, be it purged by now.
 
-        A server looks for copies first. Anything else it refuses, because the frame before it does
-        not have the id that is expected: nothing is stored by asking.
+        A server looks for copies first. Anything else it refuses, because there is no such rollup,
+        permitted or not: nothing is stored by asking. An expected last id or sequence would not do.
+        Sequences are compared before copies are looked for, and a stream with replicas that meets
+        an id it does not expect is left without a leader (tried with version 2.15).
         """
-        expectation = {"Nats-Expected-Last-Msg-Id": secrets.token_hex(16)}
+        question = {"Nats-Rollup": "nothing"}
         subject = self._subject(msg_id)
         try:
-            await publish(self._link.client, subject, b"", expectation, msg_id=msg_id, retry=BUFFER)
+            await publish(self._link.client, subject, b"", question, msg_id=msg_id, retry=BUFFER)
         except PermanentPublishError as error:
-            if error.code != _WRONG_LAST_ID:
+            if error.code != _NO_ROLLUP:
                 raise
             return False
         return True
