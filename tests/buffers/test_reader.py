@@ -13,7 +13,7 @@ from ebbflow.core import frames
 from ebbflow.core.copies import NOTHING
 from ebbflow.core.position import Mark
 from ebbflow.core.publications import FROM
-from ebbflow.nats import api
+from ebbflow.nats import api, follow
 from ebbflow.nats.publish import BUFFER, publish
 from ebbflow.nats.pull import LightConsumer, PullConsumer
 
@@ -115,6 +115,26 @@ def test_more_frames_than_the_window_all_arrive(buffer, reader):
     buffer(*[2] * 300)
 
     assert take(one, 600) == [str(n) for n in range(600)]
+
+
+@pytest.mark.parametrize("rest", ["one by one", "for a replay"])
+def test_frames_are_asked_for_however_they_are_taken(monkeypatch, buffer, reader, rest):
+    """When the whole window is waiting nothing is asked for, and no arrival asks for more."""
+    monkeypatch.setattr(follow, "MOST_MESSAGES", follow._WINDOW)
+    buffer(*[1] * 200)
+    one = reader()
+    deadline = time.monotonic() + 10
+    while len(one._queue) < follow._WINDOW and time.monotonic() < deadline:
+        one._wake.wait(0.05)
+        one._wake.clear()
+
+    if rest == "for a replay":
+        assert len(ids(one.take_until(Mark(200), timeout=10))) == 200
+        return
+    taken = []
+    while len(taken) < 200 and time.monotonic() < deadline:
+        taken += ids(one.take_frame(10))
+    assert len(taken) == 200
 
 
 def test_what_is_done_is_deleted_and_what_is_not_stays(link, names, buffer, reader):
