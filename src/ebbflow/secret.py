@@ -12,7 +12,7 @@ class Secret:
     _value: str = field(repr=False)
 
     def reveal(self) -> str:
-        """The secret itself."""
+        """Returns the secret itself."""
         return self._value
 
     def __str__(self) -> str:

@@ -130,7 +130,7 @@ class Resource(ResourceFields):
 
     @property
     def paused(self) -> bool:
-        """Whether it is to do nothing for now."""
+        """True if it is to do nothing for now."""
         return self.spec.lifecycle.paused
 
 
@@ -171,7 +171,7 @@ class Vertex(VertexFields):
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Which of source, udf and sink are given; exactly one once the spec lints."""
+        """The names of those of source, udf and sink that are given; one, once the spec lints."""
         return tuple(role for role in ("source", "udf", "sink") if getattr(self, role) is not None)
 
     @property
@@ -316,7 +316,7 @@ class MonoVertexSpec(Resource):
 
     @property
     def partitions(self) -> int:
-        """How many tasks it has: ``partitions``, else ``replicas``, else 1."""
+        """The number of its tasks: ``partitions``, else ``replicas``, else 1."""
         return self.spec.partitions or self.spec.replicas or 1
 
     @property

@@ -141,7 +141,7 @@ class Udf(CodeSection):
 
     @property
     def query(self) -> str | None:
-        """Which of ``sql`` and ``dataframe`` it has, if one of them."""
+        """The name of the one it has of ``sql`` and ``dataframe``, if any."""
         return next((name for name in ("sql", "dataframe") if getattr(self, name)), None)
 
 
@@ -325,7 +325,7 @@ class Lifecycle(Section):
 
     @property
     def paused(self) -> bool:
-        """Whether nothing is to be read for now."""
+        """True if nothing is to be read for now."""
         return self.desired_phase == "Paused"
 
 
