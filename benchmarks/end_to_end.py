@@ -29,7 +29,7 @@ MONO, PIPELINE = f"{EBBFLOW} MonoVertex", f"{EBBFLOW}, three vertices"
 BENTO = f"{bento.NAME} {bento.VERSION}"
 FASTSTREAM = f"{peers.FASTSTREAM}, 64 workers"
 _EVERY = 0.05
-_BENTO_IN_FLIGHT = 4_096
+_BENTO_IN_FLIGHT = 1_024
 
 Start = Callable[[Outside], AbstractContextManager[psutil.Process]]
 
