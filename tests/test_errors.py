@@ -85,6 +85,8 @@ NOT_ERRORS_OF_OURS = {
     "nats/api.py": {"ApiError"},  # the server's "no", handled by those who asked
     "runtime/feeds.py": {"EngineDied"},  # has the run start another JVM
     "runtime/settling.py": {"Unsettled"},  # ends a stopping task's loop, never leaves its module
+    "connectors/http/client.py": {"NoAnswer"},  # becomes the sink's answer about its messages
+    "connectors/kafka/sink.py": {"Unanswered"},  # likewise
     "connectors/http/request.py": {"Refusal"},  # becomes the answer to an HTTP request
     "testing/conformance/under_test.py": {
         "Refused",

@@ -191,7 +191,8 @@ def test_a_pipeline_needs_every_one_of_its_permissions_and_nothing_else(run, ser
         assert first.vertices["out"].served == 9
 
         assert "3 dead letters" in server.dlq("list", "p")
-        assert "cannot be" in server.dlq("show", "p", "1")
+        shown = [server.dlq("show", "p", str(letter)) for letter in (1, 2, 3)]
+        assert sum("cannot be" in letter for letter in shown) == 2
         server.dlq("replay", "p", "--vertex", "out")
         server.dlq("purge", "p", "--vertex", "work", "--yes")
         have_changed(server)

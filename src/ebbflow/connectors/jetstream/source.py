@@ -57,6 +57,7 @@ _LOOK = 2.0
 _EXPIRES = 5.0
 # Asked for at once, and in hand at once: the read-ahead of a vertex is counted in messages only.
 _MANY, _AHEAD = 100, 4_000
+_MOST_IN_HAND = 20_000
 _MOST_BYTES = 128 * 1024 * 1024
 _ANSWER_BYTES = 16 * 1024 * 1024
 # Calls of ``ack`` and ``nack`` that may wait for the server before the next one waits for them.
@@ -273,7 +274,7 @@ class JetStreamSource(Source):
     async def _ask_ahead(self) -> None:
         """Keeps a request on its way for as long as there is room for what it brings."""
         while True:
-            while self._unread >= self._wanted or self._bytes >= _MOST_BYTES:
+            while self._room_for() <= 0:
                 self._room.clear()
                 await self._room.wait()
             try:
@@ -284,23 +285,32 @@ class JetStreamSource(Source):
                 self._arrival.set()
                 await asyncio.sleep(_PAUSE)
 
+    def _room_for(self) -> int:
+        """Returns how many messages may be asked for."""
+        if self._bytes >= _MOST_BYTES:
+            return 0
+        return min(self._wanted - self._unread, _MOST_IN_HAND - len(self._hand))
+
     async def _ask(self) -> None:
         """Sends one request; it ends when there is no more at hand, or nothing came in time."""
         bounds = self._bounds
         request = PullRequest(
-            batch=min(self._wanted - self._unread, bounds["batch"]),
+            batch=min(self._room_for(), bounds["batch"]),
             expires=min(round(_EXPIRES * NANOS), bounds["expires"]),
             max_bytes=min(self._answer_bytes, bounds["max_bytes"]),
             no_wait=True,
         )
-        await self._judge(await self._pull.fetch(request, within=_EXPIRES + _GRACE))
+        before = self._pull.heard
+        status = await self._pull.fetch(request, within=_EXPIRES + _GRACE)
+        # The word itself is heard, too. If there was more, the next request shows what it means.
+        await self._judge(status, came_with_messages=self._pull.heard > before + 1)
 
-    async def _judge(self, status: PullStatus) -> None:
+    async def _judge(self, status: PullStatus, came_with_messages: bool) -> None:
         """Waits for what is over by itself after a while; the rest is why nothing can come."""
         match status.word:
             case Word.FULL | Word.DRY | Word.EXPIRED | Word.SILENCE:
                 return
-            case Word.GONE | Word.TOO_LARGE if self._arrived:
+            case Word.GONE | Word.TOO_LARGE if came_with_messages:
                 return
             case Word.GONE | Word.ABSENT:
                 if await self._durable.is_gone(self._link.client):
