@@ -29,7 +29,7 @@ class FaultySource(SourceUnderTest):
     def __init__(self, memory: MemorySource, reader: type[RedeliveringReader]) -> None:
         self._memory = memory
         self._reader = reader
-        self.flood = 22_000 if reader is Tidy else 0
+        self.flood = 42_000 if reader is Tidy else 0
 
     def source(self):
         return partial(self._reader, self._memory.address)

@@ -57,7 +57,7 @@ _LOOK = 2.0
 _EXPIRES = 5.0
 # Asked for at once, and in hand at once: the read-ahead of a vertex is counted in messages only.
 _MANY, _AHEAD = 100, 4_000
-_MOST_IN_HAND = 20_000
+_MOST_IN_HAND = 40_000
 _MOST_BYTES = 128 * 1024 * 1024
 _ANSWER_BYTES = 16 * 1024 * 1024
 # Calls of ``ack`` and ``nack`` that may wait for the server before the next one waits for them.

@@ -37,7 +37,7 @@ from ebbflow.runtime.source_process.protocol import (
 )
 from ebbflow.source import NackOffset, Source, SourceMessage
 
-WINDOW = 20_000
+WINDOW = 40_000
 """Messages that may be unsettled before no more are read."""
 
 _MOST_BYTES = 64 * 1024 * 1024

@@ -74,7 +74,7 @@ class SourceUnderTest(UnderTest, ABC):
     keeps_waiting: bool = True
     """True if what is put while no pipeline runs is there when one starts."""
 
-    flood: int = 25_000
+    flood: int = 42_000
     """The number of small messages that are put into a pipeline that is blocked."""
 
     lateness: float = 3.0
