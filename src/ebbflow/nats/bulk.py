@@ -20,7 +20,7 @@ from ebbflow.errors import PublishError
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.publish import PublishRetry, Sending
 from ebbflow.nats.requests import Answer
-from ebbflow.nats.wire import Publishes, read_headers, write_headers
+from ebbflow.nats.wire import Publishes, read_headers
 
 T = TypeVar("T")
 WINDOW = 256
@@ -154,13 +154,7 @@ class Bulk:
         for number, row in enumerate(rows):
             self._sent[row] = place + number, now + self._sendings[row].first_timeout
         sendings = [self._sendings[row] for row in rows]
-        self._volley.send(
-            Publishes(
-                [sending.subject.encode() for sending in sendings],
-                [write_headers(sending.headers or {}) for sending in sendings],
-                [sending.payload for sending in sendings],
-            )
-        )
+        self._volley.send(Publishes.of((s.subject, s.headers, s.payload) for s in sendings))
         self._volley.tell()  # there is another time to wait until
 
     async def _make_room(self, most: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -16,7 +16,6 @@ from typing import TypedDict
 from uuid import uuid4
 
 from ebbflow.nats.publish import MSG_ID, PublishRetry
-from ebbflow.nats.wire import Publishes, write_headers
 
 DEFAULT_ACK_WAIT = 5.0
 # A name between dots may hold * and > but not be one: that would be a pattern, not a subject.
@@ -60,15 +59,6 @@ class Outgoing:
             kind = type(message).__name__
             raise ValueError(f"a message is an Outgoing or a pair (subject, data), not {kind}")
         return cls(*message)
-
-
-def to_publishes(messages: Sequence[Outgoing]) -> Publishes:
-    """Returns messages as they are sent, all at once."""
-    return Publishes(
-        [message.subject.encode() for message in messages],
-        [write_headers(message.headers or {}) for message in messages],
-        [message.data for message in messages],
-    )
 
 
 def check_subject(subject: object, name: str = "subject") -> None:

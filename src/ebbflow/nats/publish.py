@@ -33,6 +33,7 @@ from ebbflow.errors import (
     PublishTimeout,
 )
 from ebbflow.nats.requests import NO_RESPONDERS, Answer
+from ebbflow.nats.wire import write_headers
 
 E = TypeVar("E", bound=PublishError)
 
@@ -340,17 +341,9 @@ def check_size(largest: int, payload: bytes, headers: Mapping[str, str]) -> None
 
     ``MessageTooLarge`` says by how much.
     """
-    size = len(payload) + _header_size(headers)
+    size = len(payload) + len(write_headers(headers))
     if size > largest:
         raise MessageTooLarge(size, largest)
-
-
-def _header_size(headers: Mapping[str, str]) -> int:
-    """Returns the bytes that headers take; the server counts them as part of the message."""
-    if not headers:
-        return 0
-    lines = sum(len(name.encode()) + len(value.encode()) + 4 for name, value in headers.items())
-    return len("NATS/1.0\r\n\r\n") + lines
 
 
 def _parse(data: bytes) -> dict[str, Any]:

@@ -68,11 +68,6 @@ class Volley:
         self._inbox = inbox
         self._news = asyncio.Event()
 
-    @property
-    def in_flight(self) -> int:
-        """The number of requests without an answer."""
-        return len(self.answers) - self.answered
-
     def send(self, rows: Publishes) -> None:
         """Sends requests behind those that were sent before."""
         buffer, _ = self.encode(rows)
@@ -90,11 +85,8 @@ class Volley:
     def take(self, request: int, parcel: Parcel, row: int) -> None:
         """Takes the answer in a row of a parcel; only the first to a request counts."""
         if self.answers[request] is None:
-            start, payload, end = parcel.edges[3 * row : 3 * row + 3]
-            answer: Answer = parcel.buffer[payload:end]
-            if payload > start and (status := (parcel.headers(row) or {}).get("Status")):
-                answer = int(status)
-            self.answers[request] = answer
+            status = (parcel.headers(row) or {}).get("Status")
+            self.answers[request] = parcel.payload(row) if status is None else int(status)
             self.answered += 1
 
     def tell(self) -> None:

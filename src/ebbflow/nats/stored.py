@@ -22,6 +22,7 @@ from ebbflow.durations import Backoff
 from ebbflow.errors import JetStreamUnavailable
 from ebbflow.nats import api
 from ebbflow.nats.client import SecuredClient
+from ebbflow.nats.wire import read_headers
 
 _NO_MESSAGE = 10037
 # A server that hangs may be the one that is asked; the next time it is another one, as a rule.
@@ -149,16 +150,9 @@ async def read_one(client: SecuredClient, stream: str, **which: Any) -> StoredMe
             return None
         raise
     message = answer["message"]
-    headers = _parse_headers(b64decode(message.get("hdrs", "")))
+    headers = read_headers(b64decode(message.get("hdrs", "")))
     payload = b64decode(message.get("data", ""))
     return StoredMessage(message["seq"], message["subject"], headers, payload)
-
-
-def _parse_headers(block: bytes) -> dict[str, str]:
-    """Reads a header block: a line with the version, then one for each header."""
-    lines = block.decode("utf-8", "surrogateescape").split("\r\n")[1:]
-    pairs = (line.partition(":") for line in lines if line)
-    return {name: value.strip() for name, _, value in pairs}
 
 
 async def _direct_read(

@@ -79,7 +79,7 @@ class Parcel:
 
     def payload(self, row: int) -> bytes:
         """Returns a copy of the payload of a message."""
-        return bytes(self.view(row))
+        return self.buffer[self.edges[_EDGES * row + 1] : self.edges[_EDGES * row + 2]]
 
     def view(self, row: int) -> memoryview:
         """Returns the payload of a message where it is; the view keeps the whole buffer."""
@@ -271,6 +271,18 @@ class Publishes:
     headers: Sequence[bytes]
     payloads: Sequence[bytes]
 
+    @classmethod
+    def of(cls, messages: Iterable[tuple[str, Mapping[str, str] | None, bytes]]) -> Publishes:
+        """Returns messages, each a subject, its headers and a payload, as they are sent."""
+        rows = [(s.encode(), write_headers(headers or {}), data) for s, headers, data in messages]
+        subjects, headers, payloads = zip(*rows, strict=True) if rows else ((), (), ())
+        return cls(subjects, headers, payloads)
+
+    @classmethod
+    def plain(cls, subjects: Sequence[bytes], payloads: Sequence[bytes]) -> Publishes:
+        """Returns messages without headers."""
+        return cls(subjects, [b""] * len(subjects), payloads)
+
     def __len__(self) -> int:
         return len(self.subjects)
 
@@ -300,12 +312,6 @@ class Publishes:
             else b"PUB %b%b %d\r\n%b\r\n" % (subject, reply, len(payload), payload)
             for subject, reply, header, payload in rows
         ]
-
-
-def say_to_all(subjects: Sequence[bytes], word: bytes) -> bytes:
-    """Returns publishes of the same payload to many subjects, which nobody answers."""
-    line = b"%%b %d\r\n%b\r\n" % (len(word), word.replace(b"%", b"%%"))
-    return b"".join([b"PUB " + line % subject for subject in subjects])
 
 
 def write_headers(headers: Mapping[str, str]) -> bytes:

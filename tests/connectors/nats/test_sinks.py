@@ -229,6 +229,7 @@ def test_a_server_that_goes_away_and_comes_back_loses_nothing(tmp_path, opened):
         port = int(outside.url.rpartition(":")[2])
         sink = opened(JetStreamSink, outside.server, "kept.x", ack_wait=0.5)
         assert sink(data(b"1")) == [Response.ok("m0")]
+    until(lambda: not sink._link.client.is_connected)
     (answer,) = sink([Datum(b"2", id="two")])
     assert answer.status is Status.UNAVAILABLE
     assert "there was no connection" in str(answer.error)

@@ -185,7 +185,7 @@ async def confirm(
     ``JetStreamUnavailable`` when that takes too long.
     """
     deadline = time.monotonic() + within
-    rows = Publishes(subjects, [b""] * len(subjects), words)
+    rows = Publishes.plain(subjects, words)
     while rows:
         if (left := deadline - time.monotonic()) <= 0:
             problem = f"{len(rows)} are not confirmed, so their messages will come again"

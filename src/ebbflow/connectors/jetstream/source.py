@@ -17,17 +17,16 @@ import concurrent.futures
 import contextlib
 import json
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Any, ParamSpec, TypeVar
 
 import nats.errors
 import pyarrow as pa
 
 from ebbflow.connectors.jetstream.durable import Durable, confirm
+from ebbflow.connectors.jetstream.hand import Hand, write_offsets
 from ebbflow.connectors.nats.connection import not_allowed, outside_link
 from ebbflow.connectors.nats.messages import to_source_columns
 from ebbflow.errors import AccessError, EbbflowError, JetStreamUnavailable, SetupError
@@ -42,7 +41,7 @@ from ebbflow.nats.pull import (
     PullStatus,
     Word,
 )
-from ebbflow.nats.wire import say_to_all
+from ebbflow.nats.wire import Publishes
 from ebbflow.source import NackOffset, Source
 
 P = ParamSpec("P")
@@ -74,16 +73,6 @@ class JetStreamSettings:
     durable: Durable
 
 
-@dataclass(slots=True)
-class _HeldBatch:
-    """Messages that arrived together: their bytes, how many are in hand, the last sign of them."""
-
-    offsets: list[bytes]
-    size: int
-    in_hand: int
-    since: float
-
-
 class JetStreamSource(Source):
     """Reads a stream. Offsets are the stream's sequences, in all partitions alike."""
 
@@ -96,11 +85,10 @@ class JetStreamSource(Source):
 
     def _forget(self) -> None:
         """Forgets what a lost consumer gave: the next one gives it again."""
-        self._hand: dict[bytes, tuple[bytes, _HeldBatch]] = {}
-        self._batches: deque[_HeldBatch] = deque()
+        self._hand = Hand()
         self._arrived: deque[Deliveries] = deque()
         self._unconfirmed: deque[concurrent.futures.Future[None]] = deque()
-        self._bytes = self._unread = self._wanted = 0
+        self._unread = self._wanted = 0
 
     # --- what a source is asked for ---------------------------------------------------------------
 
@@ -258,7 +246,7 @@ class JetStreamSource(Source):
         await self._pull.close()
         await client.flush(5)
         if client.is_connected:
-            client.send(say_to_all([reply for reply, _ in self._hand.values()], b"-NAK"))
+            client.send(_say_to_all(self._hand.all_replies(), b"-NAK"))
             await client.flush(5)
 
     # --- what arrives -----------------------------------------------------------------------------
@@ -287,7 +275,7 @@ class JetStreamSource(Source):
 
     def _room_for(self) -> int:
         """Returns how many messages may be asked for."""
-        if self._bytes >= _MOST_BYTES:
+        if self._hand.size >= _MOST_BYTES:
             return 0
         return min(self._wanted - self._unread, _MOST_IN_HAND - len(self._hand))
 
@@ -320,32 +308,10 @@ class JetStreamSource(Source):
                 raise SetupError(f"NATS refused to give messages: {status.text}.")
 
     def _receive(self, deliveries: Deliveries) -> None:
-        offsets = [b"%d" % seq for seq in deliveries.seqs]
-        if not self._hand.keys().isdisjoint(offsets):
-            deliveries, offsets = self._without_held(deliveries, offsets)
-        size = sum(deliveries.parcel.sizes())
-        batch = _HeldBatch(offsets, size, len(offsets), time.monotonic())
-        self._hand.update(
-            zip(offsets, zip(deliveries.parcel.replies, repeat(batch), strict=False), strict=True)
-        )
-        self._batches.append(batch)
-        self._bytes += size
-        self._unread += len(offsets)
-        self._arrived.append(deliveries)
+        new = self._hand.take(deliveries)
+        self._unread += len(new)
+        self._arrived.append(new)
         self._arrival.set()
-
-    def _without_held(
-        self, deliveries: Deliveries, offsets: list[bytes]
-    ) -> tuple[Deliveries, list[bytes]]:
-        """Returns those that are not in hand; the others were not kept in time, and go on."""
-        rows: list[int] = []
-        for row, offset in enumerate(offsets):
-            if held := self._hand.get(offset):
-                # From now on the server takes words about the new delivery only.
-                self._hand[offset] = deliveries.parcel.replies[row], held[1]
-            else:
-                rows.append(row)
-        return deliveries.pick(rows), [offsets[row] for row in rows]
 
     # --- what is done -----------------------------------------------------------------------------
 
@@ -359,7 +325,7 @@ class JetStreamSource(Source):
         """
         rows = [row for row, offset in enumerate(offsets) if offset in self._hand]
         held = [offsets[row] for row in rows]
-        replies = [self._hand[offset][0] for offset in held]
+        replies = self._hand.find_replies(held)
         if at_once:
             self._let_go(held)
         await confirm(self._link.client, replies, [words[row] for row in rows], _CONFIRM)
@@ -367,13 +333,7 @@ class JetStreamSource(Source):
             self._let_go(held)
 
     def _let_go(self, offsets: Sequence[bytes]) -> None:
-        for offset in offsets:
-            _, batch = self._hand.pop(offset)
-            batch.in_hand -= 1
-            if not batch.in_hand:
-                self._bytes -= batch.size
-        while self._batches and not self._batches[0].in_hand:
-            self._batches.popleft()
+        self._hand.let_go(offsets)
         self._room.set()
 
     async def _keep(self, ack_wait: float) -> None:
@@ -381,22 +341,21 @@ class JetStreamSource(Source):
         client = self._link.client
         while True:
             await asyncio.sleep(ack_wait / 4)
-            now = time.monotonic()
-            for batch in list(self._batches) if client.is_connected else ():
-                if batch.in_hand and now - batch.since > ack_wait / 4:
-                    batch.since = now
-                    held = [self._hand[offset] for offset in batch.offsets if offset in self._hand]
-                    replies = [reply for reply, owner in held if owner is batch]
-                    client.send(say_to_all(replies, b"+WPI"))
+            for replies in self._hand.find_silent(ack_wait / 4) if client.is_connected else ():
+                client.send(_say_to_all(replies, b"+WPI"))
 
 
 def _to_rows(deliveries: Deliveries) -> pa.RecordBatch:
     columns = to_source_columns(deliveries.parcel)
-    columns["offset"] = pa.array([b"%d" % seq for seq in deliveries.seqs], pa.binary())
+    columns["offset"] = pa.array(write_offsets(deliveries), pa.binary())
     columns["event_time"] = deliveries.times()
     # Whichever process has it, it is the same message.
     columns["partition"] = pa.repeat(pa.scalar(0, pa.int32()), len(deliveries))
     return pa.RecordBatch.from_pydict(columns)
+
+
+def _say_to_all(replies: Sequence[bytes], word: bytes) -> bytes:
+    return Publishes.plain(replies, [word] * len(replies)).encode_unanswered()
 
 
 def _format_nak(delay: int | None) -> bytes:

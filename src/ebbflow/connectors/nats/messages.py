@@ -23,7 +23,7 @@ from ebbflow.core.position import LINEAGE
 from ebbflow.errors import MessageTooLarge
 from ebbflow.message import RowResponse
 from ebbflow.nats.address import Addresses
-from ebbflow.nats.outgoing import Outgoing, to_publishes
+from ebbflow.nats.outgoing import Outgoing
 from ebbflow.nats.publish import check_size
 from ebbflow.nats.wire import Parcel, Publishes
 
@@ -166,7 +166,9 @@ class PublishSettings:
             else:
                 messages.append(message)
                 kept.append(row)
-        return Outbound(to_publishes(messages), kept, refused)
+        return Outbound(
+            Publishes.of((m.subject, m.headers, m.data) for m in messages), kept, refused
+        )
 
     def _subject(self, headers: Mapping[str, str]) -> str:
         said = headers.get(self.subject_header) if self.subject_header else None
