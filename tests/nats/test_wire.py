@@ -87,7 +87,18 @@ def cut(stream: bytes, at: list[int]) -> list[bytes]:
     return [stream[start:end] for start, end in pairwise(edges)]
 
 
-def hear_in_bulk(pieces: list[bytes]) -> Client:
+def parse_on_arrival(parser: BulkParser, pieces: list[bytes]) -> None:
+    """As a connection does: at once what can be, and the rest when there is time to wait."""
+
+    async def feed() -> None:
+        for piece in pieces:
+            if rest := parser.parse_at_once(piece):
+                await parser.parse(rest)
+
+    asyncio.run(feed())
+
+
+def hear_in_bulk(pieces: list[bytes], parse: Any = parse) -> Client:
     client = Client()
     parser = BulkParser(client)
     parser.in_bulk[b"%d" % BULK] = client.take
@@ -95,19 +106,26 @@ def hear_in_bulk(pieces: list[bytes]) -> Client:
     return client
 
 
-@given(st.lists(messages() | WORDS, max_size=12), st.lists(st.integers(0, 2000), max_size=8))
-def test_the_same_is_heard_as_by_nats_py_wherever_the_stream_is_cut(lines, at):
+WAYS = pytest.mark.parametrize("way", [parse, parse_on_arrival])
+
+
+@WAYS
+@given(
+    lines=st.lists(messages() | WORDS, max_size=12), at=st.lists(st.integers(0, 2000), max_size=8)
+)
+def test_the_same_is_heard_as_by_nats_py_wherever_the_stream_is_cut(way, lines, at):
     stream = b"".join(lines)
     theirs = Client()
     parse(Parser(theirs), [stream])
 
-    ours = hear_in_bulk(cut(stream, at))
+    ours = hear_in_bulk(cut(stream, at), way)
 
     for kind in (BULK, SINGLE, "ping", "pong", "err", "info"):
         assert ours.of(kind) == theirs.of(kind)
 
 
-def test_every_cut_of_two_messages_and_a_pong_is_heard_alike():
+@WAYS
+def test_every_cut_of_two_messages_and_a_pong_is_heard_alike(way):
     block = write_headers({"Nats-Msg-Id": "1"})
     stream = b"HMSG a.b 7 r.1 %d %d\r\n%bvalue\r\nPONG\r\nMSG c 7 5\r\nabc\r\n\r\n" % (
         len(block),
@@ -117,8 +135,8 @@ def test_every_cut_of_two_messages_and_a_pong_is_heard_alike():
     whole = hear_in_bulk([stream]).heard
     assert len(whole) == 3
     for at in range(len(stream)):
-        assert hear_in_bulk([stream[:at], stream[at:]]).heard == whole
-    assert hear_in_bulk([stream[n : n + 1] for n in range(len(stream))]).heard == whole
+        assert hear_in_bulk([stream[:at], stream[at:]], way).heard == whole
+    assert hear_in_bulk([stream[n : n + 1] for n in range(len(stream))], way).heard == whole
 
 
 def test_a_message_before_a_pong_is_taken_before_it():
@@ -129,10 +147,22 @@ def test_a_message_before_a_pong_is_taken_before_it():
     ]
 
 
-@pytest.mark.parametrize("line", [b"WHAT\r\n", b"\r\n", b"MSG a 7 many\r\n", b"HMSG a 7 x 3\r\n"])
-def test_what_is_no_protocol_ends_the_connection(line):
+@WAYS
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"WHAT\r\n",
+        b"\r\n",
+        b"MSG a 7 many\r\n",
+        b"HMSG a 7 x 3\r\n",
+        b"MSG a x 0\r\n\r\n",
+        b"endless",
+    ],
+)
+def test_what_is_no_protocol_ends_the_connection(line, way):
+    line = line * 200_000 if line == b"endless" else line
     with pytest.raises(ProtocolError):
-        hear_in_bulk([line])
+        hear_in_bulk([b"MSG a 7 1\r\nx\r\n", line], way)
 
 
 def test_who_fails_to_take_a_parcel_does_not_end_the_reading():
@@ -195,3 +225,9 @@ def test_publishes_are_what_a_server_reads_and_tell_where_each_begins():
     second = b"HPUB b in.6 %d %d\r\n%bz\r\n" % (len(block), len(block) + 1, block)
     assert (bytes(buffer), starts) == (first + second, [0, len(first), len(first) + len(second)])
     assert rows.encode_unanswered().startswith(b"PUB a 2\r\nxy\r\n")
+
+
+def test_a_line_break_in_a_header_begins_no_other_header():
+    block = write_headers({"Reason": "first\r\nNats-Rollup: all\nlast", "Other": "1"})
+
+    assert read_headers(block) == {"Reason": "first Nats-Rollup: all last", "Other": "1"}

@@ -10,20 +10,19 @@ import asyncio
 from collections import defaultdict
 from datetime import UTC, datetime
 
-from nats.aio.client import Client
-
 from ebbflow.buffers.names import Names
 from ebbflow.core.frames import fingerprint
 from ebbflow.core.publications import Publication, Stage
 from ebbflow.core.settlement import Settlement
 from ebbflow.errors import BufferFull
+from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.publish import BUFFER, PublishRetry, Tally, publish, publish_when_room
 
 IN_FLIGHT = 256
 
 
 async def publish_all(
-    client: Client,
+    client: SecuredClient,
     names: Names,
     settlement: Settlement,
     retry: PublishRetry = BUFFER,
@@ -47,10 +46,10 @@ async def publish_all(
     for stage in settlement.stages():
         # A stage begins when the one before it is confirmed. The order of stages is what a crash in
         # between may not turn around: see ``Stage``.
-        lanes = _split_lanes(stage)
-        if len(lanes) == 1:  # as a small chunk has it: without a task of its own
-            await publish_lane(lanes[0])
+        if len(stage) == 1:  # as a small chunk has it: without a task of its own
+            await publish_lane(stage)
             continue
+        lanes = _split_lanes(stage)
         try:
             async with asyncio.TaskGroup() as group:
                 for publications in lanes:
@@ -70,7 +69,11 @@ def _split_lanes(stage: list[Publication]) -> list[list[Publication]]:
 
 
 async def _publish(
-    client: Client, names: Names, publication: Publication, retry: PublishRetry, tally: Tally | None
+    client: SecuredClient,
+    names: Names,
+    publication: Publication,
+    retry: PublishRetry,
+    tally: Tally | None,
 ) -> bool:
     """Returns ``True`` when it is stored; only what may be discarded can fail to be."""
     subject, headers = address(names, publication)

@@ -76,7 +76,7 @@ async def call(
             problem = "no answer"
         await asyncio.sleep(_PAUSE)
         wait = min(wait + _LONGER, deadline - time.monotonic())
-        if wait <= 0:
+        if wait <= _PAUSE:  # too short for an answer: it would only hide what was heard before
             raise JetStreamUnavailable(name, patience, problem)
 
 

@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeGuard, TypeVar
 
 from ebbflow.acks import Ack
@@ -60,6 +60,11 @@ async def publish_all(
 def _is_stored(answer: Answer) -> TypeGuard[bytes]:
     """Returns ``True`` for a confirmation as servers write it; any other answer is read in full."""
     return isinstance(answer, bytes) and answer.startswith(_STORED) and _REFUSED not in answer
+
+
+def _rows_of(sendings: Sequence[Sending]) -> Publishes:
+    rows = [(sending.subject.encode(), sending.headers, sending.payload) for sending in sendings]
+    return Publishes(*map(list, zip(*rows, strict=True)))
 
 
 def check_window(window: object) -> None:
@@ -154,7 +159,7 @@ class Bulk:
         for number, row in enumerate(rows):
             self._sent[row] = place + number, now + self._sendings[row].first_timeout
         sendings = [self._sendings[row] for row in rows]
-        self._volley.send(Publishes.of((s.subject, s.headers, s.payload) for s in sendings))
+        self._volley.send(_rows_of(sendings))
         self._volley.tell()  # there is another time to wait until
 
     async def _make_room(self, most: int) -> None:

@@ -13,7 +13,7 @@ import logging
 import re
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import cached_property
 from typing import Any
@@ -27,7 +27,7 @@ from nats.aio.transport import TcpTransport
 from ebbflow.errors import AccessError
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.requests import Answer, Reply, Requests, Volley
-from ebbflow.nats.wire import BulkParser, Publishes, TakeParcel
+from ebbflow.nats.wire import BulkParser, Publishes, TakeParcel, write_headers
 
 OnDenial = Callable[[AccessError], None]
 
@@ -132,7 +132,7 @@ class SecuredClient(Client):
 
     async def _connect_to_server(self, s: Any) -> None:
         if not self._transport and s.uri.scheme in ("nats", "tls"):
-            self._transport = WideTransport()  # type: ignore[no-untyped-call]
+            self._transport = WideTransport(self._ps)
         await super()._connect_to_server(s)
 
     async def listen(self, subject: str, take: TakeParcel, queue: str = "") -> Subscription:
@@ -149,11 +149,27 @@ class SecuredClient(Client):
         self._ps.in_bulk.pop(b"%d" % sid, None)
         super()._remove_sub(sid, max_msgs)
 
+    def check_sending(self, size: int) -> None:
+        """Raises what nats-py raises when nothing of that size can be sent."""
+        if self.is_connected and size <= self._max_payload:
+            return
+        if self.is_closed:
+            raise nats.errors.ConnectionClosedError
+        if self.is_draining_pubs:
+            raise nats.errors.ConnectionDrainingError
+        if size > self._max_payload:
+            raise nats.errors.MaxPayloadError
+        if size + self._pending_data_size > self._max_pending_size:
+            raise nats.errors.OutboundBufferLimitError
+
     def send(self, buffer: bytes | memoryview) -> None:
         """Sends publishes that are ready for the wire, with all else that is sent in this turn."""
         self._pending.append(buffer)  # type: ignore[arg-type]
         self._pending_data_size += len(buffer)
-        self._write_soon()
+        if not self._is_writing and not getattr(asyncio.get_running_loop(), "_ready", True):
+            self._write()  # nothing is about to run that could send something, too
+        else:
+            self._write_soon()
 
     async def _flush_pending(self, force_flush: bool = False) -> Any:
         if force_flush or not self.is_connected:
@@ -182,9 +198,13 @@ class SecuredClient(Client):
         headers: dict[str, Any] | None = None,
     ) -> Reply:
         """Sends a request and returns its answer; raises what nats-py does, at less of a cost."""
-        if (denial := self._no_answers) is not None:
+        return await self.ask(subject, write_headers(headers or {}), payload, timeout)
+
+    def ask(self, subject: str, headers: bytes, payload: bytes, timeout: float) -> Awaitable[Reply]:
+        """Sends a request with headers as they are sent; returns its answer."""
+        if self.denied is not None and (denial := self._no_answers) is not None:
             raise denial
-        return await self._requests.ask(subject, payload, timeout, headers)
+        return self._requests.ask(subject, headers, payload, timeout)
 
     @asynccontextmanager
     async def begin_volley(self) -> AsyncIterator[Volley]:
@@ -266,22 +286,50 @@ class SecuredClient(Client):
 
 
 class WideTransport(TcpTransport):
-    """A connection that is read in large pieces: nats-py asks for 32 KiB at a time."""
+    """A connection that is read in large pieces: nats-py asks for 32 KiB at a time.
+
+    What arrives while nats-py waits for it is parsed at once. Messages in bulk are handed on then
+    and there, and nats-py gets only what is its own affair.
+    """
+
+    def __init__(self, parser: BulkParser) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._parser = parser
+        self._is_read = False
 
     def __bool__(self) -> bool:
         return True
 
     async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
         """Connects, with room for a large piece."""
+        self._is_read = False
         await super().connect(uri, _PIECE, connect_timeout)
+        self._parse_on_arrival()
 
     async def connect_tls(self, *args: Any, **more: Any) -> None:
         """Begins to encrypt, with the same room."""
         await super().connect_tls(*args, **more)
         self._io_reader._limit = _PIECE  # type: ignore[union-attr]
+        self._parse_on_arrival()
+
+    def _parse_on_arrival(self) -> None:
+        reader, parser = self._io_reader, self._parser
+        assert reader is not None
+        queue = reader.feed_data
+
+        def feed_data(data: bytes) -> None:
+            # Only while ``_read_loop`` waits: if it is busy, its parser has not done with the piece
+            # before this one. Nor before it has begun: it starts with the server's first words.
+            if self._is_read and reader._waiter is not None:  # type: ignore[attr-defined]
+                data = parser.parse_at_once(data)
+            if data:
+                queue(data)
+
+        reader.feed_data = feed_data  # type: ignore[method-assign, assignment]
 
     async def read(self, buffer_size: int) -> bytes:
         """Returns what is there, up to a large piece."""
+        self._is_read = True
         piece: bytes = await super().read(_PIECE)
         return piece
 

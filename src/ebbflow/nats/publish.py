@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
 import nats.errors
-from nats.aio.client import Client
 
 from ebbflow.acks import Ack
 from ebbflow.errors import (
@@ -32,6 +31,7 @@ from ebbflow.errors import (
     PublishError,
     PublishTimeout,
 )
+from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.requests import NO_RESPONDERS, Answer
 from ebbflow.nats.wire import write_headers
 
@@ -43,6 +43,8 @@ _FULL = 10077
 _IN_PROCESS = 10158
 # Leaderless, out of resources, or asked to slow down: over by itself after a while.
 _TEMPORARY = frozenset({10008, 10023, 10163, 10167})
+# As servers write a confirmation, nearly always. JSON that looks otherwise is read as such.
+_STORED = re.compile(rb'\{"stream":"([^"\\]+)",\s*"seq":(\d+)(,\s*"duplicate":\s*true)?\}')
 _CONNECTION_POLL = 0.05
 _UNANSWERED = "got no answer"
 _CLOSED = (nats.errors.ConnectionClosedError, nats.errors.ConnectionDrainingError)
@@ -109,7 +111,7 @@ class Sending:
 
     def __init__(
         self,
-        client: Client,
+        client: SecuredClient,
         subject: str,
         payload: bytes,
         headers: Mapping[str, str],
@@ -118,32 +120,33 @@ class Sending:
         tally: Tally | None = None,
         began: float | None = None,
     ) -> None:
-        check_size(client.max_payload, payload, headers)
+        self.headers = write_headers(headers)
+        check_size(client.max_payload, payload, self.headers)
         self._client = client
         self.subject = subject
         self.payload = payload
-        self.headers = dict(headers) or None
         self._retry = retry
         self._clock = clock
         self._tally = tally or Tally()
         self._start = clock() if began is None else began
         self._sent = 0
         self._uncounted = 0
-        self._seen: Counter[str] = Counter()
+        self._seen: dict[str, int] = {}
 
     async def confirm(self) -> Ack:
         """Sends it, as often as it takes and may take, and returns the confirmation."""
         while True:
             await self._wait_for_connection()
             self._count()
-            ack = await self._hear(await self._send())
+            answer = await self._send()
+            ack = self._read_stored(answer) or await self._hear(answer)
             if ack is not None:
                 return ack
 
     async def go_on(self, answer: Answer) -> Ack:
         """Goes on behind a first attempt, which was sent with others and got this answer."""
         self._count()
-        return await self._hear(answer) or await self.confirm()
+        return self._read_stored(answer) or await self._hear(answer) or await self.confirm()
 
     @property
     def first_timeout(self) -> float:
@@ -153,8 +156,18 @@ class Sending:
     def read_ack(self, answer: bytes) -> Ack:
         """Returns the confirmation of a first attempt, which was sent with others."""
         self._count()
+        return self._read_stored(answer) or self._note_stored(_parse(answer))
+
+    def _read_stored(self, answer: Answer) -> Ack | None:
+        """Returns the confirmation as servers write it; of any other answer nothing."""
+        plain = _STORED.fullmatch(answer) if isinstance(answer, bytes) else None
+        if plain is None:
+            return None
         self._tally.confirmed += 1
-        facts = _parse(answer)
+        return Ack(plain[1].decode(), int(plain[2]), plain[3] is not None, self._sent)
+
+    def _note_stored(self, facts: dict[str, Any]) -> Ack:
+        self._tally.confirmed += 1
         return Ack(facts["stream"], facts["seq"], bool(facts.get("duplicate")), self._sent)
 
     def _count(self) -> None:
@@ -163,9 +176,7 @@ class Sending:
 
     async def _send(self) -> Answer:
         try:
-            answer = await self._client.request(
-                self.subject, self.payload, self._timeout, headers=self.headers
-            )
+            answer = await self._client.ask(self.subject, self.headers, self.payload, self._timeout)
             return answer.data
         except nats.errors.NoRespondersError:
             return NO_RESPONDERS
@@ -179,19 +190,22 @@ class Sending:
     async def _hear(self, answer: Answer) -> Ack | None:
         """Returns the confirmation; none when the message is to be sent again."""
         if answer is None:
-            self._seen[_UNANSWERED] += 1
+            self._note(_UNANSWERED)
             self._tally.unanswered += 1
             return None
         if answer == NO_RESPONDERS:
-            self._seen["found no stream"] += 1
+            self._note("found no stream")
             self._tally.no_responders += 1
             await self._pause(NoStreamResponse)
             return None
         return await self._judge(_parse(answer) if isinstance(answer, bytes) else {})
 
+    def _note(self, what: str) -> None:
+        self._seen[what] = self._seen.get(what, 0) + 1
+
     def explain(self, kind: type[E], text: str = "") -> E:
         """Returns the error that ends the attempts; it says if one of them may have stored it."""
-        silent = self._seen[_UNANSWERED]
+        silent = self._seen.get(_UNANSWERED)
         doubt = f"{silent} {_UNANSWERED}, so it may be stored all the same" if silent else ""
         return self._make_error(kind, "; ".join(filter(None, (text, doubt))))
 
@@ -199,7 +213,7 @@ class Sending:
         if error.subject == self.subject:
             return self.explain(PermanentPublishError, "the login may not publish to it")
         # It was sent all the same, and may have been stored.
-        self._seen[_UNANSWERED] += 1
+        self._note(_UNANSWERED)
         where = f"the login may not subscribe to {error.subject}, where the answer would come"
         return self.explain(PermanentPublishError, where)
 
@@ -255,24 +269,23 @@ class Sending:
             return None
         if "stream" not in answer or "seq" not in answer:
             raise self.explain(PermanentPublishError, "what answered is not a stream")
-        self._tally.confirmed += 1
-        return Ack(answer["stream"], answer["seq"], bool(answer.get("duplicate")), self._sent)
+        return self._note_stored(answer)
 
     async def _wait_or_raise(self, code: int, text: str) -> None:
         """Returns when it is worth another attempt, and raises when it is not."""
         if code == _FULL:
-            self._seen["found it full"] += 1
+            self._note("found it full")
             self._tally.full += 1
             if not self._retry.until_room:
                 raise self.explain(BufferFull, text)
             self._uncounted += 1
             await self._pause(BufferFull, text)
         elif code == _IN_PROCESS:
-            self._seen["found a copy in process"] += 1
+            self._note("found a copy in process")
             self._uncounted += 1
             await self._pause(PublishTimeout, text)
         elif code in _TEMPORARY:
-            self._seen[f"heard: {text}"] += 1
+            self._note(f"heard: {text}")
             self._tally.refused += 1
             self._tally.refusal = text
             await self._pause(NoStreamResponse, text)
@@ -284,7 +297,7 @@ class Sending:
 
 
 async def publish(
-    client: Client,
+    client: SecuredClient,
     subject: str,
     payload: bytes,
     headers: Mapping[str, str] | None = None,
@@ -308,7 +321,7 @@ async def publish(
 
 
 async def publish_when_room(
-    client: Client,
+    client: SecuredClient,
     subject: str,
     payload: bytes,
     headers: Mapping[str, str] | None = None,
@@ -336,12 +349,12 @@ async def publish_when_room(
         await asyncio.sleep(retry.wait)
 
 
-def check_size(largest: int, payload: bytes, headers: Mapping[str, str]) -> None:
+def check_size(largest: int, payload: bytes, headers: bytes) -> None:
     """Refuses a message over the limit: with one the server ends the connection, for all its users.
 
-    ``MessageTooLarge`` says by how much.
+    ``headers`` are as they are sent. ``MessageTooLarge`` says by how much.
     """
-    size = len(payload) + len(write_headers(headers))
+    size = len(payload) + len(headers)
     if size > largest:
         raise MessageTooLarge(size, largest)
 

@@ -8,6 +8,7 @@ Whoever sends a volley decides about what has not been answered.
 from __future__ import annotations
 
 import asyncio
+import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import nats.errors
 
 from ebbflow.errors import AccessError
-from ebbflow.nats.wire import Parcel, Publishes, TakeParcel
+from ebbflow.nats.wire import Parcel, Publishes, TakeParcel, encode
 
 WINDOW = 4096
 """The most requests of a volley that are on their way at once."""
@@ -49,13 +50,19 @@ class Connection(Protocol):
     async def listen(self, subject: str, take: TakeParcel) -> Any:
         """Subscribes in bulk."""
 
-    async def publish(
-        self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None
-    ) -> None:
-        """Sends one message."""
+    def check_sending(self, size: int) -> None:
+        """Raises what nats-py raises when nothing of that size can be sent."""
 
-    def send(self, buffer: memoryview) -> None:
+    def send(self, buffer: bytes | memoryview) -> None:
         """Sends messages that are ready for the wire."""
+
+
+class _Waiting(NamedTuple):
+    """A single request that has not been answered; ``until`` is in the loop's time."""
+
+    answer: asyncio.Future[Reply]
+    subject: str
+    until: float
 
 
 class Volley:
@@ -111,7 +118,8 @@ class Requests:
         self._inbox = b""
         self._count = 0
         self._opening = asyncio.Lock()
-        self._waiting: dict[bytes, tuple[asyncio.Future[Reply], str]] = {}
+        self._waiting: dict[bytes, _Waiting] = {}
+        self._next_look = math.inf
         self._volleys: dict[bytes, Volley] = {}
 
     async def open(self) -> None:
@@ -128,27 +136,44 @@ class Requests:
         self._count += 1
         return b"%d" % self._count
 
-    async def ask(
-        self, subject: str, payload: bytes, timeout: float, headers: dict[str, str] | None
-    ) -> Reply:
-        """Sends one request and returns its answer.
+    async def ask(self, subject: str, headers: bytes, payload: bytes, timeout: float) -> Reply:
+        """Sends one request, with headers as ``write_headers`` makes them; returns its answer.
 
         ``NoRespondersError`` when nobody listens, ``TimeoutError`` of nats-py when no answer comes
         in time, ``AccessError`` when the login may not ask.
         """
-        await self.open()
-        number = self._next_number()
-        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = answer, subject
+        if not self._inbox:
+            await self.open()
+        self._client.check_sending(len(payload))
+        loop = asyncio.get_running_loop()
+        number, until = self._next_number(), loop.time() + timeout
+        answer: asyncio.Future[Reply] = loop.create_future()
+        self._waiting[number] = _Waiting(answer, subject, until)
+        if until < self._next_look:
+            self._look_at(loop, until)
         try:
-            reply = (self._inbox + number).decode()
-            await self._client.publish(subject, payload, reply, headers)
-            async with asyncio.timeout(timeout):
-                return await answer
-        except TimeoutError:
-            raise nats.errors.TimeoutError from None
+            self._client.send(
+                encode(subject.encode(), b" " + self._inbox + number, headers, payload)
+            )
+            return await answer
         finally:
             self._waiting.pop(number, None)
+
+    def _look_at(self, loop: asyncio.AbstractEventLoop, when: float) -> None:
+        # One timer for all: most requests are answered long before, and none of them sets its own.
+        self._next_look = when
+        loop.call_at(when, self._expire, loop, when)
+
+    def _expire(self, loop: asyncio.AbstractEventLoop, when: float) -> None:
+        """Ends the requests whose time is over."""
+        for waiting in self._waiting.values():
+            if waiting.until <= when and not waiting.answer.done():
+                waiting.answer.set_exception(nats.errors.TimeoutError())
+        if when == self._next_look:  # else an earlier look has been set since, and goes on
+            later = [waiting.until for waiting in self._waiting.values() if waiting.until > when]
+            self._next_look = math.inf
+            if later and (soonest := min(later)) < math.inf:
+                self._look_at(loop, soonest)
 
     @contextmanager
     def begin_volley(self) -> Iterator[Volley]:
@@ -192,8 +217,8 @@ class Requests:
             volleys[number].tell()
 
     def _settle(self, number: bytes, parcel: Parcel, row: int) -> None:
-        answer, _ = self._waiting.get(number, (None, ""))
-        if answer is None or answer.done():
+        waiting = self._waiting.get(number)
+        if waiting is None or (answer := waiting.answer).done():
             return
         headers = parcel.headers(row)
         if headers and headers.get("Status") == str(NO_RESPONDERS):
@@ -203,9 +228,9 @@ class Requests:
 
     def deny(self, subject: str | None, error: AccessError) -> None:
         """Ends the requests to a subject that the login may not use, or all of them."""
-        for answer, asked in self._waiting.values():
-            if subject in (None, asked) and not answer.done():
-                answer.set_exception(error)
+        for waiting in self._waiting.values():
+            if subject in (None, waiting.subject) and not waiting.answer.done():
+                waiting.answer.set_exception(error)
 
 
 def _end_of_window(starts: Sequence[int], sent: int, answered: int) -> int:

@@ -158,37 +158,66 @@ class BulkParser:
 
     async def parse(self, data: bytes = b"") -> None:
         """Works on everything that is complete; the rest waits for what comes next."""
+        if (buffer := self._put_together(data)) is None:
+            return
+        end = 0
+        while True:
+            end = self._take_messages(buffer, end)
+            if self._needed:
+                break
+            start, end = end, buffer.find(_LINE_END, end) + len(_LINE_END)
+            line = buffer[start : end - len(_LINE_END)]
+            if line.split(None, 1)[:1] in (_MSG, _HMSG):
+                end = await self._deliver(buffer, line, end)
+            else:
+                self.line = line
+                await self._obey(line)
+        self._keep(buffer[end:])
+
+    def parse_at_once(self, data: bytes) -> bytes:
+        """Works on what can be handed on without waiting; returns the rest, which is for ``parse``.
+
+        That is nothing, as a rule: messages in bulk are handed on, and the beginning of one is
+        kept. Anything else, and all behind it, is returned. So is what is no protocol.
+        """
+        if (buffer := self._put_together(data)) is None:
+            return b""
+        rest = buffer[self._take_messages(buffer, 0) :]
+        if not self._needed or self._never_ends(rest):
+            self._needed = 0
+            return rest
+        self._keep(rest)
+        return b""
+
+    def _put_together(self, data: bytes) -> bytes | None:
+        """Returns all that waits to be worked on; ``None`` while a message is not complete."""
         self._pieces.append(data)
         self._size += len(data)
         # A large message is put together once, when all of it is here.
         if self._size < self._needed:
-            return
+            return None
         buffer = data if len(self._pieces) == 1 else b"".join(self._pieces)
         self.reset()
-        end = 0
-        while True:
-            end = await self._take_messages(buffer, end)
-            if self._needed:
-                break
-            start, end = end, buffer.find(_LINE_END, end) + len(_LINE_END)
-            self.line = buffer[start : end - len(_LINE_END)]
-            await self._obey(self.line)
-        rest = buffer[end:]
+        return buffer
+
+    def _keep(self, rest: bytes) -> None:
+        if self._never_ends(rest):
+            raise ProtocolError("nats: a line does not end")
         self._pieces, self._size = ([rest] if rest else []), len(rest)
 
-    async def _take_messages(self, buffer: bytes, start: int) -> int:
-        """Hands on the messages up to a word of the server's; returns where that begins.
+    def _never_ends(self, rest: bytes) -> bool:
+        return len(rest) > _LONGEST_LINE and self._needed == len(rest) + 1 and _LINE_END not in rest
 
-        With ``_needed`` there is no such word, but the beginning of something.
+    def _take_messages(self, buffer: bytes, start: int) -> int:
+        """Hands on the messages in bulk; returns where the first thing begins that is none.
+
+        With ``_needed`` there is no such thing, but the beginning of something.
         """
         parcels: dict[bytes, Parcel] = {}
-        try:
-            return await self._cut(buffer, start, parcels)
-        except ValueError:
-            raise ProtocolError("nats: malformed MSG") from None
-        finally:
-            for sid, parcel in parcels.items():
-                self._hand_on(sid, parcel)
+        end = self._cut(buffer, start, parcels)
+        for sid, parcel in parcels.items():
+            self._hand_on(sid, parcel)
+        return end
 
     def _hand_on(self, sid: bytes, parcel: Parcel) -> None:
         take = self.in_bulk.get(sid)
@@ -200,41 +229,54 @@ class BulkParser:
             context = {"message": "a parcel of messages was not taken", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
 
-    async def _cut(self, buffer: bytes, start: int, parcels: dict[bytes, Parcel]) -> int:
+    def _cut(self, buffer: bytes, start: int, parcels: dict[bytes, Parcel]) -> int:
         # Every message of the data path passes here: hence the local names and the plain loop.
         find, size, in_bulk = buffer.find, len(buffer), self.in_bulk
         sid, parcel = b"", Parcel(buffer)
         while True:
             line_end = find(_LINE_END, start)
             if line_end < 0:
-                self._needed = _next_needed(size - start)
+                self._needed = size - start + 1
                 return start
             parts = buffer[start:line_end].split()
             body = payload = line_end + 2
-            if parts[:1] == _MSG:
-                has_reply = len(parts) == 5
-            elif parts[:1] == _HMSG:
-                has_reply = len(parts) == 6
-                payload += int(parts[-2])
-            else:
-                return start
-            end = body + int(parts[-1])
+            try:
+                if parts[:1] == _MSG:
+                    has_reply = len(parts) == 5
+                elif parts[:1] == _HMSG:
+                    has_reply = len(parts) == 6
+                    payload += int(parts[-2])
+                else:
+                    return start
+                end = body + int(parts[-1])
+            except ValueError:
+                return start  # ``_deliver`` says so
             if end + 2 > size:
                 self._needed = end + 2 - start
                 return start
-            start = end + 2
-            reply = parts[3] if has_reply else b""
             if parts[2] != sid:
                 sid = parts[2]
                 if sid not in in_bulk:
-                    block, data, number = buffer[body:payload], buffer[payload:end], int(sid)
-                    await self._owner._process_msg(number, parts[1], reply, data, block)
-                    sid = b""
-                    continue
+                    return start
                 parcel = parcels.setdefault(sid, Parcel(buffer))
+            start = end + 2
             parcel.subjects.append(parts[1])
-            parcel.replies.append(reply)
+            parcel.replies.append(parts[3] if has_reply else b"")
             parcel.edges += (body, payload, end)
+
+    async def _deliver(self, buffer: bytes, line: bytes, body: int) -> int:
+        """Hands on a message that nats-py delivers; returns where it ends."""
+        parts = line.split()
+        has_headers = parts[:1] == _HMSG
+        try:
+            payload = body + (int(parts[-2]) if has_headers else 0)
+            end, sid = body + int(parts[-1]), int(parts[2])
+        except ValueError:
+            raise ProtocolError("nats: malformed MSG") from None
+        reply = parts[3] if len(parts) == 5 + has_headers else b""
+        block, data = buffer[body:payload], buffer[payload:end]
+        await self._owner._process_msg(sid, parts[1], reply, data, block)
+        return end + len(_LINE_END)
 
     async def _obey(self, line: bytes) -> None:
         """Does what a word of the server's asks for."""
@@ -252,12 +294,6 @@ class BulkParser:
                 await self._owner._process_info(json.loads(rest))
             case _:
                 raise ProtocolError("nats: unknown protocol")
-
-
-def _next_needed(size: int) -> int:
-    if size > _LONGEST_LINE:
-        raise ProtocolError("nats: a line does not end")
-    return size + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,18 +341,26 @@ class Publishes:
 
     def _lines(self, replies: Iterable[bytes]) -> list[bytes]:
         rows = zip(self.subjects, replies, self.headers, self.payloads, strict=False)
-        return [
-            b"HPUB %b%b %d %d\r\n%b%b\r\n"
-            % (subject, reply, len(header), len(header) + len(payload), header, payload)
-            if header
-            else b"PUB %b%b %d\r\n%b\r\n" % (subject, reply, len(payload), payload)
-            for subject, reply, header, payload in rows
-        ]
+        return [encode(*row) for row in rows]
+
+
+def encode(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> bytes:
+    """Returns one publish for the wire. ``reply`` is empty, or begins with a space."""
+    if headers:
+        size = len(headers)
+        parts = (subject, reply, size, size + len(payload), headers, payload)
+        return b"HPUB %b%b %d %d\r\n%b%b\r\n" % parts
+    return b"PUB %b%b %d\r\n%b\r\n" % (subject, reply, len(payload), payload)
 
 
 def write_headers(headers: Mapping[str, str]) -> bytes:
-    """Returns headers as they are sent, with an empty line behind them; nothing for none."""
+    """Returns headers as they are sent, with an empty line behind them; nothing for none.
+
+    A line break in a value becomes a space: it would begin a header of its own.
+    """
     if not headers:
         return b""
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    if lines.count("\n") + lines.count("\r") > 2 * len(headers):
+        return write_headers({n: " ".join(value.splitlines()) for n, value in headers.items()})
     return f"{_VERSION}\r\n{lines}\r\n".encode()

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from ebbflow.core.position import LINEAGE
 from ebbflow.errors import MessageTooLarge
 from ebbflow.message import RowResponse
+from ebbflow.nats import wire
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.outgoing import Outgoing
 from ebbflow.nats.publish import check_size
@@ -160,7 +161,7 @@ class PublishSettings:
             try:
                 own = write_headers(keys or (), headers)
                 message = Outgoing(self._subject(headers), value, own, f"{lineage}/{row_id}")
-                check_size(largest, message.data, message.headers or {})
+                check_size(largest, message.data, wire.write_headers(message.headers or {}))
             except (ValueError, MessageTooLarge) as error:
                 refused[row] = str(error)
             else:
