@@ -10,7 +10,7 @@ SEED ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo cluster test lint types bench chaos clean
+.PHONY: help setup demo cluster test lint types protos bench chaos clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ lint: setup ## Check style
 
 types: setup ## Check types
 	$(BIN)/mypy
+
+protos: setup ## Generate the modules of the protocol of functions from their .proto files
+	$(BIN)/python scripts/protos.py
 
 bench: setup ## Measure Ebbflow beside its peers; table, plot and JSON in benchmarks/results
 	$(BIN)/python -m benchmarks $(ARGS)

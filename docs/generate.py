@@ -836,8 +836,8 @@ def linked_from_guide(text: str) -> str:
 # --- modules ------------------------------------------------------------------------------------
 
 LAYERS = (
-    "core", "schema", "nats", "buffers", "connectors", "spec", "runtime", "spark", "datasource",
-    "testing", "cli",
+    "core", "schema", "wire", "nats", "buffers", "connectors", "spec", "runtime", "spark",
+    "datasource", "testing", "cli",
 )  # fmt: skip
 """The packages from left to right, as on the page about architecture."""
 
@@ -867,7 +867,7 @@ def layer_place(name: str) -> int:
 
 def module_rows(paths: Iterable[Path], folder: Path) -> Iterator[tuple[str, str]]:
     """Yields a row for each module; the module that a package itself is stands above the table."""
-    for path in sorted(paths):
+    for path in sorted(set(paths) - set(folder.rglob("*_pb2*.py"))):
         name = path.relative_to(folder).with_suffix("").as_posix().removesuffix("__init__")
         if name:
             yield f"`{name}`", summary_of(path)

@@ -10,11 +10,11 @@ SOURCE = Path(ebbflow.__file__).parent
 
 
 def classes() -> dict[str, list[str]]:
-    """The modules that define a class of each name; those for tests of pipelines left out."""
+    """The modules that define a class of each name, but those for tests and generated ones."""
     modules: defaultdict[str, list[str]] = defaultdict(list)
     for path in sorted(SOURCE.rglob("*.py")):
         place = path.relative_to(SOURCE)
-        if place.parts[0] != "testing":
+        if place.parts[0] != "testing" and "_pb2" not in place.name:
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.ClassDef):
                     modules[node.name].append(str(place))
