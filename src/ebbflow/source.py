@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import TYPE_CHECKING, TypeAlias
 
+from ebbflow.message import Metadata
 from ebbflow.nacks import NackOptions
 
 if TYPE_CHECKING:  # users of the classes here need no Arrow
@@ -33,7 +34,8 @@ class SourceMessage:
     acknowledgement or the nack, and a message that is given again has the same one.
     ``partition`` is the partition of the outside system that it is from, if that is not the
     vertex's own. ``deliveries`` is how often the source has given it, 1 at first, if the source
-    counts that itself; otherwise Ebbflow counts.
+    counts that itself; otherwise Ebbflow counts. ``metadata`` is carried along by group and key,
+    and maps may change it.
     """
 
     value: bytes
@@ -43,6 +45,7 @@ class SourceMessage:
     headers: Mapping[str, str]
     partition: int | None
     deliveries: int | None
+    metadata: Metadata
 
     def __init__(
         self,
@@ -53,6 +56,7 @@ class SourceMessage:
         headers: Mapping[str, str] | None = None,
         partition: int | None = None,
         deliveries: int | None = None,
+        metadata: Metadata | None = None,
     ) -> None:
         # A source makes hundreds of thousands of these a second: nothing is checked twice, and the
         # slots are set directly, which takes a third of the time of the usual way.
@@ -72,6 +76,7 @@ class SourceMessage:
         _set_headers(self, {} if headers is None else headers)
         _set_partition(self, partition)
         _set_deliveries(self, deliveries)
+        _set_metadata(self, {} if metadata is None else metadata)
 
 
 (
@@ -82,6 +87,7 @@ class SourceMessage:
     _set_headers,
     _set_partition,
     _set_deliveries,
+    _set_metadata,
 ) = (getattr(SourceMessage, field.name).__set__ for field in fields(SourceMessage))
 
 

@@ -32,6 +32,7 @@ messages = st.builds(
     headers=maps,
     partition=st.none() | st.integers(0, 2**31 - 1),
     deliveries=st.none() | st.integers(1, 2**31 - 1),
+    metadata=st.none() | st.dictionaries(texts, st.dictionaries(texts, st.binary(max_size=5))),
 )
 
 
@@ -57,6 +58,8 @@ def test_columns_say_what_the_messages_say(some):
         assert row["value"] == message.value
         assert (row["keys"] or []) == list(message.keys)
         assert dict(row["headers"] or ()) == message.headers
+        groups = {name: dict(group) for name, group in row["metadata"] or ()}
+        assert groups == message.metadata
         assert row["event_time"] == (message.event_time or NOW)
         assert row["deliveries"] == (message.deliveries or 1)
         assert (row["first_seen"], row["failures"], row["retries"]) == (NOW, 0, 0)
@@ -122,6 +125,14 @@ BINARY = pa.array([b"1"], pa.binary())
         (
             {"headers": pa.array([[("a", None)]], pa.map_(pa.string(), pa.string()))},
             "read() must give headers without nulls in them",
+        ),
+        (
+            {"metadata": pa.array([[("g", [("k", None)])]], TYPES["metadata"])},
+            "read() must give metadata without nulls in them",
+        ),
+        (
+            {"metadata": pa.array([[("g", None)]], TYPES["metadata"])},
+            "read() must give metadata without nulls in them",
         ),
         ({"deliveries": pa.array([0])}, "deliveries must be 1 or more, not 0"),
         ({"value": pa.array([1.5])}, "read() gave a column 'value' that cannot be used: "),

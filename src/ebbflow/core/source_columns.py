@@ -2,8 +2,9 @@
 
 A record batch has a row for each message. It needs ``offset`` and ``value``, both binary and
 without nulls. Optional, and with nulls where there is nothing to say: ``event_time`` (a timestamp
-with a time zone), ``keys`` (lists of texts), ``headers`` (a map from text to text), ``partition``
-and ``deliveries`` (whole numbers). Other columns are ignored. Everything from here to the vertex's
+with a time zone), ``keys`` (lists of texts), ``headers`` (a map from text to text), ``metadata`` (a
+map from groups to maps from text to bytes), ``partition`` and ``deliveries`` (whole numbers). Other
+columns are ignored. Everything from here to the vertex's
 task is columns, also what ``SourceMessage`` objects say: no Python object is made for a message.
 """
 
@@ -20,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ebbflow.core import frames
+from ebbflow.message import Metadata
 from ebbflow.source import LONGEST_OFFSET, SourceMessage
 
 OFFSETS = pa.binary()
@@ -32,6 +34,7 @@ TYPES: dict[str, pa.DataType] = {
     "headers": pa.map_(pa.string(), pa.string()),
     "partition": pa.int32(),
     "deliveries": pa.int32(),
+    "metadata": frames.SCHEMA.field("metadata").type,
 }
 """The columns that a source may return."""
 
@@ -41,6 +44,7 @@ ROWS = pa.schema(
     [
         pa.field("offset", OFFSETS, nullable=False),
         *(frames.SCHEMA.field(name) for name in ("id", "keys", "value", "event_time", "headers")),
+        frames.SCHEMA.field("metadata"),
         frames.SCHEMA.field("first_seen"),
         pa.field("deliveries", pa.uint32()),
     ]
@@ -65,10 +69,16 @@ def columns_of(messages: Sequence[SourceMessage]) -> pa.RecordBatch:
         "headers": [message.headers or None for message in messages],
         "partition": [message.partition for message in messages],
         "deliveries": [message.deliveries or None for message in messages],
+        "metadata": [_list_groups(message.metadata) for message in messages],
     }
     facts["headers"] = [headers and list(headers.items()) for headers in facts["headers"]]
     arrays = [pa.array(facts[name], kind) for name, kind in TYPES.items()]
     return pa.RecordBatch.from_arrays(arrays, names=list(TYPES))
+
+
+def _list_groups(metadata: Metadata) -> list[Any] | None:
+    """Returns metadata as Arrow takes it in."""
+    return [(group, list(entries.items())) for group, entries in metadata.items()] or None
 
 
 def check_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -108,10 +118,17 @@ def _check_column(batch: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Arr
 def _nulls_inside(column: pa.Array) -> bool:
     if pa.types.is_map(column.type):
         # Of a slice these are the values of the whole: only then each row is looked at.
-        return column.items.null_count > 0 and any(
-            value is None for row in column.to_pylist() for _, value in row or ()
+        inside = column.items
+        return _has_nulls(inside) and any(
+            value is None or (isinstance(value, list) and None in dict(value).values())
+            for row in column.to_pylist()
+            for _, value in row or ()
         )
     return pa.types.is_list(column.type) and bool(column.flatten().null_count)
+
+
+def _has_nulls(values: pa.Array) -> bool:
+    return bool(values.null_count or (pa.types.is_map(values.type) and values.items.null_count))
 
 
 def _check_offsets(offsets: pa.BinaryArray) -> None:
@@ -138,6 +155,7 @@ def rows_of(columns: pa.RecordBatch, vertex: str, partition: int, now: datetime)
         columns.column("value"),
         pc.fill_null(times, seen) if times.null_count else times,
         columns.column("headers"),
+        columns.column("metadata"),
         pa.repeat(seen, columns.num_rows),
         columns.column("deliveries").cast(pa.uint32()),
     ]
