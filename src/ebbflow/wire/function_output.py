@@ -1,0 +1,59 @@
+"""What a function prints: shown line by line with the vertex's name, the last lines kept.
+
+It goes where user code's own prints go. Between two epochs nobody listens there; what is printed
+then is shown with the next line.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from typing import IO
+
+from ebbflow.core.printing import LONGEST, cut
+
+_KEPT, _SHOWN = 200, 20
+
+
+class FunctionOutput:
+    """The output of one function, read by a thread of its own."""
+
+    def __init__(self) -> None:
+        self._lines: deque[str] = deque(maxlen=_KEPT)
+        self._unshown: deque[str] = deque(maxlen=_KEPT)
+        self._prefix = ""
+        self._thread: threading.Thread | None = None
+
+    def follow(self, pipe: IO[bytes], vertex: str) -> None:
+        """Reads the pipe to its end, beside the caller; forgets the output of earlier processes."""
+        self._lines.clear()
+        self._prefix = f"{vertex}: " if vertex else ""
+        self._thread = threading.Thread(target=self._read, args=(pipe,), daemon=True)
+        self._thread.start()
+
+    def _read(self, pipe: IO[bytes]) -> None:
+        with pipe:
+            for raw in iter(lambda: pipe.readline(LONGEST), b""):
+                line = cut(raw.decode("utf-8", "backslashreplace").rstrip("\r\n"))
+                self._lines.append(line)
+                self._unshown.append(f"{self._prefix}{line}\n")
+                self._show()
+
+    def _show(self) -> None:
+        if sys.stdout is sys.__stdout__:  # nobody listens here now
+            return
+        while self._unshown:
+            sys.stdout.write(self._unshown.popleft())
+
+    def finish(self) -> None:
+        """Waits until all is read; the process must have ended."""
+        if self._thread is not None:
+            self._thread.join(timeout=5)
+            self._thread = None
+        self._show()
+
+    def last_lines(self) -> str:
+        """Returns the last lines as the end of an error's text; empty if there are none."""
+        lines = list(self._lines)[-_SHOWN:]
+        return "".join(f"\n  {line}" for line in lines)

@@ -1,0 +1,210 @@
+"""Starts a function and stays beside it: when its owner is gone, the function ends.
+
+A program of its own that needs nothing but Python. Its standard input is the lifeline: the first
+line is an order, ``stop`` ends the function in good order, and so does the end of the pipe, which
+comes when the owner closes it or is killed. Whatever the function has started goes with it.
+
+SDKs of Numaflow listen in ``/var/run/numaflow``, and none of them takes another place from its
+environment. So the function gets a view of the file system of its own, in which that place is the
+folder of its sockets; the machine's own is left alone. Where the system does not allow that, the
+launcher says so, and the function is started all the same: it may have been told its folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+PLACE = Path("/var/run/numaflow")
+"""Where functions listen, unless they are told something else."""
+
+REFUSED = f"{PLACE} cannot be made the function's own here"
+"""The beginning of the line that says that the system does not allow it."""
+
+_NEW_MOUNTS, _NEW_USER = 0x0002_0000, 0x1000_0000
+_BIND, _MOVE, _RECURSIVE, _PRIVATE = 0x1000, 0x2000, 0x4000, 0x4_0000
+_DEATH_SIGNAL, _ADOPT_ORPHANS = 1, 36
+_CANNOT_START = 127
+_AGAIN = 1.0
+
+
+def main() -> int:
+    """Runs the function until it ends or is to end; returns its exit code."""
+    order = json.loads(_read_line())
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    if sys.platform == "linux":
+        _call("prctl", _ADOPT_ORPHANS, 1)
+    child = os.fork()
+    if child == 0:
+        _become_function(order)
+    code = _wait(child, woken, float(order["grace"]))
+    _end_the_rest(child)
+    shutil.rmtree(order["folder"], ignore_errors=True)
+    return code
+
+
+def _read_line() -> bytes:
+    """Returns the next line of the lifeline, byte by byte: what comes later is not for now."""
+    line = bytearray()
+    while (byte := os.read(0, 1)) not in (b"", b"\n"):
+        line += byte
+    return bytes(line)
+
+
+def _wait(child: int, woken: int, grace: float) -> int:
+    """Waits for the function; asks it to end when that is wanted, and then makes it."""
+    deadline: float | None = None
+    while (code := _reap(child)) is None:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ready, _, _ = select.select([woken] if deadline else [woken, 0], [], [], left)
+        asked = woken in ready and set(os.read(woken, 64)) != {signal.SIGCHLD}
+        if not ready:
+            _signal(child, signal.SIGKILL)
+            deadline = time.monotonic() + _AGAIN
+        elif deadline is None and (asked or 0 in ready):
+            said = _read_line() if 0 in ready else b""
+            deadline = time.monotonic() + float(said or grace)
+            _signal(child, signal.SIGTERM)
+    return code
+
+
+def _reap(child: int) -> int | None:
+    """Returns the function's exit code if it has ended; takes leave of orphans on the way."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return None
+        if pid == 0:
+            return None
+        if pid == child:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+
+
+def _signal(child: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, number)
+
+
+def _end_the_rest(child: int) -> None:
+    """Ends what the function has left behind; orphans of any session belong to this process."""
+    _signal(child, signal.SIGKILL)
+    while children := list(_children()):
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in children:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def _children() -> Iterator[int]:
+    own = str(os.getpid())
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError):
+            # After the name, which may have spaces and brackets, come the state and the parent.
+            if entry.read_text().rpartition(")")[2].split()[1] == own:
+                yield int(entry.parent.name)
+
+
+# --- in the function's own process ---------------------------------------------------------------
+
+
+def _become_function(order: dict[str, Any]) -> None:
+    """Becomes the function; what stands in the way is said where its output goes."""
+    owner = os.getppid()
+    os.setpgid(0, 0)
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        if sys.platform == "linux":
+            _see_sockets(Path(order["folder"]))
+            _call("prctl", _DEATH_SIGNAL, signal.SIGKILL)  # not sooner: new rights take it away
+            if os.getppid() != owner:
+                os._exit(_CANNOT_START)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        if order["cwd"]:
+            os.chdir(order["cwd"])
+        command = order["command"]
+        os.execvpe(command[0], command, order["env"])  # noqa: S606 - no shell is wanted
+    except OSError as error:
+        where = order["cwd"] if error.filename == order["cwd"] else order["command"][0]
+        print(f"cannot start {where}: {error.strerror}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(_CANNOT_START)
+
+
+def _see_sockets(folder: Path) -> None:
+    """Makes the folder appear where SDKs listen, for this process and what it becomes."""
+    try:
+        _leave_the_shared_view()
+        if not PLACE.exists():
+            _copy_the_view_of(PLACE.parent.resolve(), folder)
+        _mount(folder, PLACE, _BIND)
+    except OSError as error:
+        print(f"{REFUSED}: {error.strerror}", file=sys.stderr, flush=True)
+
+
+def _leave_the_shared_view() -> None:
+    user, group = os.getuid(), os.getgid()
+    try:
+        _call("unshare", _NEW_MOUNTS)
+    except PermissionError:
+        _call("unshare", _NEW_MOUNTS | _NEW_USER)
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    _mount("none", "/", _RECURSIVE | _PRIVATE)
+
+
+def _copy_the_view_of(parent: Path, folder: Path) -> None:
+    """Puts a folder with the same content, and room for one more, in the place of ``parent``.
+
+    On the machine itself nothing is made, for which one would need rights, and which would stay.
+    """
+    stage = folder / "view"
+    stage.mkdir(exist_ok=True)
+    _mount("tmpfs", stage, 0, "tmpfs")
+    for entry in parent.iterdir():
+        copy = stage / entry.name
+        with contextlib.suppress(OSError):
+            if entry.is_symlink():
+                copy.symlink_to(os.readlink(entry))
+                continue
+            copy.mkdir() if entry.is_dir() else copy.touch()
+            _mount(entry, copy, _BIND | _RECURSIVE)
+    (stage / PLACE.name).mkdir()
+    _mount(stage, parent, _MOVE)
+
+
+def _mount(source: Path | str, target: Path | str, flags: int, kind: str | None = None) -> None:
+    texts = [os.fsencode(source), os.fsencode(target), kind.encode() if kind else None]
+    _call("mount", *texts, ctypes.c_ulong(flags), None)
+
+
+def _call(name: str, *arguments: Any) -> None:
+    """Calls a function of the C library; raises ``OSError`` if it fails."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if getattr(library, name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
