@@ -23,6 +23,7 @@ SAMPLES: dict[str, tuple] = {
     "SourceError": ("in", "read() raised OSError: gone", "Traceback: ..."),
     "TargetError": ("mod:attr", "no such module"),
     "CallTimeout": (2.5,),
+    "StreamBroken": ("UDF_EXECUTION_ERROR(udf): boom", 13, "goroutine 7"),
     "ContractViolation": ("out", "no response for 6", [str(i) for i in range(7)], "Answer."),
     "SparkError": ("PSQLException", "ERROR: value too long"),
     "MessageTooLarge": (2_000_000, 1_000_000),

@@ -10,6 +10,7 @@
     ├── TargetError              a ``module:attribute`` that cannot be used as user code
     ├── Unavailable              user code says: a system that it needs is away
     ├── CallTimeout              user code did not return within ``limits.callTimeout``
+    ├── StreamBroken             a function in a process of its own failed, or its process is gone
     ├── ContractViolation        user code broke the rules of its role (see docs/guarantees.md)
     ├── SparkError               what Spark or a database said about rows or a query
     ├── MessageTooLarge          a message that no JetStream message can hold
@@ -188,6 +189,23 @@ class CallTimeout(EbbflowError):
             f"the call did not return within callTimeout, {self.seconds:g} s; "
             "make it end sooner, or set limits.callTimeout higher"
         )
+
+
+class StreamBroken(EbbflowError):
+    """A function in a process of its own ended its stream of answers before the last one.
+
+    ``code`` is the status of gRPC if the function gave one, ``trace`` the function's own stack.
+    The message during which it happened is to blame, and is redelivered with back-off.
+    """
+
+    def __init__(self, what: str, code: int | None = None, trace: str = "") -> None:
+        super().__init__(what, code, trace)
+        self.what = what
+        self.code = code
+        self.trace = trace
+
+    def __str__(self) -> str:
+        return self.what
 
 
 class ContractViolation(EbbflowError):
