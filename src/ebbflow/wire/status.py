@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from ebbflow.errors import StreamBroken
 
 OK = "0"
-UNKNOWN = 2
+UNKNOWN, UNAVAILABLE = 2, 14
 CODES = (
     "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND",
     "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED",

@@ -1,0 +1,143 @@
+"""The answers of a function to one batch, matched with its rows and turned into columns.
+
+Every row has exactly one answer, under the id of its request. A row that has none or several, or
+that may be the one meant by an id that nobody asked about, has failed with a ``ContractViolation``;
+the others keep their answers. The outputs are in the order of the inputs, whatever the order of the
+answers was, so that a replay makes the same frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ebbflow.errors import ContractViolation, StreamBroken
+from ebbflow.wire.breaks import Failures
+from ebbflow.wire.fields import Numbers, Places
+from ebbflow.wire.responses import Flags, Responses, ResultShape
+from ebbflow.wire.stream import Arrived
+
+_FIX = "A function answers each request once, with the id of that request."
+_UNKNOWN = -1
+
+
+class Answers:
+    """What has arrived for the requests with these ids.
+
+    ``streamed`` if there may be several responses to a request, the last one with a mark. What a
+    row's answer had come to when the function broke off counts for nothing.
+    """
+
+    def __init__(self, ids: pa.StringArray, shape: ResultShape, streamed: bool) -> None:
+        self._ids = ids
+        self._shape = shape
+        self._streamed = streamed
+        self._parts: list[Arrived] = []
+        self._attempts: list[int] = []
+        self._attempt = 0
+        self._read: _Matched | None = None
+
+    def begin_attempt(self) -> None:
+        """Says that what arrives from now on is on another stream, or for other rows."""
+        self._attempt += 1
+
+    def keep(self, parts: Sequence[Arrived]) -> None:
+        """Keeps responses as they arrive; they are read later, all at once."""
+        self._parts += parts
+        self._attempts += [self._attempt] * len(parts)
+        self._read = None
+
+    def unanswered(self, rows: Sequence[int]) -> list[int]:
+        """Returns those of the rows that have no answer."""
+        answered = self._matched.counts
+        return [row for row in rows if not answered[row]]
+
+    def violations(self, vertex: str, failures: Failures) -> Failures:
+        """Returns the rows that are not answered as they should be, beside those that failed."""
+        matched = self._matched
+        wrong = [row for row in np.flatnonzero(matched.counts != 1).tolist() if row not in failures]
+        if not wrong:
+            return {}
+        twice = pc.take(self._ids, pa.array(np.flatnonzero(matched.counts > 1))).to_pylist()
+        ids = self._ids.take(pa.array(wrong, pa.int64())).to_pylist()
+        what = _describe(twice, matched.unknown)
+        return dict.fromkeys(wrong, ContractViolation(vertex, what, ids, fix=_FIX))
+
+    def columns(self, failures: Failures) -> pa.RecordBatch:
+        """Returns the outputs of all rows but those that failed; ``row`` has the input of each."""
+        matched, columns = self._matched, self._matched.responses.columns()
+        rows = matched.result_rows
+        keep = matched.result_counts & (rows != _UNKNOWN)
+        if failures:
+            keep &= ~np.isin(rows, list(failures))
+        chosen = np.flatnonzero(keep)
+        order = chosen[np.argsort(rows[chosen], kind="stable")]
+        if not _is_range(order, len(rows)):
+            taken = pa.array(order)
+            columns = {name: column.take(taken) for name, column in columns.items()}
+        if not (len(order) == len(self._ids) and _is_range(rows[order], len(order))):
+            columns["row"] = pa.array(rows[order])
+        return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+    @property
+    def _matched(self) -> _Matched:
+        if self._read is None:
+            self._read = _Matched(self._ids, self._responses(), self._streamed, self._tries())
+        return self._read
+
+    def _responses(self) -> Responses:
+        buffer = b"".join([part.buffer for part in self._parts])
+        sizes = [len(part.buffer) for part in self._parts]
+        shifts = np.repeat(np.cumsum([0, *sizes[:-1]]), [len(part) for part in self._parts])
+        edges = [np.array(part.edges, np.int64) for part in self._parts]
+        joined = np.concatenate(edges) if edges else np.empty(0, np.int64)
+        shifts = shifts[: len(joined) // 2]
+        try:
+            places = Places(buffer, joined[::2] + shifts, joined[1::2] + shifts)
+            return Responses(places, self._shape)
+        except ValueError as error:
+            raise StreamBroken(f"the function answered what cannot be read: {error}") from error
+
+    def _tries(self) -> Numbers:
+        return np.repeat(self._attempts, [len(part) for part in self._parts]).astype(np.int64)
+
+
+class _Matched:
+    """Responses with the rows they are for; ``counts`` says how often each row is answered."""
+
+    def __init__(
+        self, ids: pa.StringArray, responses: Responses, streamed: bool, tries: Numbers
+    ) -> None:
+        self.responses = responses
+        places = pc.index_in(responses.ids, value_set=ids)
+        rows: Numbers = places.fill_null(_UNKNOWN).to_numpy().astype(np.int64)
+        ends: Flags = responses.last if streamed else ~responses.last
+        strange = (rows == _UNKNOWN) & ~(responses.last & ~np.bool_(streamed))
+        self.unknown: list[str] = responses.ids.filter(pa.array(strange)).to_pylist()
+        finals = rows[ends & (rows != _UNKNOWN)]
+        self.counts = np.bincount(finals, minlength=len(ids))
+        self.result_rows: Numbers = rows[responses.owners]
+        self.result_counts = self._of_final_attempt(rows, ends, tries)
+
+    def _of_final_attempt(self, rows: Numbers, ends: Flags, tries: Numbers) -> Flags:
+        """Returns which results belong to the attempt in which their row was answered."""
+        final = np.full(len(self.counts) + 1, -1, np.int64)
+        final[rows[ends]] = tries[ends]
+        final[_UNKNOWN] = -1
+        mine: Flags = (final[rows] == tries)[self.responses.owners]
+        return mine
+
+
+def _is_range(numbers: Numbers, count: int) -> bool:
+    return len(numbers) == count and bool((numbers == np.arange(count)).all())
+
+
+def _describe(twice: Sequence[str], unknown: Sequence[str]) -> str:
+    if unknown:
+        return f"answered the id {unknown[0]!r}, which is of no request"
+    if twice:
+        return f"answered the id {twice[0]!r} more than once"
+    return "did not answer all requests of a batch"

@@ -1,0 +1,170 @@
+"""Answers of maps and transformers, as columns.
+
+A response names its request and holds any number of results. The columns are those that a columnar
+map returns (``core.columns``): what a function left out is null and so inherited from the input,
+and the reserved tags have become ``drop``, ``nack`` and ``error``. The text of an error is the
+reason in the options of a nack, if there is one: no other field could hold it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ebbflow.core import frames
+from ebbflow.wire.fields import Fields, Messages, Numbers, Places
+from ebbflow.wire.proto.nack_options_pb2 import NackOptions
+
+DROP, NACK, FAIL = "U+005C__DROP__", "U+005C__NACK__", "U+005C__FAIL__"
+"""The tags by which a function says what is to become of a message, in every language."""
+
+Flags = NDArray[np.bool_]
+
+_RESULTS, _ID, _STATUS, _EOT = 1, 2, 4, 1
+_USER_METADATA, _KEY_VALUES, _KEY, _VALUE = 3, 1, 1, 2
+_SECONDS, _NANOS = 1, 2
+# The first and the last second that Python's times know.
+_FIRST, _LAST = -62_135_596_800, 253_402_300_799
+_FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class ResultShape:
+    """The numbers of the fields of a result."""
+
+    tags: int
+    metadata: int
+    nack_options: int
+    event_time: int | None = None
+    keys: int = 1
+    value: int = 2
+
+
+MAP_RESULT = ResultShape(tags=3, metadata=4, nack_options=5)
+TRANSFORM_RESULT = ResultShape(tags=4, metadata=5, nack_options=6, event_time=3)
+
+
+class Responses:
+    """Responses to requests, in the order of their arrival; ``ValueError`` if one is none.
+
+    ``ids`` name the requests, ``last`` are those with the mark that ends what is transmitted.
+    """
+
+    def __init__(self, places: Places, shape: ResultShape) -> None:
+        self._shape = shape
+        messages = Messages(places)
+        self.ids: pa.StringArray = messages.field(_ID).last(places).texts()
+        self.last: Flags = _marked(messages.field(_STATUS), len(places))
+        results = messages.field(_RESULTS)
+        self.owners: Numbers = results.owners
+        self._results = Messages(results.places)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def columns(self) -> dict[str, pa.Array]:
+        """Returns the columns of all results; ``owners`` has the response of each."""
+        results, shape = self._results, self._shape
+        columns = {"value": results.field(shape.value).last(results.places).column()}
+        if len(keys := results.field(shape.keys)):
+            columns["keys"] = _texts(keys, len(results))
+        if len(tags := results.field(shape.tags)):
+            columns |= self._tagged(tags)
+        if (metadata := results.field(shape.metadata)).places.has_content:
+            columns["metadata"] = _metadata(metadata, len(results))
+        if shape.event_time is not None and len(times := results.field(shape.event_time)):
+            columns["event_time"] = _times(times, len(results))
+        return columns
+
+    def _tagged(self, tags: Fields) -> dict[str, pa.Array]:
+        """Returns the column of tags, and those that the reserved tags ask for."""
+        texts, count = tags.places.texts(), len(self._results)
+
+        def having(tag: str) -> Numbers:
+            rows: Numbers = tags.owners[np.flatnonzero(pc.equal(texts, tag).to_numpy(False))]
+            return rows
+
+        columns = {"tags": _texts(tags, count)}
+        if len(dropped := having(DROP)):
+            columns["drop"] = _flags(dropped, count)
+        if len(failed := having(FAIL)):
+            reasons = self._nack_options(count)["nack_reason"].to_pylist()
+            texts_of = {row: reasons[row] or _FAILED for row in failed.tolist()}
+            columns["error"] = pa.array([texts_of.get(row) for row in range(count)], pa.string())
+        if len(nacked := having(NACK)):
+            columns |= {"nack": _flags(nacked, count), **self._nack_options(count)}
+        return columns
+
+    def _nack_options(self, count: int) -> dict[str, pa.Array]:
+        asked: dict[str, list[Any]] = {
+            name: [None] * count for name in ("delay", "max_deliveries", "reason")
+        }
+        fields = self._results.field(self._shape.nack_options)
+        for row, packed in zip(fields.owners, fields.places.column().to_pylist(), strict=True):
+            options = NackOptions.FromString(packed)
+            for name, column in asked.items():
+                if options.HasField(name):
+                    column[row] = getattr(options, name)
+        kinds = {"delay": pa.int64(), "max_deliveries": pa.int64(), "reason": pa.string()}
+        return {f"nack_{name}": pa.array(column, kinds[name]) for name, column in asked.items()}
+
+
+def _marked(statuses: Fields, count: int) -> Flags:
+    """Returns which of the messages have the mark of the end."""
+    marks = np.zeros(count, bool)
+    if len(statuses):
+        ends = Messages(statuses.places).field(_EOT).last_numbers(len(statuses))
+        marks[statuses.owners] = ends != 0
+    return marks
+
+
+def _flags(rows: Numbers, count: int) -> pa.BooleanArray:
+    flags = np.zeros(count, bool)
+    flags[rows] = True
+    return pa.array(flags)
+
+
+def _absent(fields: Fields, count: int) -> pa.BooleanArray:
+    """Returns which of the messages have none of these fields."""
+    return pa.array(np.bincount(fields.owners, minlength=count) == 0)
+
+
+def _texts(fields: Fields, count: int) -> pa.ListArray:
+    offsets, absent = fields.offsets(count), _absent(fields, count)
+    return pa.ListArray.from_arrays(offsets, fields.places.texts(), mask=absent)
+
+
+def _metadata(fields: Fields, count: int) -> pa.MapArray | pa.NullArray:
+    """Returns the user's groups; null where there are none: such a message inherits them."""
+    groups = Messages(fields.places).field(_USER_METADATA)
+    owned = Fields(fields.owners[groups.owners], groups.places)
+    names, entries = _entries(owned)
+    pairs = Messages(entries).field(_KEY_VALUES)
+    keys, values = _entries(pairs)
+    inner = pa.MapArray.from_arrays(pairs.offsets(len(owned)), keys, values.column())
+    offsets, absent = owned.offsets(count), _absent(owned, count)
+    return pa.MapArray.from_arrays(offsets, names, inner, mask=absent)
+
+
+def _entries(fields: Fields) -> tuple[pa.StringArray, Places]:
+    """Returns keys and values of the entries of a map."""
+    entries = Messages(fields.places)
+    keys, values = (entries.field(number).last(fields.places) for number in (_KEY, _VALUE))
+    return keys.texts(), values
+
+
+def _times(fields: Fields, count: int) -> pa.TimestampArray:
+    """Returns event times; null where there is none, or none that Python knows."""
+    stamps = Messages(fields.places)
+    seconds = stamps.field(_SECONDS).last_numbers(len(fields))
+    nanos = stamps.field(_NANOS).last_numbers(len(fields))
+    known = (seconds >= _FIRST) & (seconds <= _LAST)
+    times, absent = np.zeros(count, np.int64), np.ones(count, bool)
+    times[fields.owners] = np.where(known, seconds * 1_000_000 + nanos // 1_000, 0)
+    absent[fields.owners] = ~known
+    return pa.array(times, mask=absent).cast(pa.timestamp("us")).cast(frames.TIME)

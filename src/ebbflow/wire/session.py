@@ -1,0 +1,140 @@
+"""A session with a function: its process, a connection, and its streams after their handshake.
+
+A session that cannot be opened is an outage of the function, ``Unavailable``: no message is to
+blame. One that breaks is opened anew, with a new process: Numaflow's SDKs end theirs after any
+failure, and whoever asks the old one meets it while it goes down.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ebbflow.errors import CallTimeout, StreamBroken, Unavailable
+from ebbflow.wire.stream import GrpcConnection, GrpcStream
+
+OPEN_LIMIT = 60.0
+"""The seconds that a function may take from its server-info to its readiness."""
+
+_CALL_LIMIT, _PAUSE = 10.0, 0.02
+_EMPTY = b""
+
+
+class Process(Protocol):
+    """The process of a function, as in ``wire.function``."""
+
+    server_info: Any
+
+    @property
+    def socket(self) -> Path:
+        """The socket that the function listens on."""
+
+    def start(self) -> Path:
+        """Starts it and waits for its server-info."""
+
+    def restart(self) -> Path:
+        """Ends it and starts it anew."""
+
+    def stop(self) -> None:
+        """Ends it."""
+
+    def explain_end(self) -> str | None:
+        """Returns how it ended and what it said last; ``None`` if it is running."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A gRPC service of a function. ``streams`` are the calls that stay open, by their names.
+
+    Each begins with the request ``greeting``, which is answered with ``greeted``.
+    """
+
+    name: str
+    streams: tuple[str, ...]
+    greeting: bytes
+    greeted: bytes
+
+    def method(self, name: str) -> str:
+        """Returns the path of one of its methods."""
+        return f"/{self.name}/{name}"
+
+
+class Session:
+    """An open conversation with a function, for one thread."""
+
+    def __init__(self, process: Process, service: Service) -> None:
+        self.process = process
+        self.streams: dict[str, GrpcStream] = {}
+        self._service = service
+        self._connection: GrpcConnection | None = None
+
+    def open(self) -> None:
+        """Starts the function and opens its streams; ``Unavailable`` if that cannot be done."""
+        self._open(self.process.start)
+
+    def reopen(self) -> None:
+        """Does the same with a new process, after the function has failed or is overdue."""
+        self._disconnect()
+        self._open(self.process.restart)
+
+    def renew_streams(self) -> None:
+        """Opens the streams anew in the same process, after one has ended."""
+        self._disconnect()
+        self._open(lambda: None)
+
+    def close(self) -> None:
+        """Ends the connection and the process."""
+        self._disconnect()
+        self.process.stop()
+
+    def call(self, name: str, request: bytes = _EMPTY, timeout: float | None = None) -> bytes:
+        """Returns the answer to a single request."""
+        assert self._connection is not None, "open() comes first"
+        return self._connection.call(self._service.method(name), request, timeout)
+
+    def explain(self, error: StreamBroken) -> StreamBroken:
+        """Returns the error with what is known about the end of the process, if it has ended."""
+        if error.code is not None or (how := self.process.explain_end()) is None:
+            return error
+        return StreamBroken(f"{error.what}: {how}", None, error.trace)
+
+    def _open(self, start: Callable[[], object]) -> None:
+        start()
+        try:
+            self._await_readiness()
+            for name in self._service.streams:
+                self.streams[name] = self._greet(name)
+        except (StreamBroken, CallTimeout) as error:
+            self._disconnect()
+            raise Unavailable(f"the function at {self.process.socket}: {error}") from error
+
+    def _await_readiness(self) -> None:
+        deadline = time.monotonic() + OPEN_LIMIT
+        while True:
+            try:
+                self._connection = self._connection or GrpcConnection(self.process.socket)
+                self.call("IsReady", timeout=_CALL_LIMIT)
+                return
+            except StreamBroken:
+                self._disconnect()
+                if time.monotonic() > deadline or self.process.explain_end() is not None:
+                    raise
+            time.sleep(_PAUSE)
+
+    def _greet(self, name: str) -> GrpcStream:
+        assert self._connection is not None
+        stream = self._connection.open_stream(self._service.method(name))
+        stream.send([self._service.greeting])
+        answer = stream.receive(_CALL_LIMIT)
+        if not answer or self._service.greeted not in answer[0]:
+            raise StreamBroken(f"{name} did not answer the handshake")
+        return stream
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        self.streams.clear()
+        if connection is not None:
+            connection.close()
