@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ebbflow import Message, Nack, NackOptions, Response, RowResponse, Unavailable
 from ebbflow.core.calling import Handler, run_columnar_sink, run_sink
 from ebbflow.core.columns import SINK_COLUMNS
+from ebbflow.core.contract import UNTRIED
 from ebbflow.core.retry import RetryStrategy, call_with_retries
 from ebbflow.core.verdict import Verdict
 from ebbflow.durations import Backoff
@@ -70,7 +71,7 @@ def test_what_is_not_named_is_done(target):
 def test_a_call_gets_the_columns_of_its_rows():
     calls: list[pa.RecordBatch] = []
     sunk(calls.append, *"abcde", size=2, retries=[0, 1, 2, 3, 4])
-    assert [batch.schema.names for batch in calls] == [SINK_COLUMNS] * 3
+    assert [batch.schema.names for batch in calls] == [[*SINK_COLUMNS, "watermark"]] * 3
     assert [batch.column("id").to_pylist() for batch in calls] == [["a", "b"], ["c", "d"], ["e"]]
     assert [batch.column("retries").to_pylist() for batch in calls] == [[0, 1], [2, 3], [4]]
 
@@ -96,6 +97,27 @@ def test_every_row_keeps_its_own_answer():
         2: Redeliver(5_000, "busy", 0, NackOptions(5_000, reason="busy")),
         3: Redeliver(0, None, 0),
         4: DeadLetter("given up", error="nacked on delivery 1; max_deliveries is 0"),
+    }
+
+
+def test_an_exception_in_place_of_an_answer_is_what_its_row_failed_with():
+    verdict = sunk(lambda batch: {1: ValueError("bad data"), 2: RowResponse.nack()}, *"abc")
+    assert verdict.outcomes == {
+        1: Redeliver(1_000, "ValueError: bad data", 1),
+        2: verdict.outcomes[2],
+    }
+
+
+def test_a_system_that_is_away_for_a_row_blames_no_row():
+    verdict = sunk(lambda batch: {1: Unavailable("the function")}, *"abc")
+    assert verdict.outcomes == {1: Retry(500, "Unavailable: the function", 0, 0)}
+
+
+def test_a_row_that_was_not_tried_comes_back_as_it_is():
+    verdict = sunk(lambda batch: {1: ValueError("bad"), 2: UNTRIED}, *"abc")
+    assert verdict.outcomes == {
+        1: Redeliver(1_000, "ValueError: bad", 1),
+        2: Retry(500, "not tried: others failed before it", 0, 0),
     }
 
 

@@ -51,7 +51,7 @@ def test_the_map_is_given_what_a_datum_shows():
 
     mapped(target, *"abcde", size=2)
     assert [batch.num_rows for batch in seen] == [2, 2, 1]
-    assert seen[0].schema.names == COLUMNS
+    assert seen[0].schema.names == [*COLUMNS, "watermark"]
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_what_a_columnar_map_raises_is_its_batch_s_and_no_other_s():
 
 def test_pandas_in_pandas_out():
     def target(frame: pd.DataFrame) -> pd.DataFrame:
-        assert list(frame.columns) == COLUMNS
+        assert list(frame.columns) == [*COLUMNS, "watermark"]
         frame = frame[frame["id"] != "b"]
         return frame.assign(
             value=frame["value"] + b"!",

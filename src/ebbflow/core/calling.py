@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from ebbflow.core.blame import CALLS_IN_A_ROW, ENOUGH, Blame, Trial
 from ebbflow.core.checks import NOT_MESSAGES
-from ebbflow.core.columns import COLUMNS, SINK_COLUMNS, record_columns
+from ebbflow.core.columns import COLUMNS, SINK_COLUMNS, record_columns, select_columns
 from ebbflow.core.contract import order_results, record_answers, record_rows
 from ebbflow.core.running_call import RUNNING, beating, in_time
 from ebbflow.core.streaming import Stream
@@ -222,9 +222,9 @@ def run_sink(handler: Handler, verdict: Verdict, batch_size: int) -> None:
 
 def run_columnar_sink(handler: Handler, verdict: Verdict, batch_size: int, pandas: bool) -> None:
     """Gives the rows to the sink as record batches, or as data frames, and records its answers."""
-    rows = verdict.rows.batch.select(SINK_COLUMNS)
+    rows = select_columns(verdict.rows, SINK_COLUMNS)
 
-    def give(start: int, end: int) -> list[tuple[int, BaseException]]:
+    def give(start: int, end: int) -> Failed:
         part = rows.slice(start, end - start)
         answers = handler.finish(handler.call(part.to_pandas() if pandas else part))
         return record_rows(verdict, start, end - start, answers)
@@ -248,7 +248,7 @@ def run_batch_map(handler: Handler, verdict: Verdict, batch_size: int) -> None:
 
 def run_columnar(handler: Handler, verdict: Verdict, batch_size: int, pandas: bool) -> None:
     """Gives the rows to the map as record batches, or as data frames, and records its columns."""
-    rows = verdict.rows.batch.select(COLUMNS)
+    rows = select_columns(verdict.rows, COLUMNS)
 
     def give(start: int, end: int) -> list[tuple[int, BaseException]]:
         part = rows.slice(start, end - start)
@@ -278,7 +278,10 @@ def run_stream(handler: Handler, verdict: Verdict) -> None:
     trial.finish()
 
 
-Give = Callable[[int, int], list[tuple[int, BaseException]]]
+Failed = Sequence[tuple[int, BaseException | None]]
+"""Rows that failed by themselves, each with its error; ``None`` for one that was not tried."""
+
+Give = Callable[[int, int], Failed]
 """Has user code decide about the rows of a batch; returns those that failed by themselves."""
 
 
@@ -297,7 +300,7 @@ def _call_stepwise(handler: Handler, datum: Datum) -> Iterator[Any]:
 def _in_batches(handler: Handler, verdict: Verdict, size: int, give: Give) -> None:
     """Has user code decide about batch after batch; whatever it raises is its batch's."""
 
-    def call(start: int, end: int) -> list[tuple[int, BaseException]]:
+    def call(start: int, end: int) -> Failed:
         with RUNNING:
             return give(start, end)
 
@@ -311,12 +314,18 @@ def _in_batches(handler: Handler, verdict: Verdict, size: int, give: Give) -> No
 
 def _try_batch(trial: Trial, start: int, end: int, give: Give) -> None:
     try:
-        trial.failed_beside(give(start, end), end)
+        _note_failures(trial, give(start, end), end)
     except USER_ERRORS as error:
         if end - start < ENOUGH or isinstance(error, Nack) or trial.means_away(error):
             trial.failed(start, end, error)
         else:
             _try_alone(trial, start, end, give, error)
+
+
+def _note_failures(trial: Trial, failures: Failed, end: int) -> None:
+    """Decides about the rows up to ``end`` that failed, and leaves those that were not tried."""
+    trial.postpone([index for index, error in failures if error is None])
+    trial.failed_beside([(index, error) for index, error in failures if error is not None], end)
 
 
 def _try_alone(trial: Trial, start: int, end: int, give: Give, error: BaseException) -> None:
@@ -330,7 +339,7 @@ def _try_alone(trial: Trial, start: int, end: int, give: Give, error: BaseExcept
         except USER_ERRORS as raised:
             trial.failed(index, index + 1, raised)
         else:
-            trial.failed_beside(failures, index + 1)
+            _note_failures(trial, failures, index + 1)
             break
     if trial.stops:
         trial.leave(index + 1, end)

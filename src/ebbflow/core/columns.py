@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ebbflow.core import frames
+from ebbflow.core.frames import Rows
 from ebbflow.core.outputs import GIVEN
 from ebbflow.core.verdict import Verdict
 from ebbflow.errors import ContractViolation, MessageTooLarge
@@ -45,6 +46,12 @@ COLUMNS = [
 
 SINK_COLUMNS = [*COLUMNS, "retries"]
 """The columns that a columnar sink is given."""
+
+
+def select_columns(rows: Rows, names: Sequence[str]) -> pa.RecordBatch:
+    """Returns the columns that columnar user code is given: these, and the vertex's watermark."""
+    times = pa.repeat(pa.scalar(rows.watermark, frames.TIME), len(rows))
+    return rows.batch.select(names).append_column("watermark", times)
 
 
 def record_columns(

@@ -4,9 +4,10 @@ Messages with exactly one valid response keep it, whatever the others did. Every
 treated as failed with a ``ContractViolation`` that names the sink, the ids and the fix, so it is
 redelivered with back-off and finally dead-lettered. Nothing stalls and nothing is lost.
 
-A columnar sink answers only for the rows that it has not simply written. A row with an answer that
-cannot be used has failed. An answer for a row that is not there might have been meant for any: then
-every row without a valid answer has failed.
+A columnar sink answers only for the rows that it has not simply written. An exception in place of
+an answer is what that row failed with. A row with an answer that cannot be used has failed. An
+answer for a row that is not there might have been meant for any: then every row without a valid
+answer has failed.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ _ROWS_FIX = (
     "Return None when all rows are written, or {row: answer} for the others, with numbers of rows "
     "from 0 and answers made with the class methods of RowResponse."
 )
+
+UNTRIED = object()
+"""A columnar sink's answer for a row that it has not tried: the row comes back as it is."""
 
 SENT_TO_FALLBACK = DeadLetter("sent to the fallback sink")
 """The letter of a message that was meant for the fallback sink from the start."""
@@ -62,26 +66,29 @@ def record_answers(
 
 def record_rows(
     verdict: Verdict, start: int, count: int, answers: Any
-) -> list[tuple[int, BaseException]]:
+) -> list[tuple[int, BaseException | None]]:
     """Records what a columnar sink answered for ``count`` rows from the one at ``start`` on.
 
-    Returns the rows for which a system is away, each with the error that says so.
+    Returns the rows that failed or for which a system is away, each with the error that says so,
+    and those that the sink left ``UNTRIED``, with none.
     """
     if answers is None:
         return []
     _check_mapping(verdict.rules.vertex, answers)
     faults = {row: _find_row_fault(row, count, answer) for row, answer in answers.items()}
     wrong = {row: fault for row, fault in faults.items() if fault is not None}
-    away: list[tuple[int, BaseException]] = []
+    failed: list[tuple[int, BaseException | None]] = []
     for row in answers.keys() - wrong.keys():
-        response: RowResponse = answers[row]
-        if response.status is Status.UNAVAILABLE:
+        response: Any = answers[row]
+        if not isinstance(response, RowResponse):
+            failed.append((start + row, None if response is UNTRIED else response))
+        elif response.status is Status.UNAVAILABLE:
             error = Unavailable(response.error or "its system", response.retry_after)
-            away.append((start + row, error))
+            failed.append((start + row, error))
         else:
             _record(verdict, start + row, response)
     _record_wrong(verdict, start, count, answers, wrong)
-    return sorted(away, key=itemgetter(0))
+    return sorted(failed, key=itemgetter(0))
 
 
 def _check_mapping(vertex: str, answers: Any) -> None:
@@ -97,6 +104,8 @@ def _find_row_fault(row: Any, count: int, answer: Any) -> str | None:
     """Returns what is wrong with an entry; the fault of a row that is not there names it."""
     if not _is_there(row, count):
         return f"an answer for row {row!r:.40} of {count}"
+    if answer is UNTRIED or isinstance(answer, BaseException):
+        return None
     if not isinstance(answer, RowResponse):
         return f"{type(answer).__name__} where a RowResponse belongs"
     return _find_wrong_fact(answer)
