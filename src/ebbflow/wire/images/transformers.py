@@ -1,0 +1,58 @@
+"""Source transformers that do what the transformer images of Numaflow's examples do."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ebbflow.core.frames import TIME
+from ebbflow.message import Datum, Message
+from ebbflow.wire.images.maps import is_good_greeting, tags_by_words
+
+_TEXTS = pa.list_(pa.string())
+_STARTS = pa.array([datetime(2022, 1, 1, tzinfo=UTC), datetime(2023, 1, 1, tzinfo=UTC)], TIME)
+_YEAR_TAGS = pa.array([["within_year_2022"], ["after_year_2022"]], _TEXTS)
+
+
+def assign_event_time(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Gives every message the present time as its event time."""
+    now = pa.repeat(pa.scalar(datetime.now(UTC), TIME), batch.num_rows)
+    return pa.RecordBatch.from_pydict({"value": batch.column("value"), "event_time": now})
+
+
+def filter_event_time(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Drops what happened before 2022; tags the rest by year and moves it to a first of January.
+
+    What is of 2022 moves to the beginning of 2022, what is later to that of 2023. Keys are gone.
+    """
+    kept = batch.filter(pc.greater_equal(batch.column("event_time"), _STARTS[0]))
+    later = pc.greater_equal(kept.column("event_time"), _STARTS[1]).cast(pa.int8())
+    columns = {
+        "id": kept.column("id"),
+        "value": kept.column("value"),
+        "keys": pa.array([[]] * kept.num_rows, _TEXTS),
+        "tags": _YEAR_TAGS.take(later),
+        "event_time": _STARTS.take(later),
+    }
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def filter_greetings(datum: Datum) -> Message:
+    """Forwards good greetings (``is_good_greeting``) with their keys; drops the others."""
+    return Message(datum.value) if is_good_greeting(datum.value) else Message.to_drop()
+
+
+def add_event_time(datum: Datum) -> Message:
+    """Gives the message the present time, also in its metadata, in ``event-time-group``."""
+    now = datetime.now(UTC)
+    text = now.isoformat(timespec="seconds").encode()
+    group = {**datum.metadata.get("event-time-group", {}), "event-time": text}
+    metadata = {**datum.metadata, "event-time-group": group}
+    return Message(datum.value, event_time=now, metadata=metadata)
+
+
+def tag_for_bypass(datum: Datum) -> Message:
+    """Forwards the message, as of now, with the tags of the sinks that its payload speaks of."""
+    return Message(datum.value, tags=tags_by_words(datum.value), event_time=datetime.now(UTC))

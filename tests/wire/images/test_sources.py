@@ -1,0 +1,24 @@
+"""The sources that stand in for images."""
+
+from ebbflow.source import Source
+from ebbflow.wire.images.sources import CountingSource
+
+
+def test_numbers_come_when_all_before_them_are_acknowledged() -> None:
+    source = CountingSource()
+    first = source.read(3, 1.0)
+    assert [message.value for message in first] == [b"0", b"1", b"2"]
+    assert all(message.headers["x-txn-id"] for message in first)
+    source.ack([message.offset for message in first[:2]])
+    assert (source.read(3, 1.0), source.pending()) == ([], 1)
+    source.ack([message.offset for message in first])
+    assert [message.value for message in source.read(2, 1.0)] == [b"3", b"4"]
+
+
+def test_a_source_that_takes_anothers_place_has_offsets_of_its_own() -> None:
+    offsets = [CountingSource().read(1, 1.0)[0].offset for _ in range(2)]
+    assert len(set(offsets)) == 2
+
+
+def test_what_is_nacked_is_left_to_ebbflow() -> None:
+    assert CountingSource.nack is Source.nack
