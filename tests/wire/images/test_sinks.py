@@ -37,14 +37,18 @@ class Beside:
         return [Response.ok(datum.id) for datum in data]
 
 
-def test_log_prints_payloads(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("variable", ["NUMAFLOW_VERTEX_NAME", "NUMAFLOW_MONO_VERTEX_NAME"])
+def test_log_prints_payloads_with_the_name_of_the_vertex(
+    variable: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(variable, "out")
     assert outcomes(call("sink-log", b"one", b"\xff\n")) == [DONE, DONE]
-    assert capsys.readouterr().out == "one\n\\xff\\n\n"
+    assert capsys.readouterr().out == "(out) payload=one\n(out) payload=\\xff\\n\n"
 
 
 def test_metadata_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     call("sink-metadata", Datum(b"x", metadata={"g": {"k": b"v"}}), b"y")
-    assert capsys.readouterr().out == "metadata: {'g': {'k': b'v'}}\nmetadata: {}\n"
+    assert capsys.readouterr().out == "metadata={'g': {'k': b'v'}}\nmetadata={}\n"
 
 
 def test_all_go_to_the_fallback_sink() -> None:

@@ -1,7 +1,7 @@
 """The sources that stand in for images."""
 
 from ebbflow.source import Source
-from ebbflow.wire.images.sources import CountingSource
+from ebbflow.wire.images.sources import CountingMetadataSource, CountingSource
 
 
 def test_numbers_come_when_all_before_them_are_acknowledged() -> None:
@@ -22,3 +22,15 @@ def test_a_source_that_takes_anothers_place_has_offsets_of_its_own() -> None:
 
 def test_what_is_nacked_is_left_to_ebbflow() -> None:
     assert CountingSource.nack is Source.nack
+
+
+def test_a_hundred_numbers_come_with_metadata_and_then_no_more() -> None:
+    source = CountingMetadataSource()
+    messages = source.read(80, 1.0)
+    assert set(messages[0].metadata["simple-source"]) == {"txn-id"}
+    source.ack([message.offset for message in messages])
+    last = source.read(80, 1.0)
+    assert [message.value for message in last] == [b"%d" % number for number in range(80, 100)]
+    assert not source.exhausted
+    source.ack([message.offset for message in last])
+    assert (source.exhausted, source.read(80, 1.0)) == (True, [])

@@ -1,13 +1,18 @@
 """Sinks that do what the sink images of Numaflow's examples do: print, and answer in all ways.
 
-All take columns. The lines they print are shown with the name of their vertex.
+All take columns. The lines they print begin with the name of their vertex.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
+
 import pyarrow as pa
 
 from ebbflow.message import Message, RowResponse
+
+_NAMES = ("NUMAFLOW_VERTEX_NAME", "NUMAFLOW_MONO_VERTEX_NAME")
 
 RowResponses = dict[int, RowResponse]
 """The answers for the rows that are not simply written."""
@@ -25,7 +30,7 @@ def log(batch: pa.RecordBatch) -> None:
 def log_metadata(batch: pa.RecordBatch) -> None:
     """Prints the metadata of every message."""
     groups = batch.column("metadata").to_pylist()
-    print("\n".join(f"metadata: {_write_metadata(own)}" for own in groups))
+    _print_lines(f"metadata={_write_metadata(own)}" for own in groups)
 
 
 def _write_metadata(groups: list[tuple[str, list[tuple[str, bytes]]]] | None) -> str:
@@ -34,13 +39,13 @@ def _write_metadata(groups: list[tuple[str, list[tuple[str, bytes]]]] | None) ->
 
 def send_to_fallback(batch: pa.RecordBatch) -> RowResponses:
     """Prints every payload and sends the message to the fallback sink."""
-    _print_payloads(batch, "to the fallback sink: ")
+    _print_payloads(batch, "to the fallback sink, ")
     return dict.fromkeys(range(batch.num_rows), _FALLBACK)
 
 
 def send_to_on_success(batch: pa.RecordBatch) -> RowResponses:
     """Prints every payload and sends a message of its own to the on-success sink."""
-    _print_payloads(batch, "to the on-success sink: ")
+    _print_payloads(batch, "to the on-success sink, ")
     return dict.fromkeys(range(batch.num_rows), _ON_SUCCESS)
 
 
@@ -61,10 +66,16 @@ def panic(batch: pa.RecordBatch) -> None:
 
 
 def _print_payloads(batch: pa.RecordBatch, before: str = "") -> None:
-    """Prints all at once, as user code's lines are handed on one print at a time."""
     payloads = batch.column("value").to_pylist()
-    print("\n".join(before + _write_payload(payload) for payload in payloads))
+    _print_lines(before + _write_payload(payload) for payload in payloads)
+
+
+def _print_lines(lines: Iterable[str]) -> None:
+    """Prints all at once, as each print of user code is handed on by itself."""
+    names = (os.environ.get(name) for name in _NAMES)
+    place = next((f"({name}) " for name in names if name), "")
+    print("\n".join(place + line for line in lines))
 
 
 def _write_payload(payload: bytes) -> str:
-    return payload.decode("utf-8", "backslashreplace").replace("\n", "\\n")
+    return "payload=" + payload.decode("utf-8", "backslashreplace").replace("\n", "\\n")

@@ -7,10 +7,12 @@ nacked and redelivers it itself, with its delay.
 
 from __future__ import annotations
 
+import sys
 import time
 import uuid
 from collections.abc import Sequence
 
+from ebbflow.message import Metadata
 from ebbflow.source import Source, SourceMessage
 
 
@@ -19,6 +21,8 @@ class CountingSource(Source):
 
     A read gives as many as it is asked for, and the next one nothing until all are acknowledged.
     """
+
+    _end = sys.maxsize
 
     def __init__(self) -> None:
         self._count = 0
@@ -29,18 +33,17 @@ class CountingSource(Source):
         """Returns the next numbers if all that were given are settled, else nothing."""
         if self._open:
             return []
-        numbers = range(self._count, self._count + limit)
-        self._count += limit
-        messages = [self._message(number) for number in numbers]
+        first, self._count = self._count, min(self._count + limit, self._end)
+        messages = [self._message(number) for number in range(first, self._count)]
         self._open = {message.offset for message in messages}
         return messages
 
     def _message(self, number: int) -> SourceMessage:
-        headers = {"x-txn-id": str(uuid.uuid4())}
-        return SourceMessage(b"%d" % number, self._offset(number), headers=headers)
+        offset, headers = b"%d-%d" % (self._start, number), {"x-txn-id": str(uuid.uuid4())}
+        return SourceMessage(b"%d" % number, offset, headers=headers, metadata=self._metadata())
 
-    def _offset(self, number: int) -> bytes:
-        return b"%d-%d" % (self._start, number)
+    def _metadata(self) -> Metadata | None:
+        return None
 
     def ack(self, offsets: Sequence[bytes]) -> None:
         """Forgets the messages."""
@@ -49,3 +52,17 @@ class CountingSource(Source):
     def pending(self) -> int:
         """Returns how many of the messages are not settled."""
         return len(self._open)
+
+
+class CountingMetadataSource(CountingSource):
+    """Gives 0 to 99, each with a ``txn-id`` in the group ``simple-source`` of its metadata."""
+
+    _end = 100
+
+    def _metadata(self) -> Metadata:
+        return {"simple-source": {"txn-id": str(uuid.uuid4()).encode()}}
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether all have been given and acknowledged."""
+        return self._count >= self._end and not self._open

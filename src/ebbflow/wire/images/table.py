@@ -100,7 +100,10 @@ BUILT_IN: dict[str, BuiltIn] = {
         fail="sink-failure sink-retry-e2e",
         panic="sink-panic",
     ),
-    **_sources(CountingSource="source-simple-source simple-source"),
+    **_sources(
+        CountingSource="source-simple-source simple-source",
+        CountingMetadataSource="source-metadata",
+    ),
 }
 """The code that stands in for each image, by its name, or by its folder and name."""
 
