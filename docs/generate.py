@@ -186,6 +186,9 @@ def spec() -> str:
             "A spec never holds a secret. It says where Ebbflow reads the secret when the pipeline "
             "starts: one of these.",
             table(columns, spec_fields(SecretRef, "", {}, {})),
+            "The third way is that of Numaflow: [secrets of Kubernetes](../guides/security.md"
+            "#secrets-of-kubernetes) come from a variable, a folder or a document beside the "
+            "pipeline.",
             "## TLS",
             "Whom a connector trusts, and its own certificate. All in PEM form.",
             table(columns, spec_fields(Tls, "tls.", {}, FOLDED)),

@@ -51,3 +51,15 @@ def test_an_interrupt_while_user_code_is_imported_says_where(tmp_path: Path) -> 
     assert result.stderr == (
         "ebbflow: interrupted while 'interrupted' was imported (interrupted.py, line 2)\n"
     )
+
+
+def test_what_has_no_effect_is_named_once_on_standard_error(tmp_path: Path) -> None:
+    file = tmp_path / "orders.yaml"
+    file.write_text(
+        GOOD.replace("name: in,", "name: in, scale: {}, ").replace(
+            "name: out,", "name: out, scale: {},"
+        )
+    )
+    result = CliRunner().invoke(app, [str(file)])
+    assert (result.exit_code, result.stdout) == (0, "1 file ok\n")
+    assert result.stderr == f"{file}: without effect here: spec.vertices[].scale\n"

@@ -48,7 +48,6 @@ HEADER = [
         "[Pipeline]\n",
         ["2:7: EB005 unknown kind a list; expected Pipeline or MonoVertex"],
     ),
-    ("Pipeline\n", "ServingPipeline\n", ["2:7: EB901 kind ServingPipeline is not supported yet"]),
     (
         "v1alpha1",
         "v2",

@@ -255,13 +255,34 @@ def test_a_spec_error_survives_pickling_with_its_problems() -> None:
     assert str(error) == ("a.yaml:3:7: EB101 unknown field 'x'\npipeline orders: EB202 no edges")
 
 
-def test_loading_a_file_with_two_pipelines_is_refused(folder: Path) -> None:
-    (folder / "two.yaml").write_text(f"{FULL}---\n{FULL}")
+def test_one_of_several_pipelines_in_a_file_is_loaded_by_its_name(folder: Path) -> None:
+    (folder / "two.yaml").write_text(f"{FULL}---\n{FULL.replace('orders', 'returns')}")
+    assert load(folder / "two.yaml", name="returns").name == "returns"
+
+
+@pytest.mark.parametrize(
+    ("second", "name", "problem"),
+    [
+        (
+            "returns",
+            None,
+            "the file holds 2 pipelines: orders, returns; choose one with --name NAME",
+        ),
+        ("orders", None, "the file holds 2 pipelines named orders"),
+        (
+            "returns",
+            "return",
+            "there is no pipeline 'return' in this file; did you mean 'returns'?",
+        ),
+    ],
+)
+def test_which_of_several_pipelines_is_meant_must_be_said(
+    folder: Path, second: str, name: str | None, problem: str
+) -> None:
+    (folder / "two.yaml").write_text(f"{FULL}---\n{FULL.replace('orders', second)}")
     with pytest.raises(SpecError) as caught:
-        load(folder / "two.yaml")
-    assert str(caught.value) == (
-        f"{folder / 'two.yaml'}:1:1: EB006 one pipeline is expected here, but the file holds 2"
-    )
+        load(folder / "two.yaml", name=name)
+    assert str(caught.value) == f"{folder / 'two.yaml'}:1:1: EB006 {problem}"
 
 
 def test_loading_reports_every_problem(folder: Path) -> None:

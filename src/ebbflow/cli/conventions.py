@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from enum import IntEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from ebbflow.spec.lint import SpecFile
+
 DEFAULT_STATE = Path(".ebbflow")
+
+
+def echo_notes(file: SpecFile) -> None:
+    """Prints to standard error what the file says that changes nothing here."""
+    for note in file.notes:
+        typer.echo(f"{file.path}: {note}", err=True)
 
 
 class ExitCode(IntEnum):
@@ -60,4 +69,22 @@ PipelineArgument = Annotated[
 ]
 SpecArgument = Annotated[
     Path, typer.Argument(help="This YAML file holds the pipeline.", show_default=False)
+]
+NameOption = Annotated[
+    str | None,
+    typer.Option(
+        "--name", metavar="NAME", help="The pipeline of this name, of several in the file."
+    ),
+]
+SecretsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--secrets",
+        metavar="DIR",
+        help="Secrets and ConfigMaps of Kubernetes are in this folder, as NAME/KEY or NAME.KEY.",
+        envvar="EBBFLOW_SECRETS",
+        show_default=False,
+        exists=True,
+        file_okay=False,
+    ),
 ]

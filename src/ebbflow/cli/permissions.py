@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ebbflow.cli.conventions import NameOption
+
 if TYPE_CHECKING:
     from ebbflow.spec.model import Spec
 
@@ -20,12 +22,13 @@ def permissions(
     user: Annotated[
         str | None, typer.Option(metavar="NAME", help="Print a whole user of this name.")
     ] = None,
+    name: NameOption = None,
 ) -> None:
     """Print the least that a pipeline's login needs, as configuration of a NATS server."""
     from ebbflow.runtime.provision import permissions_of
     from ebbflow.spec.lint import load
 
-    pipeline = load(spec)
+    pipeline = load(spec, name=name)
     typer.echo(_about(pipeline, spec))
     allowed = permissions_of(pipeline).to_config()
     typer.echo(allowed if user is None else _whole(user, allowed))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shlex
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,9 +15,12 @@ import typer
 from ebbflow.cli.conventions import (
     DEFAULT_STATE,
     ExitCode,
+    NameOption,
     NatsOption,
+    SecretsOption,
     SpecArgument,
     StateOption,
+    echo_notes,
 )
 from ebbflow.durations import milliseconds
 from ebbflow.errors import EbbflowError
@@ -55,6 +58,7 @@ def _settings(pairs: list[str]) -> dict[str, str]:
 
 def run(
     spec: SpecArgument,
+    name: NameOption = None,
     drain: Annotated[
         bool, typer.Option("--drain", help="The run ends when every message is processed.")
     ] = False,
@@ -74,6 +78,7 @@ def run(
     ] = None,
     state: StateOption = DEFAULT_STATE,
     nats: NatsOption = None,
+    secrets: SecretsOption = None,
     nats_port: Annotated[
         int,
         typer.Option(
@@ -116,9 +121,11 @@ def run(
     epoch_seconds = _seconds(epoch, "--epoch")
     _check_summary(summary)
     # Imported here: Spark takes a while to import, and most mistakes are found without it.
-    from ebbflow.spec.lint import load
+    from ebbflow.spec.lint import read_specs
 
-    pipeline = load(spec)
+    file = read_specs(spec, secrets=secrets)
+    pipeline = file.choose(name)
+    echo_notes(file)
     from ebbflow import display
     from ebbflow.spark.run import run_pipeline
 
@@ -155,7 +162,7 @@ def _check_summary(file: Path | None) -> None:
 
 def _write(file: Path, text: str) -> None:
     """Replaces the file as a whole, so that nobody ever reads a part of it."""
-    beside = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+    beside = file.with_name(f".{file.name}.{token_hex(4)}")
     try:
         beside.write_text(text, encoding="utf-8")
         beside.replace(file)

@@ -23,6 +23,7 @@ from pydantic import (
     StrictFloat,
     StrictInt,
     StrictStr,
+    model_validator,
 )
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
@@ -38,11 +39,29 @@ _BUCKET = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class Section(BaseModel):
-    """A mapping of the spec: unknown fields are refused, nothing changes after reading."""
+    """A mapping of the spec: unknown fields are refused, nothing changes after reading.
+
+    A field that may be left out counts as left out when nothing is written behind its name.
+    """
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, alias_generator=to_camel, populate_by_name=True
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_nothings(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or None not in data.values():
+            return data
+        optional = {
+            key
+            for name, field in cls.model_fields.items()
+            if not field.is_required()
+            for key in (name, field.alias)
+        }
+        return {
+            key: value for key, value in data.items() if not (value is None and key in optional)
+        }
 
 
 def shown(value: Any) -> str:

@@ -1,13 +1,13 @@
 """Secrets in a spec: where they are, never what they are. The certificates for TLS are among them.
 
-A spec names a variable of the environment or a file. Both are read on the driver when a pipeline
-is started, and what was read is carried as a ``Secret``, which shows in no text.
+A spec names a variable of the environment, a file, or a key of a Kubernetes Secret. They are read
+on the driver when a pipeline is started, and what was read is carried as a ``Secret``, which shows
+in no text.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,15 @@ from pydantic import Field, StrictBool, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
 from ebbflow.errors import SetupError
+from ebbflow.schema.cluster_values import ClusterSection, ResourceKey, ResourceName
 from ebbflow.schema.fields import Section
 from ebbflow.secret import Secret
 
+_WAYS = "write env: NAME, file: PATH, or name: SECRET with key: KEY"
 
-class SecretRef(Section):
-    """Where a secret is: in a variable of the environment or in a file; exactly one of both.
+
+class SecretRef(ClusterSection):
+    """Where a secret is: in a variable, in a file, or under a key of a Secret; exactly one of them.
 
     A path that is not absolute begins where the run is started.
     """
@@ -29,25 +32,25 @@ class SecretRef(Section):
         default=None, description="the variable of the environment that holds it"
     )
     file: StrictStr | None = Field(default=None, description="the file that holds it")
+    name: ResourceName | None = Field(
+        default=None, description="the Secret that has it, with `key`"
+    )
+    key: ResourceKey | None = Field(default=None, description="its key in that Secret")
+    optional: Any = Field(default=None, description="without effect")
 
     @model_validator(mode="before")
     @classmethod
-    def _is_here(cls, ref: Any) -> Any:
-        """Kubernetes' form names a secret of the cluster, which is not at hand here."""
+    def _is_no_secret(cls, ref: Any) -> Any:
         if isinstance(ref, str):
-            raise PydanticCustomError(
-                "EB109", "the secret itself does not belong here; write env: NAME or file: PATH"
-            )
-        if isinstance(ref, Mapping) and ref.keys() & {"name", "key", "optional"}:
-            raise PydanticCustomError(
-                "EB109", "secrets of Kubernetes cannot be read; write env: NAME or file: PATH"
-            )
+            raise PydanticCustomError("EB109", f"the secret itself does not belong here; {_WAYS}")
         return ref
 
     @model_validator(mode="after")
     def _says_one(self) -> SecretRef:
-        if (self.env is None) == (self.file is None):
-            raise PydanticCustomError("EB109", "write exactly one of env: NAME and file: PATH")
+        parts = (self.env, self.file, self.name, self.key)
+        ways = tuple(part is not None for part in parts)
+        if ways not in ((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 1)):
+            raise PydanticCustomError("EB109", f"one secret is in one place; {_WAYS}")
         return self
 
     def read(self, what: str) -> Secret:
@@ -55,6 +58,8 @@ class SecretRef(Section):
 
         ``SetupError`` names the variable or the file if there is nothing in it.
         """
+        if self.name is not None and self.key is not None:
+            return self.values.read("Secret", self.name, self.key, what)
         return Secret(_in_file(self.file, what) if self.file is not None else self._in_env(what))
 
     def _in_env(self, what: str) -> str:

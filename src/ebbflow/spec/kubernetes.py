@@ -58,15 +58,9 @@ class LifecycleFields(Section):
     pause_grace_period_seconds: Any = None
 
 
-class PodFields(Section):
-    """Settings of the pods that run user code."""
+class PodTemplateFields(Section):
+    """Settings of any pod."""
 
-    container_template: Any = None
-    init_containers: Any = None
-    sidecars: Any = None
-    volumes: Any = None
-    scale: Any = None
-    update_strategy: Any = None
     metadata: Any = None
     node_selector: Any = None
     tolerations: Any = None
@@ -83,6 +77,17 @@ class PodFields(Section):
     resource_claims: Any = None
 
 
+class PodFields(PodTemplateFields):
+    """Settings of the pods that run user code."""
+
+    container_template: Any = None
+    init_containers: Any = None
+    sidecars: Any = None
+    volumes: Any = None
+    scale: Any = None
+    update_strategy: Any = None
+
+
 class VertexFields(PodFields):
     """Settings of the pods of a pipeline's vertex."""
 
@@ -94,6 +99,22 @@ class MonoVertexFields(PodFields):
     """Settings of the pods of a MonoVertex."""
 
     daemon_template: Any = None
+
+
+class BufferServiceFields(PodTemplateFields):
+    """How Numaflow's controller is to set up JetStream; here the run has a NATS server anyway."""
+
+    version: Any = None
+    replicas: Any = None
+    container_template: Any = None
+    reloader_container_template: Any = None
+    metrics_container_template: Any = None
+    persistence: Any = None
+    settings: Any = None
+    start_args: Any = None
+    buffer_config: Any = None
+    encryption: Any = None
+    tls: Any = None
 
 
 def _names(section: type[Section]) -> tuple[str, ...]:

@@ -6,41 +6,92 @@ differs. Problems come in the order in which a reader meets them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ebbflow.errors import Problem, SpecError
-from ebbflow.schema.fields import shown
-from ebbflow.spec.document import read
+from ebbflow.schema.cluster_values import ClusterValues
+from ebbflow.spec.companions import values_in
+from ebbflow.spec.document import Document, read
 from ebbflow.spec.findings import FieldPath, Finding
-from ebbflow.spec.model import API_VERSION, MonoVertexSpec, PipelineSpec, Spec
+from ebbflow.spec.kinds import Readable, check_header, is_companion, is_of_another_system, model_of
+from ebbflow.spec.model import PipelineSpec, Spec
+from ebbflow.spec.notes import notes_on
 from ebbflow.spec.rules.graph import check_graph
 from ebbflow.spec.rules.spark import check_batches, check_no_batches
-from ebbflow.spec.rules.support import KINDS_NOT_YET, check_support
+from ebbflow.spec.rules.support import check_kind, check_support
 from ebbflow.spec.rules.vertices import check_monovertex, check_name, check_store, check_vertices
 from ebbflow.spec.validate import concerns, validate
+from ebbflow.suggest import did_you_mean
 
-S = TypeVar("S", bound=Spec)
+S = TypeVar("S", bound=Readable)
+B = TypeVar("B", bound=Spec)
 
-_FIELDS = ("apiVersion", "kind", "metadata", "spec")
-_KINDS: dict[str, type[Spec]] = {"Pipeline": PipelineSpec, "MonoVertex": MonoVertexSpec}
+
+@dataclass(frozen=True, slots=True)
+class SpecFile:
+    """What a file holds: its pipelines, every problem, and what whoever runs it should know."""
+
+    path: str
+    specs: tuple[Spec, ...]
+    problems: tuple[Problem, ...]
+    notes: tuple[str, ...]
+
+    def choose(self, name: str | None = None) -> Spec:
+        """Returns the pipeline of that name, or the only one; ``SpecError`` has all problems."""
+        if self.problems:
+            raise SpecError(self.problems)
+        names = [spec.name for spec in self.specs]
+        chosen = [spec for spec in self.specs if name in (None, spec.name)]
+        if not names:
+            raise self._error("EB004", "there is no pipeline in this file")
+        if not chosen:
+            meant = did_you_mean(str(name), names, "there are")
+            raise self._error("EB006", f"there is no pipeline {name!r} in this file; {meant}")
+        if len({spec.name for spec in chosen}) > 1:
+            message = f"the file holds {len(names)} pipelines: {', '.join(names)}"
+            raise self._error("EB006", f"{message}; choose one with --name NAME")
+        if len(chosen) > 1:
+            raise self._error("EB006", f"the file holds {len(chosen)} pipelines named {names[0]}")
+        return chosen[0]
+
+    def _error(self, code: str, message: str) -> SpecError:
+        return SpecError([Problem(self.path, 1, 1, code, message)])
 
 
 def lint(path: str | Path) -> list[Problem]:
     """Every problem in every document of the file, in order; none if it can be run."""
-    return _examine_file(Path(path))[1]
+    return list(read_specs(path).problems)
 
 
-def load(path: str | Path) -> Spec:
-    """Returns the one pipeline in the file, of either kind; ``SpecError`` has all problems."""
-    specs, problems = _examine_file(Path(path))
-    if len(specs) > 1 and not problems:
-        message = f"one pipeline is expected here, but the file holds {len(specs)}"
-        problems = [Problem(str(path), 1, 1, "EB006", message)]
-    if problems:
-        raise SpecError(problems)
-    return specs[0]
+def load(path: str | Path, *, name: str | None = None, secrets: Path | None = None) -> Spec:
+    """Returns the pipeline of that name in the file; ``SpecError`` has all problems.
+
+    Without a name the file must hold one pipeline, of either kind. ``secrets`` is the folder with
+    the values of Kubernetes' Secrets and ConfigMaps.
+    """
+    return read_specs(path, secrets=secrets).choose(name)
+
+
+def read_specs(path: str | Path, *, secrets: Path | None = None) -> SpecFile:
+    """Returns everything that the file holds, with all that is wrong with it."""
+    file = Path(path)
+    documents, problems = read(file)
+    # Documents of other systems are left alone, but not where nothing else is to be found.
+    ours = [each for each in documents if not is_of_another_system(each.data)] or documents
+    others = [each for each in documents if each not in ours]
+    beside = [each for each in ours if is_companion(each.data)]
+    companions, wrong_beside = _examine_all(beside, file.parent, None)
+    values = ClusterValues.of(secrets, values_in(companions))
+    read_as, wrong = _examine_all([e for e in ours if e not in beside], file.parent, values)
+    specs = tuple(each for each in read_as if isinstance(each, Spec))
+    problems = sorted(
+        [*problems, *wrong_beside, *wrong], key=lambda problem: (problem.line, problem.column)
+    )
+    notes = () if problems else notes_on(specs, companions, others)
+    return SpecFile(str(path), specs, tuple(problems), notes)
 
 
 def check(spec: Spec, search: Path | None = None) -> list[Problem]:
@@ -49,7 +100,7 @@ def check(spec: Spec, search: Path | None = None) -> list[Problem]:
     return [_tell(finding, spec.NOUN, data) for finding in _rules(spec, search)]
 
 
-def build(model: type[S], data: Mapping[str, Any]) -> S:
+def build(model: type[B], data: Mapping[str, Any]) -> B:
     """Returns a model from what a builder collected; ``SpecError`` has all problems.
 
     Fields may have Python's names or YAML's.
@@ -60,62 +111,40 @@ def build(model: type[S], data: Mapping[str, Any]) -> S:
     return spec
 
 
-def _examine_file(file: Path) -> tuple[list[Spec], list[Problem]]:
-    documents, problems = read(file)
-    specs: list[Spec] = []
+def _examine_all(
+    documents: Iterable[Document], search: Path, values: ClusterValues | None
+) -> tuple[list[Readable], list[Problem]]:
+    read_as: list[Readable] = []
+    problems: list[Problem] = []
     for document in documents:
-        spec, findings = _examine_document(document.data, file.parent)
-        specs += [spec] if spec is not None else []
+        resource, findings = _examine_document(document.data, search, values)
+        read_as += [resource] if resource is not None else []
         problems += [*document.problems, *map(document.problem, findings)]
-    return specs, sorted(problems, key=lambda problem: (problem.line, problem.column))
+    return read_as, problems
 
 
-def _examine_document(data: Any, search: Path) -> tuple[Spec | None, list[Finding]]:
-    header = list(_header(data))
-    model = _model(data) if isinstance(data, dict) else None
+def _examine_document(
+    data: Any, search: Path, values: ClusterValues | None
+) -> tuple[Readable | None, list[Finding]]:
+    header = [*check_header(data), *check_kind(data)]
+    model = model_of(data) if isinstance(data, dict) else None
     if model is None:
         return None, header
     # A wrong apiVersion has been reported; the rest is still worth reading.
-    spec, findings = _examine(
-        model, {**data, "apiVersion": API_VERSION}, search, python_names=False
-    )
-    return spec, [*header, *findings]
-
-
-def _model(data: Mapping[str, Any]) -> type[Spec] | None:
-    """Returns what the document says it is, or what it looks like if it does not say."""
-    if "kind" in data:
-        return _KINDS.get(str(data["kind"]))
-    spec = data.get("spec")
-    return MonoVertexSpec if isinstance(spec, dict) and "source" in spec else PipelineSpec
-
-
-def _header(data: Any) -> Iterator[Finding]:
-    if not isinstance(data, dict):
-        message = f"a pipeline is a mapping of {', '.join(_FIELDS)}, not {shown(data)}"
-        yield Finding("EB103", message, ())
-        return
-    if data.get("apiVersion") != API_VERSION:
-        yield from _wrong_header("apiVersion", data, API_VERSION)
-    kind = data.get("kind")
-    if kind in KINDS_NOT_YET:
-        yield Finding("EB901", f"kind {kind} is not supported yet", ("kind",))
-    elif kind not in tuple(_KINDS):
-        yield from _wrong_header("kind", data, " or ".join(_KINDS))
-
-
-def _wrong_header(field: str, data: Mapping[str, Any], expected: str) -> Iterator[Finding]:
-    if field in data:
-        message = f"unknown {field} {shown(data[field])}; expected {expected}"
-        yield Finding("EB005", message, (field,))
-    else:
-        yield Finding("EB102", f"{field!r} is missing; write {field}: {expected}", (field,))
+    data = {**data, "apiVersion": model.VERSION}
+    resource, findings = _examine(model, data, search, values=values)
+    return resource, [*header, *findings]
 
 
 def _examine(
-    model: type[S], data: Any, search: Path | None, *, python_names: bool
+    model: type[S],
+    data: Any,
+    search: Path | None,
+    *,
+    python_names: bool = False,
+    values: ClusterValues | None = None,
 ) -> tuple[S | None, list[Finding]]:
-    spec, wrong = validate(model, data, python_names=python_names)
+    spec, wrong = validate(model, data, python_names=python_names, values=values)
     if spec is None:
         return None, wrong
     echoes = [finding.path for finding in wrong]
@@ -127,7 +156,9 @@ def _examine(
     return spec, [*wrong, *more]
 
 
-def _rules(spec: Spec, search: Path | None) -> Iterable[Finding]:
+def _rules(spec: Readable, search: Path | None) -> Iterable[Finding]:
+    if not isinstance(spec, Spec):
+        return
     yield from check_name(spec.name, ("metadata", "name"))
     if isinstance(spec, PipelineSpec):
         yield from check_vertices(spec, search)

@@ -110,6 +110,8 @@ class ResourceBody(Section):
 class Resource(ResourceFields):
     """What a pipeline and a MonoVertex have in common, as YAML documents."""
 
+    VERSION: ClassVar[str] = API_VERSION
+
     metadata: Metadata
     spec: ResourceBody
 

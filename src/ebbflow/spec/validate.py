@@ -13,8 +13,8 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from ebbflow.schema.cluster_values import ClusterSection, ClusterValues
 from ebbflow.schema.fields import shown
-from ebbflow.schema.secret import SecretRef
 from ebbflow.spec.findings import CODES, FieldPath, Finding
 from ebbflow.suggest import did_you_mean
 
@@ -38,17 +38,20 @@ _ROUNDS = 8
 M = TypeVar("M", bound=BaseModel)
 
 
-def validate(model: type[M], data: Any, *, python_names: bool) -> tuple[M | None, list[Finding]]:
+def validate(
+    model: type[M], data: Any, *, python_names: bool = False, values: ClusterValues | None = None
+) -> tuple[M | None, list[Finding]]:
     """Returns the data as that model, and what is wrong with its fields.
 
-    ``python_names`` accepts ``read_batch_size`` beside ``readBatchSize``. With findings, the
-    model is only good for looking for more; ``None`` if too little was left to make one.
+    ``python_names`` accepts ``read_batch_size`` beside ``readBatchSize``. ``values`` are where the
+    model looks for Secrets and ConfigMaps when it is asked for them. With findings, the model is
+    only good for looking for more; ``None`` if too little was left to make one.
     """
     findings: list[Finding] = []
     rest = _copy(data)
     for _ in range(_ROUNDS):
         try:
-            spec = model.model_validate(rest, by_alias=True, by_name=python_names)
+            spec = model.model_validate(rest, by_alias=True, by_name=python_names, context=values)
         except ValidationError as error:
             errors = error.errors(include_url=False)
             findings = findings or [_finding(model, detail) for detail in errors]
@@ -104,7 +107,7 @@ def _is_secret(section: type[BaseModel]) -> bool:
 
 def _names_secrets(section: type[BaseModel]) -> bool:
     held = [_class_in(field.annotation) for field in section.model_fields.values()]
-    return SecretRef in (section, *held)
+    return any(issubclass(part, ClusterSection) for part in [section, *filter(None, held)])
 
 
 def _label(path: FieldPath) -> str:

@@ -71,8 +71,9 @@ def test_an_http_source_that_is_fine(problems_of, fields):
             "EB104 'http': with tls there is only ports.https",
         ),
         (
-            "{auth: {token: {name: secret, key: token}}}",
-            "EB109 'token': secrets of Kubernetes cannot be read; write env: NAME or file: PATH",
+            "{auth: {token: {name: secret, key: token, env: TOKEN}}}",
+            "EB109 'token': one secret is in one place; write env: NAME, file: PATH, or name: "
+            "SECRET with key: KEY",
         ),
         (
             "{readTimeout: 0s}",

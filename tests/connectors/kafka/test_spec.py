@@ -110,9 +110,9 @@ def test_topics_and_settings_can_be_written_in_two_ways():
             "11:16: EB104 'tls': certSecret and keySecret belong together; give both or neither",
         ),
         (
-            "topic: t\n          tls: {caCertSecret: {name: kafka, key: ca}}",
-            "11:31: EB109 'caCertSecret': secrets of Kubernetes cannot be read; write env: NAME "
-            "or file: PATH",
+            "topic: t\n          tls: {caCertSecret: {name: kafka}}",
+            "11:31: EB109 'caCertSecret': one secret is in one place; write env: NAME, file: PATH, "
+            "or name: SECRET with key: KEY",
         ),
     ],
 )

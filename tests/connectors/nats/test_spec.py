@@ -121,12 +121,13 @@ def test_sinks_that_are_fine(problems_of, fields):
         (
             f"nats: {{{URL}, subject: a, auth: {{token: hunter2}}}}",
             "hunter2",
-            "EB109 'token': the secret itself does not belong here; write env: NAME or file: PATH",
+            "EB109 'token': the secret itself does not belong here; write env: NAME, "
+            "file: PATH, or name: SECRET with key: KEY",
         ),
         (
-            f"nats: {{{URL}, subject: a, auth: {{token: {{name: s, key: k}}}}}}",
-            "{name",
-            "EB109 'token': secrets of Kubernetes cannot be read; write env: NAME or file: PATH",
+            f"nats: {{{URL}, subject: a, auth: {{token: {{name: ../s, key: k}}}}}}",
+            "../s",
+            "EB107 'name': '../s' is not the name of a resource",
         ),
         (
             f"nats: {{{URL}, subject: a, tls: {{insecureSkipVerify: true}}}}",

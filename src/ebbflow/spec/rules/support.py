@@ -39,17 +39,32 @@ NOT_YET: dict[str, tuple[str, object]] = {
 }
 """Field → what to call it, and the value that needs the missing feature."""
 
-KINDS_NOT_YET = ("ServingPipeline", "InterStepBufferService")
-"""Numaflow's other kinds of resource."""
+KINDS_NOT_YET = {
+    "ServingPipeline": "make its spec.pipeline a Pipeline with an http source and a servingStore"
+}
+"""Numaflow's kinds of resource that are read and not run, and what to do instead."""
+
+
+def check_kind(data: Any) -> Iterator[Finding]:
+    """Reports a kind of document that is not run, in one sentence for all of it."""
+    kind = data.get("kind") if isinstance(data, dict) else None
+    if kind in tuple(KINDS_NOT_YET):
+        message = f"kind {kind} is not supported yet; {KINDS_NOT_YET[kind]}"
+        yield Finding("EB901", message, ("kind",))
 
 
 def check_support(spec: Spec) -> Iterator[Finding]:
     """Reports each use of a feature that is not there yet."""
     data = spec.model_dump(by_alias=True, exclude_none=True)
     for pattern, (feature, needing) in NOT_YET.items():
-        for path, value in _matches(data, pattern.replace("[]", ".[]").split("."), ()):
+        for path, value in find_fields(data, pattern):
             if needing is ANY or value == needing:
                 yield Finding("EB901", f"{feature} is not supported yet", path, at_key=True)
+
+
+def find_fields(data: Any, pattern: str) -> Iterator[tuple[FieldPath, Any]]:
+    """Returns each field that a pattern such as ``spec.vertices[].scale`` leads to."""
+    yield from _matches(data, pattern.replace("[]", ".[]").split("."), ())
 
 
 def _matches(data: Any, pattern: list[str], path: FieldPath) -> Iterator[tuple[FieldPath, Any]]:

@@ -1,0 +1,75 @@
+"""The kinds of document that a file may hold, and how to tell which kind one is of.
+
+Pipelines and MonoVertices can be run. Companions stand beside them. Documents of other systems, as
+a Service of Kubernetes, are nobody's business here and are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ebbflow.schema.fields import shown
+from ebbflow.spec.companions import COMPANIONS, CompanionDocument
+from ebbflow.spec.findings import Finding
+from ebbflow.spec.model import API_VERSION, MonoVertexSpec, PipelineSpec, Spec
+from ebbflow.spec.serving import ServingPipelineSpec
+
+RUNNABLE: dict[str, type[Spec]] = {"Pipeline": PipelineSpec, "MonoVertex": MonoVertexSpec}
+"""What can be run."""
+
+Readable = Spec | ServingPipelineSpec | CompanionDocument
+"""What a document can hold."""
+
+KINDS: dict[str, type[Readable]] = {
+    **RUNNABLE,
+    "ServingPipeline": ServingPipelineSpec,
+    **COMPANIONS,
+}
+"""Every kind of document that is read."""
+
+_FIELDS = ("apiVersion", "kind", "metadata", "spec")
+
+
+def model_of(data: Mapping[str, Any]) -> type[Readable] | None:
+    """Returns what the document says it is, or what it looks like if it does not say."""
+    if "kind" in data:
+        return KINDS.get(str(data["kind"]))
+    spec = data.get("spec")
+    return MonoVertexSpec if isinstance(spec, dict) and "source" in spec else PipelineSpec
+
+
+def is_companion(data: Any) -> bool:
+    """Returns whether the document says that it stands beside a pipeline."""
+    return isinstance(data, Mapping) and data.get("kind") in tuple(COMPANIONS)
+
+
+def is_of_another_system(data: Any) -> bool:
+    """Returns whether the document says that it is something that nobody here reads."""
+    if not isinstance(data, Mapping):
+        return False
+    kind, version = data.get("kind"), data.get("apiVersion")
+    return kind not in (None, *KINDS) and version not in (None, API_VERSION)
+
+
+def check_header(data: Any) -> Iterator[Finding]:
+    """Reports an ``apiVersion`` or ``kind`` that is missing or wrong."""
+    if not isinstance(data, Mapping):
+        message = f"a pipeline is a mapping of {', '.join(_FIELDS)}, not {shown(data)}"
+        yield Finding("EB103", message, ())
+        return
+    kind = data.get("kind")
+    model = model_of(data)
+    version = API_VERSION if model is None else model.VERSION
+    if data.get("apiVersion") != version:
+        yield from _wrong("apiVersion", data, version)
+    if kind not in tuple(KINDS):
+        yield from _wrong("kind", data, " or ".join(RUNNABLE))
+
+
+def _wrong(field: str, data: Mapping[str, Any], expected: str) -> Iterator[Finding]:
+    if field in data:
+        message = f"unknown {field} {shown(data[field])}; expected {expected}"
+        yield Finding("EB005", message, (field,))
+    else:
+        yield Finding("EB102", f"{field!r} is missing; write {field}: {expected}", (field,))

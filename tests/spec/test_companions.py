@@ -1,0 +1,164 @@
+"""Documents beside a pipeline in its file: Secrets, ConfigMaps, a buffer service, and others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ebbflow.errors import SetupError, SpecError
+from ebbflow.spec.lint import load, read_specs
+
+Lint = Callable[[str], list[str]]
+
+PIPELINE = """\
+apiVersion: numaflow.numaproj.io/v1alpha1
+kind: Pipeline
+metadata: {name: web}
+spec:
+  vertices:
+  - {name: in, source: {http: {auth: {token: {name: web, key: token}}}}}
+  - {name: out, sink: {log: {}}}
+  edges:
+  - {from: in, to: out}
+"""
+SECRET = """\
+---
+apiVersion: v1
+kind: Secret
+metadata: {name: web, namespace: default}
+type: Opaque
+data: {token: aHVudGVyMg==}
+stringData: {other: in the clear}
+"""
+SERVICE = """\
+---
+apiVersion: numaflow.numaproj.io/v1alpha1
+kind: InterStepBufferService
+metadata: {name: default}
+spec:
+  jetstream:
+    version: latest
+    replicas: 3
+    persistence: {volumeSize: 3Gi}
+"""
+
+
+def token_of(file: Path) -> str:
+    """The token of the http source, as a run reads it."""
+    source = load(file).vertex("in").source.section
+    return source.settings("the http source in").token.reveal()
+
+
+@pytest.mark.parametrize("text", [PIPELINE + SECRET, SECRET + "---\n" + PIPELINE])
+def test_a_secret_in_the_pipelines_file_is_read_wherever_it_stands(folder: Path, text: str) -> None:
+    (folder / "web.yaml").write_text(text)
+    assert token_of(folder / "web.yaml") == "hunter2"
+
+
+def test_a_secret_that_is_nowhere_is_told_when_the_run_is_planned_and_not_by_lint(
+    folder: Path, problems_of: Lint
+) -> None:
+    assert problems_of(PIPELINE) == []
+    with pytest.raises(SetupError, match="The Secret web with the key token is not here"):
+        token_of(folder / "pipeline.yaml")
+
+
+@pytest.mark.guarantee("secrets-are-in-no-text")
+def test_what_is_wrong_with_a_secret_is_told_without_its_values(problems_of: Lint) -> None:
+    secret = """\
+apiVersion: v1
+kind: Secret
+metadata: {name: web}
+data: {token: hunter2!, number: 12345678, more: {a: hunter2}}
+stringData: {pin: 12345678}
+dat: {a: b}
+"""
+    problems = problems_of(secret)
+    assert problems == [
+        "4:15: EB106 'token': not base64 of a text",
+        "4:33: EB103 'number': must be text in base64",
+        "4:49: EB103 'more': must be text in base64",
+        "5:19: EB103 'pin': must be text; put it in quotes",
+        "6:1: EB101 unknown field 'dat'; did you mean 'data'?",
+    ]
+    assert not any("hunter2" in problem or "12345678" in problem for problem in problems)
+
+
+def test_a_config_map_is_read(problems_of: Lint) -> None:
+    text = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: rates}\ndata: {eur: '1.1'}\n"
+    assert problems_of(text) == []
+
+
+def test_a_buffer_service_is_checked_for_spelling(problems_of: Lint) -> None:
+    assert problems_of(PIPELINE + SERVICE) == []
+    assert problems_of(PIPELINE + SERVICE.replace("persistence", "persistance")) == [
+        "18:5: EB101 unknown field 'persistance'; did you mean 'persistence'?"
+    ]
+
+
+def test_what_has_no_effect_is_told_once_for_all_vertices(folder: Path) -> None:
+    pods = "limits: {readTimeout: 2s}, scale: {min: 1}, containerTemplate: {}"
+    text = PIPELINE.replace("name: in,", f"name: in, {pods},")
+    text = text.replace("name: out,", f"name: out, {pods},")
+    text = text.replace("http: {", "http: {service: true, ")
+    (folder / "web.yaml").write_text(text + SERVICE)
+    assert read_specs(folder / "web.yaml").notes == (
+        "without effect here: spec.vertices[].containerTemplate, spec.vertices[].scale, "
+        "spec.vertices[].limits.readTimeout, spec.vertices[].source.http.service, "
+        "InterStepBufferService default",
+    )
+
+
+def test_documents_of_other_systems_are_left_alone_beside_a_pipeline(folder: Path) -> None:
+    other = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x}\n---\n"
+    (folder / "web.yaml").write_text(other + PIPELINE)
+    read = read_specs(folder / "web.yaml")
+    assert (read.problems, read.notes) == ((), ("not read: Deployment in line 1",))
+
+
+def test_a_file_without_a_pipeline_is_refused_when_one_is_to_run(
+    folder: Path, problems_of: Lint
+) -> None:
+    assert problems_of(SERVICE) == []
+    with pytest.raises(SpecError, match="1:1: EB004 there is no pipeline in this file"):
+        load(folder / "pipeline.yaml")
+
+
+# --- serving pipelines --------------------------------------------------------------------------
+
+SERVING = """\
+apiVersion: numaflow.numaproj.io/v1alpha1
+kind: ServingPipeline
+metadata: {name: answers}
+spec:
+  serving:
+    service: true
+    msgIDHeaderKey: X-Request-Id
+    requestTimeoutSeconds: 30
+    auth: {token: {name: web, key: token}}
+    ports: {https: 8444}
+    store: {container: {image: 'store:1'}}
+    replicas: 2
+    nodeSelector: {disk: fast}
+  pipeline:
+    vertices:
+    - {name: in, source: {serving: {}}}
+    - {name: out, sink: {serve: {}}}
+    edges:
+    - {from: in, to: out}
+"""
+
+
+def test_a_serving_pipeline_is_refused_in_one_sentence(problems_of: Lint) -> None:
+    assert problems_of(SERVING) == [
+        "2:7: EB901 kind ServingPipeline is not supported yet; make its spec.pipeline a Pipeline "
+        "with an http source and a servingStore"
+    ]
+
+
+def test_the_fields_of_a_serving_pipeline_are_checked(problems_of: Lint) -> None:
+    assert problems_of(SERVING.replace("requestTimeoutSeconds: 30", "requestTimeout: 30"))[1:] == [
+        "8:5: EB101 unknown field 'requestTimeout'; did you mean 'requestTimeoutSeconds'?"
+    ]
