@@ -5,9 +5,10 @@ Plain data without pydantic: the driver makes them from a spec and ships them to
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ebbflow.connectors.spark.settings import SparkSinkSettings
+from ebbflow.core.variables import Variables
 from ebbflow.schema.literals import Code, SinkMode
 
 
@@ -15,10 +16,12 @@ from ebbflow.schema.literals import Code, SinkMode
 class Pulled:
     """A source that is asked for messages: code that makes an ``ebbflow.Source``.
 
-    It is called once for each partition, in a process beside the vertex's task.
+    It is called once for each partition, in a process beside the vertex's task. ``env`` are the
+    variables of its container.
     """
 
     code: Code
+    env: Variables = field(default=(), repr=False)
 
 
 WHOLE_CHUNK = 8_192
@@ -30,12 +33,14 @@ class UserSink:
     """A sink that is called with messages: code that answers for each of them.
 
     ``mode`` says what one call gets and how it answers. ``rows`` is the most that a call of a
-    columnar sink gets, unless the spec says something else.
+    columnar sink gets, unless the spec says something else. ``env`` are the variables of its
+    container.
     """
 
     code: Code
     mode: SinkMode = "batch"
     rows: int | None = None
+    env: Variables = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from ebbflow.core.columns import COLUMNS, SINK_COLUMNS, record_columns, select_c
 from ebbflow.core.contract import order_results, record_answers, record_rows
 from ebbflow.core.running_call import RUNNING, beating, in_time
 from ebbflow.core.streaming import Stream
+from ebbflow.core.variables import Variables, in_environment
 from ebbflow.core.verdict import Verdict
 from ebbflow.message import Datum, Message
 from ebbflow.nacks import Nack
@@ -61,13 +62,16 @@ class Handler:
     """A user function made ready on a worker: instantiated, opened, and callable.
 
     ``blame`` knows what its calls have shown about the system behind it. ``instance`` is the user's
-    object; for a plain function it is the function.
+    object; for a plain function it is the function. ``variables`` of the environment hold while it
+    is made, opened and closed; whoever calls it sets them for the calls.
     """
 
-    def __init__(self, target: Any, blame: Blame | None = None) -> None:
+    def __init__(self, target: Any, blame: Blame | None = None, variables: Variables = ()) -> None:
         self.blame = blame or Blame()
+        self.variables = variables
         self._target = target
-        self._make()
+        with in_environment(variables):
+            self._make()
 
     def _make(self) -> None:
         instance: Any = self._target() if is_class(self._target) else self._target
@@ -83,7 +87,8 @@ class Handler:
         """Closes user code and opens it anew, as after an outage; raises what opening it raises."""
         with contextlib.suppress(*USER_ERRORS):
             self.close()
-        self._make()
+        with in_environment(self.variables):
+            self._make()
 
     def finish(self, result: Any) -> Any:
         """Returns the result of a call, waiting for ``async`` code behind a plain function."""
@@ -117,8 +122,9 @@ class Handler:
 
     def close(self) -> None:
         """Has user code give back what it holds; the handler is not called again."""
-        if isinstance(self.call, Closable):
-            self.finish(self.call.close())
+        with in_environment(self.variables):
+            if isinstance(self.call, Closable):
+                self.finish(self.call.close())
         if self._runner is not None:
             self._runner.close()
 

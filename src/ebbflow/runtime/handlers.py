@@ -22,6 +22,7 @@ from ebbflow.core.calling import USER_ERRORS, Handler
 from ebbflow.core.outage import Patience
 from ebbflow.core.system_errors import SystemErrors
 from ebbflow.core.targets import resolve
+from ebbflow.core.variables import Variables, in_environment
 from ebbflow.durations import Backoff
 from ebbflow.schema.literals import Code
 
@@ -37,13 +38,20 @@ _breakers: dict[Vertex, Breaker] = {}
 
 
 def handler_for(
-    vertex: Vertex, role: str, code: Code, search: str | None, systems: SystemErrors
+    vertex: Vertex,
+    role: str,
+    code: Code,
+    search: str | None,
+    systems: SystemErrors,
+    variables: Variables = (),
 ) -> Handler:
     """Returns the vertex's handler of that role in this process; opens it on first use."""
     key = (vertex, role)
     if key not in _open:
         signal.signal(signal.SIGHUP, _leave)  # how Spark tells idle workers that it ends
-        _open[key] = Handler(resolve_code(code, search), Blame(systems))
+        with in_environment(variables):  # modules may look at it when they are imported
+            target = resolve_code(code, search)
+        _open[key] = Handler(target, Blame(systems), variables)
     return _open[key]
 
 

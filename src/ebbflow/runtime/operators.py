@@ -27,6 +27,7 @@ from ebbflow.core.position import LINEAGE
 from ebbflow.core.retry import call_with_retries
 from ebbflow.core.running_call import RUNNING
 from ebbflow.core.sinks import Sinks, Store, run_sinks
+from ebbflow.core.variables import Variables, in_environment
 from ebbflow.core.verdict import Operator, Verdict
 from ebbflow.runtime.handlers import close_handlers, forget_handlers, handler_for, handlers_of
 from ebbflow.runtime.plan import (
@@ -43,7 +44,10 @@ from ebbflow.schema.literals import Code
 
 
 def set_environment(plan: VertexPlan, partition: int) -> None:
-    """Sets the variables of the environment in which Numaflow describes the vertex to user code."""
+    """Sets the variables of the environment in which Numaflow describes the vertex to user code.
+
+    The worker keeps them for its task. Those of containers come and go with their functions.
+    """
     os.environ |= {
         "NUMAFLOW_NAMESPACE": plan.namespace,
         "NUMAFLOW_POD": f"{plan.pipeline}-{plan.vertex}-{partition}",
@@ -52,6 +56,8 @@ def set_environment(plan: VertexPlan, partition: int) -> None:
         "NUMAFLOW_VERTEX_NAME": plan.vertex,
         LINEAGE: plan.lineage,
     }
+    if isinstance(plan.role, MonoPlan):
+        os.environ["NUMAFLOW_MONO_VERTEX_NAME"] = plan.vertex
 
 
 class UserCode:
@@ -121,6 +127,18 @@ def _fresh_operator(plan: VertexPlan, emit: Emit) -> Operator:
     return Operators(plan, emit).operator()
 
 
+def _in_its_environment(handler: Handler, operator: Operator) -> Operator:
+    """Returns the operator with the handler's variables around each chunk."""
+    if not handler.variables:
+        return operator
+
+    def call(verdict: Verdict) -> None:
+        with in_environment(handler.variables):
+            operator(verdict)
+
+    return call
+
+
 class Operators:
     """Makes the operator of one vertex."""
 
@@ -151,12 +169,17 @@ class Operators:
             case never:
                 assert_never(never)
 
-    def _handler(self, role: str, code: Code) -> Handler:
+    def _handler(self, role: str, code: Code, env: Variables = ()) -> Handler:
         plan = self._plan
-        return handler_for(plan.whose, role, code, plan.search, plan.systems)
+        return handler_for(plan.whose, role, code, plan.search, plan.systems, env)
 
     def _map(self, role: UserMap, name: str) -> Operator:
-        handler, size = self._handler(name, role.code), self._plan.batch_size
+        handler = self._handler(name, role.code, role.env)
+        return _in_its_environment(handler, self._caller(role, handler))
+
+    def _caller(self, role: UserMap, handler: Handler) -> Operator:
+        """Returns the way to call a map in its mode."""
+        size = self._plan.batch_size
         match role.mode:
             case "unary":
                 return partial(run_map, handler, concurrency=self._plan.concurrency)
@@ -183,13 +206,14 @@ class Operators:
 
     def _sink(self, role: SinkPlan, name: str) -> Operator:
         match role:
-            case UserSink(code, "batch"):
-                handler = self._handler(name, code)
-                return partial(run_sink, handler, batch_size=self._plan.batch_size)
-            case UserSink(code):
-                handler, rows = self._handler(name, code), self._plan.rows_of(role)
-                pandas = role.mode == "pandas"
-                return partial(run_columnar_sink, handler, batch_size=rows, pandas=pandas)
+            case UserSink(code, mode):
+                handler = self._handler(name, code, role.env)
+                if mode == "batch":
+                    call = partial(run_sink, handler, batch_size=self._plan.batch_size)
+                else:
+                    rows, pandas = self._plan.rows_of(role), mode == "pandas"
+                    call = partial(run_columnar_sink, handler, batch_size=rows, pandas=pandas)
+                return _in_its_environment(handler, call)
             case LogSink():
                 return partial(log.write, emit=self._emit, role=name)
             case BlackholeSink() | SparkSink():  # what Spark has written is just as done

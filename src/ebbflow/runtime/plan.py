@@ -5,7 +5,7 @@ Plain data, without pydantic: workers start faster and nothing of the spec's che
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ebbflow.buffers.feed import FeedPlan
 from ebbflow.buffers.names import VertexStreams
@@ -17,6 +17,7 @@ from ebbflow.core.outage import DEFAULT_ON_UNAVAILABLE
 from ebbflow.core.retry import RetryStrategy
 from ebbflow.core.routing import Edge
 from ebbflow.core.system_errors import LISTED, SystemErrors
+from ebbflow.core.variables import Variables
 from ebbflow.durations import Backoff
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.publish import BUFFER, PublishRetry
@@ -36,11 +37,12 @@ _RESERVED = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class UserMap:
-    """A map or transformer of the user's."""
+    """A map or transformer of the user's. ``env`` are the variables of its container."""
 
     code: Code
     mode: Mode = "unary"
     strategy: RetryStrategy | None = None
+    env: Variables = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,6 +249,7 @@ def _source(
         timeout=limits.read_timeout / 1000,
         run=shared["run"],
         search=shared["search"],
+        env=plan.env,
     )
 
 

@@ -20,14 +20,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ebbflow.core.lifeline import keep_private
+from ebbflow.core.variables import Variables, expand
 from ebbflow.errors import Unavailable
 from ebbflow.wire import launcher
-from ebbflow.wire.environment import SOCKETS, expand, function_environment
+from ebbflow.wire.environment import SOCKETS, function_environment
 from ebbflow.wire.function_output import FunctionOutput
 from ebbflow.wire.server_info import (
     ContainerType,
@@ -63,7 +64,7 @@ class FunctionPlan:
     image: str | None = None
     command: tuple[str, ...] | None = None
     folder: str | None = None
-    env: tuple[tuple[str, str], ...] = ()
+    env: Variables = field(default=(), repr=False)
     cwd: str | None = None
 
     @property

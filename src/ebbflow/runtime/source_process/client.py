@@ -11,11 +11,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ebbflow.connectors.spark.pickling import pickle_by_value
 from ebbflow.core.system_errors import LISTED, SystemErrors
+from ebbflow.core.variables import Variables, expand_all
 from ebbflow.errors import SourceError
 from ebbflow.runtime.source_process.line import Line
 from ebbflow.runtime.source_process.protocol import Answer, Order, Request
@@ -35,7 +36,8 @@ class SourcePlan:
     """A source to be read from. ``limit`` and ``timeout`` (in seconds) are those of one read.
 
     ``columns_limit`` is the limit of a source that returns columns. ``run`` is different for each
-    run of a pipeline: the process of an earlier one is left alone.
+    run of a pipeline: the process of an earlier one is left alone. ``env`` are the variables of the
+    source's container, which its process gets.
     """
 
     code: Code
@@ -45,6 +47,7 @@ class SourcePlan:
     columns_limit: int = COLUMNS_LIMIT
     search: str | None = None
     systems: SystemErrors = LISTED
+    env: Variables = field(default=(), repr=False)
 
 
 class Companion:
@@ -75,6 +78,7 @@ class Companion:
             [sys.executable, "-m", "ebbflow.runtime.source_process.server"],
             stdin=subprocess.PIPE,
             start_new_session=True,
+            env=_environment(plan),
         )
         assert self._process.stdin is not None
         with self._process.stdin as stdin:
@@ -119,6 +123,15 @@ class Companion:
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(5)
+
+
+def _environment(plan: SourcePlan) -> dict[str, str]:
+    """Returns the variables of the process, in which Numaflow describes the reads as well."""
+    described = os.environ | {
+        "NUMAFLOW_READ_BATCH_SIZE": str(plan.limit),
+        "NUMAFLOW_READ_TIMEOUT_MS": str(round(plan.timeout * 1000)),
+    }
+    return described | expand_all(plan.env, described)
 
 
 def _connect(path: Path) -> Line | None:

@@ -1,0 +1,62 @@
+"""Variables of the environment that hold for one function, and references to them.
+
+A container's variables reach the user code that runs in its place. A worker runs the code of
+several containers, which may give one name different values. So the variables hold only while
+that code is made, opened, called or closed; the worker's own are there again afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+Variables = tuple[tuple[str, str], ...]
+"""Names and values, in their order; a value may refer to variables, as Kubernetes writes it."""
+
+_REFERENCE = re.compile(r"\$(?:\$|\(([-._a-zA-Z][-._a-zA-Z0-9]*)\))")
+
+
+def expand(text: str, variables: Mapping[str, str]) -> str:
+    """Returns the text with variables put in, as Kubernetes does it.
+
+    ``$(NAME)`` is a variable, or stays as it is if there is none; ``$$`` is a dollar sign.
+    """
+
+    def replace(match: re.Match[str]) -> str:
+        name = match[1]
+        return "$" if name is None else variables.get(name, match[0])
+
+    return _REFERENCE.sub(replace, text)
+
+
+def literal(text: str) -> str:
+    """Returns the text so that ``expand`` gives it back as it is."""
+    return text.replace("$", "$$")
+
+
+def expand_all(variables: Variables, around: Mapping[str, str]) -> dict[str, str]:
+    """Returns the values with references put in: to variables before them, and to those around."""
+    known = dict(around)
+    for name, value in variables:
+        known[name] = expand(value, known)
+    return {name: known[name] for name, _ in variables}
+
+
+@contextmanager
+def in_environment(variables: Variables) -> Iterator[None]:
+    """Sets variables of this process for as long as the context lasts."""
+    if not variables:
+        yield
+        return
+    before = {name: os.environ.get(name) for name, _ in variables}
+    os.environ.update(expand_all(variables, os.environ))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
