@@ -19,11 +19,14 @@ from tests.nats.fixtures import authority, ensure, link, names
 from tests.nats.outside import outside
 from tests.spark.runs import another_journal, journal, run, server_letters, store
 from tests.thorough import register_profiles
+from tests.wire.functions import fixture as functions
+from tests.wire.functions.fixture import function_in
 
 __all__ = [
     "another_journal",
     "authority",
     "ensure",
+    "function_in",
     "journal",
     "kafka",
     "link",
@@ -65,7 +68,7 @@ def _is_slow(item: pytest.Item) -> bool:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Say what could not be tested on this machine."""
-    for part in (fixture, disk):
+    for part in (fixture, disk, functions):
         part.tell_what_is_missing(terminalreporter)
 
 

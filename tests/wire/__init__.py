@@ -1,0 +1,1 @@
+"""Functions over Numaflow's gRPC protocol, with real servers on real SDKs."""
