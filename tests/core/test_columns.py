@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow import Message, NackOptions
+from ebbflow import Message, Nack, NackOptions, Unavailable
+from ebbflow.core.blame import POSTPONED
 from ebbflow.core.calling import Handler, run_columnar, run_map
-from ebbflow.core.columns import COLUMNS
-from ebbflow.core.decisions import EMPTY
+from ebbflow.core.columns import COLUMNS, WATERMARK
+from ebbflow.core.decisions import EMPTY, Failure
+from ebbflow.core.frames import SCHEMA
 from ebbflow.core.verdict import Verdict
-from ebbflow.outcome import DeadLetter, Redeliver
+from ebbflow.outcome import DeadLetter, Redeliver, Retry
 from tests.core.sample_rows import NOW, some, verdict_on
 
 WHEN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -51,7 +53,7 @@ def test_the_map_is_given_what_a_datum_shows():
 
     mapped(target, *"abcde", size=2)
     assert [batch.num_rows for batch in seen] == [2, 2, 1]
-    assert seen[0].schema.names == [*COLUMNS, "watermark"]
+    assert seen[0].schema.names == [*COLUMNS, WATERMARK]
 
 
 @pytest.mark.parametrize(
@@ -265,7 +267,7 @@ def test_what_a_columnar_map_raises_is_its_batch_s_and_no_other_s():
 
 def test_pandas_in_pandas_out():
     def target(frame: pd.DataFrame) -> pd.DataFrame:
-        assert list(frame.columns) == [*COLUMNS, "watermark"]
+        assert list(frame.columns) == [*COLUMNS, WATERMARK]
         frame = frame[frame["id"] != "b"]
         return frame.assign(
             value=frame["value"] + b"!",
@@ -296,6 +298,9 @@ returned = st.fixed_dictionaries(
         "event_time": st.none() | st.just(WHEN),
         "nack": st.sampled_from([False, False, False, True]),
         "nack_delay": st.none() | st.integers(0, 9),
+        "drop": st.sampled_from([False, False, False, True]),
+        "error": st.sampled_from([None, None, None, "no"]),
+        "metadata": st.none() | st.dictionaries(texts, st.dictionaries(texts, st.binary())),
     }
 )
 results = st.lists(st.lists(returned, max_size=3), min_size=1, max_size=6)
@@ -304,27 +309,42 @@ TYPES = {
     "tags": pa.list_(pa.string()),
     "event_time": pa.timestamp("us", "UTC"),
     "nack_delay": pa.int64(),
+    "nack": pa.bool_(),
+    "drop": pa.bool_(),
+    "error": pa.string(),
+    "metadata": SCHEMA.field("metadata").type,
 }
+CONTENT = ("value", "keys", "tags", "event_time", "nack", "nack_delay", "drop", "error", "metadata")
 
 
-@given(results, st.integers(1, 4), st.integers(0, 6))
-def test_columns_and_messages_that_say_the_same_give_the_same(results, size, end):
+@given(results, st.integers(1, 4), st.integers(0, 6), st.booleans())
+def test_columns_and_messages_that_say_the_same_give_the_same(results, size, end, by_row):
     """Row for row, outcome for outcome, and also when an ordered vertex cuts them."""
     ids = [f"m{n}" for n in range(len(results))]
     by_id = dict(zip(ids, results, strict=True))
 
     def columnar(batch: pa.RecordBatch) -> pa.Table:
-        pairs = [(i, row) for i in batch.column("id").to_pylist() for row in by_id[i]]
+        given_ids = batch.column("id").to_pylist()
+        pairs = [(i, row) for i in given_ids for row in by_id[i]]
         columns = {"id": pa.array([i for i, _ in pairs], pa.string())}
-        for name in ("value", "keys", "tags", "event_time", "nack", "nack_delay"):
-            kind = TYPES.get(name, pa.bool_() if name == "nack" else pa.binary())
-            columns[name] = pa.array([row[name] for _, row in pairs], kind)
+        if by_row:
+            columns = {"row": pa.array([given_ids.index(i) for i, _ in pairs], pa.int64())}
+        for name in CONTENT:
+            values = [row[name] for _, row in pairs]
+            if name == "metadata":
+                values = [m and [(g, list(kv.items())) for g, kv in m.items()] for m in values]
+            columns[name] = pa.array(values, TYPES.get(name, pa.binary()))
         return pa.table(columns)
 
     def message(row: dict[str, Any]) -> Message:
         if row["nack"]:
             return Message.to_nack(NackOptions(delay=row["nack_delay"]), row["event_time"])
-        return Message(row["value"], row["keys"], row["tags"], row["event_time"])
+        if row["error"]:
+            return Message.to_fail(row["error"], row["event_time"])
+        if row["drop"]:
+            return Message.to_drop(row["event_time"])
+        tagged = (row["value"], row["keys"], row["tags"], row["event_time"])
+        return Message(*tagged, metadata=row["metadata"])
 
     given_rows = some(*ids, keys=[["in"]] * len(ids), event_time=[NOW] * len(ids))
     one, other = verdict_on(given_rows, largest=1_000), verdict_on(given_rows, largest=1_000)
@@ -333,7 +353,9 @@ def test_columns_and_messages_that_say_the_same_give_the_same(results, size, end
     assert one.outcomes == other.outcomes
     assert rows_of(one) == rows_of(other)
     assert [list(tags) for tags in one.outputs.tags] == [list(tags) for tags in other.outputs.tags]
-    assert one.decisions.event_times == other.decisions.event_times
+    assert one.decisions.failed == other.decisions.failed
+    assert set(one.decisions.event_times) == set(other.decisions.event_times)
+    assert min(one.gather_event_times()) == min(other.gather_event_times())
     cut = [verdict.cut(min(end, len(ids))) for verdict in (one, other)]
     assert rows_of(cut[0]) == rows_of(cut[1])
     assert cut[0].outcomes == cut[1].outcomes
@@ -358,3 +380,123 @@ def test_an_ordered_columnar_map_stops_behind_the_batch_that_has_to_come_back():
     assert calls == [["a", "b"]]
     assert (verdict.decisions.unreached, verdict.first_held()) == (2, 1)
     assert ids_and_values(verdict.cut(1)) == [("a/v", b"")]
+
+
+# --- what else rows can say ---------------------------------------------------------------------
+
+
+def test_a_row_with_an_error_says_that_its_whole_input_has_failed():
+    verdict = mapped(
+        table(row=[0, 1, 1], value=[b"1", b"2", b"3"], error=[None, None, "no"]), "a", "b"
+    )
+    assert verdict.decisions.failed == {1: Failure("no", 0)}
+    assert ids_and_values(verdict) == [("a/v", b"1")]
+
+
+def test_a_nack_beside_an_error_gives_the_input_back():
+    verdict = mapped(
+        table(row=[0, 0], value=[b"", b""], error=["no", None], nack=[None, True]), "a"
+    )
+    assert verdict.outcomes == {0: Redeliver(0, None, 0)}
+    assert verdict.decisions.failed == {}
+
+
+def test_a_dropped_row_is_left_out_and_an_input_without_any_other_is_dropped():
+    times = pa.array([WHEN, None, None], pa.timestamp("us", "UTC"))
+    verdict = mapped(
+        table(row=[0, 1, 1], value=[b"1", b"2", b"3"], drop=[True, True, None], event_time=times),
+        "a",
+        "b",
+    )
+    assert verdict.outcomes == {0: EMPTY}
+    assert ids_and_values(verdict) == [("b/v", b"3")]
+    assert verdict.decisions.event_times == [WHEN]
+
+
+def test_metadata_replaces_that_of_the_input_and_a_null_keeps_it():
+    kind = SCHEMA.field("metadata").type
+    old, new = [("old", [("k", b"1")])], [("new", [("k", b"2")])]
+    verdict = mapped(
+        table(value=[b""] * 3, metadata=pa.array([new, None, []], kind)), metadata=[old] * 3
+    )
+    assert [row["metadata"] for row in rows_of(verdict)] == [new, old, []]
+
+
+def test_rows_are_numbered_from_the_start_of_their_batch():
+    def target(batch: pa.RecordBatch) -> pa.Table:
+        return table(row=[1, 0], value=[b"second", b"first"])
+
+    verdict = mapped(target, *"abcd", size=2)
+    assert ids_and_values(verdict) == [
+        ("b/v", b"second"),
+        ("a/v", b"first"),
+        ("d/v", b"second"),
+        ("c/v", b"first"),
+    ]
+
+
+@pytest.mark.parametrize("rows", [[3], [-1], [None]], ids=str)
+def test_a_number_of_no_row_is_refused(rows):
+    verdict = mapped(table(row=pa.array(rows, pa.int64()), value=[b""]))
+    expected = "ContractViolation: v: returned a column 'row' with a number that is not below 3"
+    assert {
+        outcome.reason.split(" from a columnar map")[0] for outcome in verdict.outcomes.values()
+    } == {expected}
+
+
+def test_the_watermark_is_given_with_every_row():
+    seen: list[Any] = []
+
+    def target(batch: pa.RecordBatch) -> pa.RecordBatch:
+        seen.extend(batch.column(WATERMARK).to_pylist())
+        return batch
+
+    verdict = verdict_on(some("a", "b"))
+    verdict.rows.watermark = WHEN
+    run_columnar(Handler(target), verdict, 10, False)
+    assert seen == [WHEN, WHEN]
+
+
+# --- inputs on which a map failed ---------------------------------------------------------------
+
+
+def test_inputs_that_failed_by_themselves_count_as_if_the_map_had_raised_on_them_alone():
+    failed = {1: ValueError("bad"), 2: Nack(700, reason="busy"), 3: None}
+    verdict = mapped((table(value=[b"1", b"2", b"3", b"4", b"5"]), failed), *"abcde")
+    assert verdict.outcomes == {
+        1: Redeliver(1_000, "ValueError: bad", 1),
+        2: Redeliver(700, "busy", 0, NackOptions(700, None, "busy")),
+        3: Retry(POSTPONED, "not tried: others failed before it", 0, 0),
+    }
+    assert ids_and_values(verdict) == [("a/v", b"1"), ("e/v", b"5")]
+
+
+def test_an_input_whose_system_is_away_is_counted_on_nobody():
+    verdict = verdict_on(some("a", "b"))
+    handler = Handler(lambda _: (table(row=[0], value=[b"1"]), {1: Unavailable("the database")}))
+    run_columnar(handler, verdict, 10, False)
+    assert verdict.outcomes == {1: Retry(POSTPONED, "Unavailable: the database", 0, 0)}
+
+
+def test_failed_inputs_need_no_rows_and_are_not_dropped():
+    nothing = table(row=pa.array([], pa.int64()), value=pa.array([], pa.binary()))
+    verdict = mapped((nothing, {0: ValueError("bad")}), "a", "b")
+    assert verdict.outcomes == {0: Redeliver(1_000, "ValueError: bad", 1), 1: EMPTY}
+
+
+@pytest.mark.parametrize(
+    ("failed", "what"),
+    [
+        ({3: None}, "returned an error for row 3 of 3"),
+        ({"a": None}, "returned an error for row 'a' of 3"),
+        ({True: None}, "returned an error for row True of 3"),
+        ({0: "bad"}, "returned 'bad' as the error of a row"),
+        ("bad", "returned a tuple that is no pair of outputs and failed rows"),
+    ],
+    ids=str,
+)
+def test_errors_that_belong_to_no_row_are_refused(failed, what):
+    verdict = mapped((table(value=[b""] * 3), failed))
+    assert verdict.outcomes.keys() == {0, 1, 2}
+    for outcome in verdict.outcomes.values():
+        assert outcome.reason.startswith(f"ContractViolation: v: {what} from a columnar map")

@@ -256,11 +256,10 @@ def run_columnar(handler: Handler, verdict: Verdict, batch_size: int, pandas: bo
     """Gives the rows to the map as record batches, or as data frames, and records its columns."""
     rows = select_columns(verdict.rows, COLUMNS)
 
-    def give(start: int, end: int) -> list[tuple[int, BaseException]]:
+    def give(start: int, end: int) -> Failed:
         part = rows.slice(start, end - start)
         result = handler.finish(handler.call(part.to_pandas() if pandas else part))
-        record_columns(verdict, start, end - start, result)
-        return []
+        return record_columns(verdict, start, end - start, result)
 
     _in_batches(handler, verdict, batch_size, give)
 

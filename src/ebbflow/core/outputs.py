@@ -21,7 +21,7 @@ from ebbflow.core.frames import Rows
 from ebbflow.message import Message, Metadata
 
 INHERITED = ("event_time", "headers", "metadata")
-GIVEN = ("value", "keys", "event_time", "headers")
+GIVEN = ("value", "keys", "event_time", "headers", "metadata")
 """The columns that a columnar map may set for its outputs."""
 DELIVERY = ("deliveries", "failures", "retries", "nack_reason", "first_seen")
 """The columns that a row inherits as well when it stays in the vertex of its input."""
@@ -82,6 +82,10 @@ class Outputs:
     def event_times(self) -> list[datetime | None]:
         """The event time of each output that was given one."""
         return self._column("event_time") or [None] * len(self)
+
+    def earliest_times(self) -> list[datetime | None]:
+        """Returns event times, the earliest among them; one is None if an output has none."""
+        return self.event_times
 
     def _column(self, name: str) -> list[Any]:
         """Returns the fact for each output; an empty list if no output has any facts."""
@@ -166,6 +170,13 @@ class ColumnOutputs:
         self.tags += tags
         self.pieces.append(columns)
 
+    def earliest_times(self) -> list[datetime | None]:
+        """As for ``Outputs``."""
+        columns = [piece["event_time"] for piece in self.pieces if "event_time" in piece]
+        complete = len(columns) == len(self.pieces) and not any(c.null_count for c in columns)
+        earliest = [pc.min(column).as_py() for column in columns if len(column)]
+        return earliest if complete else [*earliest, None]
+
     def extend(self, at: Sequence[int], others: ColumnOutputs) -> None:
         """As for ``Outputs``."""
         self.parents += [at[parent] for parent in others.parents]
@@ -232,8 +243,9 @@ def _inherit(
 
 def event_times(outputs: AnyOutputs | None, rows: Rows) -> list[datetime]:
     """Returns event times, set or inherited, among which is the earliest of the outputs."""
-    times = [t for t in outputs.event_times if t] if isinstance(outputs, Outputs) else []
-    if not times or (outputs is not None and len(times) < len(outputs)):
+    own = [] if outputs is None else outputs.earliest_times()
+    times = [time for time in own if time is not None]
+    if not own or len(times) < len(own):
         inherited = pc.min(rows.batch.column("event_time")).as_py()
         times += [] if inherited is None else [inherited]
     return [t if t.tzinfo else t.replace(tzinfo=UTC) for t in times]

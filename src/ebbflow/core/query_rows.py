@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ebbflow.core import frames
-from ebbflow.core.columns import TYPES, record_columns
+from ebbflow.core.columns import QUERY_TYPES, record_columns
 from ebbflow.core.frames import Rows
 from ebbflow.core.outputs import INHERITED, NOBODY, ColumnOutputs
 from ebbflow.core.verdict import Verdict
@@ -66,7 +66,7 @@ def _record_traced(verdict: Verdict, result: pa.Table | None) -> None:
     chosen = result.take(pa.array(order, pa.int64()))
     values = pc.fill_null(chosen.column("value"), b"")  # now only of rows that are nacked
     chosen = chosen.set_column(chosen.schema.get_field_index("value"), "value", values)
-    record_columns(verdict, 0, len(ids), chosen, TYPES | {"headers": HEADERS})
+    record_columns(verdict, 0, len(ids), chosen, QUERY_TYPES | {"headers": HEADERS})
     verdict.record_errors(empty, null_value(vertex))
 
 
@@ -127,7 +127,7 @@ def _make_aggregates(verdict: Verdict, result: pa.Table, batch: str) -> Aggregat
     texts = _describe_rows(result)
     order = sorted(range(result.num_rows), key=texts.__getitem__)
     ordered = result.take(pa.array(order, pa.int64()))
-    types = TYPES | {"headers": HEADERS}
+    types = QUERY_TYPES | {"headers": HEADERS}
     piece = {
         name: ordered.column(name).combine_chunks().cast(types[name])
         for name in ("value", "keys", "event_time", "headers")

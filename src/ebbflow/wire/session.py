@@ -10,10 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
 
 from ebbflow.errors import CallTimeout, StreamBroken, Unavailable
+from ebbflow.wire.function import FunctionProcess
 from ebbflow.wire.stream import GrpcConnection, GrpcStream
 
 OPEN_LIMIT = 60.0
@@ -21,28 +20,6 @@ OPEN_LIMIT = 60.0
 
 _CALL_LIMIT, _PAUSE = 10.0, 0.02
 _EMPTY = b""
-
-
-class Process(Protocol):
-    """The process of a function, as in ``wire.function``."""
-
-    server_info: Any
-
-    @property
-    def socket(self) -> Path:
-        """The socket that the function listens on."""
-
-    def start(self) -> Path:
-        """Starts it and waits for its server-info."""
-
-    def restart(self) -> Path:
-        """Ends it and starts it anew."""
-
-    def stop(self) -> None:
-        """Ends it."""
-
-    def explain_end(self) -> str | None:
-        """Returns how it ended and what it said last; ``None`` if it is running."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +42,7 @@ class Service:
 class Session:
     """An open conversation with a function, for one thread."""
 
-    def __init__(self, process: Process, service: Service) -> None:
+    def __init__(self, process: FunctionProcess, service: Service) -> None:
         self.process = process
         self.streams: dict[str, GrpcStream] = {}
         self._service = service
@@ -83,7 +60,7 @@ class Session:
     def renew_streams(self) -> None:
         """Opens the streams anew in the same process, after one has ended."""
         self._disconnect()
-        self._open(lambda: None)
+        self._open(lambda: None)  # it is running
 
     def close(self) -> None:
         """Ends the connection and the process."""
