@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ebbflow.core import frames
 from ebbflow.wire.fields import Fields, Messages, Numbers, Places
+from ebbflow.wire.nested import list_texts, map_groups, read_times
 from ebbflow.wire.proto.nack_options_pb2 import NackOptions
 
 DROP, NACK, FAIL = "U+005C__DROP__", "U+005C__NACK__", "U+005C__FAIL__"
@@ -26,10 +26,6 @@ DROP, NACK, FAIL = "U+005C__DROP__", "U+005C__NACK__", "U+005C__FAIL__"
 Flags = NDArray[np.bool_]
 
 _RESULTS, _ID, _STATUS, _EOT = 1, 2, 4, 1
-_USER_METADATA, _KEY_VALUES, _KEY, _VALUE = 3, 1, 1, 2
-_SECONDS, _NANOS = 1, 2
-# The first and the last second that Python's times know.
-_FIRST, _LAST = -62_135_596_800, 253_402_300_799
 _FAILED = "failed"
 
 
@@ -72,13 +68,13 @@ class Responses:
         results, shape = self._results, self._shape
         columns = {"value": results.field(shape.value).last(results.places).column()}
         if len(keys := results.field(shape.keys)):
-            columns["keys"] = _texts(keys, len(results))
+            columns["keys"] = list_texts(keys, len(results))
         if len(tags := results.field(shape.tags)):
             columns |= self._tagged(tags)
         if (metadata := results.field(shape.metadata)).places.has_content:
-            columns["metadata"] = _metadata(metadata, len(results))
+            columns["metadata"] = map_groups(metadata, len(results))
         if shape.event_time is not None and len(times := results.field(shape.event_time)):
-            columns["event_time"] = _times(times, len(results))
+            columns["event_time"] = read_times(times, len(results))
         return columns
 
     def _tagged(self, tags: Fields) -> dict[str, pa.Array]:
@@ -89,7 +85,7 @@ class Responses:
             rows: Numbers = tags.owners[np.flatnonzero(pc.equal(texts, tag).to_numpy(False))]
             return rows
 
-        columns = {"tags": _texts(tags, count)}
+        columns = {"tags": list_texts(tags, count)}
         if len(dropped := having(DROP)):
             columns["drop"] = _flags(dropped, count)
         if len(failed := having(FAIL)):
@@ -127,44 +123,3 @@ def _flags(rows: Numbers, count: int) -> pa.BooleanArray:
     flags = np.zeros(count, bool)
     flags[rows] = True
     return pa.array(flags)
-
-
-def _absent(fields: Fields, count: int) -> pa.BooleanArray:
-    """Returns which of the messages have none of these fields."""
-    return pa.array(np.bincount(fields.owners, minlength=count) == 0)
-
-
-def _texts(fields: Fields, count: int) -> pa.ListArray:
-    offsets, absent = fields.offsets(count), _absent(fields, count)
-    return pa.ListArray.from_arrays(offsets, fields.places.texts(), mask=absent)
-
-
-def _metadata(fields: Fields, count: int) -> pa.MapArray | pa.NullArray:
-    """Returns the user's groups; null where there are none: such a message inherits them."""
-    groups = Messages(fields.places).field(_USER_METADATA)
-    owned = Fields(fields.owners[groups.owners], groups.places)
-    names, entries = _entries(owned)
-    pairs = Messages(entries).field(_KEY_VALUES)
-    keys, values = _entries(pairs)
-    inner = pa.MapArray.from_arrays(pairs.offsets(len(owned)), keys, values.column())
-    offsets, absent = owned.offsets(count), _absent(owned, count)
-    return pa.MapArray.from_arrays(offsets, names, inner, mask=absent)
-
-
-def _entries(fields: Fields) -> tuple[pa.StringArray, Places]:
-    """Returns keys and values of the entries of a map."""
-    entries = Messages(fields.places)
-    keys, values = (entries.field(number).last(fields.places) for number in (_KEY, _VALUE))
-    return keys.texts(), values
-
-
-def _times(fields: Fields, count: int) -> pa.TimestampArray:
-    """Returns event times; null where there is none, or none that Python knows."""
-    stamps = Messages(fields.places)
-    seconds = stamps.field(_SECONDS).last_numbers(len(fields))
-    nanos = stamps.field(_NANOS).last_numbers(len(fields))
-    known = (seconds >= _FIRST) & (seconds <= _LAST)
-    times, absent = np.zeros(count, np.int64), np.ones(count, bool)
-    times[fields.owners] = np.where(known, seconds * 1_000_000 + nanos // 1_000, 0)
-    absent[fields.owners] = ~known
-    return pa.array(times, mask=absent).cast(pa.timestamp("us")).cast(frames.TIME)
