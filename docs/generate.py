@@ -45,8 +45,10 @@ from ebbflow.outcome import COUNTERS
 from ebbflow.runtime.run_options import RunOptions
 from ebbflow.runtime.run_report import Summary
 from ebbflow.schema import fields as kinds
+from ebbflow.schema.container import POD_FIELDS, Container, Resources, Variable, VariablesFrom
 from ebbflow.schema.secret import SecretRef, Tls
 from ebbflow.spec import sections
+from ebbflow.spec.bindings import Binding
 from ebbflow.spec.findings import CODES
 from ebbflow.spec.kubernetes import MONOVERTEX_NO_EFFECT, NO_EFFECT
 from ebbflow.spec.model import EffectiveLimits, MonoVertexSpec, PipelineSpec
@@ -180,6 +182,17 @@ def spec() -> str:
             table(
                 columns, spec_fields(MonoVertexSpec, "", MONOVERTEX_NO_EFFECT, FOLDED | AS_ABOVE)
             ),
+            "## Containers",
+            "The [function](../guides/functions.md) in a `container` reads as in Kubernetes. The "
+            "fields of a pod that `fieldRef` may name are "
+            + ", ".join(f"`{name}`" for name in POD_FIELDS)
+            + ".",
+            table(columns, spec_fields(Container, "container.", {}, FOLDED)),
+            "## Bindings",
+            "The file `bindings.yaml` beside a pipeline, or that of `--bind`, is a mapping from "
+            "names of images to what runs in their place. Each has exactly one of `command`, "
+            "`python` and `sockets`.",
+            table(columns, spec_fields(Binding, "", {}, FOLDED)),
             "## Retry strategy",
             table(columns, spec_fields(sections.RetrySpec, "retryStrategy.", {}, {})),
             "## Secrets",
@@ -239,7 +252,6 @@ def missing() -> Iterator[tuple[str, str]]:
         yield feature, ", ".join(names)
     for kind in KINDS_NOT_YET:
         yield f"the kind {kind}", f"`kind: {kind}`"
-    yield "running containers (EB902)", "`container` without `python`"
 
 
 FOLDED: dict[type[BaseModel], tuple[str, str]] = {
@@ -250,6 +262,17 @@ FOLDED: dict[type[BaseModel], tuple[str, str]] = {
     sections.OnErrorBackoff: ("[back-off](#back-off)", "redeliveries after an exception"),
     sections.SinkTarget: ("any kind of sink, as in `sink`", "another sink"),
     SecretRef: ("[secret](#secrets)", "a secret"),
+    Container: ("[container](#containers)", "the function as a container"),
+    Variable: (
+        "list of `name` with `value`, or with `valueFrom`: `secretKeyRef`, `configMapKeyRef` or "
+        "`fieldRef`",
+        "variables of its environment",
+    ),
+    VariablesFrom: (
+        "list of `secretRef` or `configMapRef`, each with a `name`, and a `prefix`",
+        "variables for all keys of a Secret or ConfigMap",
+    ),
+    Resources: ("`limits` and `requests`, each with `cpu` and `memory`", "how much it may use"),
     Tls: ("[TLS](#tls)", "whom to trust, and the client's own certificate"),
     nats_fields.NatsAuth: (
         "`basic` with `user` and `password`, `token`, `nkey` or `creds`; each a [secret](#secrets)",

@@ -241,8 +241,9 @@ USER_CODE = [
         'python: "handlers:enrich"',
         "container: {image: enrich:1}",
         [
-            "7:26: EB902 containers are not run yet; name a Python function with "
-            "python: module:attribute"
+            "7:26: EB902 there is no function for image 'enrich:1' of 'enrich'; write in "
+            "bindings.yaml beside this file (or --bind FILE): enrich:1: {command: [PROGRAM]}, "
+            "or {python: module:attribute}, or {sockets: FOLDER}"
         ],
     ),
     (
@@ -417,12 +418,12 @@ STORES = [
             "5:26: EB402 cannot use 'handlers:first_look': it has no method 'get'",
         ],
     ),
-    ("{}", ["5:17: EB207 'servingStore' needs one of nats, python"]),
+    ("{}", ["5:17: EB207 'servingStore' needs one of nats, python, container"]),
     (
         "{nats: {bucket: a}, python: 'handlers:Store'}",
         ["5:17: EB207 'servingStore' can be only one of nats and python"],
     ),
-    ("{redis: {}}", ["5:18: EB101 unknown field 'redis'; valid here: nats, python"]),
+    ("{redis: {}}", ["5:18: EB101 unknown field 'redis'; valid here: container, python, nats"]),
     ("{nats: {}}", ["5:24: EB102 'bucket' is missing"]),
     ("{nats: {bucket: 5}}", ["5:33: EB103 'bucket' must be text, not 5; put it in quotes"]),
     (

@@ -110,8 +110,9 @@ WRONG = [
     (
         'udf: {python: "handlers:enrich"}',
         "udf: {container: {image: a}}",
-        "6:9: EB902 containers are not run yet; name a Python function with "
-        "python: module:attribute",
+        "6:9: EB902 there is no function for image 'a' of 'orders'; write in bindings.yaml beside "
+        "this file (or --bind FILE): a: {command: [PROGRAM]}, or {python: module:attribute}, "
+        "or {sockets: FOLDER}",
     ),
     ("{generator: {}}", "{sqs: {}}", "5:12: EB901 the sqs source is not supported yet"),
     (
@@ -140,7 +141,7 @@ SETTINGS = [
         "onError: {backoff: {interval: 5s, cap: 1s}}",
         ["5:42: EB501 'cap' (1000 ms) is below 'interval' (5000 ms)"],
     ),
-    ("servingStore: {}", ["5:17: EB207 'servingStore' needs one of nats, python"]),
+    ("servingStore: {}", ["5:17: EB207 'servingStore' needs one of nats, python, container"]),
     ("bypass: {}", []),
     ("bypass: {sink: {tags: {values: [a]}}, fallback: {tags: {values: [b]}}}", []),
     (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -74,6 +74,26 @@ NameOption = Annotated[
     str | None,
     typer.Option(
         "--name", metavar="NAME", help="The pipeline of this name, of several in the file."
+    ),
+]
+BindOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--bind",
+        metavar="FILE",
+        help="This file says what runs in the place of images; "
+        "without it, bindings.yaml beside the pipeline.",
+        show_default=False,
+        exists=True,
+        dir_okay=False,
+    ),
+]
+ContainersOption = Annotated[
+    Literal["docker"] | None,
+    typer.Option(
+        "--containers",
+        help="Images that nothing is bound to run in containers of this kind.",
+        show_default=False,
     ),
 ]
 SecretsOption = Annotated[

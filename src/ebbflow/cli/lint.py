@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ebbflow.cli.conventions import echo_notes
+from ebbflow.cli.conventions import BindOption, ContainersOption, echo_notes
+
+if TYPE_CHECKING:
+    from ebbflow.spec.lint import SpecFile
 
 
 def lint(
@@ -15,12 +18,17 @@ def lint(
         list[Path],
         typer.Argument(help="Each of these YAML files holds a pipeline.", show_default=False),
     ],
+    bind: BindOption = None,
+    containers: ContainersOption = None,
 ) -> None:
-    """Check pipelines without running them. Exits with 1 if there are problems."""
+    """Check pipelines without running them. Exits with 1 if there are problems.
+
+    It also says which bindings of images none of the pipelines uses.
+    """
     # Imported here: the model takes a while to import, and other commands do without it.
     from ebbflow.spec.lint import read_specs
 
-    read = [read_specs(file) for file in files]
+    read = [read_specs(file, bind=bind, containers=containers) for file in files]
     problems = [problem for file in read for problem in file.problems]
     for problem in problems:
         typer.echo(str(problem))
@@ -28,4 +36,20 @@ def lint(
         raise typer.Exit(1)
     for file in read:
         echo_notes(file)
+    for line in _unused_bindings(read):
+        typer.echo(line, err=True)
     typer.echo("1 file ok" if len(files) == 1 else f"{len(files)} files ok")
+
+
+def _unused_bindings(read: list[SpecFile]) -> list[str]:
+    """Returns a line for each bindings file with names that stand for no image of these files."""
+    used = {(file.binder.bindings.file, name) for file in read for name in file.binder.used}
+    unused = {
+        file.binder.bindings.file: [
+            name
+            for name in file.binder.bindings.by_name
+            if (file.binder.bindings.file, name) not in used
+        ]
+        for file in read
+    }
+    return [f"{file}: unused: {', '.join(names)}" for file, names in unused.items() if names]

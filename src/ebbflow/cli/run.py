@@ -14,6 +14,8 @@ import typer
 
 from ebbflow.cli.conventions import (
     DEFAULT_STATE,
+    BindOption,
+    ContainersOption,
     ExitCode,
     NameOption,
     NatsOption,
@@ -79,6 +81,8 @@ def run(
     state: StateOption = DEFAULT_STATE,
     nats: NatsOption = None,
     secrets: SecretsOption = None,
+    bind: BindOption = None,
+    containers: ContainersOption = None,
     nats_port: Annotated[
         int,
         typer.Option(
@@ -123,7 +127,7 @@ def run(
     # Imported here: Spark takes a while to import, and most mistakes are found without it.
     from ebbflow.spec.lint import read_specs
 
-    file = read_specs(spec, secrets=secrets)
+    file = read_specs(spec, secrets=secrets, bind=bind, containers=containers)
     pipeline = file.choose(name)
     echo_notes(file)
     from ebbflow import display

@@ -27,7 +27,6 @@ from ebbflow.runtime.plan import (
     VertexPlan,
 )
 from ebbflow.runtime.source_process.client import COLUMNS_LIMIT, SourcePlan
-from ebbflow.schema.literals import Mode
 
 if TYPE_CHECKING:
     from ebbflow.spec import sections
@@ -209,8 +208,8 @@ def _query(udf: sections.Udf | None) -> SqlMap | DataFrameMap | None:
 def _map(section: sections.Udf | sections.Transformer | None) -> UserMap | None:
     if section is None:
         return None
-    mode: Mode = getattr(section, "mode", "unary")
-    return UserMap(section.code, mode, _strategy(section.retry_strategy))
+    strategy = _strategy(section.retry_strategy)
+    return UserMap(section.code, section.call_mode, strategy, section.variables)
 
 
 def _sinks(sink: sections.SinkSpec, store: sections.ServingStoreSpec | None) -> SinksPlan:
@@ -221,7 +220,7 @@ def _sinks(sink: sections.SinkSpec, store: sections.ServingStoreSpec | None) -> 
         on_success=sink.on_success.section.plan(retried) if sink.on_success else None,
         strategy=_strategy(sink.retry_strategy),
         serves=store is not None,
-        store=store.python if store else None,
+        store=store.code if store and store.nats is None else None,
     )
 
 

@@ -32,7 +32,7 @@ CODES: dict[str, str] = {
     "EB204": "the pipeline or MonoVertex has no sink",
     "EB205": "two vertices have the same name",
     "EB206": "a vertex is not exactly one of source, udf and sink",
-    "EB207": "a source, udf, sink or serving store does not say exactly one kind",
+    "EB207": "a source, udf, sink, serving store or binding does not say exactly one kind",
     "EB208": "user code is asked for but not named",
     "EB209": "a bypass leads to a sink that is not there",
     "EB210": "SQL, a DataFrame function or a Spark sink where it cannot be",
@@ -47,7 +47,7 @@ CODES: dict[str, str] = {
     "EB501": "a back-off whose cap is below its interval",
     "EB502": "onFailure is fallback, but there is no fallback sink",
     "EB901": "a feature of Numaflow that Ebbflow does not have yet",
-    "EB902": "a container without a Python function",
+    "EB902": "a container that no function is bound to",
 }
 """Every code and what it stands for, in one line."""
 

@@ -7,12 +7,14 @@ differs. Problems come in the order in which a reader meets them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ebbflow.errors import Problem, SpecError
 from ebbflow.schema.cluster_values import ClusterValues
+from ebbflow.spec.binder import Binder, ContainerRuntime
+from ebbflow.spec.bindings import BESIDE, Bindings, find_file, read_bindings
 from ebbflow.spec.companions import values_in
 from ebbflow.spec.document import Document, read
 from ebbflow.spec.findings import FieldPath, Finding
@@ -32,12 +34,16 @@ B = TypeVar("B", bound=Spec)
 
 @dataclass(frozen=True, slots=True)
 class SpecFile:
-    """What a file holds: its pipelines, every problem, and what whoever runs it should know."""
+    """What a file holds: its pipelines, every problem, and what whoever runs it should know.
+
+    ``binder`` has bound its containers.
+    """
 
     path: str
     specs: tuple[Spec, ...]
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
+    binder: Binder = field(default_factory=Binder)
 
     def choose(self, name: str | None = None) -> Spec:
         """Returns the pipeline of that name, or the only one; ``SpecError`` has all problems."""
@@ -66,18 +72,34 @@ def lint(path: str | Path) -> list[Problem]:
     return list(read_specs(path).problems)
 
 
-def load(path: str | Path, *, name: str | None = None, secrets: Path | None = None) -> Spec:
+def load(
+    path: str | Path,
+    *,
+    name: str | None = None,
+    secrets: Path | None = None,
+    bind: Path | None = None,
+    containers: ContainerRuntime | None = None,
+) -> Spec:
     """Returns the pipeline of that name in the file; ``SpecError`` has all problems.
 
     Without a name the file must hold one pipeline, of either kind. ``secrets`` is the folder with
-    the values of Kubernetes' Secrets and ConfigMaps.
+    the values of Kubernetes' Secrets and ConfigMaps. ``bind`` is the file with the bindings of its
+    images, ``bindings.yaml`` beside it if left out; ``containers`` runs images without one.
     """
-    return read_specs(path, secrets=secrets).choose(name)
+    return read_specs(path, secrets=secrets, bind=bind, containers=containers).choose(name)
 
 
-def read_specs(path: str | Path, *, secrets: Path | None = None) -> SpecFile:
+def read_specs(
+    path: str | Path,
+    *,
+    secrets: Path | None = None,
+    bind: Path | None = None,
+    containers: ContainerRuntime | None = None,
+) -> SpecFile:
     """Returns everything that the file holds, with all that is wrong with it."""
     file = Path(path)
+    if file.name == BESIDE:
+        return SpecFile(str(path), (), tuple(read_bindings(file, None)[1]), ())
     documents, problems = read(file)
     # Documents of other systems are left alone, but not where nothing else is to be found.
     ours = [each for each in documents if not is_of_another_system(each.data)] or documents
@@ -85,13 +107,25 @@ def read_specs(path: str | Path, *, secrets: Path | None = None) -> SpecFile:
     beside = [each for each in ours if is_companion(each.data)]
     companions, wrong_beside = _examine_all(beside, file.parent, None)
     values = ClusterValues.of(secrets, values_in(companions))
-    read_as, wrong = _examine_all([e for e in ours if e not in beside], file.parent, values)
+    binder, unbound = _read_binder(file, bind, containers, values)
+    pipelines = [each for each in ours if each not in beside]
+    read_as, wrong = _examine_all(pipelines, file.parent, values, binder)
     specs = tuple(each for each in read_as if isinstance(each, Spec))
     problems = sorted(
         [*problems, *wrong_beside, *wrong], key=lambda problem: (problem.line, problem.column)
     )
+    problems = [*unbound, *problems]
     notes = () if problems else notes_on(specs, companions, others)
-    return SpecFile(str(path), specs, tuple(problems), notes)
+    return SpecFile(str(path), specs, tuple(problems), notes, binder)
+
+
+def _read_binder(
+    file: Path, bind: Path | None, containers: ContainerRuntime | None, values: ClusterValues
+) -> tuple[Binder, list[Problem]]:
+    """Returns what binds the containers of a file, with all that is wrong with the bindings."""
+    named = find_file(file, bind)
+    bindings, problems = (Bindings(), []) if named is None else read_bindings(named, values)
+    return Binder(bindings, containers, file.parent), problems
 
 
 def check(spec: Spec, search: Path | None = None) -> list[Problem]:
@@ -105,26 +139,29 @@ def build(model: type[B], data: Mapping[str, Any]) -> B:
 
     Fields may have Python's names or YAML's.
     """
-    spec, findings = _examine(model, data, None, python_names=True)
+    spec, findings = _examine(model, data, None, python_names=True, binder=Binder())
     if findings or spec is None:
         raise SpecError([_tell(finding, model.NOUN, data) for finding in findings])
     return spec
 
 
 def _examine_all(
-    documents: Iterable[Document], search: Path, values: ClusterValues | None
+    documents: Iterable[Document],
+    search: Path,
+    values: ClusterValues | None,
+    binder: Binder | None = None,
 ) -> tuple[list[Readable], list[Problem]]:
     read_as: list[Readable] = []
     problems: list[Problem] = []
     for document in documents:
-        resource, findings = _examine_document(document.data, search, values)
+        resource, findings = _examine_document(document.data, search, values, binder)
         read_as += [resource] if resource is not None else []
         problems += [*document.problems, *map(document.problem, findings)]
     return read_as, problems
 
 
 def _examine_document(
-    data: Any, search: Path, values: ClusterValues | None
+    data: Any, search: Path, values: ClusterValues | None, binder: Binder | None
 ) -> tuple[Readable | None, list[Finding]]:
     header = [*check_header(data), *check_kind(data)]
     model = model_of(data) if isinstance(data, dict) else None
@@ -132,7 +169,7 @@ def _examine_document(
         return None, header
     # A wrong apiVersion has been reported; the rest is still worth reading.
     data = {**data, "apiVersion": model.VERSION}
-    resource, findings = _examine(model, data, search, values=values)
+    resource, findings = _examine(model, data, search, values=values, binder=binder)
     return resource, [*header, *findings]
 
 
@@ -143,10 +180,13 @@ def _examine(
     *,
     python_names: bool = False,
     values: ClusterValues | None = None,
+    binder: Binder | None = None,
 ) -> tuple[S | None, list[Finding]]:
     spec, wrong = validate(model, data, python_names=python_names, values=values)
     if spec is None:
         return None, wrong
+    if binder is not None and isinstance(spec, Spec):
+        binder.bind(spec)
     echoes = [finding.path for finding in wrong]
     more = [
         finding

@@ -226,12 +226,12 @@ class NatsStoreSpec(Section):
     ttl: fields.Millis = 2 * 60 * 60 * 1_000
 
 
-class ServingStoreSpec(OneOf):
-    """Where the answers that sinks serve are put: NATS, or a class of the user's."""
+class ServingStoreSpec(CodeSection, OneOf):
+    """Where the answers that sinks serve are put: NATS, or a class or function of the user's."""
 
-    KINDS = ("nats", "python")
+    KINDS = ("nats", "python", "container")
+    METHODS = ("put", "get")
     nats: NatsStoreSpec | None = None
-    python: fields.Code | None = None
 
 
 # --- routing ------------------------------------------------------------------------------------

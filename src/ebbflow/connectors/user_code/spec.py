@@ -2,34 +2,131 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, cast
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from ebbflow.connectors.plans import Pulled, UserSink
-from ebbflow.connectors.section import SinkSection, SourceSection
+from ebbflow.connectors.section import SinkSection, SourceSection, require_extra
+from ebbflow.core import targets
+from ebbflow.core.variables import Variables
 from ebbflow.schema import fields
+from ebbflow.schema.container import Container, Program
 from ebbflow.schema.fields import Section
-from ebbflow.schema.literals import Code, SinkMode
+from ebbflow.schema.literals import Code, Mode, SinkMode
+from ebbflow.wire.function import FunctionPlan
+from ebbflow.wire.server_info import ContainerType
+
+_CALLERS: dict[ContainerType, str] = {
+    "udf": "ebbflow.wire.remote_map:RemoteMap",
+    "transformer": "ebbflow.wire.remote_map:RemoteMap",
+    "udsink": "ebbflow.wire.remote_sink:RemoteSink",
+    "fb-udsink": "ebbflow.wire.remote_sink:RemoteSink",
+    "ons-udsink": "ebbflow.wire.remote_sink:RemoteSink",
+    "udsource": "ebbflow.wire.remote_source:RemoteSource",
+    "udstore": "ebbflow.wire.remote_store:RemoteStore",
+}
+"""The code that calls a function in its own process; imported only where there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What runs in the place of a container: Python code, or a function in a process of its own.
+
+    ``container`` is the part that it plays. ``code`` is called in ``mode``, if it says one. Without
+    code it is a ``command``, the ``folder`` of a running function, or the image under ``docker``.
+    ``programs`` have its variables; the later one decides.
+    """
+
+    container: ContainerType
+    code: str | None = None
+    mode: Mode | None = None
+    command: tuple[str, ...] | None = None
+    folder: str | None = None
+    cwd: str | None = None
+    docker: bool = False
+    programs: tuple[Program, ...] = ()
 
 
 class CodeSection(Section):
-    """Code of the user's: a Python function or class, or a container."""
+    """Code of the user's: a Python function or class, or a container.
+
+    What runs in the place of a container is known when the spec is bound (see ``spec.binder``).
+    """
 
     METHODS: ClassVar[tuple[str, ...]] = ()
     """The methods that a class must have to be used here."""
 
-    container: Any = Field(default=None, description="not run; `python` is needed beside it")
+    container: Container | None = Field(
+        default=None,
+        description="the [function](../guides/functions.md) as a container; with `python` beside "
+        "it, only its variables count",
+    )
     python: fields.Code | None = Field(
         default=None,
         description="the function or class, found beside the file or on the Python path",
     )
+    _bound: Bound | None = PrivateAttr(default=None)
+
+    def bind(self, bound: Bound | None) -> None:
+        """Says what runs in the place of the container."""
+        self._bound = bound
+
+    @property
+    def bound(self) -> Bound | None:
+        """What runs in the place of the container, if that is known."""
+        return self._bound
+
+    @property
+    def in_process(self) -> Code | None:
+        """The Python code to call, if that is what runs here."""
+        return self.python or (self._bound.code if self._bound is not None else None)
 
     @property
     def code(self) -> Code:
         """The function or class, or its name; lint refuses a section without it."""
-        assert self.python is not None, "lint refuses user code without python:"
-        return self.python
+        if self.in_process is not None:
+            return self.in_process
+        plan = self.plan_function()
+        return partial(targets.resolve(_CALLERS[plan.container]), plan)
+
+    @property
+    def call_mode(self) -> Mode:
+        """What one call of the code gets."""
+        bound = self._bound
+        if self.in_process is None:
+            return "columnar"
+        said = bound.mode if bound is not None and self.python is None else None
+        own: Mode = getattr(self, "mode", "unary")
+        return said or own
+
+    @property
+    def variables(self) -> Variables:
+        """The variables that hold for Python code; a function's own process has them anyway."""
+        return () if self.in_process is None else self._read_variables()
+
+    def plan_function(self) -> FunctionPlan:
+        """Returns the function to start. The driver calls it, for it reads secrets."""
+        bound = self._bound
+        assert bound is not None, "lint refuses a container that nothing is bound to"
+        require_extra("A function in a process of its own", "grpc", "hpack", "google.protobuf")
+        image = self.container.image if self.container is not None else None
+        return FunctionPlan(
+            bound.container,
+            image=image,
+            command=bound.command,
+            folder=bound.folder,
+            env=self._read_variables(),
+            cwd=bound.cwd,
+        )
+
+    def _read_variables(self) -> Variables:
+        programs = self._bound.programs if self._bound is not None else (self.container,)
+        whose = f"the container {self.container.image}" if self.container is not None else ""
+        read = (program.read_variables(whose) for program in programs if program is not None)
+        return tuple(dict(pair for variables in read for pair in variables).items())
 
 
 class UserSourceSpec(CodeSection, SourceSection):
@@ -39,7 +136,7 @@ class UserSourceSpec(CodeSection, SourceSection):
 
     def plan(self, pipeline: str, vertex: str) -> Pulled:
         """Returns the user's class, to be called in a process beside the task."""
-        return Pulled(self.code)
+        return Pulled(self.code, self.variables)
 
 
 class UserSinkSpec(CodeSection, SinkSection):
@@ -52,4 +149,5 @@ class UserSinkSpec(CodeSection, SinkSection):
 
     def plan(self, retried: bool) -> UserSink:
         """Returns the user's code."""
-        return UserSink(self.code, self.mode)
+        # Lint has refused a mode that is not for sinks.
+        return UserSink(self.code, cast("SinkMode", self.call_mode), env=self.variables)

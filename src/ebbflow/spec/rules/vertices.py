@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ebbflow.connectors.user_code.spec import CodeSection
-from ebbflow.core import targets
-from ebbflow.errors import TargetError
 from ebbflow.spec.findings import FieldPath, Finding
 from ebbflow.spec.model import MonoVertexBody, MonoVertexSpec, PipelineSpec, Vertex, VertexKind
+from ebbflow.spec.rules.functions import check_code, check_target
 from ebbflow.spec.rules.tags import check_bypass
 from ebbflow.spec.sections import (
     OneOf,
@@ -63,7 +62,7 @@ def _vertex(vertex: Vertex, path: FieldPath, search: Path | None) -> Iterator[Fi
         said = f"it has {join_names(vertex.roles)}" if vertex.roles else "it has none of them"
         message = f"vertex {vertex.name!r} must have exactly one of source, udf and sink; {said}"
         yield Finding("EB206", message, path)
-    yield from check_step(vertex, path, search)
+    yield from check_step(vertex, vertex.name, path, search)
 
 
 def check_monovertex(spec: MonoVertexSpec, search: Path | None) -> Iterator[Finding]:
@@ -72,7 +71,7 @@ def check_monovertex(spec: MonoVertexSpec, search: Path | None) -> Iterator[Find
     for code, part, section in (("EB203", "source", body.source), ("EB204", "sink", body.sink)):
         if section is None:
             yield Finding(code, f"the MonoVertex has no {part}", ("spec", part))
-    yield from check_step(body, ("spec",), search)
+    yield from check_step(body, spec.name, ("spec",), search)
     yield from check_bypass(body)
 
 
@@ -80,16 +79,16 @@ _DNS_1035 = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 def check_step(
-    step: Vertex | MonoVertexBody, path: FieldPath, search: Path | None
+    step: Vertex | MonoVertexBody, name: str, path: FieldPath, search: Path | None
 ) -> Iterator[Finding]:
     """Reports what is wrong with the parts that are there."""
     if step.source is not None:
-        yield from _source(step.source, (*path, "source"), search)
+        yield from _source(step.source, name, (*path, "source"), search)
     if step.udf is not None:
-        yield from _udf(step.udf, (*path, "udf"), search)
+        yield from _udf(step.udf, name, (*path, "udf"), search)
         yield from _retry_without_fallback(step.udf, (*path, "udf"), "a map")
     if step.sink is not None:
-        yield from _sink(step.sink, (*path, "sink"), search)
+        yield from _sink(step.sink, name, (*path, "sink"), search)
     yield from _backoff(step.on_error.backoff, (*path, "onError", "backoff"))
     yield from _backoff(step.on_unavailable.backoff, (*path, "onUnavailable", "backoff"))
 
@@ -110,8 +109,8 @@ def check_store(store: ServingStoreSpec | None, search: Path | None) -> Iterator
     if store is None:
         return
     yield from _one_kind(store, path)
-    if isinstance(store.python, str):
-        yield from _target(store.python, (*path, "python"), search, methods=("put", "get"))
+    if store.kinds in (("python",), ("container",)):
+        yield from check_code(store, path, "servingStore", search)
 
 
 def join_names(names: tuple[str, ...]) -> str:
@@ -119,50 +118,54 @@ def join_names(names: tuple[str, ...]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def _source(source: SourceSpec, path: FieldPath, search: Path | None) -> Iterator[Finding]:
+def _source(
+    source: SourceSpec, name: str, path: FieldPath, search: Path | None
+) -> Iterator[Finding]:
     yield from _one_kind(source, path)
-    yield from _code_of(source, path, search)
+    yield from _code_of(source, name, path, search)
     if source.transformer is not None:
         inside: FieldPath = (*path, "transformer")
-        yield from _code(source.transformer, inside, search)
+        yield from check_code(source.transformer, inside, name, search)
         yield from _retry_without_fallback(source.transformer, inside, "a transformer")
 
 
-def _udf(udf: Udf, path: FieldPath, search: Path | None) -> Iterator[Finding]:
+def _udf(udf: Udf, name: str, path: FieldPath, search: Path | None) -> Iterator[Finding]:
     names = ("python", "container", "sql", "dataframe")
     ways = tuple(name for name in names if getattr(udf, name) is not None)
     if udf.query is None:
-        yield from _code(udf, path, search)
+        yield from check_code(udf, path, name, search)
     elif len(ways) > 1:
         yield Finding("EB207", f"'udf' can be only one of {join_names(ways)}", path)
     elif isinstance(udf.dataframe, str):
-        yield from _target(udf.dataframe, (*path, "dataframe"), search)
+        yield from check_target(udf.dataframe, (*path, "dataframe"), search)
 
 
-def _sink(sink: SinkSpec, path: FieldPath, search: Path | None) -> Iterator[Finding]:
-    yield from _sink_target(sink, path, search)
+def _sink(sink: SinkSpec, name: str, path: FieldPath, search: Path | None) -> Iterator[Finding]:
+    yield from _sink_target(sink, name, path, search)
     if sink.fallback is not None:
-        yield from _sink_target(sink.fallback, (*path, "fallback"), search)
+        yield from _sink_target(sink.fallback, name, (*path, "fallback"), search)
     if sink.on_success is not None:
-        yield from _sink_target(sink.on_success, (*path, "onSuccess"), search)
+        yield from _sink_target(sink.on_success, name, (*path, "onSuccess"), search)
     yield from _retry(sink.retry_strategy, path)
     if sink.fallback is None or not sink.fallback.kinds:
         yield from _no_fallback(sink.retry_strategy, path, "there is no fallback sink")
 
 
-def _sink_target(target: SinkTarget, path: FieldPath, search: Path | None) -> Iterator[Finding]:
+def _sink_target(
+    target: SinkTarget, name: str, path: FieldPath, search: Path | None
+) -> Iterator[Finding]:
     yield from _one_kind(target, path)
-    yield from _code_of(target, path, search)
+    yield from _code_of(target, name, path, search)
 
 
 def _code_of(
-    section: SourceSpec | SinkTarget, path: FieldPath, search: Path | None
+    section: SourceSpec | SinkTarget, name: str, path: FieldPath, search: Path | None
 ) -> Iterator[Finding]:
     """Looks at the user's code, if that is what is given."""
     for kind in section.kinds:
         part = getattr(section, kind)
         if isinstance(part, CodeSection):
-            yield from _code(part, (*path, kind), search, part.METHODS)
+            yield from check_code(part, (*path, kind), name, search)
 
 
 def _one_kind(section: OneOf, path: FieldPath) -> Iterator[Finding]:
@@ -171,36 +174,6 @@ def _one_kind(section: OneOf, path: FieldPath) -> Iterator[Finding]:
     if len(section.kinds) > 1:
         message = f"'{path[-1]}' can be only one of {join_names(section.kinds)}"
         yield Finding("EB207", message, path)
-
-
-def _code(
-    code: CodeSection, path: FieldPath, search: Path | None, methods: tuple[str, ...] = ()
-) -> Iterator[Finding]:
-    if code.python is None and code.container is None:
-        message = f"'{path[-1]}' has no code: name a Python function with python: module:attribute"
-        yield Finding("EB208", message, path)
-    elif code.python is None:
-        message = "containers are not run yet; name a Python function with python: module:attribute"
-        yield Finding("EB902", message, (*path, "container"), at_key=True)
-    elif isinstance(code.python, str):
-        yield from _target(code.python, (*path, "python"), search, methods)
-
-
-def _target(
-    target: str, path: FieldPath, search: Path | None, methods: tuple[str, ...] = ()
-) -> Iterator[Finding]:
-    if not targets.is_well_formed(target):
-        yield Finding("EB401", f"{target!r} is not of the form module:attribute", path)
-        return
-    try:
-        code = targets.resolve(target, search)
-    except TargetError as error:
-        yield Finding("EB402", str(error), path)
-        return
-    for method in methods:
-        if not hasattr(code, method):
-            reason = f"it has no method {method!r}"
-            yield Finding("EB402", str(TargetError(target, reason)), path)
 
 
 def _retry_without_fallback(

@@ -1,0 +1,71 @@
+"""Rules about functions: that there is code for each section, and something for each container."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+from ebbflow.connectors.user_code.spec import Bound, CodeSection, UserSinkSpec
+from ebbflow.core import targets
+from ebbflow.errors import TargetError
+from ebbflow.schema.literals import SinkMode
+from ebbflow.spec.bindings import BESIDE
+from ebbflow.spec.findings import FieldPath, Finding
+
+
+def check_code(
+    code: CodeSection, path: FieldPath, vertex: str, search: Path | None
+) -> Iterator[Finding]:
+    """Reports a section that nothing runs for, or whose Python code cannot be used."""
+    methods = code.METHODS
+    if isinstance(code.python, str):
+        yield from check_target(code.python, (*path, "python"), search, methods)
+    elif code.python is None and code.container is None:
+        message = f"'{path[-1]}' has no code: name a Python function with python: module:attribute"
+        yield Finding("EB208", message, path)
+    elif code.python is None and code.bound is None:
+        yield Finding("EB902", _unbound(code, vertex), (*path, "container"), at_key=True)
+    elif code.python is None and code.bound is not None:
+        yield from _bound_code(code, code.bound, (*path, "container"), search)
+
+
+def check_target(
+    target: str, path: FieldPath, search: Path | None, methods: tuple[str, ...] = ()
+) -> Iterator[Finding]:
+    """Reports a ``module:attribute`` that cannot be used, or that lacks one of the methods."""
+    if not targets.is_well_formed(target):
+        yield Finding("EB401", f"{target!r} is not of the form module:attribute", path)
+        return
+    try:
+        code = targets.resolve(target, search)
+    except TargetError as error:
+        yield Finding("EB402", str(error), path)
+        return
+    for method in methods:
+        if not hasattr(code, method):
+            reason = f"it has no method {method!r}"
+            yield Finding("EB402", str(TargetError(target, reason)), path)
+
+
+def _unbound(code: CodeSection, vertex: str) -> str:
+    assert code.container is not None
+    image = code.container.image
+    if image is None:
+        return f"the container of {vertex!r} has no image and no command: write one of them"
+    return (
+        f"there is no function for image {image!r} of {vertex!r}; write in {BESIDE} beside this "
+        f"file (or --bind FILE): {image}: {{command: [PROGRAM]}}, or {{python: module:attribute}}, "
+        "or {sockets: FOLDER}"
+    )
+
+
+def _bound_code(
+    code: CodeSection, bound: Bound, path: FieldPath, search: Path | None
+) -> Iterator[Finding]:
+    if bound.code is not None:
+        yield from check_target(bound.code, path, search, code.METHODS)
+    if isinstance(code, UserSinkSpec) and bound.mode not in (None, *get_args(SinkMode)):
+        modes = ", ".join(get_args(SinkMode))
+        message = f"the image is bound with mode {bound.mode!r}, and a sink has one of {modes}"
+        yield Finding("EB104", message, path)
