@@ -227,9 +227,10 @@ def spec() -> str:
             "These fields mean something on Kubernetes only. Lint checks their spelling. User code "
             "sees `metadata.namespace` as `NUMAFLOW_NAMESPACE`.",
             table(("kind", "in", "fields"), no_effect()),
-            "## Refused for now",
-            "Lint refuses these with EB901, so that no field is silently without effect.",
-            table(("feature", "field"), missing()),
+            "## Not supported",
+            "Lint refuses these with EB901, so that no field is silently without effect, and says "
+            "what to do instead.",
+            table(("feature", "field", "instead"), missing()),
         ]
     )
 
@@ -241,17 +242,20 @@ def no_effect() -> Iterator[tuple[str, ...]]:
             yield kind, f"`{where or '(top)'}`", ", ".join(f"`{name}`" for name in names)
 
 
-def missing() -> Iterator[tuple[str, str]]:
+def missing() -> Iterator[tuple[str, ...]]:
     """What is refused, each feature once; fields as they are called inside a vertex."""
     places: dict[str, list[str]] = {}
-    for field, (feature, _) in NOT_YET.items():
+    instead: dict[str, str] = {}
+    for field, feature in NOT_YET.items():
         short = field.removeprefix("spec.").removeprefix("vertices[].")
-        if f"`{short}`" not in places.setdefault(feature, []):
-            places[feature].append(f"`{short}`")
-    for feature, names in places.items():
-        yield feature, ", ".join(names)
-    for kind in KINDS_NOT_YET:
-        yield f"the kind {kind}", f"`kind: {kind}`"
+        instead[feature.name] = feature.instead
+        if f"`{short}`" not in places.setdefault(feature.name, []):
+            places[feature.name].append(f"`{short}`")
+    for feature_name, names in places.items():
+        yield feature_name, ", ".join(names), instead[feature_name]
+    for kind, way in KINDS_NOT_YET.items():
+        yield f"the kind {kind}", f"`kind: {kind}`", way
+    yield "GSSAPI and OAUTHBEARER of Kafka", "`sasl`", "log in with PLAIN or SCRAM, or with `tls`"
 
 
 FOLDED: dict[type[BaseModel], tuple[str, str]] = {
@@ -336,7 +340,7 @@ FIELD_MEANING = {
     "publish.retryAttempts": "the most attempts after the first; `-1` for no limit",
     "publish.ackWait": "the longest time for all attempts; left out, there is no limit",
     "replicas": "as `partitions`",
-    "streaming": "only `false` for now",
+    "streaming": "only `false`",
     "readBatchSize": "the most messages that one call of a sink, or of a map in the modes "
     "`batch`, `columnar` and `pandas`, gets",
     "bufferMaxLength": "the most frames in a buffer, per partition",
@@ -383,8 +387,8 @@ def meaning(path: str, field: FieldInfo, otherwise: str | None = None) -> str:
 def runs(path: str, ignored: Mapping[str, Sequence[str]]) -> bool:
     """Whether a field has a meaning here, at least for some of its values."""
     where, _, name = path.rpartition(".")
-    _, needing = NOT_YET.get(path, ("", None))
-    return name not in ignored.get(where, ()) and needing is not ANY
+    missing = path in NOT_YET and NOT_YET[path].value is ANY
+    return name not in ignored.get(where, ()) and not missing
 
 
 def section_in(annotation: Any) -> tuple[type[BaseModel] | None, bool]:

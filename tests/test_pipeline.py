@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 from pyspark import cloudpickle
 
+from ebbflow.connectors import registry
 from ebbflow.durations import Backoff
 from ebbflow.errors import SpecError
 from ebbflow.pipeline import Pipeline
 from ebbflow.spec.lint import load
 from ebbflow.spec.model import PipelineSpec
 from ebbflow.spec.sections import ServingStoreSpec, SinkSpec
+from tests.spec.linting import OWN_SINK
 
 YAML = """\
 apiVersion: numaflow.numaproj.io/v1alpha1
@@ -184,7 +186,10 @@ def test_a_serving_store_may_be_a_class() -> None:
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"fallback": "lgo"}, "EB101 unknown field 'lgo'; did you mean 'log'?"),
-    ({"on_success": "pulsar"}, "EB901 the pulsar sink is not supported yet"),
+    (
+        {"on_success": "pulsar"},
+        f"EB901 the pulsar sink {OWN_SINK}",
+    ),
     (
         {"fallback": "nowhere:fn"},
         "EB402 cannot use 'nowhere:fn': "
@@ -238,7 +243,7 @@ def test_problems_name_the_vertex_or_edge_in_place_of_a_line() -> None:
         "digits and '-', starting with a letter and not ending with '-'",
         "pipeline Orders, vertex enrich: EB402 cannot use 'nowhere:fn': "
         "there is no module 'nowhere' beside the pipeline or on the Python path",
-        "pipeline Orders, vertex out: EB207 'sink' needs one of " + ", ".join(SinkSpec.KINDS),
+        "pipeline Orders, vertex out: EB207 'sink' needs one of " + ", ".join(registry.SINKS),
         "pipeline Orders, edge enrich → ot: EB301 there is no vertex 'ot'; did you mean 'out'?",
     ]
 

@@ -153,7 +153,7 @@ spec:
 
 def test_a_serving_pipeline_is_refused_in_one_sentence(problems_of: Lint) -> None:
     assert problems_of(SERVING) == [
-        "2:7: EB901 kind ServingPipeline is not supported yet; make its spec.pipeline a Pipeline "
+        "2:7: EB901 kind ServingPipeline is not supported; make its spec.pipeline a Pipeline "
         "with an http source and a servingStore"
     ]
 

@@ -6,9 +6,17 @@ from typing import get_args
 
 import pytest
 
+from ebbflow.connectors import registry
 from ebbflow.schema.literals import Mode, SinkMode
 from ebbflow.spec.findings import CODES
-from ebbflow.spec.sections import SinkTarget, SourceSpec
+from tests.spec.linting import (
+    NO_GROUP_BY,
+    NO_RATE_LIMIT,
+    NO_SERVE,
+    NO_SIDE_INPUTS,
+    OWN_SINK,
+    OWN_SOURCE,
+)
 
 Lint = Callable[[str], list[str]]
 
@@ -30,8 +38,8 @@ NAME_RULE = (
     "is not a valid name: use at most 63 lower-case letters, digits and '-', "
     "starting with a letter and not ending with '-'"
 )
-SOURCES = ", ".join(SourceSpec.KINDS)
-SINKS = ", ".join(SinkTarget.KINDS)
+SOURCES = ", ".join(registry.SOURCES)
+SINKS = ", ".join(registry.SINKS)
 IN, ENRICH, OUT = (line for line in GOOD.splitlines() if "name: " in line and "- " in line)
 EDGES = "".join(GOOD.partition("  edges:\n")[1:])
 TO_OUT = "{from: enrich, to: out}"
@@ -365,8 +373,14 @@ SINKS_BEHIND = [
         "onSuccess: {udsink: {python: 'handlers:Stor'}}",
         ["8:62: EB402 cannot use 'handlers:Stor': 'handlers' has no 'Stor'; did you mean 'Store'?"],
     ),
-    ("fallback: {pulsar: {}}", ["8:44: EB901 the pulsar sink is not supported yet"]),
-    ("onSuccess: {serve: {}}", ["8:45: EB901 the serve sink is not supported yet"]),
+    (
+        "fallback: {pulsar: {}}",
+        [f"8:44: EB901 the pulsar sink {OWN_SINK}"],
+    ),
+    (
+        "onSuccess: {serve: {}}",
+        [f"8:45: EB901 the serve sink {NO_SERVE}"],
+    ),
     (
         "fallback: {}, retryStrategy: {onFailure: fallback}",
         [
@@ -451,23 +465,51 @@ STORES = [
 ]
 
 NOT_YET = [
-    ("{generator: {}}", "{pulsar: {}}", "6:25: EB901 the pulsar source is not supported yet"),
-    ("{generator: {}}", "{sqs: {queueName: a}}", "6:25: EB901 the sqs source is not supported yet"),
-    ("{log: {}}", "{sqs: {}}", "8:24: EB901 the sqs sink is not supported yet"),
-    ("{log: {}}", "{serve: {}}", "8:24: EB901 the serve sink is not supported yet"),
-    ("{name: out,", "{name: out, sideInputs: [a],", "8:17: EB901 sideInputs is not supported yet"),
-    ("spec:\n", "spec:\n  sideInputs: []\n", "5:3: EB901 sideInputs is not supported yet"),
+    (
+        "{generator: {}}",
+        "{pulsar: {}}",
+        f"6:25: EB901 the pulsar source {OWN_SOURCE}",
+    ),
+    (
+        "{generator: {}}",
+        "{sqs: {queueName: a}}",
+        f"6:25: EB901 the sqs source {OWN_SOURCE}",
+    ),
+    (
+        "{log: {}}",
+        "{sqs: {}}",
+        f"8:24: EB901 the sqs sink {OWN_SINK}",
+    ),
+    (
+        "{log: {}}",
+        "{serve: {}}",
+        f"8:24: EB901 the serve sink {NO_SERVE}",
+    ),
     (
         "{name: out,",
-        "{name: out, limits: {rateLimit: {}},",
-        "8:26: EB901 rateLimit is not supported yet",
+        "{name: out, sideInputs: [a],",
+        f"8:17: EB901 sideInputs {NO_SIDE_INPUTS}",
     ),
     (
         "spec:\n",
-        "spec:\n  limits: {rateLimit: {}}\n",
-        "5:12: EB901 rateLimit is not supported yet",
+        "spec:\n  sideInputs: [{name: a}]\n",
+        f"5:3: EB901 sideInputs {NO_SIDE_INPUTS}",
     ),
-    ("{python:", "{groupBy: {}, python:", "7:26: EB901 groupBy is not supported yet"),
+    (
+        "{name: out,",
+        "{name: out, limits: {rateLimit: {max: 1}},",
+        f"8:26: EB901 rateLimit {NO_RATE_LIMIT}",
+    ),
+    (
+        "spec:\n",
+        "spec:\n  limits: {rateLimit: {max: 1}}\n",
+        f"5:12: EB901 rateLimit {NO_RATE_LIMIT}",
+    ),
+    (
+        "{python:",
+        "{groupBy: {}, python:",
+        f"7:26: EB901 groupBy {NO_GROUP_BY}",
+    ),
 ]
 
 ACCEPTED = [
@@ -507,6 +549,33 @@ ACCEPTED = [
     (GOOD, f"---\n{GOOD}---\n"),
     (GOOD, f"# two pipelines\n{GOOD}---\n{GOOD.replace('orders', 'returns')}"),
 ]
+
+
+EMPTY = [
+    ("{log: {}}", "{kafka: {brokers: [a], topic: b, tls: null, sasl: {}}}"),
+    ("{log: {}}", "{kafka: {brokers: [a], topic: b, sasl: {mechanism: null, plain:}, config: ''}}"),
+    ("{generator: {}}", "{kafka: {brokers: [a], topic: b, consumerGroup: ''}}"),
+    ("{generator: {}}", "{nats: {url: 'nats://a', subject: b, queue: '', auth: {}}}"),
+    ("{generator: {}}", "{nats: {url: 'nats://a', subject: b, auth: {basic: null}}}"),
+    ("{generator: {}}", "{jetstream: {url: 'nats://a', stream: B, consumer: ''}}"),
+    ("{generator: {}}", "{jetstream: {url: 'nats://a', stream: B, deliver_policy: ''}}"),
+    ("{generator: {}}", "{http: {auth: {}, ports:, service:}}"),
+    ("{generator: {}}", "{http: {auth: {token: null}}}"),
+    ("{generator: {}}", "{generator: {rpu:, keyCount: null}, transformer:}"),
+    ("{log: {}}", "{log: {}, retryStrategy:, fallback:, onSuccess: null}"),
+    ("to: out}", "to: out, conditions:}"),
+    ("to: out}", "to: out, conditions: {}, onFull:}"),
+    ("to: out}", "to: out, conditions: {tags:}}"),
+    ("spec:\n", "spec:\n  limits:\n  lifecycle: {desiredPhase: ''}\n  sideInputs: []\n"),
+    ("spec:\n", "spec:\n  limits: {rateLimit: {}, readBatchSize:}\n  watermark:\n"),
+    ("name: out,", "name: out, sideInputs: [], partitions:, limits:, onError:,"),
+]
+"""Values that count as left out."""
+
+
+@pytest.mark.parametrize(("old", "new"), EMPTY)
+def test_empty_values_count_as_left_out(problems_of: Lint, old: str, new: str) -> None:
+    assert problems_of(changed(old, new)) == []
 
 
 def changed(old: str, new: str) -> str:

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from ebbflow.connectors import registry
 from ebbflow.durations import Backoff
 from ebbflow.spec.kubernetes import MONOVERTEX_NO_EFFECT
 from ebbflow.spec.lint import check, load
 from ebbflow.spec.model import EffectiveLimits, MonoVertexBody, MonoVertexSpec
-from ebbflow.spec.sections import SinkTarget, SourceSpec
+from tests.spec.linting import NO_GROUP_BY, NO_RATE_LIMIT, OWN_SINK, OWN_SOURCE
 
 Lint = Callable[[str], list[str]]
 
@@ -63,7 +64,7 @@ spec:
 status: {phase: Running}
 """
 
-SINKS = ", ".join(SinkTarget.KINDS)
+SINKS = ", ".join(registry.SINKS)
 FIELDS = ", ".join(str(field.alias) for field in MonoVertexBody.model_fields.values())
 SINK = next(line for line in GOOD.splitlines(keepends=True) if line.startswith("  sink:"))
 
@@ -80,7 +81,7 @@ WRONG = [
     (
         "{generator: {}}",
         "{}",
-        f"5:11: EB207 'source' needs one of {', '.join(SourceSpec.KINDS)}",
+        f"5:11: EB207 'source' needs one of {', '.join(registry.SOURCES)}",
     ),
     ("fallback: {log: {}}", "fallback: {}", f"7:56: EB207 'fallback' needs one of {SINKS}"),
     (
@@ -88,7 +89,11 @@ WRONG = [
         "spec:\n  vertices: []\n",
         f"5:3: EB101 unknown field 'vertices'; valid here: {FIELDS}",
     ),
-    ("udf: {", "udf: {groupBy: {}, ", "6:9: EB901 groupBy is not supported yet"),
+    (
+        "udf: {",
+        "udf: {groupBy: {}, ",
+        f"6:9: EB901 groupBy {NO_GROUP_BY}",
+    ),
     (
         "udf: {",
         "udf: {retryStrategy: {onFailure: fallback}, ",
@@ -114,21 +119,32 @@ WRONG = [
         "this file (or --bind FILE): a: {command: [PROGRAM]}, or {python: module:attribute}, "
         "or {sockets: FOLDER}",
     ),
-    ("{generator: {}}", "{sqs: {}}", "5:12: EB901 the sqs source is not supported yet"),
+    (
+        "{generator: {}}",
+        "{sqs: {}}",
+        f"5:12: EB901 the sqs source {OWN_SOURCE}",
+    ),
     (
         "{generator: {}}",
         "{udsource: {python: 'handlers:Reader'}}",
         "5:31: EB402 cannot use 'handlers:Reader': it has no method 'ack'",
     ),
-    ("fallback: {log", "fallback: {sqs", "7:57: EB901 the sqs sink is not supported yet"),
+    (
+        "fallback: {log",
+        "fallback: {sqs",
+        f"7:57: EB901 the sqs sink {OWN_SINK}",
+    ),
 ]
 
 SETTINGS = [
     ("streaming: false", []),
-    ("streaming: true", ["5:3: EB901 streaming: true is not supported yet"]),
+    ("streaming: true", ["5:3: EB901 streaming: true is not supported; leave it out"]),
     ("replicas: 0", ["5:13: EB104 'replicas' must be at least 1, not 0"]),
     ("partitions: 0", ["5:15: EB104 'partitions' must be at least 1, not 0"]),
-    ("limits: {rateLimit: {}}", ["5:12: EB901 rateLimit is not supported yet"]),
+    (
+        "limits: {rateLimit: {max: 1}}",
+        [f"5:12: EB901 rateLimit {NO_RATE_LIMIT}"],
+    ),
     (
         "limits: {bufferMaxLength: 5}",
         [

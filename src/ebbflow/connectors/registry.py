@@ -68,8 +68,19 @@ SINKS: dict[str, SinkKind] = {
     "spark": SinkKind(SparkSinkSpec, batched=True),
 }
 
-SOURCES_NOT_YET = ("pulsar", "sqs", "serving")
-"""Numaflow's sources that are not here: a spec may name them, and lint refuses them."""
+_OWN_SOURCE = "write a udsource with a client of your choice"
+_OWN_SINK = "write a udsink with a client of your choice"
 
-SINKS_NOT_YET = ("pulsar", "sqs", "serve")
+SOURCES_NOT_YET = {
+    "pulsar": _OWN_SOURCE,
+    "sqs": _OWN_SOURCE,
+    "serving": "use an http source and a servingStore",
+}
+"""Numaflow's sources that are not here: a spec may name them, and lint says what to do instead."""
+
+SINKS_NOT_YET = {
+    "pulsar": _OWN_SINK,
+    "sqs": _OWN_SINK,
+    "serve": "name a servingStore, and have a udsink answer with Response.serve",
+}
 """Numaflow's sinks that are not here."""

@@ -16,6 +16,7 @@ from typing import Annotated, Any, cast
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PlainSerializer,
@@ -128,6 +129,12 @@ def _some_text(value: str) -> str:
     return value
 
 
+def _leave_out_empty(value: Any) -> Any:
+    if isinstance(value, Mapping) and all(item is None for item in value.values()):
+        return None
+    return None if value in ("", []) else value
+
+
 def _code(value: Any) -> words.Code:
     if isinstance(value, str):
         return value
@@ -151,6 +158,9 @@ Wait = Annotated[Millis, AfterValidator(_some_time)]
 
 Base64 = Annotated[StrictStr, AfterValidator(_base64)]
 """Bytes written as base64."""
+
+LEFT_OUT_IF_EMPTY = BeforeValidator(_leave_out_empty)
+"""For a field where Numaflow takes an empty text, list or mapping as if the field were left out."""
 
 Bucket = Annotated[StrictStr, AfterValidator(_bucket)]
 """The name of a key-value bucket in NATS."""

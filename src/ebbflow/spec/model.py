@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import StrictBool, StrictStr
 
@@ -166,7 +166,7 @@ class Vertex(VertexFields):
     partitions: fields.Partitions = 1
     limits: Limits | None = None
     ordered: Ordered | None = None
-    side_inputs: Any = None
+    side_inputs: Annotated[Any, fields.LEFT_OUT_IF_EMPTY] = None
     on_error: OnError = OnError()
     on_unavailable: OnUnavailable = OnUnavailable()
     breaker: BreakerSpec = BreakerSpec()
@@ -197,7 +197,7 @@ class PipelineBody(PipelineFields, ResourceBody):
     limits: Limits = Limits()
     ordered: Ordered = Ordered()
     lifecycle: PipelineLifecycle = PipelineLifecycle()
-    side_inputs: Any = None
+    side_inputs: Annotated[Any, fields.LEFT_OUT_IF_EMPTY] = None
 
 
 class PipelineSpec(Resource):

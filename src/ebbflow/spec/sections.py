@@ -5,10 +5,10 @@ All durations are whole milliseconds. See ``model`` for what a section does and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
-from pydantic import Field, StrictBool, StrictStr, create_model
+from pydantic import BeforeValidator, Field, StrictBool, StrictStr, create_model
 
 from ebbflow.connectors.registry import SINKS, SINKS_NOT_YET, SOURCES, SOURCES_NOT_YET
 from ebbflow.connectors.section import SinkSection, SourceSection
@@ -149,6 +149,8 @@ class OneOf(Section):
     """A section in which exactly one of several kinds is to be given."""
 
     KINDS: ClassVar[tuple[str, ...]]
+    NOT_YET: ClassVar[Collection[str]] = ()
+    """Those of the kinds that are known and not supported."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -187,6 +189,7 @@ class SourceSpec(SourceFields):
     """Where messages come from: one of the kinds in the registry of connectors."""
 
     KINDS = (*SOURCES, *SOURCES_NOT_YET)
+    NOT_YET = SOURCES_NOT_YET
     transformer: Transformer | None = None
 
     @property
@@ -199,6 +202,7 @@ class SinkTarget(SinkFields):
     """A place to write messages to: one of the kinds in the registry of connectors."""
 
     KINDS = (*SINKS, *SINKS_NOT_YET)
+    NOT_YET = SINKS_NOT_YET
 
     @property
     def section(self) -> SinkSection:
@@ -280,7 +284,7 @@ class ReadLimits(Section):
     read_timeout: fields.Millis | None = None
     concurrency: fields.Positive | None = None
     call_timeout: fields.Wait | None = None
-    rate_limit: Any = None
+    rate_limit: Annotated[Any, fields.LEFT_OUT_IF_EMPTY] = None
 
 
 class Limits(ReadLimits):
@@ -321,7 +325,9 @@ class Ordered(Section):
 class Lifecycle(Section):
     """Whether to run at all."""
 
-    desired_phase: words.Phase = "Running"
+    desired_phase: Annotated[words.Phase, BeforeValidator(lambda phase: phase or "Running")] = (
+        "Running"
+    )
 
     @property
     def paused(self) -> bool:

@@ -119,7 +119,8 @@ def _label(path: FieldPath) -> str:
 def _unknown(model: type[BaseModel], path: FieldPath) -> str:
     name = str(path[-1])
     section = _section(model, path[:-1])
-    names = [str(field.alias) for field in section.model_fields.values()]
+    known = [str(field.alias) for field in section.model_fields.values()]
+    names = [field for field in known if field not in getattr(section, "NOT_YET", ())]
     return f"unknown field {name!r}; {did_you_mean(name, names, 'valid here:')}"
 
 

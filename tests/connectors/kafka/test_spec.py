@@ -96,9 +96,24 @@ def test_topics_and_settings_can_be_written_in_two_ways():
             "promised rests on it",
         ),
         (
-            "topic: t\n          sasl: {mechanism: GSSAPI}",
+            "topic: t\n          sasl: {mechanism: plan}",
             "11:29: EB104 'mechanism' must be 'PLAIN', 'SCRAM-SHA-256' or 'SCRAM-SHA-512', not "
-            "'GSSAPI'",
+            "'PLAN'",
+        ),
+        (
+            "topic: t\n          sasl: {mechanism: GSSAPI, gssapi: {realm: a, serviceName: kafka}}",
+            "11:17: EB901 'sasl': GSSAPI is not supported; log in with PLAIN, SCRAM-SHA-256 or "
+            "SCRAM-SHA-512, or with a certificate in tls:",
+        ),
+        (
+            "topic: t\n          sasl: {mechanism: OAUTHBEARER}",
+            "11:17: EB901 'sasl': OAUTHBEARER is not supported; log in with PLAIN, SCRAM-SHA-256 "
+            "or SCRAM-SHA-512, or with a certificate in tls:",
+        ),
+        (
+            "topic: t\n          sasl: {oauth: {tokenEndpoint: 'http://a'}}",
+            "11:17: EB901 'sasl': OAUTHBEARER is not supported; log in with PLAIN, SCRAM-SHA-256 "
+            "or SCRAM-SHA-512, or with a certificate in tls:",
         ),
         (
             "topic: t\n          sasl: {mechanism: PLAIN}",

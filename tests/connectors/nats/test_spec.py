@@ -114,8 +114,8 @@ def test_sinks_that_are_fine(problems_of, fields):
             "EB101 unknown field 'maxDeliver'; did you mean 'deliverPolicy'?",
         ),
         (
-            f"nats: {{{URL}, subject: a, auth: {{}}}}",
-            "{}",
+            f"nats: {{{URL}, subject: a, auth: {{token: {{env: A}}, nkey: {{env: B}}}}}}",
+            "{token",
             "EB104 'auth': write exactly one of basic, token, nkey, creds",
         ),
         (

@@ -123,7 +123,7 @@ class HttpSourceSpec(SourceSection):
         default="127.0.0.1", description="where to listen; beyond this machine a token is needed"
     )
     ports: Ports = Ports()
-    auth: BearerToken | None = None
+    auth: Annotated[BearerToken | None, fields.LEFT_OUT_IF_EMPTY] = None
     tls: CertificateSpec | None = None
     read_timeout: fields.Wait = Field(
         default=10_000, description="how long a request may take to arrive"

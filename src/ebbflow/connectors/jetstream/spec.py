@@ -58,12 +58,12 @@ class JetStreamSourceSpec(NatsAccess, SourceSection):
     """
 
     stream: Name = Field(description="the stream to read")
-    consumer: Name | None = Field(
+    consumer: Annotated[Name | None, fields.LEFT_OUT_IF_EMPTY] = Field(
         default=None,
         description="its durable consumer, made if it is missing; left out, "
         "`ebbflow-<pipeline>-<vertex>`",
     )
-    deliver_policy: Policy | None = Field(
+    deliver_policy: Annotated[Policy | None, fields.LEFT_OUT_IF_EMPTY] = Field(
         default=None,
         description="where a consumer begins that is made: `all`, `new`, `last`, "
         "`last_per_subject`, `by_start_sequence NUMBER` or `by_start_time "

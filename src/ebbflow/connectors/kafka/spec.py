@@ -24,6 +24,7 @@ from ebbflow.connectors.kafka.settings import (
 )
 from ebbflow.connectors.plans import WHOLE_CHUNK, Pulled, UserSink
 from ebbflow.connectors.section import SinkSection, SourceSection, require_extra
+from ebbflow.schema import fields
 from ebbflow.schema.fields import Section, shown
 from ebbflow.schema.secret import SecretRef, Tls
 from ebbflow.secret import Secret
@@ -113,8 +114,23 @@ Brokers = Annotated[tuple[StrictStr, ...], AfterValidator(_require_some)]
 Topic = Annotated[StrictStr, AfterValidator(_check_topic)]
 """The name of a topic."""
 
+Mechanism = Annotated[
+    Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"],
+    BeforeValidator(lambda name: name.upper() if isinstance(name, str) else name),
+]
+"""A way to log in, in capitals or not."""
+
 Topics = Annotated[tuple[Topic, ...], BeforeValidator(_split_topics), AfterValidator(_require_some)]
 """Topics as a list, or with commas in between."""
+
+
+def _way_not_here(sasl: Mapping[str, Any]) -> str | None:
+    """Returns the mechanism that is asked for, if it is one that only Numaflow has."""
+    sections = {"gssapi": "GSSAPI", "oauth": "OAUTHBEARER"}
+    mechanism = str(sasl.get("mechanism")).upper()
+    named = [name for section, name in sections.items() if sasl.get(section) is not None]
+    named += [name for name in (*sections.values(), "OAUTH") if name == mechanism]
+    return named[0] if named else None
 
 
 class SaslUser(Section):
@@ -128,12 +144,24 @@ class SaslUser(Section):
 class Sasl(Section):
     """A login; the section of its mechanism has the user."""
 
-    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
-        description="how to log in; the section of that name has the user"
-    )
+    mechanism: Mechanism = Field(description="how to log in; the section of that name has the user")
     plain: SaslUser | None = None
     scramsha256: SaslUser | None = None
     scramsha512: SaslUser | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_supported(cls, sasl: Any) -> Any:
+        """Refuses Numaflow's two other ways by their names, not as misspelt fields."""
+        way = _way_not_here(sasl) if isinstance(sasl, Mapping) else None
+        if way is not None:
+            raise PydanticCustomError(
+                "EB901",
+                "{way} is not supported; log in with PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512, or "
+                "with a certificate in tls:",
+                {"way": way},
+            )
+        return sasl
 
     @model_validator(mode="after")
     def _has_its_section(self) -> Sasl:
@@ -173,7 +201,7 @@ class KafkaSection(Section):
         " those that promises rest on are refused",
     )
     tls: Tls | None = None
-    sasl: Sasl | None = None
+    sasl: Annotated[Sasl | None, fields.LEFT_OUT_IF_EMPTY] = None
 
     def access(self) -> KafkaAccess:
         """Returns the brokers and the login, with all secrets as they are now."""
@@ -193,7 +221,7 @@ class KafkaSourceSpec(KafkaSection, SourceSection):
     """Records of topics, read as a member of a consumer group."""
 
     topic: Topics = Field(description="the topics to read")
-    consumer_group: StrictStr | None = Field(
+    consumer_group: Annotated[StrictStr | None, fields.LEFT_OUT_IF_EMPTY] = Field(
         default=None, description="the group; left out, `<pipeline>-<vertex>`"
     )
     kafka_version: Any = Field(default=None, description="without effect")

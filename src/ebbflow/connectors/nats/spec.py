@@ -119,7 +119,7 @@ class NatsAccess(Section):
         description="the NATS server, or several with commas in between; never the pipeline's"
         " own unless it says so"
     )
-    auth: NatsAuth | None = None
+    auth: Annotated[NatsAuth | None, fields.LEFT_OUT_IF_EMPTY] = None
     tls: Tls | None = None
 
     def addresses(self, where: str) -> Addresses:
@@ -152,7 +152,7 @@ class NatsSourceSpec(NatsAccess, SourceSection):
     """
 
     subject: Pattern = Field(description="what to listen to, perhaps with `*` and `>`")
-    queue: Pattern | None = Field(
+    queue: Annotated[Pattern | None, fields.LEFT_OUT_IF_EMPTY] = Field(
         default=None, description="the queue group; left out, every message is taken"
     )
 

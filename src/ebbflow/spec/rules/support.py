@@ -1,12 +1,13 @@
-"""Features that the model knows and the runtime does not have yet.
+"""Features of Numaflow that the model knows and the runtime does not have.
 
-Lint refuses these, so that nothing in a spec is silently without effect. When the runtime learns
-one, its line here goes.
+Lint refuses these with what to do instead, so that nothing in a spec is silently without effect and
+no field of Numaflow is taken for a misspelt one. When the runtime learns one, its line here goes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from ebbflow.connectors.registry import SINKS_NOT_YET, SOURCES_NOT_YET
@@ -16,28 +17,52 @@ from ebbflow.spec.model import Spec
 ANY = object()
 """Whatever the value is, as long as there is one."""
 
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A feature that is not there: its name, what to do instead, and the value that needs it."""
+
+    name: str
+    instead: str
+    value: object = ANY
+
+    @property
+    def message(self) -> str:
+        """The sentence that lint says."""
+        return f"{self.name} is not supported; {self.instead}"
+
+
 _SINK_PLACES = ("sink", "sink.fallback", "sink.onSuccess")
 
-_STEP: dict[str, tuple[str, object]] = {
-    "limits.rateLimit": ("rateLimit", ANY),
-    **{f"source.{name}": (f"the {name} source", ANY) for name in SOURCES_NOT_YET},
-    "udf.groupBy": ("groupBy", ANY),
+_STEP: dict[str, Missing] = {
+    "limits.rateLimit": Missing(
+        "rateLimit", "bound what is worked on at a time with limits.concurrency"
+    ),
     **{
-        f"{place}.{name}": (f"the {name} sink", ANY)
+        f"source.{name}": Missing(f"the {name} source", instead)
+        for name, instead in SOURCES_NOT_YET.items()
+    },
+    "udf.groupBy": Missing(
+        "groupBy", "aggregate in a Spark job that reads what a jetstream sink writes"
+    ),
+    **{
+        f"{place}.{name}": Missing(f"the {name} sink", instead)
         for place in _SINK_PLACES
-        for name in SINKS_NOT_YET
+        for name, instead in SINKS_NOT_YET.items()
     },
 }
 """What a vertex of a pipeline and a MonoVertex have in common."""
 
-NOT_YET: dict[str, tuple[str, object]] = {
+_SIDE_INPUTS = Missing("sideInputs", "have user code read such values itself, in its open()")
+
+NOT_YET: dict[str, Missing] = {
     **{f"spec.{field}": feature for field, feature in _STEP.items()},
     **{f"spec.vertices[].{field}": feature for field, feature in _STEP.items()},
-    "spec.sideInputs": ("sideInputs", ANY),
-    "spec.vertices[].sideInputs": ("sideInputs", ANY),
-    "spec.streaming": ("streaming: true", True),
+    "spec.sideInputs": _SIDE_INPUTS,
+    "spec.vertices[].sideInputs": _SIDE_INPUTS,
+    "spec.streaming": Missing("streaming: true", "leave it out", True),
 }
-"""Field → what to call it, and the value that needs the missing feature."""
+"""Field → the feature that it needs."""
 
 KINDS_NOT_YET = {
     "ServingPipeline": "make its spec.pipeline a Pipeline with an http source and a servingStore"
@@ -49,17 +74,17 @@ def check_kind(data: Any) -> Iterator[Finding]:
     """Reports a kind of document that is not run, in one sentence for all of it."""
     kind = data.get("kind") if isinstance(data, dict) else None
     if kind in tuple(KINDS_NOT_YET):
-        message = f"kind {kind} is not supported yet; {KINDS_NOT_YET[kind]}"
-        yield Finding("EB901", message, ("kind",))
+        missing = Missing(f"kind {kind}", KINDS_NOT_YET[kind])
+        yield Finding("EB901", missing.message, ("kind",))
 
 
 def check_support(spec: Spec) -> Iterator[Finding]:
-    """Reports each use of a feature that is not there yet."""
+    """Reports each use of a feature that is not there."""
     data = spec.model_dump(by_alias=True, exclude_none=True)
-    for pattern, (feature, needing) in NOT_YET.items():
+    for pattern, missing in NOT_YET.items():
         for path, value in find_fields(data, pattern):
-            if needing is ANY or value == needing:
-                yield Finding("EB901", f"{feature} is not supported yet", path, at_key=True)
+            if missing.value is ANY or value == missing.value:
+                yield Finding("EB901", missing.message, path, at_key=True)
 
 
 def find_fields(data: Any, pattern: str) -> Iterator[tuple[FieldPath, Any]]:

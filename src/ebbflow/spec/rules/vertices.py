@@ -170,7 +170,8 @@ def _code_of(
 
 def _one_kind(section: OneOf, path: FieldPath) -> Iterator[Finding]:
     if not section.kinds:
-        yield Finding("EB207", f"'{path[-1]}' needs one of {', '.join(section.KINDS)}", path)
+        offered = [kind for kind in section.KINDS if kind not in section.NOT_YET]
+        yield Finding("EB207", f"'{path[-1]}' needs one of {', '.join(offered)}", path)
     if len(section.kinds) > 1:
         message = f"'{path[-1]}' can be only one of {join_names(section.kinds)}"
         yield Finding("EB207", message, path)
