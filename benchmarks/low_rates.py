@@ -25,7 +25,7 @@ kind: Pipeline
 metadata: {{name: trickle}}
 spec:
   vertices:
-    - {{name: in, source: {{generator: {{rpu: {rate}, duration: 1s, msgSize: 100}}}}}}
+    - {{name: in, source: {{generator: {{rpu: {rate}, duration: 1s, msgSize: 36}}}}}}
     - {{name: map, udf: {{python: "benchmarks.work:each"}}}}
     - {{name: sink, sink: {{udsink: {{python: "benchmarks.low_rates:Noting"}}}}}}
   edges:

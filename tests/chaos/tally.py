@@ -54,7 +54,7 @@ def count(folder: Path, messages: int, kills: int, link: Link) -> Tally:
     journal = (folder / "journal").iterdir()
     numbers = Counter(int(line) for path in journal for line in path.read_text().split())
     letters = DeadLetters(link, "chaos").list()
-    dead = {json.loads(stored.letter.value)["data"]["value"] for stored in letters}
+    dead = {json.loads(stored.letter.value)["value"] for stored in letters}
     lost = [n for n in range(messages) if n not in numbers and n not in dead]
     duplicates = numbers.total() - len(numbers)
     return Tally(messages, kills, len(numbers), len(dead), duplicates, lost)

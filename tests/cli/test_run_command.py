@@ -34,7 +34,7 @@ import json
 from ebbflow import Message
 
 def enrich(datum):
-    if json.loads(datum.value)["data"]["value"] == 7:
+    if json.loads(datum.value)["value"] == 7:
         raise ValueError("not seven")
     return Message(datum.value)
 """

@@ -27,7 +27,7 @@ MADE_UP = [*samples.FLOW, *samples.HELD, *samples.SLOW, *samples.MEANWHILE]
 
 
 def sample_of(value: bytes) -> Sample:
-    return MADE_UP[json.loads(value)["data"]["value"]]
+    return MADE_UP[json.loads(value)["value"]]
 
 
 class Numbered(ScriptedTransformer):

@@ -64,7 +64,7 @@ class Store:
 
     def __call__(self, data):
         for datum in data:
-            print(json.loads(datum.value)["data"]["value"], file=self.file)
+            print(json.loads(datum.value)["value"], file=self.file)
         self.file.flush()
         return [Response.ok(datum.id) for datum in data]
 '''

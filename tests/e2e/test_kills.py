@@ -19,7 +19,7 @@ STEPS = """
 from ebbflow import nack
 
 def number_of(datum):
-    return json.loads(datum.value)["data"]["value"]
+    return json.loads(datum.value)["value"]
 
 def count(datum):
     if number_of(datum) >= 10:

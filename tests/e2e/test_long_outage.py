@@ -23,7 +23,7 @@ import time
 
 def work(datum):
     from ebbflow import nack
-    number = json.loads(datum.value)["data"]["value"]
+    number = json.loads(datum.value)["value"]
     while number >= 1_000 and (HERE / "hold").exists():
         (HERE / "holding").touch()
         time.sleep(0.05)

@@ -22,7 +22,7 @@ QUICK = {"interval": "10ms", "steps": 2}
 
 
 def number(datum):
-    return json.loads(datum.value)["data"]["value"]
+    return json.loads(datum.value)["value"]
 
 
 @dataclass
@@ -137,7 +137,7 @@ SINK_CASES = [
     ),
     Case(
         "ON_SUCCESS with a message gives that one on (A13)",
-        sink=lambda d: Response.on_success(d.id, Message(b'{"data":{"value":3},"extra":1}')),
+        sink=lambda d: Response.on_success(d.id, Message(b'{"value":3,"extra":1}')),
         options={"on_success": True},
         ends={"on_success": 1, "written": 1},
         stored=0,
@@ -312,9 +312,9 @@ class World:
         def sink(data):
             responses = []
             for datum in data:
-                special = json.loads(datum.value)["data"]["value"] == 3
+                special = json.loads(datum.value)["value"] == 3
                 response = decide(datum) if special and decide else Response.ok(datum.id)
-                journal.write([role, json.loads(datum.value)["data"]["value"], str(response)])
+                journal.write([role, json.loads(datum.value)["value"], str(response)])
                 responses += [] if response is None else [response]
             return responses
 
@@ -324,7 +324,7 @@ class World:
         decide = self.case.map
 
         def step(datum):
-            special = json.loads(datum.value)["data"]["value"] == 3
+            special = json.loads(datum.value)["value"] == 3
             return decide(datum) if special else Message(datum.value)
 
         return step
@@ -410,6 +410,6 @@ def check_letter(case, here):
         assert letters == []
         return
     (letter,) = letters
-    assert json.loads(letter.value)["data"]["value"] == 3
+    assert json.loads(letter.value)["value"] == 3
     assert letter.reason == case.letter[0]
     assert case.letter[1] in letter.error

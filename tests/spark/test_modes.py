@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 def value(datum):
-    return json.loads(datum.value)["data"]["value"]
+    return json.loads(datum.value)["value"]
 
 
 def generated(count, **options):
@@ -80,7 +80,7 @@ def test_a_stream_map_forwards_while_it_still_yields(run, journal):
 
 def test_a_columnar_map_gives_rows_back_by_a_column(run, journal, store):
     def columnar(batch: pa.RecordBatch) -> pa.RecordBatch:
-        numbers = [json.loads(v)["data"]["value"] for v in batch.column("value").to_pylist()]
+        numbers = [json.loads(v)["value"] for v in batch.column("value").to_pylist()]
         first = pc.equal(batch.column("deliveries"), 1)
         fives = pa.array([n % 5 == 0 for n in numbers])
         return pa.RecordBatch.from_pydict(
@@ -102,7 +102,7 @@ def test_a_columnar_map_gives_rows_back_by_a_column(run, journal, store):
 
 def test_a_pandas_map_may_leave_rows_out_and_add_others(run, journal, store):
     def frame(data):
-        data["n"] = [json.loads(v)["data"]["value"] for v in data["value"]]
+        data["n"] = [json.loads(v)["value"] for v in data["value"]]
         kept = data[data["n"] < 5][["id", "n"]]
         twice = kept.loc[kept.index.repeat(2)].copy()
         twice["value"] = [str(n).encode() for n in twice["n"]]

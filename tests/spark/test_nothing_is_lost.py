@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 
 def value(datum):
-    return json.loads(datum.value)["data"]["value"]
+    return json.loads(datum.value)["value"]
 
 
 @pytest.mark.guarantee("nothing-is-lost")
@@ -84,7 +84,7 @@ def test_wrong_response_counts_never_stall_and_nothing_is_lost(run, journal, ser
     assert (out.done, out.dead_lettered) == (19_998, 2)
     assert out.read == out.ended
     letters = server_letters("test")
-    assert sorted(json.loads(letter.value)["data"]["value"] for letter in letters) == [77, 15_077]
+    assert sorted(json.loads(letter.value)["value"] for letter in letters) == [77, 15_077]
     assert all(letter.reason == "ContractViolation" for letter in letters)
 
 

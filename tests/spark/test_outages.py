@@ -136,7 +136,7 @@ class Sink(Connected):
 
 
 def number_of(datum) -> int:
-    return json.loads(datum.value)["data"]["value"]
+    return json.loads(datum.value)["value"]
 
 
 def storing(journal):

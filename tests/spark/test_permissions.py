@@ -96,7 +96,7 @@ def server(tmp_path: Path) -> Watched:
 
 
 def number(datum):
-    return json.loads(datum.value)["data"]["value"]
+    return json.loads(datum.value)["value"]
 
 
 def troubled(datum):
@@ -210,7 +210,7 @@ def test_a_pipeline_needs_every_one_of_its_permissions_and_nothing_else(run, ser
 
 def test_a_monovertex_whose_source_takes_messages_back_needs_its_own(run, server, tmp_path):
     queue = QueueFile(tmp_path / "queue.db")
-    queue.fill(json.dumps({"data": {"value": n}}).encode() for n in range(5))
+    queue.fill(json.dumps({"value": n}).encode() for n in range(5))
     source = type("MyQueue", (RedeliveringQueue,), {"path": str(queue.path)})
     mono = (
         MonoVertex("m", on_error=QUICK)

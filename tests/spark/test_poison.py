@@ -23,7 +23,7 @@ COUNT = 100
 
 def touch(value):
     """What user code does with the bytes of a message: a bad one ends the process."""
-    number = json.loads(value)["data"]["value"]
+    number = json.loads(value)["value"]
     if number == 33:
         os._exit(3)
     if number in KILLERS:  # the second as the kernel does it when memory runs out
@@ -62,7 +62,7 @@ def stream(datum):
 @pytest.fixture
 def store(journal):
     def sink(data):
-        journal.write(*(json.loads(datum.value)["data"]["value"] for datum in data))
+        journal.write(*(json.loads(datum.value)["value"] for datum in data))
         return [Response.ok(datum.id) for datum in data]
 
     return sink
@@ -87,7 +87,7 @@ def test_killers_in_a_monovertex_are_found_in_its_map_and_in_its_sink(
     run, journal, server_letters, store
 ):
     def fragile(datum):
-        if json.loads(datum.value)["data"]["value"] != 77:
+        if json.loads(datum.value)["value"] != 77:
             touch(datum.value)
         return Message(datum.value)
 
@@ -117,7 +117,7 @@ def test_killers_in_chunks_that_follow_each_other_are_all_found(
                 raise Unavailable("whatever it needs")
 
         def __call__(self, datum):
-            if json.loads(datum.value)["data"]["value"] in killers:
+            if json.loads(datum.value)["value"] in killers:
                 os._exit(3)
             return Message(datum.value)
 
@@ -139,7 +139,7 @@ def test_killers_in_chunks_that_follow_each_other_are_all_found(
 
 def test_a_message_that_asks_for_more_memory_than_there_is_fails_alone(run, server_letters):
     def greedy(datum):
-        return Message(bytes(1 << 50 if json.loads(datum.value)["data"]["value"] == 3 else 1))
+        return Message(bytes(1 << 50 if json.loads(datum.value)["value"] == 3 else 1))
 
     pipeline = Pipeline("test").source("in", generator={"messages": 20})
     pipeline = pipeline.map("greedy", greedy, on_error={"steps": 0})
@@ -153,4 +153,4 @@ def found(letters):
     """The numbers of the dead letters, each of which says what the message did."""
     assert {letter.reason for letter in letters} == {"killed its worker"}
     assert len(letters) == len(KILLERS)
-    return {json.loads(letter.value)["data"]["value"] for letter in letters}
+    return {json.loads(letter.value)["value"] for letter in letters}

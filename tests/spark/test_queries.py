@@ -17,7 +17,7 @@ from tests.spark.runs import Failures
 
 pytestmark = pytest.mark.slow
 
-NUMBER = "CAST(get_json_object(CAST(value AS STRING), '$.data.value') AS INT)"
+NUMBER = "CAST(get_json_object(CAST(value AS STRING), '$.value') AS INT)"
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_dataframe_function_makes_any_number_of_messages(run, store, journal):
     from pyspark.sql import functions as F
 
     def twice(messages):
-        number = F.get_json_object(F.col("value").cast("string"), "$.data.value")
+        number = F.get_json_object(F.col("value").cast("string"), "$.value")
         parts = F.explode(F.array(F.concat(F.lit("a"), number), F.concat(F.lit("b"), number)))
         return messages.select("id", parts.alias("value")).where("value != 'b7'")
 

@@ -29,7 +29,7 @@ def test_ten_thousand_messages_nacked_twice_arrive_on_their_third_delivery(run, 
     def observed(datum):
         now = time.time()
         result = nack_twice(datum)
-        journal.write([json.loads(datum.value)["data"]["value"], datum.deliveries, now])
+        journal.write([json.loads(datum.value)["value"], datum.deliveries, now])
         return result
 
     def store(data):
@@ -88,7 +88,7 @@ def test_a_nack_among_several_outputs_forwards_none_of_them(run, journal):
 @pytest.mark.guarantee("redeliveries-are-never-early")
 def test_messages_nacked_with_a_long_delay_do_not_hold_up_the_others(run, journal):
     def park_every_fifth(datum):
-        if json.loads(datum.value)["data"]["value"] % 5 == 0:
+        if json.loads(datum.value)["value"] % 5 == 0:
             nack(delay="30s", reason="parked")
         return Message(datum.value)
 
@@ -111,7 +111,7 @@ def test_an_exception_is_retried_with_back_off_and_then_dead_lettered_with_its_t
     run, server_letters
 ):
     def fragile(datum):
-        value = json.loads(datum.value)["data"]["value"]
+        value = json.loads(datum.value)["value"]
         if value == 7:
             raise KeyError("customer 7 has no address")
         return Message(datum.value)
@@ -125,7 +125,7 @@ def test_an_exception_is_retried_with_back_off_and_then_dead_lettered_with_its_t
     assert (letter.reason, letter.vertex, letter.deliveries) == ("KeyError", "fragile", 3)
     assert letter.error == "KeyError: 'customer 7 has no address'"
     assert "in fragile" in letter.traceback
-    assert json.loads(letter.value)["data"]["value"] == 7
+    assert json.loads(letter.value)["value"] == 7
     assert letter.first_seen <= letter.last_seen
 
 
@@ -134,7 +134,7 @@ def test_a_sink_decides_about_each_message_of_its_batch(run, journal, server_let
     def store(data):
         assert len(data) <= 16
         for datum in data:
-            value = json.loads(datum.value)["data"]["value"]
+            value = json.loads(datum.value)["value"]
             if value % 10 == 3:
                 yield Response.failure(datum.id, f"{value} is not wanted")
             elif value % 10 == 4 and datum.deliveries == 1:
@@ -157,9 +157,9 @@ def test_a_sink_decides_about_each_message_of_its_batch(run, journal, server_let
 @pytest.mark.guarantee("sink-contract")
 def test_one_bad_message_in_a_sink_batch_does_not_take_its_neighbours_along(run, journal):
     def store(data):
-        if any(json.loads(datum.value)["data"]["value"] == 5 for datum in data):
+        if any(json.loads(datum.value)["value"] == 5 for datum in data):
             raise RuntimeError("5 breaks the batch")
-        journal.write(*(json.loads(datum.value)["data"]["value"] for datum in data))
+        journal.write(*(json.loads(datum.value)["value"] for datum in data))
         return [Response.ok(datum.id) for datum in data]
 
     quick = {"interval": "20ms", "steps": 2}
@@ -174,7 +174,7 @@ def test_a_message_larger_than_the_servers_limit_is_dead_lettered_with_that_reas
     run, server_letters
 ):
     def inflate(datum):
-        if json.loads(datum.value)["data"]["value"] == 1:
+        if json.loads(datum.value)["value"] == 1:
             return Message(b"x" * 9_000_000)
         return Message(datum.value)
 

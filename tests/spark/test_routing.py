@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 def value(datum):
-    return json.loads(datum.value)["data"]["value"]
+    return json.loads(datum.value)["value"]
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_while_a_buffer_is_full_the_writer_waits_counts_and_does_not_grow(run, t
         return [Response.ok(datum.id) for datum in data]
 
     small = {"buffer_max_length": 2, "buffer_usage_limit": 100}
-    generator = {"messages": 100_000, "msgSize": 500}
+    generator = {"messages": 100_000, "msgSize": 140}
     pipeline = Pipeline("test").source("in", generator=generator, transformer=passes)
     summary = run(pipeline.sink("out", waits, limits=small), watcher=watcher)
 

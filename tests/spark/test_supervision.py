@@ -35,12 +35,12 @@ def test_a_message_that_kills_its_worker_is_dead_lettered_alone(
 ):
     def fragile(datum):
         print("working on", datum.id)
-        if json.loads(datum.value)["data"]["value"] == 321:
+        if json.loads(datum.value)["value"] == 321:
             deadly()
         return Message(datum.value)
 
     def store(data):
-        journal.write(*(json.loads(datum.value)["data"]["value"] for datum in data))
+        journal.write(*(json.loads(datum.value)["value"] for datum in data))
         return [Response.ok(datum.id) for datum in data]
 
     pipeline = Pipeline("test").source("in", generator={"messages": 1_000})
@@ -60,7 +60,7 @@ def test_a_message_that_kills_its_worker_is_found_though_it_has_forked_a_child(
     end = tmp_path / "end"
 
     def forks(datum):
-        if json.loads(datum.value)["data"]["value"] == 21:
+        if json.loads(datum.value)["value"] == 21:
             if os.fork() == 0:
                 while not end.exists():
                     time.sleep(0.1)
@@ -89,7 +89,7 @@ def test_what_user_code_prints_decides_about_no_message(run, deadly):
             texts.append(text)
 
     def prints(datum):
-        match json.loads(datum.value)["data"]["value"]:
+        match json.loads(datum.value)["value"]:
             case 3 if deadly:
                 os._exit(3)
             case 5:
@@ -117,7 +117,7 @@ def test_a_child_that_looks_for_a_killer_opens_user_code_once_for_many_chunks(ru
             journal.write("open")
 
         def __call__(self, datum):
-            if json.loads(datum.value)["data"]["value"] == 5_000:
+            if json.loads(datum.value)["value"] == 5_000:
                 os._exit(3)
             return Message(datum.value)
 
@@ -160,7 +160,7 @@ def test_a_vertex_that_cannot_open_is_retried_while_the_others_go_on(run, journa
 @pytest.mark.guarantee("at-least-once")
 def test_epochs_follow_each_other_without_losing_or_repeating_anything(run, journal):
     def store(data):
-        journal.write(*(json.loads(datum.value)["data"]["value"] for datum in data))
+        journal.write(*(json.loads(datum.value)["value"] for datum in data))
         return [Response.ok(datum.id) for datum in data]
 
     pipeline = Pipeline("test").source("in", generator={"messages": 2_000, "rpu": 500})
@@ -173,7 +173,7 @@ def test_epochs_follow_each_other_without_losing_or_repeating_anything(run, jour
 @pytest.mark.guarantee("a-run-goes-on")
 def test_epochs_of_a_millisecond_make_progress(run, journal):
     def store(data):
-        journal.write(*(json.loads(datum.value)["data"]["value"] for datum in data))
+        journal.write(*(json.loads(datum.value)["value"] for datum in data))
         return [Response.ok(datum.id) for datum in data]
 
     pipeline = Pipeline("test").source("in", generator={"messages": 500})
@@ -184,7 +184,7 @@ def test_epochs_of_a_millisecond_make_progress(run, journal):
 
 def test_partitions_share_the_work_and_lose_nothing(run, journal):
     def store(data):
-        journal.write(*(json.loads(datum.value)["data"]["value"] for datum in data))
+        journal.write(*(json.loads(datum.value)["value"] for datum in data))
         return [Response.ok(datum.id) for datum in data]
 
     pipeline = Pipeline("test").source(

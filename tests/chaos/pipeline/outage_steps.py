@@ -11,7 +11,7 @@ from ebbflow import Response, Source, SourceMessage
 
 
 def number_of(datum):
-    return json.loads(datum.value)["data"]["value"]
+    return json.loads(datum.value)["value"]
 
 
 class Table:
@@ -57,9 +57,7 @@ class Jobs(Source):
             (self.last, most),
         ).fetchall()
         self.last = rows[-1][0] if rows else self.last
-        return [
-            SourceMessage(b'{"data": {"value": %d}}' % number, b"%d" % number) for (number,) in rows
-        ]
+        return [SourceMessage(b'{"value": %d}' % number, b"%d" % number) for (number,) in rows]
 
     def ack(self, offsets):
         numbers = [int(offset) for offset in offsets]

@@ -13,7 +13,7 @@ JOURNAL = Path(os.environ.get("CHAOS_JOURNAL", "journal"))
 
 
 def number_of(datum):
-    return json.loads(datum.value)["data"]["value"]
+    return json.loads(datum.value)["value"]
 
 
 def some_nack(**options):

@@ -242,7 +242,7 @@ def test_a_writer_killed_at_any_moment_leaves_whole_lines_and_all_that_was_ok(pa
 @pytest.mark.slow
 def test_every_partition_of_a_vertex_has_its_file(run, tmp_path):
     def number(datum):
-        return Message(b"%d" % json.loads(datum.value)["data"]["value"])
+        return Message(b"%d" % json.loads(datum.value)["value"])
 
     path = str(tmp_path / "{pipeline}" / "{vertex}" / "part-{partition}.txt")
     pipeline = Pipeline("test").source("in", generator={"messages": 3_000}).map("number", number)

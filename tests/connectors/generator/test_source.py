@@ -38,7 +38,7 @@ def column(batches: list[pa.RecordBatch], name: str) -> list:
 
 
 def numbers(batches: list[pa.RecordBatch]) -> list[int]:
-    return [json.loads(value)["data"]["value"] for value in column(batches, "value")]
+    return [json.loads(value)["value"] for value in column(batches, "value")]
 
 
 def everything(one: GeneratorInlet, limit: int) -> list[pa.RecordBatch]:
@@ -109,10 +109,10 @@ def test_the_rate_bounds_what_is_there_at_any_time(clock):
     assert len(numbers(one.take(1_000))) == 103 - 7
 
 
-def test_partitions_share_the_rate(clock):
+def test_each_partition_has_the_rate(clock):
     parts = [inlet(GeneratorPlan(rate=10.0), p, 2) for p in range(2)]
     clock.now += 1
-    assert [len(numbers(part.take(100))) for part in parts] == [5, 5]
+    assert [len(numbers(part.take(100))) for part in parts] == [10, 10]
 
 
 def test_a_generator_that_goes_on_from_a_mark_does_not_make_up_for_lost_time(clock):
@@ -130,14 +130,34 @@ def test_replaying_is_not_held_up_by_the_rate(clock):
 @pytest.mark.parametrize(
     ("plan", "value"),
     [
-        (GeneratorPlan(None), b'{"data":{"value":0},"createdts":5}'),
-        (GeneratorPlan(None, value=7), b'{"data":{"value":7},"createdts":5}'),
-        (GeneratorPlan(None, size=11), b'{"data":{"value":0,"padding":"xxx"},"createdts":5}'),
+        (GeneratorPlan(None), b'{"id":"5-1","value":1}'),
+        (GeneratorPlan(None, size=8), b'{"id":"5-1","value":1}'),
+        (GeneratorPlan(None, value=7), b'{"id":"5-1","value":7}'),
+        (GeneratorPlan(None, size=11), b'{"id":"5-1","value":1,"padding":[177,101,34]}'),
         (GeneratorPlan(None, blob=b"\x00blob"), b"\x00blob"),
     ],
 )
 def test_the_payload_is_what_was_asked_for(clock, plan, value):
-    assert column(inlet(plan).take(1), "value") == [value]
+    assert column(inlet(plan, 1, 2).take(1), "value") == [value]
+
+
+def test_the_ids_in_the_payloads_differ(clock):
+    batches = inlet(GeneratorPlan(None)).take(3)
+    ids = [json.loads(value)["id"] for value in column(batches, "value")]
+    assert ids == ["5-0", "6-0", "7-0"]
+
+
+def test_event_times_lie_whole_seconds_back_and_fewer_than_the_jitter():
+    batches = inlet(GeneratorPlan(None, jitter=4)).take(200)
+    late = [
+        (seen - time).total_seconds()
+        for time, seen in zip(
+            column(batches, "event_time"), column(batches, "first_seen"), strict=True
+        )
+    ]
+    assert set(late) == {0.0, 1.0, 2.0, 3.0}
+    same = inlet(GeneratorPlan(None, jitter=1)).take(2)
+    assert column(same, "event_time") == column(same, "first_seen")
 
 
 def test_keys_go_round():

@@ -52,7 +52,7 @@ from ebbflow import Message
 
 
 def order(datum):
-    number = json.loads(datum.value)["data"]["value"]
+    number = json.loads(datum.value)["value"]
     order = {"id": f"o{number}", "customer": "c1", "total": number % 9}
     match number:
         case 37:

@@ -55,7 +55,7 @@ def orders(amount, wrong=None):
     wrong = wrong or {}
 
     def order(datum):
-        number = json.loads(datum.value)["data"]["value"]
+        number = json.loads(datum.value)["value"]
         value = {"id": f"o{number}", "total": number % 7} | wrong.get(number, {})
         return Message(b"no JSON" if "text" in value else json.dumps(value).encode())
 
@@ -149,7 +149,7 @@ def test_files_are_written_with_the_columns_asked_for_and_can_be_read_back(
     to_table = {"format": "parquet", "options": {"path": table}, "schema": "n INT"}
 
     def numbered(datum):
-        return Message(json.dumps({"n": json.loads(datum.value)["data"]["value"]}).encode())
+        return Message(json.dumps({"n": json.loads(datum.value)["value"]}).encode())
 
     source = Pipeline("test").source("in", generator={"messages": 100}, transformer=numbered)
     source = source.sink("table", spark={**to_table, "columns": columns, "partitionBy": ["n"]})

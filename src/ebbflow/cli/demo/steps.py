@@ -20,7 +20,7 @@ OUTAGE = NackOptions(delay="3s", reason="the store is down")
 
 def make_order(datum: Datum) -> Message:
     """Turn the generator's number into an order. One in 300 has an amount that makes no sense."""
-    number = json.loads(datum.value)["data"]["value"]
+    number = json.loads(datum.value)["value"]
     amount = -1 if number % 300 == 150 else 5 + number % 95
     return message({"number": number, "customer": f"c-{number % 40}", "amount": amount})
 

@@ -1,15 +1,17 @@
 """The generator source: made-up messages at a steady rate, for demos, tests and benchmarks.
 
-The payload is ``{"data": {"value": n, "padding": …}, "createdts": nanoseconds}`` with n counting
-from 0, or the blob that was given. With several partitions each makes its share of the numbers.
-The same number always has the same message id, so a replay after a crash is recognised.
+The payload is Numaflow's, ``{"id": "nanoseconds-partition", "value": n, "padding": [byte, …]}``
+with n counting from 0, or the blob that was given. With several partitions each makes its share of
+the numbers, and each at the rate that was asked for. The same number always has the same message
+id, so a replay after a crash is recognised.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from random import Random
 
 import pyarrow as pa
 
@@ -22,7 +24,11 @@ _OVERHEAD = 8
 
 @dataclass(frozen=True, slots=True)
 class GeneratorPlan:
-    """The generator's settings. ``rate`` is in messages a second, ``None`` for no limit."""
+    """The generator's settings.
+
+    ``rate`` is in messages a second for each partition, ``None`` for no limit. An event time is up
+    to ``jitter`` seconds, whole ones and fewer than that, before the message is made.
+    """
 
     rate: float | None
     messages: int | None = None
@@ -30,6 +36,7 @@ class GeneratorPlan:
     key_count: int = 0
     value: int | None = None
     blob: bytes | None = None
+    jitter: int = 0
 
 
 class GeneratorInlet(Inlet):
@@ -43,12 +50,14 @@ class GeneratorInlet(Inlet):
         self._vertex = vertex
         self._partition = partition
         self._partitions = partitions
-        self._rate = None if plan.rate is None else plan.rate / partitions
+        self._rate = plan.rate
         self._last = None if plan.messages is None else self._share(plan.messages)
         self._began = time.monotonic()
         self._first = start.seq
-        padding = max(0, plan.size - _OVERHEAD)
-        self._padding = f',"padding":"{"x" * padding}"' if padding else ""
+        self._random = Random(partition)  # noqa: S311 - not for secrets
+        padding = self._random.randbytes(max(0, plan.size - _OVERHEAD))
+        self._padding = b',"padding":[%b]' % b",".join(b"%d" % byte for byte in padding)
+        self._padding *= bool(padding)
 
     def _share(self, messages: int) -> int:
         return max(0, -(-(messages - self._partition) // self._partitions))
@@ -100,7 +109,7 @@ class GeneratorInlet(Inlet):
         columns = {
             "id": [f"{self._vertex}-{number}" for number in numbers],
             "value": self._values(numbers, time.time_ns()),
-            "event_time": times,
+            "event_time": self._event_times(now, len(numbers)) if self._plan.jitter > 1 else times,
             "first_seen": times,
         }
         if self._plan.key_count:
@@ -111,9 +120,13 @@ class GeneratorInlet(Inlet):
     def _values(self, numbers: range, now: int) -> list[bytes]:
         if self._plan.blob is not None:
             return [self._plan.blob] * len(numbers)
-        fixed, padding = self._plan.value, self._padding
+        fixed, partition, padding = self._plan.value, self._partition, self._padding
         return [
-            b'{"data":{"value":%d%b},"createdts":%d}'
-            % (number if fixed is None else fixed, padding.encode(), now)
-            for number in numbers
+            b'{"id":"%d-%d","value":%d%b}'
+            % (nanoseconds, partition, number if fixed is None else fixed, padding)
+            for nanoseconds, number in enumerate(numbers, now)
         ]
+
+    def _event_times(self, now: datetime, count: int) -> list[datetime]:
+        late = (self._random.randrange(self._plan.jitter) for _ in range(count))
+        return [now - timedelta(seconds=seconds) for seconds in late]

@@ -19,10 +19,13 @@ class GeneratorSpec(SourceSection):
 
     rpu: fields.Positive = Field(
         default=5,
-        description="messages per `duration`; without it and with `messages`: as fast as it goes",
+        description="messages per `duration`, of each partition; without it and with `messages`: "
+        "as fast as it goes",
     )
     duration: fields.Millis = Field(default=1_000, description="the time that `rpu` is about")
-    msg_size: fields.Count = Field(default=8, description="bytes: 8 and the padding in the payload")
+    msg_size: fields.Count = Field(
+        default=8, description="8, and the bytes of padding in the payload"
+    )
     key_count: fields.Count = Field(default=0, description="so many different keys; 0 for none")
     value: StrictInt | None = Field(
         default=None, description="the number in every payload, in place of a count from 0"
@@ -30,7 +33,9 @@ class GeneratorSpec(SourceSection):
     value_blob: fields.Base64 | None = Field(
         default=None, description="the whole payload of every message"
     )
-    jitter: fields.Millis = Field(default=0, description="without effect")
+    jitter: fields.Millis = Field(
+        default=0, description="event times lie up to so many whole seconds back, at random"
+    )
     messages: fields.Positive | None = Field(default=None, description="end after so many")
 
     @property
@@ -58,4 +63,5 @@ class GeneratorSpec(SourceSection):
             key_count=self.key_count,
             value=self.value,
             blob=self.blob,
+            jitter=self.jitter // 1000,
         )
