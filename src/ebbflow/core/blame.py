@@ -64,10 +64,11 @@ class Outage:
 class Blame:
     """The record of one handler's calls. ``outage`` is set while its system is away.
 
-    ``streak`` are the messages that have failed alike one after another, without a pass.
+    ``streak`` are the messages that have failed alike one after another, without a pass;
+    ``enough`` of them show an outage.
     """
 
-    def __init__(self, systems: SystemErrors = LISTED) -> None:
+    def __init__(self, systems: SystemErrors = LISTED, enough: int = ENOUGH) -> None:
         self.outage: Outage | None = None
         self._systems = systems
         self._passes = 0
@@ -76,7 +77,7 @@ class Blame:
         self._calls = 0
         self.streak: set[str] = set()
         self._alike: type[BaseException] | None = None
-        self._enough = ENOUGH
+        self._enough = enough
         self._mistaken_at = -1
 
     @property
