@@ -141,10 +141,9 @@ class Message:
 
     @property
     def is_plain(self) -> bool:
-        """True if it holds nothing but a value to forward."""
+        """True if it holds nothing but a value to forward, and keys perhaps."""
         return (
             self.signal is None
-            and self.keys is None
             and not self.tags
             and self.event_time is None
             and self.metadata is None

@@ -337,11 +337,11 @@ def test_lists_of_the_user_are_copied_so_that_they_may_be_used_again():
         return Message(b"", keys=keys, tags=tags, metadata=metadata)
 
     outputs = mapped(target, "a", "b").outputs
-    assert [extras.metadata for extras in outputs.extras.values()] == [
+    assert outputs.metadata == [
         {"g": {"k": b"a"}},
         {"g": {"k": b"b"}},
     ]
-    assert [extras.keys for extras in outputs.extras.values()] == [["ka"], ["kb"]]
+    assert outputs.keys == [["ka"], ["kb"]]
     assert outputs.tags == [("ta",), ("tb",)]
 
 

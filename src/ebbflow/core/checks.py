@@ -59,7 +59,7 @@ def check_message(message: Message, rules: Rules) -> None:
         )
     size = len(message.value)
     if message.keys is not None:
-        size += _check_texts("keys", message.keys, rules.vertex)
+        size += check_keys(message.keys, rules)
     if message.metadata is not None:
         size += _check_metadata(message.metadata, rules.vertex)
     if size > rules.largest:
@@ -70,6 +70,11 @@ def check_message(message: Message, rules: Rules) -> None:
         _check_time(message.event_time, rules.vertex)
     if message.signal is not None:
         _check_signal(message, rules.vertex)
+
+
+def check_keys(keys: Sequence[str], rules: Rules) -> int:
+    """Returns the size of the keys; raises unless they are texts that frames can hold."""
+    return _check_texts("keys", keys, rules.vertex)
 
 
 def check_handed_on(message: Message, rules: Rules) -> None:
@@ -131,6 +136,11 @@ def _check_signal(message: Message, vertex: str) -> None:
 
 def _check_texts(what: str, texts: Sequence[str], vertex: str) -> int:
     """Returns the size of the texts together."""
+    if type(texts) is list or type(texts) is tuple:
+        try:
+            return len("".join(texts).encode())
+        except TypeError:
+            pass  # one of them is no text
     # A collection, because what can be gone through only once would be empty afterwards.
     if (
         isinstance(texts, str)

@@ -169,9 +169,9 @@ class Decisions:
         assert isinstance(self._outputs, Outputs)
         self._outputs.add(index, number, message)
 
-    def forward_plain(self, index: int, value: bytes) -> None:
-        """Adds the only output of the input, which says nothing but its value."""
-        self._outputs.add_plain(index, value)  # type: ignore[union-attr]
+    def forward_plain(self, index: int, value: bytes, keys: Sequence[str] | None = None) -> None:
+        """Adds the only output of the input, which says nothing but its value and its keys."""
+        self._outputs.add_plain(index, value, keys)  # type: ignore[union-attr]
 
     def forward_columns(
         self,

@@ -8,10 +8,10 @@ the user did not set is inherited from the input.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,42 +33,23 @@ NOBODY = -1
 LONGEST_ID = 240
 
 
-class Extras(NamedTuple):
-    """The facts of a message beside its value; most messages have none."""
-
-    keys: Sequence[str] | None = None
-    tags: Sequence[str] = ()
-    event_time: datetime | None = None
-    metadata: Metadata | None = None
-
-    @classmethod
-    def of(cls, message: Message) -> Extras:
-        """Returns copies: the lists are the user's, who may go on with them."""
-        keys, own = message.keys, message.metadata
-        return cls(
-            None if keys is None else list(keys),
-            tuple(message.tags) if message.tags else (),
-            message.event_time,
-            None if own is None else {group: dict(own[group]) for group in own},
-        )
-
-
-_NOTHING = Extras()
-
-
 class Outputs:
     """Messages one by one, as columns; ``parents`` are indexes of inputs.
 
-    ``extras`` has an entry only for the outputs that say more than their values.
+    Most messages say nothing but their values. What others say is kept by the number of the
+    output, as copies: the lists are the user's, who may go on with them.
     """
 
-    __slots__ = ("extras", "indexes", "parents", "values")
+    __slots__ = ("_event_times", "_keys", "_metadata", "_tags", "indexes", "parents", "values")
 
     def __init__(self) -> None:
         self.parents: list[int] = []
         self.indexes: list[int] = []
         self.values: list[bytes] = []
-        self.extras: dict[int, Extras] = {}
+        self._keys: dict[int, list[str]] = {}
+        self._tags: dict[int, Sequence[str]] = {}
+        self._event_times: dict[int, datetime] = {}
+        self._metadata: dict[int, Metadata] = {}
 
     def __len__(self) -> int:
         return len(self.values)
@@ -76,31 +57,53 @@ class Outputs:
     @property
     def tags(self) -> list[Sequence[str]]:
         """The tags of each output."""
-        return self._column("tags") or [()] * len(self)
+        return self._column(self._tags, ())
 
     @property
     def event_times(self) -> list[datetime | None]:
         """The event time of each output that was given one."""
-        return self._column("event_time") or [None] * len(self)
+        return self._column(self._event_times)
 
     def earliest_times(self) -> list[datetime | None]:
         """Returns event times, the earliest among them; one is None if an output has none."""
         return self.event_times
 
-    def _column(self, name: str) -> list[Any]:
-        """Returns the fact for each output; an empty list if no output has any facts."""
-        if not self.extras:
-            return []
-        return [getattr(self.extras.get(row, _NOTHING), name) for row in range(len(self))]
+    @property
+    def keys(self) -> list[Sequence[str] | None]:
+        """The keys of each output that was given some, or was given none on purpose."""
+        return self._column(self._keys)
+
+    @property
+    def metadata(self) -> list[Metadata | None]:
+        """The metadata of each output that was given some, or was given none on purpose."""
+        return self._column(self._metadata)
+
+    def _column(self, facts: Mapping[int, Any], absent: Any = None) -> list[Any]:
+        """Returns the fact for each output."""
+        if len(facts) == len(self):
+            return list(facts.values())  # outputs are only ever appended, so these are in order
+        if not facts:
+            return [absent] * len(self)
+        return [facts.get(row, absent) for row in range(len(self))]
 
     def add(self, parent: int, index: int, message: Message) -> None:
         """Appends one output; the parent's other outputs have been checked before."""
-        if not message.is_plain:
-            self.extras[len(self.values)] = Extras.of(message)
-        self.add_plain(parent, message.value, index)
+        row = len(self.values)
+        if message.tags:
+            self._tags[row] = tuple(message.tags)
+        if message.event_time is not None:
+            self._event_times[row] = message.event_time
+        if message.metadata is not None:
+            own = message.metadata
+            self._metadata[row] = {group: dict(own[group]) for group in own}
+        self.add_plain(parent, message.value, message.keys, index)
 
-    def add_plain(self, parent: int, value: bytes, index: int = 0) -> None:
-        """Appends one output that says nothing but its value."""
+    def add_plain(
+        self, parent: int, value: bytes, keys: Sequence[str] | None = None, index: int = 0
+    ) -> None:
+        """Appends one output that says nothing but its value and its keys."""
+        if keys is not None:
+            self._keys[len(self.values)] = list(keys)
         self.parents.append(parent)
         self.indexes.append(index)
         self.values.append(value)
@@ -108,7 +111,8 @@ class Outputs:
     def extend(self, at: Sequence[int], others: Outputs) -> None:
         """Appends outputs of some of the inputs; the first of them is the input at ``at[0]``."""
         first = len(self)
-        self.extras.update({first + row: extras for row, extras in others.extras.items()})
+        for own, facts in zip(self._all_facts, others._all_facts, strict=True):
+            own.update({first + row: fact for row, fact in facts.items()})
         self.parents += [at[parent] for parent in others.parents]
         self.indexes += others.indexes
         self.values += others.values
@@ -121,8 +125,13 @@ class Outputs:
         kept.parents = [self.parents[row] for row in rows]
         kept.indexes = [self.indexes[row] for row in rows]
         kept.values = [self.values[row] for row in rows]
-        kept.extras = {new: self.extras[row] for new, row in enumerate(rows) if row in self.extras}
+        for own, facts in zip(kept._all_facts, self._all_facts, strict=True):
+            own.update({new: facts[row] for new, row in enumerate(rows) if row in facts})
         return kept
+
+    @property
+    def _all_facts(self) -> tuple[dict[int, Any], ...]:
+        return self._keys, self._tags, self._event_times, self._metadata
 
     def batch(
         self, rows: Rows, name: str, now: datetime | None, inherited: Sequence[str] = INHERITED
@@ -133,16 +142,19 @@ class Outputs:
         """
         columns = _inherit(self, rows, name, now, inherited)
         columns["value"] = self.values
-        for column in ("keys", "event_time", "metadata"):
-            own = self._column(column)
-            if any(value is not None for value in own):
-                columns[column] = _fill_in(own, columns[column])
+        own = {"keys": self._keys, "event_time": self._event_times, "metadata": self._metadata}
+        for column, facts in own.items():
+            if facts:
+                columns[column] = self._fill_in(facts, columns[column])
         return frames.batch_of(columns, len(self))
 
-
-def _fill_in(own: Sequence[Any], inherited: pa.Array) -> list[Any]:
-    pairs = zip(own, inherited.to_pylist(), strict=True)
-    return [parents_value if value is None else value for value, parents_value in pairs]
+    def _fill_in(self, facts: Any, inherited: pa.Array) -> list[Any]:
+        """Returns a column of what outputs were given, and of what the others have inherited."""
+        own = self._column(facts)
+        if len(facts) == len(own):
+            return own
+        pairs = zip(own, inherited.to_pylist(), strict=True)
+        return [parents_value if value is None else value for value, parents_value in pairs]
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import pyarrow.compute as pc
 
 from ebbflow.core import frames
-from ebbflow.core.checks import NOT_MESSAGES, Rules, check_handed_on, check_message
+from ebbflow.core.checks import NOT_MESSAGES, Rules, check_handed_on, check_keys, check_message
 from ebbflow.core.decisions import Decisions, Failure
 from ebbflow.core.frames import Rows
 from ebbflow.core.outputs import AnyOutputs, event_times
@@ -145,10 +145,18 @@ class Verdict:
     def record(self, index: int, result: Any) -> None:
         """Records what a map or transformer returned for the input; raises if it may not."""
         if type(result) is Message:
-            value = result.value
+            value, keys = result.value, result.keys
             # Nearly every message is just a value of a size that is allowed: no further checks.
-            if result.is_plain and type(value) is bytes and len(value) <= self.rules.largest:
-                self.decisions.forward_plain(index, value)
+            if (
+                result.is_plain
+                and type(value) is bytes
+                and len(value) + (0 if keys is None else check_keys(keys, self.rules))
+                <= self.rules.largest
+            ):
+                self.decisions.forward_plain(index, value, keys)
+            elif result.signal is None:
+                check_message(result, self.rules)
+                self.decisions.forward(index, 0, result)
             else:
                 self._record_message(index, result)
         elif result is None:
@@ -161,6 +169,16 @@ class Verdict:
             self._record_messages(index, list(result))
         else:
             check_message(result, self.rules)
+
+    def record_interpreted(self, index: int, result: Any) -> None:
+        """Records what an interpreter returned: bytes stand for a message that is just a value.
+
+        Making such a message takes longer than all of its checks.
+        """
+        if type(result) is bytes and len(result) <= self.rules.largest:
+            self.decisions.forward_plain(index, result)
+        else:
+            self.record(index, Message(result) if type(result) is bytes else result)
 
     def _record_message(self, index: int, message: Message) -> None:
         if message.signal is Signal.NACK and message.event_time is None:
