@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -24,6 +25,7 @@ from ebbflow.core.blame import CALLS_IN_A_ROW, ENOUGH, Blame, Trial
 from ebbflow.core.checks import NOT_MESSAGES
 from ebbflow.core.columns import COLUMNS, SINK_COLUMNS, record_columns, select_columns
 from ebbflow.core.contract import order_results, record_answers, record_rows
+from ebbflow.core.frames import Rows
 from ebbflow.core.running_call import RUNNING, beating, in_time
 from ebbflow.core.streaming import Stream
 from ebbflow.core.variables import Variables, in_environment
@@ -36,7 +38,7 @@ from ebbflow.nacks import Nack
 USER_ERRORS = (Exception, SystemExit, asyncio.CancelledError)
 
 # What most maps return; anything else may have to be waited for.
-_AT_HAND = frozenset({Message, list, type(None)})
+_AT_HAND = frozenset({Message, list, type(None), bytes})
 
 # In place of a result: the message was not given to user code, whose system is away.
 _UNTRIED = object()
@@ -58,6 +60,18 @@ class Closable(Protocol):
         """Called on the worker when it gives up the vertex. Not called when it is killed."""
 
 
+class Interpreter(ABC):
+    """User code that is written for another API, in the shape of Ebbflow's.
+
+    It is called like any handler, with what ``data`` makes of the rows, and answers like any. A
+    map that is called message by message may answer with bytes for a message that is just a value.
+    """
+
+    @abstractmethod
+    def data(self, rows: Rows) -> list[Any]:
+        """Returns every row as this user code sees it."""
+
+
 class Handler:
     """A user function made ready on a worker: instantiated, opened, and callable.
 
@@ -77,6 +91,8 @@ class Handler:
         instance: Any = self._target() if is_class(self._target) else self._target
         self.instance = instance
         self.call: Callable[..., Any] = instance
+        self.interprets = isinstance(instance, Interpreter)
+        self.data: Callable[[Rows], list[Any]] = instance.data if self.interprets else Rows.data
         entry = instance if inspect.isroutine(instance) else type(instance).__call__
         self.is_async = inspect.iscoroutinefunction(entry) or inspect.isasyncgenfunction(entry)
         self._runner: asyncio.Runner | None = None
@@ -147,11 +163,12 @@ def run_map(handler: Handler, verdict: Verdict, concurrency: int) -> None:
     """Gives every row to the map, one by one or, if it is ``async``, ``concurrency`` at a time."""
     trial, ordered = Trial(verdict, handler.blame), verdict.rules.ordered
     if handler.is_async and not ordered:
-        handler.wait_for(_map_all(handler.call, verdict, concurrency, trial))
+        handler.wait_for(_map_all(handler, verdict, concurrency, trial))
         return
-    call, record = handler.call, verdict.record
+    call = handler.call
+    record = verdict.record_interpreted if handler.interprets else verdict.record
     with RUNNING as running:
-        for index, datum in enumerate(verdict.rows.data()):
+        for index, datum in enumerate(handler.data(verdict.rows)):
             running.row = index
             try:
                 result = call(datum)
@@ -167,9 +184,8 @@ def run_map(handler: Handler, verdict: Verdict, concurrency: int) -> None:
     trial.finish()
 
 
-async def _map_all(
-    call: Callable[..., Any], verdict: Verdict, concurrency: int, trial: Trial
-) -> None:
+async def _map_all(handler: Handler, verdict: Verdict, concurrency: int, trial: Trial) -> None:
+    call = handler.call
     gate = asyncio.Semaphore(concurrency)
     away = 0
 
@@ -189,7 +205,7 @@ async def _map_all(
                 return error
 
     with RUNNING, beating():
-        results = await asyncio.gather(*(call_with(datum) for datum in verdict.rows.data()))
+        results = await asyncio.gather(*(call_with(datum) for datum in handler.data(verdict.rows)))
     untried = [index for index, result in enumerate(results) if result is _UNTRIED]
     trial.postpone(untried)
     trial.failed_beside(list(_record_results(verdict, 0, results)), len(results))
@@ -216,7 +232,7 @@ def run_sink(handler: Handler, verdict: Verdict, batch_size: int) -> None:
 
     The list is the user's own, to sort or to empty; here and in batch maps.
     """
-    data = verdict.rows.data()
+    data = handler.data(verdict.rows)
 
     def give(start: int, end: int) -> list[tuple[int, BaseException]]:
         batch = data[start:end]
@@ -240,7 +256,7 @@ def run_columnar_sink(handler: Handler, verdict: Verdict, batch_size: int, panda
 
 def run_batch_map(handler: Handler, verdict: Verdict, batch_size: int) -> None:
     """Gives the rows to the map in batches and records what it made of each, by id."""
-    data = verdict.rows.data()
+    data = handler.data(verdict.rows)
 
     def give(start: int, end: int) -> list[tuple[int, BaseException]]:
         batch = data[start:end]
@@ -270,7 +286,7 @@ def run_stream(handler: Handler, verdict: Verdict) -> None:
     Outputs that have been forwarded stay forwarded when the input is nacked afterwards.
     """
     trial, stream = Trial(verdict, handler.blame), Stream(verdict)
-    for index, datum in enumerate(verdict.rows.data()):
+    for index, datum in enumerate(handler.data(verdict.rows)):
         try:
             for number, message in enumerate(_call_stepwise(handler, datum)):
                 stream.record(index, number, message)

@@ -31,6 +31,15 @@ def is_well_formed(target: str) -> bool:
     return _TARGET.fullmatch(target) is not None
 
 
+def is_code(value: Any) -> bool:
+    """Returns whether the value can be user code: a function, a class, or pynumaflow's object.
+
+    Servers and sources of pynumaflow cannot be called; the handlers in them can.
+    """
+    made_by = {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
+    return callable(value) or "pynumaflow" in made_by
+
+
 def resolve(target: str, search: Path | None = None) -> Callable[..., Any]:
     """Imports the target and returns it; ``search`` is the folder to look in first."""
     match = _TARGET.fullmatch(target)
@@ -106,7 +115,7 @@ def _attribute(module: ModuleType, attribute: str, target: str) -> Callable[...,
         if not hasattr(value, part):
             raise TargetError(target, _missing(value, part))
         value = getattr(value, part)
-    if not callable(value):
+    if not is_code(value):
         kind = type(value).__name__
         raise TargetError(target, f"{attribute!r} is of type {kind}, not a function or class")
     return value  # type: ignore[no-any-return]

@@ -24,6 +24,8 @@ from ebbflow.core.system_errors import SystemErrors
 from ebbflow.core.targets import resolve
 from ebbflow.core.variables import Variables, in_environment
 from ebbflow.durations import Backoff
+from ebbflow.pynumaflow.adapters import adapt
+from ebbflow.pynumaflow.recognition import Place
 from ebbflow.schema.literals import Code
 
 Vertex = tuple[str, str, str]
@@ -31,6 +33,16 @@ Vertex = tuple[str, str, str]
 
 The next run may come with other code under the same names.
 """
+
+_PLACES: dict[str, Place] = {
+    "map": "map",
+    "transformer": "transformer",
+    "sink": "sink",
+    "fallback": "sink",
+    "on_success": "sink",
+    "store": "store",
+}
+"""The role of code in its vertex, and the place in a pipeline that it is written for."""
 
 _open: dict[tuple[Vertex, str], Handler] = {}
 _patience: dict[tuple[Vertex, str], Patience] = {}
@@ -50,7 +62,7 @@ def handler_for(
     if key not in _open:
         signal.signal(signal.SIGHUP, _leave)  # how Spark tells idle workers that it ends
         with in_environment(variables):  # modules may look at it when they are imported
-            target = resolve_code(code, search)
+            target = adapt(resolve_code(code, search), _PLACES[role])
         _open[key] = Handler(target, Blame(systems), variables)
     return _open[key]
 

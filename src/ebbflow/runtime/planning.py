@@ -16,6 +16,9 @@ from ebbflow.core.retry import RetryStrategy
 from ebbflow.core.routing import Edge
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.publish import BUFFER, PublishRetry
+from ebbflow.pynumaflow.adapters import mode_of
+from ebbflow.pynumaflow.recognition import Place
+from ebbflow.runtime.handlers import resolve_code
 from ebbflow.runtime.plan import (
     DataFrameMap,
     Forward,
@@ -82,7 +85,7 @@ def _vertex(spec: PipelineSpec, vertex: Vertex, shared: dict[str, Any]) -> Verte
     asked = _rows_asked_for(spec.spec.limits, vertex.limits)
     source = vertex.source
     plan = VertexPlan(
-        role=_role(vertex, spec.serving_store),
+        role=_role(vertex, spec.serving_store, shared["search"]),
         edges=_edges(spec, vertex.name),
         on_error=vertex.on_error.policy,
         systems=vertex.on_unavailable.systems,
@@ -116,8 +119,8 @@ def _mono(spec: MonoVertexSpec, shared: dict[str, Any]) -> VertexPlan:
     asked = _rows_asked_for(spec.spec.limits)
     return VertexPlan(
         role=MonoPlan(
-            _map(source.transformer),
-            _map(spec.udf),
+            _map(source.transformer, "transformer", shared["search"]),
+            _map(spec.udf, "map", shared["search"]),
             _sinks(spec.sink, spec.serving_store),
             _bypass(spec.bypass),
         ),
@@ -186,12 +189,12 @@ def _bypass(bypass: sections.BypassSpec) -> Bypass:
     )
 
 
-def _role(vertex: Vertex, store: sections.ServingStoreSpec | None) -> Role:
+def _role(vertex: Vertex, store: sections.ServingStoreSpec | None, search: str | None) -> Role:
     if vertex.source is not None:
-        return _map(vertex.source.transformer) or Forward()
+        return _map(vertex.source.transformer, "transformer", search) or Forward()
     if vertex.sink is not None:
         return _sinks(vertex.sink, store)
-    role = _query(vertex.udf) or _map(vertex.udf)
+    role = _query(vertex.udf) or _map(vertex.udf, "map", search)
     assert role is not None, "lint refuses a vertex that is neither source, map nor sink"
     return role
 
@@ -205,11 +208,16 @@ def _query(udf: sections.Udf | None) -> SqlMap | DataFrameMap | None:
     return DataFrameMap(udf.dataframe)
 
 
-def _map(section: sections.Udf | sections.Transformer | None) -> UserMap | None:
+def _map(
+    section: sections.Udf | sections.Transformer | None, place: Place, search: str | None
+) -> UserMap | None:
     if section is None:
         return None
+    mode = section.call_mode
+    if mode == "unary":  # or left out: Numaflow's specs have no mode
+        mode = mode_of(resolve_code(section.code, search), mode, place)
     strategy = _strategy(section.retry_strategy)
-    return UserMap(section.code, section.call_mode, strategy, section.variables)
+    return UserMap(section.code, mode, strategy, section.variables)
 
 
 def _sinks(sink: sections.SinkSpec, store: sections.ServingStoreSpec | None) -> SinksPlan:

@@ -29,6 +29,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
+from ebbflow.core.targets import is_code
 from ebbflow.durations import milliseconds
 from ebbflow.schema import literals as words
 
@@ -138,7 +139,7 @@ def _leave_out_empty(value: Any) -> Any:
 def _code(value: Any) -> words.Code:
     if isinstance(value, str):
         return value
-    if callable(value):
+    if is_code(value):
         return cast("Callable[..., Any]", value)
     raise PydanticCustomError(
         "EB401", "{value} is not of the form module:attribute", {"value": shown(value)}

@@ -24,6 +24,7 @@ from ebbflow.core.verdict import Operator, Verdict
 from ebbflow.durations import DEFAULT_ON_ERROR, Backoff
 from ebbflow.message import Datum, Message
 from ebbflow.outcome import DONE, Outcome
+from ebbflow.pynumaflow.adapters import adapt, mode_of
 from ebbflow.schema.literals import Mode, OnFailure, SinkMode
 
 _LARGEST = 8 * 1024 * 1024 - 64 * 1024
@@ -57,9 +58,10 @@ def run_map(
     The code is a function or a class, as in ``Pipeline(...).map``; a class is opened and closed.
     A ``Datum`` without an id gets one.
     """
-    handler = Handler(code)
+    handler = Handler(adapt(code, "map"))
     try:
         verdict = _verdict(messages, on_error)
+        mode = mode_of(code, mode)
         call_with_retries(verdict, _map(handler, mode), _strategy(retry, on_failure), _pause, "map")
     finally:
         handler.close()
@@ -84,7 +86,7 @@ def run_sink(
     breaks the contract.
     """
     handlers = {
-        name: Handler(function)
+        name: Handler(adapt(function, "sink"))
         for name, function in (
             ("primary", code),
             ("fallback", fallback),

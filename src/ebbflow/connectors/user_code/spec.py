@@ -12,6 +12,7 @@ from ebbflow.connectors.plans import Pulled, UserSink
 from ebbflow.connectors.section import SinkSection, SourceSection, require_extra
 from ebbflow.core import targets
 from ebbflow.core.variables import Variables
+from ebbflow.pynumaflow.recognition import take_off_server
 from ebbflow.schema import fields
 from ebbflow.schema.container import Container, Program
 from ebbflow.schema.fields import Section
@@ -88,7 +89,7 @@ class CodeSection(Section):
     def code(self) -> Code:
         """The function or class, or its name; lint refuses a section without it."""
         if self.in_process is not None:
-            return self.in_process
+            return cast("Code", take_off_server(self.in_process))
         plan = self.plan_function()
         return partial(targets.resolve(_CALLERS[plan.container]), plan)
 

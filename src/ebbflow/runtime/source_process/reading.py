@@ -25,6 +25,7 @@ from ebbflow.core.source_columns import check_columns, columns_of, rows_of
 from ebbflow.core.targets import resolve
 from ebbflow.errors import SetupError
 from ebbflow.nacks import NackOptions
+from ebbflow.pynumaflow.adapters import adapt
 from ebbflow.runtime.source_process.in_hand import InHand
 from ebbflow.runtime.source_process.protocol import (
     Failed,
@@ -123,7 +124,7 @@ class SourceReading:
             search = self._order.search
             if isinstance(code, str):
                 code = resolve(code, Path(search) if search else None)
-            self._handler = Handler(code)
+            self._handler = Handler(adapt(code, "source"))
             self._source = self._handler.instance
 
     @property
