@@ -36,7 +36,9 @@ class Numbers(Source):
     def message(self, number: int) -> SourceMessage:
         offset = b"%d" % number
         if number == 0:
-            return SourceMessage(b"zero", offset, EARLY, ["k"], {"h": "1"}, partition=7)
+            return SourceMessage(
+                b"zero", offset, EARLY, ["k"], {"h": "1"}, 7, metadata={"g": {"k": b"v"}}
+            )
         return SourceMessage(offset, offset)
 
     def ack(self, offsets: Sequence[bytes]) -> None:
@@ -123,6 +125,7 @@ def test_a_message_keeps_what_the_source_says(tmp_path: Path, monkeypatch: Any) 
         full, bare = read(client, 2)
     assert (full.payload, list(full.keys), dict(full.headers)) == (b"zero", ["k"], {"h": "1"})
     assert (full.offset.partition_id, bare.offset.partition_id) == (7, 3)
+    assert full.metadata.user_metadata["g"].key_value["k"] == b"v"
     assert full.event_time.seconds == int(EARLY.timestamp())
     assert abs(bare.event_time.seconds - datetime.now(UTC).timestamp()) < 60, "Numaflow needs one"
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from typing import NamedTuple
 
 from ebbflow.core.checks import Rules
 from ebbflow.core.decisions import EMPTY, Decisions
-from ebbflow.core.outputs import AnyOutputs, ColumnOutputs, Extras
+from ebbflow.core.outputs import AnyOutputs, ColumnOutputs
 from ebbflow.core.verdict import Emitter, Verdict
 from ebbflow.durations import DEFAULT_ON_ERROR
-from ebbflow.message import Status
+from ebbflow.message import Metadata, Status
 from ebbflow.nacks import Nack, NackOptions
 from ebbflow.outcome import DeadLetter, Dropped, Redeliver, Retry
 from ebbflow.wire.serving.requests import RequestRows
@@ -105,34 +106,43 @@ class Replies(Verdict):
         self.decisions.redeliver(index, Retry(delay, why, 0, 0))
 
 
-def list_outputs(outputs: AnyOutputs | None) -> Iterator[tuple[int, bytes, Extras]]:
-    """Yields every output as its input's index, its value and what else it says."""
+class Output(NamedTuple):
+    """One output; ``None`` where it has what its input has."""
+
+    parent: int
+    value: bytes
+    keys: Sequence[str] | None
+    tags: Sequence[str]
+    event_time: datetime | None
+    metadata: Metadata | None
+
+
+def list_outputs(outputs: AnyOutputs | None) -> Iterator[Output]:
+    """Yields every output."""
     assert outputs is not None, "a function forwards no inputs as they are"
     if isinstance(outputs, ColumnOutputs):
         yield from _list_columns(outputs)
         return
-    for row, (parent, value) in enumerate(zip(outputs.parents, outputs.values, strict=True)):
-        yield parent, value, outputs.extras.get(row, _NOTHING)
+    facts = (outputs.keys, outputs.tags, outputs.event_times, outputs.metadata)
+    yield from map(Output, outputs.parents, outputs.values, *facts)
 
 
-_NOTHING = Extras()
-
-
-def _list_columns(outputs: ColumnOutputs) -> Iterator[tuple[int, bytes, Extras]]:
+def _list_columns(outputs: ColumnOutputs) -> Iterator[Output]:
     row = 0
     for piece in outputs.pieces:
+        count = len(piece["value"])
+        parents, tags = (facts[row : row + count] for facts in (outputs.parents, outputs.tags))
         columns = {name: column.to_pylist() for name, column in piece.items()}
-        absent = [None] * len(columns["value"])
-        facts = (columns.get(name, absent) for name in ("keys", "event_time", "metadata"))
-        for value, keys, time, metadata in zip(columns["value"], *facts, strict=True):
-            extras = Extras(keys, outputs.tags[row], time, _as_groups(metadata))
-            yield outputs.parents[row], value, extras
-            row += 1
+        names = ("keys", "event_time", "metadata")
+        keys, times, metadata = (columns.get(name, [None] * count) for name in names)
+        groups = map(_as_groups, metadata)
+        yield from map(Output, parents, columns["value"], keys, tags, times, groups)
+        row += count
 
 
 def _as_groups(
     metadata: Sequence[tuple[str, Sequence[tuple[str, bytes]]]] | None,
-) -> dict[str, dict[str, bytes]] | None:
+) -> Metadata | None:
     if metadata is None:
         return None
     return {group: dict(entries) for group, entries in metadata}

@@ -95,9 +95,9 @@ class RequestRows(Rows):
         """The requests as columns."""
         if self._made is None:
             columns = {name: self.column(name) for name in _IN_BATCH}
-            columns["headers"] = [list(headers.items()) for headers in columns["headers"]]
+            columns["headers"] = [list(headers.items()) or None for headers in columns["headers"]]
             columns["metadata"] = [
-                [(group, list(entries.items())) for group, entries in metadata.items()]
+                [(group, list(entries.items())) for group, entries in metadata.items()] or None
                 for metadata in columns["metadata"]
             ]
             self._made = frames.batch_of(columns, len(self))

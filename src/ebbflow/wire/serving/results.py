@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from ebbflow.core.outputs import AnyOutputs, Extras
+from ebbflow.core.outputs import AnyOutputs
 from ebbflow.message import Message
-from ebbflow.nacks import NackOptions
+from ebbflow.wire.nack_options import write_options
 from ebbflow.wire.proto import map_pb2, metadata_pb2, nack_options_pb2, sink_pb2
 from ebbflow.wire.proto import sourcetransform_pb2 as transform_pb2
 from ebbflow.wire.responses import DROP, FAIL, NACK
-from ebbflow.wire.serving.replies import Replies, list_outputs
+from ebbflow.wire.serving.replies import Output, Replies, list_outputs
 from ebbflow.wire.serving.requests import EPOCH, Request
 
 # A response may have 64 MB; answers that are served can be large.
@@ -40,16 +40,17 @@ class MapResults:
     def pieces(self, requests: Sequence[Request], outputs: AnyOutputs | None) -> list[bytes]:
         """Returns a response for each output, as a stream map sends them."""
         return [
-            self._pack(requests[parent].id, [self._result(requests[parent], value, extras)])
-            for parent, value, extras in list_outputs(outputs)
+            self._pack(requests[out.parent].id, [self._result(requests[out.parent], out)])
+            for out in list_outputs(outputs)
         ]
 
     def _gather(self, reply: Replies) -> Mapping[int, list[Any]]:
         results: defaultdict[int, list[Any]] = defaultdict(list)
-        for parent, value, extras in list_outputs(reply.outputs):
-            results[parent].append(self._result(reply.requests[parent], value, extras))
+        for out in list_outputs(reply.outputs):
+            results[out.parent].append(self._result(reply.requests[out.parent], out))
         for index, options in reply.nacked.items():
-            results[index] = [self._declined(reply, index, NACK, write_options(options))]
+            wish = None if options is None else write_options(options)
+            results[index] = [self._declined(reply, index, NACK, wish)]
         for index, failure in reply.decisions.failed.items():
             reason = nack_options_pb2.NackOptions(reason=failure.error)
             results[index] = [self._declined(reply, index, FAIL, reason)]
@@ -60,12 +61,12 @@ class MapResults:
     def _pack(self, id: str, results: list[Any]) -> bytes:
         return map_pb2.MapResponse(id=id, results=results).SerializeToString()
 
-    def _result(self, request: Request, value: bytes, extras: Extras) -> Any:
+    def _result(self, request: Request, out: Output) -> Any:
         return map_pb2.MapResponse.Result(
-            keys=request.message.keys if extras.keys is None else extras.keys,
-            value=value,
-            tags=extras.tags,
-            metadata=_metadata_of(request, extras.metadata),
+            keys=request.message.keys if out.keys is None else out.keys,
+            value=out.value,
+            tags=out.tags,
+            metadata=_metadata_of(request, out.metadata),
         )
 
     def _declined(
@@ -91,13 +92,13 @@ class TransformResults(MapResults):
         response = transform_pb2.SourceTransformResponse(id=id, results=results)
         return response.SerializeToString()
 
-    def _result(self, request: Request, value: bytes, extras: Extras) -> Any:
+    def _result(self, request: Request, out: Output) -> Any:
         return transform_pb2.SourceTransformResponse.Result(
-            keys=request.message.keys if extras.keys is None else extras.keys,
-            value=value,
-            tags=extras.tags,
-            event_time=_time_of(request, extras.event_time),
-            metadata=_metadata_of(request, extras.metadata),
+            keys=request.message.keys if out.keys is None else out.keys,
+            value=out.value,
+            tags=out.tags,
+            event_time=_time_of(request, out.event_time),
+            metadata=_metadata_of(request, out.metadata),
         )
 
     def _declined(
@@ -138,8 +139,8 @@ def _sink_result(reply: Replies, index: int, request: Request) -> sink_pb2.SinkR
     decisions = reply.decisions
     if index in reply.nacked:
         result.status = sink_pb2.NACK
-        if (options := write_options(reply.nacked[index])) is not None:
-            result.nack_options.CopyFrom(options)
+        if (options := reply.nacked[index]) is not None:
+            result.nack_options.CopyFrom(write_options(options))
     elif index in decisions.failed:
         result.status, result.err_msg = sink_pb2.FAILURE, decisions.failed[index].error
     elif index in decisions.fallback:
@@ -158,15 +159,6 @@ def _handed_on(request: Request, message: Message) -> sink_pb2.SinkResponse.Resu
         value=message.value,
         keys=request.message.keys if message.keys is None else message.keys,
         metadata=_metadata_of(request, message.metadata),
-    )
-
-
-def write_options(options: NackOptions | None) -> nack_options_pb2.NackOptions | None:
-    """Returns the options as the protocol has them; what is not set stays unset."""
-    if options is None:
-        return None
-    return nack_options_pb2.NackOptions(
-        reason=options.reason, max_deliveries=options.max_deliveries, delay=options.delay
     )
 
 

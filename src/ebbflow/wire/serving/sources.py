@@ -18,11 +18,11 @@ from typing import Any
 import pyarrow as pa
 
 from ebbflow.core.source_columns import check_columns, columns_of
-from ebbflow.nacks import NackOptions
 from ebbflow.source import NackOffset, Source, SourceMessage
+from ebbflow.wire.nack_options import read_options
 from ebbflow.wire.proto import source_pb2
 from ebbflow.wire.serving.function import ServedFunction
-from ebbflow.wire.serving.results import write_time
+from ebbflow.wire.serving.results import write_metadata, write_time
 from ebbflow.wire.serving.streams import EOF, Fail, greet, write_all
 
 _GREETING = source_pb2.ReadResponse(handshake={"sot": True}, status={}).SerializeToString()
@@ -133,6 +133,7 @@ class ServedSource:
             "event_time": write_time(message.event_time or datetime.now(UTC)),
             "keys": message.keys,
             "headers": message.headers,
+            "metadata": write_metadata(message.metadata) if message.metadata else None,
         }
         return source_pb2.ReadResponse(result=result, status={}).SerializeToString()
 
@@ -159,16 +160,8 @@ class ServedSource:
 
 def _read_nacks(raw: bytes) -> Iterator[NackOffset]:
     for entry in source_pb2.NackRequest.FromString(raw).request:
-        asked, wish = entry.nack_options, entry.HasField("nack_options")
-        set_names = {field.name for field, _ in asked.ListFields()} if wish else set()
-        options = NackOptions(
-            *(
-                getattr(asked, name) if name in set_names else None
-                for name in ("delay", "max_deliveries", "reason")
-            )
-        )
         for offset in entry.offsets:
-            yield NackOffset(offset.offset, options)
+            yield NackOffset(offset.offset, read_options(entry.nack_options))
 
 
 def _list_given(given: Any) -> Iterator[SourceMessage]:
@@ -187,4 +180,5 @@ def _list_given(given: Any) -> Iterator[SourceMessage]:
             row["keys"] or (),
             dict(row["headers"] or ()),
             row["partition"],
+            metadata={group: dict(entries) for group, entries in row["metadata"] or ()},
         )
