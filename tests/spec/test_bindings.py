@@ -95,7 +95,8 @@ def test_an_image_becomes_a_command_where_the_bindings_are(file: Path) -> None:
         "log: {python: handlers:Store}",
     )
     plan = enrich_of(file, bind=bindings).plan_function()
-    assert plan.command == ("bin/enrich", "-x", "--spec")
+    assert plan.command == ("bin/enrich", "-x")
+    assert plan.args == ("--spec",)
     assert plan.cwd == str(elsewhere)
     assert plan.env == (("LEVEL", "high"), ("MORE", "$(LEVEL)er"))
     assert plan.image == "org.io:5000/team/enrich:v1"
@@ -104,7 +105,7 @@ def test_an_image_becomes_a_command_where_the_bindings_are(file: Path) -> None:
 def test_arguments_of_the_binding_replace_those_of_the_spec(file: Path) -> None:
     write(file.parent, "enrich: {command: [a], args: [b], workingDir: c}", "log: {sockets: d}")
     plan = enrich_of(file).plan_function()
-    assert plan.command == ("a", "b")
+    assert (plan.command, plan.args) == (("a",), ("b",))
     assert plan.cwd == str(file.parent / "c")
     spec = load(file)
     assert isinstance(spec, PipelineSpec)
@@ -147,7 +148,7 @@ def test_images_without_a_binding_are_told_with_what_to_write(file: Path) -> Non
     )
     line = problem.partition("FILE): ")[2].partition(", or")[0]
     write(file.parent, "log: {python: handlers:Store}", line)
-    assert enrich_of(file).plan_function().command == ("PROGRAM", "--spec")
+    assert enrich_of(file).plan_function().command == ("PROGRAM",)
 
 
 OTHERS = ["enrich: {command: [a]}", "log: {sockets: a}"]
@@ -224,6 +225,6 @@ def test_lint_tells_which_bindings_nobody_uses(file: Path) -> None:
 def test_a_file_that_is_named_replaces_the_one_beside_the_pipeline(file: Path) -> None:
     write(file.parent, *OTHERS)
     mine = write(file.parent, "enrich: {command: [mine]}", "log: {sockets: a}", name="mine.yaml")
-    assert enrich_of(file, bind=mine).plan_function().command == ("mine", "--spec")
+    assert enrich_of(file, bind=mine).plan_function().command == ("mine",)
     shown = CliRunner().invoke(app, ["lint", str(file), "--bind", str(mine)])
     assert shown.exit_code == 0

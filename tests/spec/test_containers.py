@@ -100,7 +100,8 @@ def test_a_command_is_started_with_its_arguments_where_the_file_is(folder: Path)
     ).plan_function()
     assert plan.container == "udf"
     assert plan.name == "org/enrich:v1"
-    assert plan.command == ("./enrich", "--fast", "-v", "$(LEVEL)")
+    assert plan.command == ("./enrich", "--fast")
+    assert plan.args == ("-v", "$(LEVEL)")
     assert plan.cwd == str(folder)
     assert plan.env == (("LEVEL", "high"),)
     assert "high" not in repr(plan)

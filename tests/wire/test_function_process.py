@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import signal
 import subprocess
 import sys
@@ -231,7 +232,9 @@ def test_a_function_ends_when_its_launcher_is_killed() -> None:
 def test_the_launcher_needs_nothing_but_python() -> None:
     from ebbflow.wire import launcher
 
-    order = b'{"command": ["true"], "env": {}, "cwd": null, "grace": 1, "folder": "/no/folder"}\n'
+    order = {"command": ["true"], "env": {}, "cwd": None, "folder": "/no/folder/s"}
+    order |= {"grace": 1, "after": [], "mount": True}
+    text = json.dumps(order).encode() + b"\n"
     command = [sys.executable, "-I", "-S", launcher.__file__]
-    done = subprocess.run(command, input=order, capture_output=True, timeout=20)
+    done = subprocess.run(command, input=text, capture_output=True, timeout=20)
     assert done.returncode in (0, 128 + signal.SIGTERM)  # the pipe ends at once

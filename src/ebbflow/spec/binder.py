@@ -17,6 +17,7 @@ from ebbflow.spec.bindings import Binding, Bindings
 from ebbflow.spec.findings import FieldPath
 from ebbflow.spec.model import MonoVertexSpec, PipelineSpec, Spec
 from ebbflow.spec.sections import SinkSpec, SourceSpec, Udf
+from ebbflow.wire.function import FunctionPlan
 from ebbflow.wire.images.table import find_built_in
 from ebbflow.wire.server_info import ContainerType
 
@@ -59,10 +60,10 @@ class Binder:
             self.used.add(name)
             return _by_binding(container, part, self.bindings.by_name[name], self.bindings.folder)
         if image is not None and self.runtime == "docker":
-            return Bound(part, docker=True, programs=(container,))
+            return Bound((container,), function=_in_docker(container, part))
         if container.command or container.sockets is not None:
-            command = container.command + container.args
-            return _as_program(part, container, command, self.folder, (container,))
+            plan = _as_program(container, part, container, container.args, self.folder)
+            return Bound((container,), function=plan)
         return None if image is None else _built_in(container, image, part)
 
     @property
@@ -74,29 +75,38 @@ class Binder:
 def _by_binding(container: Container, part: ContainerType, binding: Binding, folder: Path) -> Bound:
     programs = (container, binding)
     if binding.python is not None:
-        return Bound(part, binding.python, binding.mode, programs=programs)
-    command = binding.command + (binding.args or container.args)
-    return _as_program(part, binding, command, folder, programs)
+        return Bound(programs, binding.python, binding.mode)
+    args = binding.args or container.args
+    return Bound(programs, function=_as_program(container, part, binding, args, folder))
 
 
 def _as_program(
-    part: ContainerType,
-    program: Program,
-    command: tuple[str, ...],
-    folder: Path,
-    programs: tuple[Program, ...],
-) -> Bound:
+    container: Container, part: ContainerType, program: Program, args: tuple[str, ...], folder: Path
+) -> FunctionPlan:
+    """Returns the function that is this program; relative paths begin in the folder."""
+    here = folder.resolve()
     if program.sockets is not None:
-        return Bound(part, folder=str(folder.resolve() / program.sockets), programs=programs)
-    cwd = folder.resolve() / (program.working_dir or "")
-    return Bound(part, command=command, cwd=str(cwd), programs=programs)
+        return FunctionPlan(part, container.image, folder=str(here / program.sockets))
+    cwd = str(here / (program.working_dir or ""))
+    return FunctionPlan(part, container.image, program.command, args, cwd=cwd)
+
+
+def _in_docker(container: Container, part: ContainerType) -> FunctionPlan:
+    return FunctionPlan(
+        part,
+        container.image,
+        container.command,
+        container.args,
+        cwd=container.working_dir,
+        docker=True,
+    )
 
 
 def _built_in(container: Container, image: str, part: ContainerType) -> Bound | None:
     built_in = find_built_in(image)
     if built_in is None or built_in.place != part.removeprefix("fb-").removeprefix("ons-"):
         return None
-    return Bound(part, built_in.target, built_in.mode, programs=(container,))
+    return Bound((container,), built_in.target, built_in.mode)
 
 
 # --- where code is ------------------------------------------------------------------------------

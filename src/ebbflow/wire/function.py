@@ -28,6 +28,7 @@ from ebbflow.core.lifeline import keep_private
 from ebbflow.core.variables import Variables, expand
 from ebbflow.errors import Unavailable
 from ebbflow.wire import launcher
+from ebbflow.wire.docker import docker_remove, docker_run
 from ebbflow.wire.environment import SOCKETS, function_environment
 from ebbflow.wire.function_output import FunctionOutput
 from ebbflow.wire.server_info import (
@@ -54,23 +55,26 @@ T = TypeVar("T")
 class FunctionPlan:
     """A function that is called over Numaflow's protocol. Plain data, shipped to workers.
 
-    ``command`` is started beside the task, or ``folder`` has the sockets of a function that is
-    running already. ``env`` and ``command`` may name variables as Kubernetes writes them,
-    ``$(NAME)``; they are put in when the function starts. The facts of the vertex are not here:
-    Numaflow's variables in the worker's own environment have them.
+    ``command`` with ``args`` is started beside the task, or ``folder`` has the sockets of a
+    function that is running already; with ``docker`` the ``image`` itself runs. All of these and
+    ``env`` may name variables as Kubernetes writes them, ``$(NAME)``; they are put in when the
+    function starts. The facts of the vertex are not here: Numaflow's variables in the worker's own
+    environment have them.
     """
 
     container: ContainerType
     image: str | None = None
     command: tuple[str, ...] | None = None
+    args: tuple[str, ...] = ()
     folder: str | None = None
     env: Variables = field(default=(), repr=False)
     cwd: str | None = None
+    docker: bool = False
 
     @property
     def name(self) -> str:
         """What people call it: its image, its command or its folder."""
-        name = self.image or self.folder or shlex.join(self.command or ())
+        name = self.image or self.folder or shlex.join((self.command or ()) + self.args)
         return name if len(name) <= _LONGEST_SHOWN else f"{name[:_LONGEST_SHOWN]}…"
 
 
@@ -96,8 +100,10 @@ class FunctionProcess:
         One that is running already is only waited for.
         """
         plan = self._plan
-        self._folder = folder = Path(plan.folder) if plan.folder is not None else _make_folder()
-        if plan.folder is None:
+        if plan.folder is not None:
+            self._folder = folder = Path(expand(plan.folder, os.environ))
+        else:
+            self._folder = folder = _make_folder()
             self._launch(folder)
         try:
             info = self._await(lambda: read_server_info(folder, plan.container))
@@ -138,18 +144,17 @@ class FunctionProcess:
 
         Nothing that the function has started is left when this returns.
         """
-        process, self._process = self._process, None
-        if process is None:
+        process, self._process, folder = self._process, None, self._folder
+        if process is None or folder is None:
             return
         assert process.stdin is not None
-        assert self._folder is not None
         with contextlib.suppress(OSError):  # it has ended by itself
             process.stdin.write(f"{grace}\n".encode())
         with contextlib.suppress(OSError):
             process.stdin.close()
         process.wait()
         self._output.finish()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(folder.parent, ignore_errors=True)
 
     def _launch(self, folder: Path) -> None:
         self._process = process = subprocess.Popen(
@@ -170,15 +175,35 @@ class FunctionProcess:
     def _order(self, folder: Path) -> dict[str, Any]:
         """Returns what the launcher is to do."""
         plan = self._plan
-        assert plan.command, "a function has a command, or the folder of a running one"
-        environment = function_environment(plan.container, plan.env, folder)
-        return {
-            "command": [expand(part, environment) for part in plan.command],
+        environment = function_environment(
+            plan.container, plan.env, launcher.PLACE if plan.docker else folder
+        )
+        command = [expand(part, environment) for part in plan.command or ()]
+        args = [expand(part, environment) for part in plan.args]
+        order: dict[str, Any] = {
+            "command": command + args,
             "env": environment,
             "cwd": plan.cwd,
             "folder": str(folder),
+            "mount": True,
             "grace": _STOP_GRACE,
+            "after": [],
         }
+        return order | self._docker_order(folder, environment, command, args)
+
+    def _docker_order(
+        self, folder: Path, environment: dict[str, str], command: list[str], args: list[str]
+    ) -> dict[str, Any]:
+        """Returns what is different if Docker runs the function's image; nothing if it does not."""
+        plan = self._plan
+        if not plan.docker:
+            return {}
+        assert plan.image is not None, "Docker runs images"
+        name = f"ebbflow-{environment.get('NUMAFLOW_POD', plan.container)}-{folder.parent.name[4:]}"
+        own = [name for name, _ in plan.env]
+        names = [*(name for name in environment if name.startswith("NUMAFLOW_")), SOCKETS, *own]
+        run = docker_run(plan.image, name, folder, names, command, args, plan.cwd)
+        return {"command": run, "cwd": None, "mount": False, "after": docker_remove(name)}
 
     def _await(self, look: Callable[[], T | None]) -> T:
         """Returns what is looked for once it is there; ``Unavailable`` if it does not come."""
@@ -195,7 +220,7 @@ class FunctionProcess:
         """Returns why the function cannot be called, and what to do where that is known."""
         name = f"the function {self._plan.name}"
         if self._process is None:
-            return f"{name}: nobody listens in {self._plan.folder}"
+            return f"{name}: nobody listens in {self._folder}"
         ended = self.explain_end(0)
         state = ended or f"it was not ready after {self._limit:g} s{self._output.last_lines()}"
         if launcher.REFUSED in state:
@@ -218,8 +243,14 @@ def _describe(code: int) -> str:
 
 
 def _make_folder() -> Path:
-    """Makes a folder that is only ours, with a short name: the path of a socket may not be long."""
+    """Makes a folder that is only ours, with a short name: the path of a socket may not be long.
+
+    The sockets are in a folder inside, which is open to whatever user a container runs as.
+    """
     for parent in (tempfile.gettempdir(), "/tmp"):  # noqa: S108
-        if len(parent) + len("/ebf-12345678") + _LONGEST_NAME <= _LONGEST_PATH:
+        if len(parent) + len("/ebf-12345678/s") + _LONGEST_NAME <= _LONGEST_PATH:
             break
-    return Path(tempfile.mkdtemp(prefix="ebf-", dir=parent))
+    folder = Path(tempfile.mkdtemp(prefix="ebf-", dir=parent)) / "s"
+    folder.mkdir()
+    folder.chmod(0o777)
+    return folder

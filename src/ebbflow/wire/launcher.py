@@ -19,6 +19,7 @@ import os
 import select
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -53,7 +54,9 @@ def main() -> int:
         _become_function(order)
     code = _wait(child, woken, float(order["grace"]))
     _end_the_rest(child)
-    shutil.rmtree(order["folder"], ignore_errors=True)
+    if order["after"]:
+        subprocess.run(order["after"], capture_output=True, check=False)
+    shutil.rmtree(Path(order["folder"]).parent, ignore_errors=True)
     return code
 
 
@@ -134,7 +137,8 @@ def _become_function(order: dict[str, Any]) -> None:
         signal.signal(number, signal.SIG_DFL)
     try:
         if sys.platform == "linux":
-            _see_sockets(Path(order["folder"]))
+            if order["mount"]:
+                _see_sockets(Path(order["folder"]))
             _call("prctl", _DEATH_SIGNAL, signal.SIGKILL)  # not sooner: new rights take it away
             if os.getppid() != owner:
                 os._exit(_CANNOT_START)
@@ -178,7 +182,7 @@ def _copy_the_view_of(parent: Path, folder: Path) -> None:
 
     On the machine itself nothing is made, for which one would need rights, and which would stay.
     """
-    stage = folder / "view"
+    stage = folder.parent / "view"
     stage.mkdir(exist_ok=True)
     _mount("tmpfs", stage, 0, "tmpfs")
     for entry in parent.iterdir():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, cast
 
@@ -17,6 +17,7 @@ from ebbflow.schema import fields
 from ebbflow.schema.container import Container, Program
 from ebbflow.schema.fields import Section
 from ebbflow.schema.literals import Code, Mode, SinkMode
+from ebbflow.wire.docker import check_docker
 from ebbflow.wire.function import FunctionPlan
 from ebbflow.wire.server_info import ContainerType
 
@@ -36,19 +37,14 @@ _CALLERS: dict[ContainerType, str] = {
 class Bound:
     """What runs in the place of a container: Python code, or a function in a process of its own.
 
-    ``container`` is the part that it plays. ``code`` is called in ``mode``, if it says one. Without
-    code it is a ``command``, the ``folder`` of a running function, or the image under ``docker``.
-    ``programs`` have its variables; the later one decides.
+    ``code`` is called in ``mode``, if it says one. ``programs`` have the variables; of two values
+    for one name the later program's holds.
     """
 
-    container: ContainerType
+    programs: tuple[Program, ...]
     code: str | None = None
     mode: Mode | None = None
-    command: tuple[str, ...] | None = None
-    folder: str | None = None
-    cwd: str | None = None
-    docker: bool = False
-    programs: tuple[Program, ...] = ()
+    function: FunctionPlan | None = None
 
 
 class CodeSection(Section):
@@ -110,18 +106,12 @@ class CodeSection(Section):
 
     def plan_function(self) -> FunctionPlan:
         """Returns the function to start. The driver calls it, for it reads secrets."""
-        bound = self._bound
-        assert bound is not None, "lint refuses a container that nothing is bound to"
+        function = self._bound.function if self._bound is not None else None
+        assert function is not None, "lint refuses a container that nothing is bound to"
         require_extra("A function in a process of its own", "grpc", "hpack", "google.protobuf")
-        image = self.container.image if self.container is not None else None
-        return FunctionPlan(
-            bound.container,
-            image=image,
-            command=bound.command,
-            folder=bound.folder,
-            env=self._read_variables(),
-            cwd=bound.cwd,
-        )
+        if function.docker:
+            check_docker()
+        return replace(function, env=self._read_variables())
 
     def _read_variables(self) -> Variables:
         programs = self._bound.programs if self._bound is not None else (self.container,)
