@@ -220,10 +220,11 @@ class StreamTask(ModelTask):
 
 
 class Trickle(ModelTask):
-    """A task whose buffer gets a row every millisecond."""
+    """A task whose buffer gets a row every millisecond, or ``every`` so many."""
 
     rows = 60
     largest = 10_000
+    every = 1
 
     def __init__(self, server: Server, code: UserCode, rules: Rules, chances: Chances) -> None:
         self._coming = inlet_of(*[1] * self.rows)
@@ -231,11 +232,11 @@ class Trickle(ModelTask):
 
         def arrive(ms: int) -> None:
             pass_time(ms)
-            server.inlet += self._coming[len(server.inlet) : server.now - began]
+            server.inlet += self._coming[len(server.inlet) : (server.now - began) // self.every]
 
         server.pass_time = arrive  # type: ignore[method-assign]
         super().__init__(server, code, rules, chances)
-        self.clock.arrives_in = 0.001
+        self.clock.arrives_in = self.every / 1000
 
     def more_comes(self) -> bool:
         return len(self.server.inlet) < self.rows or super().more_comes()

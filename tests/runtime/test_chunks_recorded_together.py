@@ -68,6 +68,19 @@ def test_under_a_steady_flow_no_chunk_waits_longer_to_be_recorded():
     assert max(late) <= WITHIN + AT_BUFFER * 1000
 
 
+@pytest.mark.parametrize(("every", "writes"), [(20, 1.2), (80, 1.2), (300, 2)])
+def test_a_chunk_of_a_steady_trickle_is_recorded_with_the_next_one(every, writes):
+    class Slow(Trickle):
+        pass
+
+    Slow.every = every
+    server = Watched([])
+    report = Slow(server, UserCode(["forward"] * 100), Rules(), Chances(AtHand(1))).run()
+    assert report.chunks == Trickle.rows
+    # Apart by more than a quarter of a second, each is recorded by itself: nobody knows of a next.
+    assert len(server.written_at) == pytest.approx(writes * report.chunks, rel=0.2)
+
+
 def test_no_intent_is_written_for_a_chunk_that_publishes_nothing():
     server = Watched(inlet_of(1, 1, 1))
     ModelTask(server, UserCode(["drop"] * 3), Rules(), Chances(Random(1))).run()

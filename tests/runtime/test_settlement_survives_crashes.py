@@ -162,7 +162,7 @@ def test_nothing_is_lost_when_the_server_forgets_and_code_decides_differently(
 
 def forgotten_after_each_crash(rules: Rules, reader: type[Follower] = Follower) -> Iterator[Server]:
     """All runs of one chunk with one crash, after which the server has forgotten all ids."""
-    for crash_after in range(12):
+    for crash_after in range(20):
         server = Server(inlet_of(7), reader=reader)
         crash = Chances(OneChunk(), crash_after)
         with suppress(Crash):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ebbflow.runtime.journal import Clock
 
-AT_SOURCE, AT_BUFFER = 0.005, 0.002
+AT_SOURCE, AT_BUFFER = 0.012, 0.002
 """Seconds from the beginning of a small chunk to that of the next one.
 
 Longer at a source: its chunks set the pace for all vertices behind it, which then seldom wait.

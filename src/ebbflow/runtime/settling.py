@@ -15,6 +15,7 @@ which doubles one; the tests of crashes run this module and fail when the order 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -28,7 +29,10 @@ from ebbflow.runtime.journal import Clock, InFlight, TaskJournal
 from ebbflow.runtime.turn import Turn
 
 _PURGE_EVERY = 0.25
-_SOON = 0.01
+# Seconds that a chunk waits to be recorded with the next one: as a rule, and at most.
+_SOON, _LATE = 0.01, 0.25
+# A steady trickle is waited for, with some room for the next chunk to be late.
+_GAPS = 3
 _LOOK_EVERY = 0.25
 
 
@@ -80,6 +84,7 @@ class Settling:
         self._in_flight: InFlight[Counts] | None = None
         self._unrecorded: ChunkEnd | None = None
         self._purged = self._begun = clock.monotonic()
+        self._last, self._soon = -math.inf, _SOON
 
     # --- where the task is ----------------------------------------------------------------------
 
@@ -103,7 +108,7 @@ class Settling:
         """Returns the seconds that a chunk may still wait to be recorded with the next one."""
         if self._unrecorded is None:
             return 0.0
-        return self._begun + _SOON - self._clock.monotonic()
+        return self._begun + self._soon - self._clock.monotonic()
 
     # --- a chunk --------------------------------------------------------------------------------
 
@@ -117,12 +122,21 @@ class Settling:
         Returns while it is being published. A chunk with nothing to publish, as a sink's, waits a
         moment to be recorded with the next ones.
         """
+        self._note_gap()
         if settlement.writes_nothing and chunk.back is None and self._may_join():
             self._join(chunk)
             return
         self._start(settlement, chunk.end)
         self._begun = self._clock.monotonic()
         self._unrecorded = chunk
+
+    def _note_gap(self) -> None:
+        """Adapts the wait for the next chunk to the time since the last one."""
+        # To record a chunk by itself costs as much as to settle it. One that waits for its record
+        # is confirmed, and is only replayed if the task is lost meanwhile.
+        now = self._clock.monotonic()
+        gap, self._last = now - self._last, now
+        self._soon = max(_SOON, min(_LATE, _GAPS * gap)) if gap < _LATE else _SOON
 
     def _may_join(self) -> bool:
         """Whether what is not recorded has not waited for long."""
