@@ -27,8 +27,7 @@ _UNKNOWN = -1
 class Answers:
     """What has arrived for the requests with these ids.
 
-    ``streamed`` if there may be several responses to a request, the last one with a mark. What a
-    row's answer had come to when the function broke off counts for nothing.
+    ``streamed`` if there may be several responses to a request, the last one with a mark.
     """
 
     def __init__(self, ids: pa.StringArray, shape: ResultShape, streamed: bool) -> None:
@@ -36,18 +35,21 @@ class Answers:
         self._shape = shape
         self._streamed = streamed
         self._parts: list[Arrived] = []
-        self._attempts: list[int] = []
-        self._attempt = 0
         self._read: _Matched | None = None
-
-    def begin_attempt(self) -> None:
-        """Says that what arrives from now on is on another stream, or for other rows."""
-        self._attempt += 1
 
     def keep(self, parts: Sequence[Arrived]) -> None:
         """Keeps responses as they arrive; they are read later, all at once."""
         self._parts += parts
-        self._attempts += [self._attempt] * len(parts)
+        self._read = None
+
+    @property
+    def mark(self) -> int:
+        """The place up to which responses have been kept, for ``forget_from``."""
+        return len(self._parts)
+
+    def forget_from(self, mark: int) -> None:
+        """Forgets the responses that were kept since the mark."""
+        del self._parts[mark:]
         self._read = None
 
     def unanswered(self, rows: Sequence[int]) -> list[int]:
@@ -70,7 +72,7 @@ class Answers:
         """Returns the outputs of all rows but those that failed; ``row`` has the input of each."""
         matched, columns = self._matched, self._matched.responses.columns()
         rows = matched.result_rows
-        keep = matched.result_counts & (rows != _UNKNOWN)
+        keep = rows != _UNKNOWN
         if failures:
             keep &= ~np.isin(rows, list(failures))
         chosen = np.flatnonzero(keep)
@@ -85,50 +87,34 @@ class Answers:
     @property
     def _matched(self) -> _Matched:
         if self._read is None:
-            self._read = _Matched(self._ids, self._responses(), self._streamed, self._tries())
+            self._read = _Matched(self._ids, self._responses(), self._streamed)
         return self._read
 
     def _responses(self) -> Responses:
-        buffer = b"".join([part.buffer for part in self._parts])
-        sizes = [len(part.buffer) for part in self._parts]
-        shifts = np.repeat(np.cumsum([0, *sizes[:-1]]), [len(part) for part in self._parts])
-        edges = [np.array(part.edges, np.int64) for part in self._parts]
-        joined = np.concatenate(edges) if edges else np.empty(0, np.int64)
-        shifts = shifts[: len(joined) // 2]
+        edges, shift = [np.empty(0, np.int64)], 0
+        for part in self._parts:
+            edges.append(np.array(part.edges, np.int64) + shift)
+            shift += len(part.buffer)
+        buffer, joined = b"".join([part.buffer for part in self._parts]), np.concatenate(edges)
         try:
-            places = Places(buffer, joined[::2] + shifts, joined[1::2] + shifts)
-            return Responses(places, self._shape)
+            return Responses(Places(buffer, joined[::2], joined[1::2]), self._shape)
         except ValueError as error:
             raise StreamBroken(f"the function answered what cannot be read: {error}") from error
-
-    def _tries(self) -> Numbers:
-        return np.repeat(self._attempts, [len(part) for part in self._parts]).astype(np.int64)
 
 
 class _Matched:
     """Responses with the rows they are for; ``counts`` says how often each row is answered."""
 
-    def __init__(
-        self, ids: pa.StringArray, responses: Responses, streamed: bool, tries: Numbers
-    ) -> None:
+    def __init__(self, ids: pa.StringArray, responses: Responses, streamed: bool) -> None:
         self.responses = responses
         places = pc.index_in(responses.ids, value_set=ids)
         rows: Numbers = places.fill_null(_UNKNOWN).to_numpy().astype(np.int64)
         ends: Flags = responses.last if streamed else ~responses.last
-        strange = (rows == _UNKNOWN) & ~(responses.last & ~np.bool_(streamed))
+        # The mark at the end of a batch is no answer, and has no id.
+        strange = (rows == _UNKNOWN) & (ends | ~responses.last)
         self.unknown: list[str] = responses.ids.filter(pa.array(strange)).to_pylist()
-        finals = rows[ends & (rows != _UNKNOWN)]
-        self.counts = np.bincount(finals, minlength=len(ids))
+        self.counts = np.bincount(rows[ends & (rows != _UNKNOWN)], minlength=len(ids))
         self.result_rows: Numbers = rows[responses.owners]
-        self.result_counts = self._of_final_attempt(rows, ends, tries)
-
-    def _of_final_attempt(self, rows: Numbers, ends: Flags, tries: Numbers) -> Flags:
-        """Returns which results belong to the attempt in which their row was answered."""
-        final = np.full(len(self.counts) + 1, -1, np.int64)
-        final[rows[ends]] = tries[ends]
-        final[_UNKNOWN] = -1
-        mine: Flags = (final[rows] == tries)[self.responses.owners]
-        return mine
 
 
 def _is_range(numbers: Numbers, count: int) -> bool:

@@ -3,6 +3,10 @@
 A function says how it wants to be called: with a message at a time, of which many are in flight
 side by side; with batches; or with a message for which it sends outputs one by one. The outputs of
 a call are forwarded together when the last of its messages is answered, also those sent one by one.
+
+SDKs for functions that send outputs one by one mark the outputs of a message as complete also when
+the function has failed on it in the middle, and tell only then. So what such a function has
+answered counts when it is still there afterwards, and nothing of it counts when it breaks off.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ebbflow.core.frames import join_bytes
-from ebbflow.errors import StreamBroken
+from ebbflow.errors import CallTimeout, StreamBroken
 from ebbflow.wire.answers import Answers
 from ebbflow.wire.breaks import Failures, ask_all
 from ebbflow.wire.function import FunctionPlan, FunctionProcess
@@ -35,6 +39,10 @@ MAP_SERVICE = Service("map.v1.Map", (_MAP_FN,), _HANDSHAKE, _HANDSHAKE)
 TRANSFORM_SERVICE = Service(
     "sourcetransformer.v1.SourceTransform", (_TRANSFORM_FN,), _SECOND_HANDSHAKE, _HANDSHAKE
 )
+
+# The SDK for Go sends the outputs of several messages side by side on one stream, which gRPC does
+# not allow: once 64 KiB of them wait, they wait for ever. So it gets fewer messages at a time.
+_SENDS_SIDE_BY_SIDE, _LEAST_ROOM = "go", 16 * 1024
 
 _EOT = map_pb2.MapRequest(status={"eot": True}).SerializeToString()
 _EOT_MARK = b"\x22\x02\x08\x01"
@@ -100,11 +108,14 @@ class MapCall:
         self._session = session
         self._batched = mode == "batch-map"
         self._streamed = mode == "stream-map"
-        self._in_flight = batch_size if self._batched else concurrency
         ids = _name_apart(batch.column("id"))
         shape, result = _SHAPES[mode is None]
         watermark = batch.column("watermark")[0].as_py() if batch.num_rows else None
         self._requests = encode_requests(batch, ids, shape, watermark)
+        self._in_flight = batch_size if self._batched else concurrency
+        if self._streamed and session.process.server_info.language == _SENDS_SIDE_BY_SIDE:
+            largest = pc.max(pc.binary_length(self._requests)).as_py()
+            self._in_flight = max(1, min(concurrency, _LEAST_ROOM // largest))
         self.answers = Answers(ids, result, self._streamed)
 
     @property
@@ -114,10 +125,11 @@ class MapCall:
 
     def ask(self, rows: Sequence[int]) -> None:
         """As in ``Asking``."""
-        self.answers.begin_attempt()
         if self._batched:
             for start in range(0, len(rows), self._in_flight):
                 self._ask_batch(rows[start : start + self._in_flight])
+        elif self._streamed:
+            self._ask_for_streams(rows)
         else:
             self._ask_side_by_side(rows)
 
@@ -136,6 +148,17 @@ class MapCall:
                 sent = end
             parts = self._receive()
             answered += sum(map(_count_marks if self._streamed else len, parts))
+
+    def _ask_for_streams(self, rows: Sequence[int]) -> None:
+        """Does the same, and believes the answers only if the function is there afterwards."""
+        mark = self.answers.mark
+        try:
+            self._ask_side_by_side(rows)
+            self._session.call("IsReady")
+            self._stream.raise_if_ended()
+        except (StreamBroken, CallTimeout):
+            self.answers.forget_from(mark)
+            raise
 
     def _ask_batch(self, rows: Sequence[int]) -> None:
         """Gives the function a batch and waits until it has marked the end of its answers."""

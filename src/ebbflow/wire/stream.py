@@ -278,6 +278,12 @@ class GrpcStream:
                 self._raise_unless_ok()
                 return []
 
+    def raise_if_ended(self) -> None:
+        """Raises ``StreamBroken`` if it is known by now that the function has ended the call."""
+        if self._exchange.ended:
+            self._raise_unless_ok()
+            raise StreamBroken("the function has ended the stream")
+
     def _has_news(self) -> bool:
         return bool(self._exchange.arrived) or self._exchange.ended
 
