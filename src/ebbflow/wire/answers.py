@@ -8,13 +8,14 @@ answers was, so that a replay makes the same frames.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ebbflow.errors import ContractViolation, StreamBroken
+from ebbflow.errors import CallTimeout, ContractViolation, StreamBroken
 from ebbflow.wire.breaks import Failures
 from ebbflow.wire.fields import Numbers, Places
 from ebbflow.wire.responses import Flags, Responses, ResultShape
@@ -27,7 +28,8 @@ _UNKNOWN = -1
 class Answers:
     """What has arrived for the requests with these ids.
 
-    ``streamed`` if there may be several responses to a request, the last one with a mark.
+    ``streamed`` if there may be several responses to a request, the last one with a mark. SDKs that
+    answer such requests one after the other leave out the ids; then the order counts.
     """
 
     def __init__(self, ids: pa.StringArray, shape: ResultShape, streamed: bool) -> None:
@@ -35,6 +37,7 @@ class Answers:
         self._shape = shape
         self._streamed = streamed
         self._parts: list[Arrived] = []
+        self._asked: list[int] = []
         self._read: _Matched | None = None
 
     def keep(self, parts: Sequence[Arrived]) -> None:
@@ -42,15 +45,17 @@ class Answers:
         self._parts += parts
         self._read = None
 
-    @property
-    def mark(self) -> int:
-        """The place up to which responses have been kept, for ``forget_from``."""
-        return len(self._parts)
-
-    def forget_from(self, mark: int) -> None:
-        """Forgets the responses that were kept since the mark."""
-        del self._parts[mark:]
-        self._read = None
+    @contextmanager
+    def all_or_nothing(self, rows: Sequence[int]) -> Iterator[None]:
+        """Forgets the responses that arrive meanwhile if asking for these rows breaks off."""
+        mark = len(self._parts)
+        try:
+            yield
+        except (StreamBroken, CallTimeout):
+            del self._parts[mark:]
+            self._read = None
+            raise
+        self._asked += rows
 
     def unanswered(self, rows: Sequence[int]) -> list[int]:
         """Returns those of the rows that have no answer."""
@@ -87,7 +92,7 @@ class Answers:
     @property
     def _matched(self) -> _Matched:
         if self._read is None:
-            self._read = _Matched(self._ids, self._responses(), self._streamed)
+            self._read = _Matched(self._ids, self._responses(), self._streamed, self._asked)
         return self._read
 
     def _responses(self) -> Responses:
@@ -105,16 +110,26 @@ class Answers:
 class _Matched:
     """Responses with the rows they are for; ``counts`` says how often each row is answered."""
 
-    def __init__(self, ids: pa.StringArray, responses: Responses, streamed: bool) -> None:
+    def __init__(
+        self, ids: pa.StringArray, responses: Responses, streamed: bool, asked: Sequence[int]
+    ) -> None:
         self.responses = responses
         places = pc.index_in(responses.ids, value_set=ids)
         rows: Numbers = places.fill_null(_UNKNOWN).to_numpy().astype(np.int64)
+        if streamed and (rows == _UNKNOWN).all() and not responses.have_ids:
+            rows = _rows_in_turn(responses.last, asked)
         ends: Flags = responses.last if streamed else ~responses.last
         # The mark at the end of a batch is no answer, and has no id.
         strange = (rows == _UNKNOWN) & (ends | ~responses.last)
         self.unknown: list[str] = responses.ids.filter(pa.array(strange)).to_pylist()
         self.counts = np.bincount(rows[ends & (rows != _UNKNOWN)], minlength=len(ids))
         self.result_rows: Numbers = rows[responses.owners]
+
+
+def _rows_in_turn(last: Flags, asked: Sequence[int]) -> Numbers:
+    """Returns the rows of responses without ids: one row after the other, up to each mark."""
+    turns: Numbers = np.cumsum(last) - last
+    return np.append(np.array(asked, np.int64), _UNKNOWN)[np.minimum(turns, len(asked))]
 
 
 def _is_range(numbers: Numbers, count: int) -> bool:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ebbflow.core.frames import join_bytes
-from ebbflow.errors import CallTimeout, StreamBroken
+from ebbflow.errors import StreamBroken
 from ebbflow.wire.answers import Answers
 from ebbflow.wire.breaks import Failures, ask_all
 from ebbflow.wire.function import FunctionPlan, FunctionProcess
@@ -151,21 +151,25 @@ class MapCall:
 
     def _ask_for_streams(self, rows: Sequence[int]) -> None:
         """Does the same, and believes the answers only if the function is there afterwards."""
-        mark = self.answers.mark
-        try:
+        with self.answers.all_or_nothing(rows):
             self._ask_side_by_side(rows)
             self._session.call("IsReady")
             self._stream.raise_if_ended()
-        except (StreamBroken, CallTimeout):
-            self.answers.forget_from(mark)
-            raise
 
     def _ask_batch(self, rows: Sequence[int]) -> None:
-        """Gives the function a batch and waits until it has marked the end of its answers."""
-        stream = self._stream
-        stream.send_packed(self._pack(rows) + PREFIX.pack(0, len(_EOT)) + _EOT)
-        while not any(map(_count_marks, self._receive())):
-            pass
+        """Gives the function a batch and waits until it has marked the end of its answers.
+
+        Some SDKs end the stream with each batch; then the next one goes to a new stream.
+        """
+        packed = self._pack(rows) + PREFIX.pack(0, len(_EOT)) + _EOT
+        self._stream.send_packed(packed)
+        parts = self._stream.receive_parts()
+        if not parts:
+            self._session.renew_streams()
+            self._stream.send_packed(packed)
+        self.answers.keep(parts)
+        while not any(map(_count_marks, parts)):
+            parts = self._receive()
 
     def _receive(self) -> list[Arrived]:
         parts = self._stream.receive_parts()

@@ -63,6 +63,11 @@ class Responses:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def have_ids(self) -> bool:
+        """Whether one of the responses names its request."""
+        return bool(pc.max(pc.binary_length(self.ids)).as_py())
+
     def columns(self) -> dict[str, pa.Array]:
         """Returns the columns of all results; ``owners`` has the response of each."""
         results, shape = self._results, self._shape
