@@ -55,7 +55,7 @@ def settings(pairs: Iterable[tuple[int, int]]) -> bytes:
 
 
 @dataclass(slots=True)
-class Exchange:
+class Http2Exchange:
     """One request and its response. ``arrived`` are the data that came, whoever reads takes them.
 
     Each piece is a buffer and the start and end of every frame's data in it. ``headers`` are the
@@ -86,7 +86,7 @@ class Http2:
     def __init__(self, window: int = WINDOW) -> None:
         self.lost: str | None = None
         self._window = window
-        self._exchanges: dict[int, Exchange] = {}
+        self._exchanges: dict[int, Http2Exchange] = {}
         self._over: list[int] = []
         self._next = 1
         self._going_away: int | None = None
@@ -110,11 +110,11 @@ class Http2:
 
     # --- requests -------------------------------------------------------------------------------
 
-    def request(self, headers: Headers) -> Exchange:
+    def request(self, headers: Headers) -> Http2Exchange:
         """Begins an exchange; its data follow with ``send`` and ``finish``."""
         self._raise_if_unusable()
         number, self._next = self._next, self._next + 2
-        exchange = self._exchanges[number] = Exchange(number, self._initial_window)
+        exchange = self._exchanges[number] = Http2Exchange(number, self._initial_window)
         block = self._encoder.encode(headers)
         pieces = [block[at : at + self._max_frame] for at in range(0, len(block), self._max_frame)]
         for place, piece in enumerate(pieces):
@@ -128,7 +128,7 @@ class Http2:
         if self._going_away is not None:
             raise StreamBroken("the function takes no more requests on this connection")
 
-    def cancel(self, exchange: Exchange) -> None:
+    def cancel(self, exchange: Http2Exchange) -> None:
         """Ends an exchange from this side; the peer is told, unless it has ended it."""
         if self._exchanges.pop(exchange.number, None) is not None and not exchange.ended:
             self._control += frame(RST_STREAM, 0, exchange.number, _NUMBER.pack(_CANCEL))
@@ -149,7 +149,7 @@ class Http2:
                     room -= len(part)
         return b"".join(parts)
 
-    def _cut_frames(self, exchange: Exchange, room: int) -> Iterator[bytes]:
+    def _cut_frames(self, exchange: Http2Exchange, room: int) -> Iterator[bytes]:
         """Yields frames of an exchange's data, as far as both windows allow it."""
         unsent = exchange.unsent
         while exchange.wants_to_send and room > 0:
@@ -338,7 +338,7 @@ class Http2:
         for exchange in [e for number, e in self._exchanges.items() if number > last]:
             self._end(exchange, why)
 
-    def _end(self, exchange: Exchange, broken: str | None) -> None:
+    def _end(self, exchange: Http2Exchange, broken: str | None) -> None:
         """Ends an exchange; what came before it in the same piece is still handed over."""
         if not exchange.ended:
             exchange.ended, exchange.broken = True, broken

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ebbflow.core.running_call import RUNNING
 from ebbflow.errors import CallTimeout, StreamBroken
-from ebbflow.wire.http2 import Exchange, Headers, Http2
+from ebbflow.wire.http2 import Http2Exchange, Headers, Http2
 from ebbflow.wire.status import OK, read_failure
 
 LARGEST = 64 * 1024 * 1024
@@ -161,7 +161,7 @@ class GrpcConnection:
         self._write()
         self._socket.close()
 
-    def cancel(self, exchange: Exchange) -> None:
+    def cancel(self, exchange: Http2Exchange) -> None:
         """Ends one exchange from this side."""
         self._http2.cancel(exchange)
         self._write()
@@ -232,7 +232,7 @@ class GrpcConnection:
 class GrpcStream:
     """One call, with any number of messages both ways."""
 
-    def __init__(self, connection: GrpcConnection, exchange: Exchange) -> None:
+    def __init__(self, connection: GrpcConnection, exchange: Http2Exchange) -> None:
         self._connection = connection
         self._exchange = exchange
         self._splitter = Splitter()
