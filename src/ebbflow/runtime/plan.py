@@ -37,12 +37,16 @@ _RESERVED = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class UserMap:
-    """A map or transformer of the user's. ``env`` are the variables of its container."""
+    """A map or transformer of the user's. ``env`` are the variables of its container.
+
+    ``rows`` is the most that a call gets of code that keeps to the limits of the spec by itself.
+    """
 
     code: Code
     mode: Mode = "unary"
     strategy: RetryStrategy | None = None
     env: Variables = field(default=(), repr=False)
+    rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +167,9 @@ class VertexPlan:
 
     def rows_of(self, part: UserMap | UserSink) -> int:
         """Returns the most rows that one call of a columnar map or sink gets."""
-        own = part.rows if isinstance(part, UserSink) else None
-        return self.table_size or own or TABLE_ROWS
+        if isinstance(part, UserMap) and part.rows is not None:
+            return part.rows
+        return self.table_size or part.rows or TABLE_ROWS
 
     @property
     def streams(self) -> VertexStreams:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import secrets
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 from ebbflow.buffers.feed import FeedPlan
 from ebbflow.buffers.names import VertexStreams
 from ebbflow.connectors.generator.source import GeneratorPlan
-from ebbflow.connectors.plans import Pulled
+from ebbflow.connectors.plans import WHOLE_CHUNK, Pulled
 from ebbflow.core.monovertex import Bypass
 from ebbflow.core.retry import RetryStrategy
 from ebbflow.core.routing import Edge
@@ -36,6 +38,15 @@ if TYPE_CHECKING:
     from ebbflow.spec.model import EffectiveLimits, MonoVertexSpec, PipelineSpec, Spec, Vertex
 
 _BATCH_ROWS = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class MapSetting:
+    """What the maps of a vertex are planned by; ``search`` is the folder that has its code."""
+
+    vertex: str
+    limits: EffectiveLimits
+    search: str | None
 
 
 def make_plans(
@@ -85,7 +96,7 @@ def _vertex(spec: PipelineSpec, vertex: Vertex, shared: dict[str, Any]) -> Verte
     asked = _rows_asked_for(spec.spec.limits, vertex.limits)
     source = vertex.source
     plan = VertexPlan(
-        role=_role(vertex, spec.serving_store, shared["search"]),
+        role=_role(vertex, spec.serving_store, MapSetting(vertex.name, limits, shared["search"])),
         edges=_edges(spec, vertex.name),
         on_error=vertex.on_error.policy,
         systems=vertex.on_unavailable.systems,
@@ -117,10 +128,11 @@ def _rows_asked_for(*levels: sections.ReadLimits | None) -> int | None:
 def _mono(spec: MonoVertexSpec, shared: dict[str, Any]) -> VertexPlan:
     limits, source = spec.limits, spec.source
     asked = _rows_asked_for(spec.spec.limits)
+    setting = MapSetting(spec.name, limits, shared["search"])
     return VertexPlan(
         role=MonoPlan(
-            _map(source.transformer, "transformer", shared["search"]),
-            _map(spec.udf, "map", shared["search"]),
+            _map(source.transformer, "transformer", setting),
+            _map(spec.udf, "map", setting),
             _sinks(spec.sink, spec.serving_store),
             _bypass(spec.bypass),
         ),
@@ -189,12 +201,12 @@ def _bypass(bypass: sections.BypassSpec) -> Bypass:
     )
 
 
-def _role(vertex: Vertex, store: sections.ServingStoreSpec | None, search: str | None) -> Role:
+def _role(vertex: Vertex, store: sections.ServingStoreSpec | None, setting: MapSetting) -> Role:
     if vertex.source is not None:
-        return _map(vertex.source.transformer, "transformer", search) or Forward()
+        return _map(vertex.source.transformer, "transformer", setting) or Forward()
     if vertex.sink is not None:
         return _sinks(vertex.sink, store)
-    role = _query(vertex.udf) or _map(vertex.udf, "map", search)
+    role = _query(vertex.udf) or _map(vertex.udf, "map", setting)
     assert role is not None, "lint refuses a vertex that is neither source, map nor sink"
     return role
 
@@ -209,15 +221,21 @@ def _query(udf: sections.Udf | None) -> SqlMap | DataFrameMap | None:
 
 
 def _map(
-    section: sections.Udf | sections.Transformer | None, place: Place, search: str | None
+    section: sections.Udf | sections.Transformer | None, place: Place, setting: MapSetting
 ) -> UserMap | None:
     if section is None:
         return None
     mode = section.call_mode
     if mode == "unary":  # or left out: Numaflow's specs have no mode
-        mode = mode_of(resolve_code(section.code, search), mode, place)
+        mode = mode_of(resolve_code(section.code, setting.search), mode, place)
     strategy = _strategy(section.retry_strategy)
-    return UserMap(section.code, mode, strategy, section.variables)
+    if section.in_process is not None:
+        return UserMap(section.code, mode, strategy, section.variables)
+    # The caller of a function in its own process gets all there is, and gives it on in portions.
+    limits = setting.limits
+    portions = {"concurrency": limits.concurrency, "batch_size": limits.read_batch_size}
+    code = partial(cast("Callable[..., Any]", section.code), vertex=setting.vertex, **portions)
+    return UserMap(code, mode, strategy, rows=WHOLE_CHUNK)
 
 
 def _sinks(sink: sections.SinkSpec, store: sections.ServingStoreSpec | None) -> SinksPlan:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ebbflow.core.running_call import RUNNING
 from ebbflow.errors import CallTimeout, StreamBroken
-from ebbflow.wire.http2 import Http2Exchange, Headers, Http2
+from ebbflow.wire.http2 import Headers, Http2, Http2Exchange
 from ebbflow.wire.status import OK, read_failure
 
 LARGEST = 64 * 1024 * 1024
