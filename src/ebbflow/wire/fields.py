@@ -7,11 +7,14 @@ protobuf is a ``ValueError``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+
+from ebbflow.wire.stream import Arrived
 
 Numbers = NDArray[np.int64]
 
@@ -54,6 +57,15 @@ class Places:
     def texts(self, order: Numbers | None = None) -> pa.StringArray:
         """Returns the pieces as texts; ``ValueError`` if one is none."""
         return self.column(order).cast(pa.string())
+
+
+def join_parts(parts: Sequence[Arrived]) -> Places:
+    """Returns the places of all messages that have arrived in some parts, in one buffer."""
+    buffer = b"".join([part.buffer for part in parts])
+    counts = [len(part) for part in parts]
+    shifts = np.repeat(np.cumsum([0, *(len(part.buffer) for part in parts)])[:-1], counts)
+    edges = np.array([edge for part in parts for edge in part.edges], np.int64)
+    return Places(buffer, edges[::2] + shifts, edges[1::2] + shifts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What is nested in messages becomes columns: lists of texts, metadata and times.
+"""What is nested in messages becomes columns: lists and maps of texts, metadata and times.
 
 ``fields`` are those with one number, of ``count`` messages. A message without one has a null.
 """
@@ -21,6 +21,13 @@ def list_texts(fields: Fields, count: int) -> pa.ListArray:
     """Returns the texts of each message as a list."""
     offsets, absent = fields.offsets(count), _absent(fields, count)
     return pa.ListArray.from_arrays(offsets, fields.places.texts(), mask=absent)
+
+
+def map_texts(fields: Fields, count: int) -> pa.MapArray:
+    """Returns the texts of each message by their names."""
+    names, values = read_entries(fields)
+    offsets, absent = fields.offsets(count), _absent(fields, count)
+    return pa.MapArray.from_arrays(offsets, names, values.texts(), mask=absent)
 
 
 def map_groups(fields: Fields, count: int) -> pa.MapArray | pa.NullArray:

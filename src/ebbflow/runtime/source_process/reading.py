@@ -111,10 +111,9 @@ class SourceReading:
     def greet(self) -> Hello:
         """Opens the source, if it is not open."""
         self._open()
-        nack = getattr(type(self._source), "nack", Source.nack)
         partitions = list(self._call("partitions", ()))
         self._told_exhausted = self._exhausted and not self._again
-        return Hello(nack is not Source.nack, self._told_exhausted, partitions)
+        return Hello(_redelivers(self._source), self._told_exhausted, partitions)
 
     def _open(self) -> None:
         """Makes and opens the source, if it is not there: at first, and after an outage."""
@@ -261,6 +260,12 @@ class SourceReading:
         self._calling = name.removesuffix("_columns")
         method: Callable[..., Any] | None = getattr(self._source, name, None)
         return absent if method is None else self._handler.finish(method(*arguments))
+
+
+def _redelivers(source: Any) -> bool:
+    """Returns whether nacked messages go back to the source: it may know only once it is open."""
+    nack = getattr(source, "nack", None)
+    return nack is not None and getattr(nack, "__func__", nack) is not Source.nack
 
 
 def _list_messages(given: Iterable[SourceMessage] | None) -> list[SourceMessage]:

@@ -1,0 +1,189 @@
+"""A source in a process of its own gives messages and hears what became of them."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from ebbflow.core.source_columns import check_columns
+from ebbflow.errors import StreamBroken, Unavailable
+from ebbflow.nacks import NackOptions
+from ebbflow.runtime.source_process.reading import _redelivers
+from ebbflow.source import NackOffset
+from ebbflow.wire.function import FunctionPlan
+from ebbflow.wire.remote_source import RemoteSource
+
+pytestmark = pytest.mark.slow
+
+SERVERS = Path(__file__).parent / "servers"
+START = datetime(2026, 8, 1, tzinfo=UTC)
+
+
+@contextmanager
+def opened(name: str, *arguments: str, **env: object) -> Iterator[RemoteSource]:
+    command = (sys.executable, str(SERVERS / f"{name}.py"), *arguments)
+    variables = tuple((key, str(value)) for key, value in env.items())
+    source = RemoteSource(FunctionPlan("udsource", image=name, command=command, env=variables))
+    source.open()
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+def read(source: RemoteSource, count: int, limit: int = 8_000) -> list[dict[str, Any]]:
+    """At least so many messages."""
+    rows: list[dict[str, Any]] = []
+    deadline = time.monotonic() + 30
+    while len(rows) < count:
+        rows += check_columns(source.read(limit, 0.5)).to_pylist()
+        assert time.monotonic() < deadline, f"{len(rows)} of {count}"
+    return rows
+
+
+def offsets(*names: bytes) -> pa.BinaryArray:
+    return pa.array(names, pa.binary())
+
+
+def test_a_source_of_pynumaflow_gives_messages_and_is_told_of_their_ends(tmp_path: Path) -> None:
+    heard = tmp_path / "heard"
+    with opened("pynumaflow_source", MESSAGES=1_200, HEARD=heard) as source:
+        assert source.pending() == 1_200
+        assert source.partitions() == [4, 5]
+        assert _redelivers(source)
+        rows = read(source, 1_200)
+        assert [row["value"] for row in rows] == [b"message %d" % n for n in range(1_200)]
+        assert rows[7] == {
+            "offset": b"7.5",
+            "value": b"message 7",
+            "event_time": START + timedelta(seconds=7),
+            "keys": ["key", "7"],
+            "headers": [("number", "7")],
+            "partition": 5,
+            "deliveries": None,
+            "metadata": [("group", [("number", b"7")])],
+        }
+        names = [row["offset"] for row in rows]
+        source.ack_columns(offsets(*names[:600], *names[602:]))
+        source.nack([NackOffset(name, NackOptions(delay=5)) for name in names[600:602]])
+        assert [row["offset"] for row in read(source, 2)] == names[600:602]
+        source.ack(names[600:602])
+        lines = heard.read_text().splitlines()
+        assert lines[600:602] == ["ack 602@4", "ack 603@5"]
+        assert lines[-4:] == ["nack 600@4", "nack 601@5", "ack 600@4", "ack 601@5"]
+        assert len(lines) == 1_202
+        assert source.pending() == 0
+        began = time.monotonic()
+        assert source.read(100, 0.2).num_rows == 0
+        assert time.monotonic() - began < 2
+
+
+def test_few_messages_and_many_say_the_same(tmp_path: Path) -> None:
+    with opened("pynumaflow_source", MESSAGES=200, HEARD=tmp_path / "heard") as source:
+        few = [row for _ in range(4) for row in read(source, 20, limit=20)]
+        assert [row["offset"] for row in few] == [b"%d.%d" % (n, 4 + n % 2) for n in range(80)]
+        many = read(source, 120)
+    assert {key: type(value) for key, value in few[0].items()} == {
+        key: type(value) for key, value in many[0].items()
+    }
+
+
+def test_nacks_go_with_their_options(tmp_path: Path) -> None:
+    heard = tmp_path / "heard"
+    with opened("odd_source", HEARD=heard) as source:
+        names = [row["offset"] for row in read(source, 3)][:3]
+        options = [NackOptions(), NackOptions(0, 0, ""), NackOptions(5_000, 3, "busy")]
+        source.nack([NackOffset(*pair) for pair in zip(names, options, strict=True)])
+    entries = [" ".join(entry.split()) for entry in heard.read_text().split("\n--\n")]
+    assert entries == [
+        'offsets { offset: "0" }',
+        'offsets { offset: "1" } nack_options { reason: "" max_deliveries: 0 delay: 0 }',
+        'offsets { offset: "2" } nack_options { reason: "busy" max_deliveries: 3 delay: 5000 }',
+        "",
+    ]
+
+
+def test_one_whose_sdk_knows_no_nacks_looks_as_if_it_had_none() -> None:
+    with opened("odd_source", "plain", "v0.10.3") as source:
+        assert not _redelivers(source)
+
+
+def test_what_it_does_not_know_is_not_said() -> None:
+    with opened("odd_source") as source:
+        assert source.pending() is None
+        assert source.partitions() == ()
+
+
+def test_a_function_is_asked_before_it_has_been_waited_for() -> None:
+    with opened("odd_source") as source:
+        rows = read(source, 5_000, limit=5_000)
+        assert [row["offset"] for row in rows] == [b"%d.0" % n for n in range(len(rows))]
+
+
+def test_one_that_wants_acks_first_gets_them() -> None:
+    with opened("odd_source", "waits-for-acks") as source:
+        for start in range(0, 70, 7):
+            rows = read(source, 7)
+            assert [row["offset"] for row in rows] == [b"%d.0" % n for n in range(start, start + 7)]
+            source.ack([row["offset"] for row in rows])
+
+
+def test_messages_are_handed_on_while_the_function_waits_for_more() -> None:
+    with opened("odd_source", "slow") as source:
+        assert len(read(source, 1)) == 1
+        began = time.monotonic()
+        assert source.read(100, 0.2).num_rows == 0
+        assert 0.2 <= time.monotonic() - began < 2
+
+
+def test_an_end_mark_may_come_with_a_message() -> None:
+    with opened("odd_source", "end-with-message") as source:
+        assert len(read(source, 20)) == 20
+
+
+def test_the_same_offset_of_several_partitions_is_several_messages() -> None:
+    with opened("odd_source", "partitions") as source:
+        rows = read(source, 3)[:3]
+        assert [(row["offset"], row["partition"]) for row in rows] == [
+            (b"0.0", 0),
+            (b"0.-1", -1),
+            (b"0.2147483647", 2**31 - 1),
+        ]
+        source.ack([row["offset"] for row in rows])
+
+
+def test_a_function_that_breaks_is_away_once_it_has_been_emptied() -> None:
+    with opened("odd_source", "break") as source:
+        assert len(read(source, 7)) == 7
+        with pytest.raises(Unavailable, match=r"the function odd_source: INTERNAL: .*: no more"):
+            source.read(100, 5)
+
+
+def test_a_function_that_says_that_it_cannot_read_is_away() -> None:
+    with (
+        opened("odd_source", "failure") as source,
+        pytest.raises(Unavailable, match="the function could not read: the disk is gone"),
+    ):
+        source.read(100, 5)
+
+
+def test_a_message_without_an_offset_cannot_be_taken() -> None:
+    with (
+        opened("odd_source", "no-offset") as source,
+        pytest.raises(StreamBroken, match="the function gave a message without an offset"),
+    ):
+        source.read(100, 5)
+
+
+def test_one_that_breaks_on_an_acknowledgement_fails_and_can_be_read_again() -> None:
+    with opened("odd_source", "break-on-ack") as source:
+        rows = read(source, 10)
+        with pytest.raises(StreamBroken, match=r"UDF_EXECUTION_ERROR\(udsource\): unknown"):
+            source.ack([rows[0]["offset"]])
+        assert read(source, 10)[0]["offset"] == b"0.0"
