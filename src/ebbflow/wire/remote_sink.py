@@ -68,7 +68,7 @@ class RemoteSink:
 
     def __call__(self, rows: pa.RecordBatch) -> dict[int, RowAnswer] | None:
         """Has the function write a batch; returns what becomes of the rows that are not written."""
-        if not self._session.streams or self._is_out_of_step():
+        if not self._session.is_open or self._is_out_of_step():
             self._session.reopen()
         call = SinkCall(self._session, rows)
         failures = ask_all(self._session, call, range(rows.num_rows))

@@ -48,6 +48,11 @@ class Session:
         self._service = service
         self._connection: GrpcConnection | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be used; not after a try to open it that failed."""
+        return self._connection is not None
+
     def open(self) -> None:
         """Starts the function and opens its streams; ``Unavailable`` if that cannot be done."""
         self._open(self.process.start)
