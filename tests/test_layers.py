@@ -15,7 +15,7 @@ import ebbflow
 ROOT = Path(ebbflow.__file__).parent
 
 DOMAIN = {
-    "acks", "durations", "errors", "message", "nacks", "outcome", "secret", "source",
+    "acks", "durations", "errors", "function", "message", "nacks", "outcome", "secret", "source",
     "suggest", "tls", "version",
 }  # fmt: skip
 """Modules of the root that everybody may import. What else is there is for users: the facade."""

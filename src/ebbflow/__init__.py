@@ -13,7 +13,7 @@ Pipeline("orders").source("in", generator={"messages": 100}).map("enrich", enric
 
 The public names, each to be imported from the module that lists it:
 
-    ebbflow             building      Pipeline MonoVertex Backoff
+    ebbflow             building      Pipeline MonoVertex Backoff Function
                         user code     Datum Message Response RowResponse Status nack Nack
                                       NackOptions Source SourceMessage NackOffset ServingStore
                         a run         Summary Counts Watcher VertexView
@@ -54,6 +54,7 @@ from ebbflow.errors import (
     TargetError,
     Unavailable,
 )
+from ebbflow.function import Function
 from ebbflow.message import Datum, Message, Response, RowResponse, Status
 from ebbflow.monovertex import MonoVertex
 from ebbflow.nacks import Nack, NackOptions, nack
@@ -78,6 +79,7 @@ __all__ = [
     "DeadLetters",
     "EbbflowError",
     "EngineLost",
+    "Function",
     "JetStreamUnavailable",
     "Letter",
     "Message",

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ebbflow.builder import Builder
 from ebbflow.errors import Problem, SpecError
-from ebbflow.schema.literals import Code, Mode, OnFailure, SinkMode, TagOperator
+from ebbflow.schema.literals import Mode, OnFailure, SinkMode, TagOperator
 from ebbflow.spec import from_python as parts
 from ebbflow.spec.from_python import (
+    CodeChoice,
     Policy,
     SinkChoice,
     SinkKinds,
@@ -77,9 +78,9 @@ class MonoVertex(Builder):
     @named_options
     def source(
         self,
-        code: Code | None = None,
+        code: CodeChoice | None = None,
         *,
-        transformer: Code | None = None,
+        transformer: CodeChoice | None = None,
         retry: Policy | None = None,
         on_failure: OnFailure | None = None,
         **kinds: Unpack[SourceKinds],
@@ -95,7 +96,7 @@ class MonoVertex(Builder):
     @named_options
     def map(
         self,
-        code: Code,
+        code: CodeChoice,
         *,
         mode: Mode = "unary",
         retry: Policy | None = None,
@@ -107,7 +108,7 @@ class MonoVertex(Builder):
     @named_options
     def sink(
         self,
-        code: Code | None = None,
+        code: CodeChoice | None = None,
         *,
         mode: SinkMode = "batch",
         log: bool = False,

@@ -37,6 +37,7 @@ from ebbflow.builder import Builder
 from ebbflow.schema.literals import Code, Mode, OnFailure, OnFull, SinkMode, TagOperator
 from ebbflow.spec import from_python as parts
 from ebbflow.spec.from_python import (
+    CodeChoice,
     Policy,
     SinkChoice,
     SinkKinds,
@@ -106,9 +107,9 @@ class Pipeline(Builder):
     def source(
         self,
         name: str,
-        code: Code | None = None,
+        code: CodeChoice | None = None,
         *,
-        transformer: Code | None = None,
+        transformer: CodeChoice | None = None,
         retry: Policy | None = None,
         on_failure: OnFailure | None = None,
         **options: Unpack[SourceOptions],
@@ -127,7 +128,7 @@ class Pipeline(Builder):
     def map(
         self,
         name: str,
-        code: Code | None = None,
+        code: CodeChoice | None = None,
         *,
         mode: Mode = "unary",
         sql: str | None = None,
@@ -157,7 +158,7 @@ class Pipeline(Builder):
     def sink(
         self,
         name: str,
-        code: Code | None = None,
+        code: CodeChoice | None = None,
         *,
         mode: SinkMode = "batch",
         log: bool = False,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ebbflow import MonoVertex, Pipeline
+from ebbflow import Function, MonoVertex, Pipeline
 from ebbflow.connectors.registry import SINKS, SOURCES
 from ebbflow.errors import SpecError
+from ebbflow.spec.binder import code_places
 from ebbflow.spec.from_python import SinkKinds, SourceKinds
 
 
@@ -136,3 +138,34 @@ def test_the_kinds_that_editors_complete_are_those_of_the_registry() -> None:
     by_argument = {"udsource", "udsink", "log", "blackhole"}
     assert SourceKinds.__annotations__.keys() == SOURCES.keys() - by_argument
     assert SinkKinds.__annotations__.keys() == SINKS.keys() - by_argument
+
+
+def test_a_function_of_its_own_process_stands_wherever_code_can(tmp_path: Path) -> None:
+    env = {"LEVEL": "high"}
+    spec = (
+        MonoVertex("all", serving_store=Function(["store"]))
+        .source(Function(["source"]), transformer=Function(["transformer"]))
+        .map(Function(["./map", "-x"], env=env, working_dir=tmp_path))
+        .sink(
+            Function(["sink"]),
+            fallback=Function(sockets=tmp_path / "run"),
+            on_success=Function(["success"]),
+        )
+        .spec
+    )
+    plans = {place.container: place.section.plan_function() for place in code_places(spec)}
+    assert plans["udf"].command == ("./map", "-x")
+    assert plans["udf"].cwd == str(tmp_path)
+    assert plans["udf"].env == (("LEVEL", "high"),)
+    assert plans["fb-udsink"].folder == str(tmp_path / "run")
+    names = ("udstore", "udsource", "transformer", "udsink", "ons-udsink")
+    commands = ["store", "source", "transformer", "sink", "success"]
+    assert [(plans[name].command or ())[0] for name in names] == commands  # type: ignore[index]
+
+
+def test_a_function_of_its_own_process_says_its_mode_itself() -> None:
+    pipeline = Pipeline("orders").source("in", generator={}).map("a", Function(["a"]), mode="batch")
+    with pytest.raises(SpecError, match="EB104 'mode' is for Python code"):
+        _ = pipeline.sink("out", log=True).spec
+    with pytest.raises(SpecError, match="has no image and no command"):
+        _ = Pipeline("orders").source("in", Function()).sink("out", log=True).spec

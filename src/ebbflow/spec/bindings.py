@@ -34,6 +34,8 @@ from ebbflow.spec.validate import validate
 BESIDE = "bindings.yaml"
 """The name of the file that is read if it lies beside a pipeline and no other is named."""
 
+NO_MODE = "'mode' is for Python code; a function in its own process says its mode itself"
+
 
 class Binding(Program):
     """What stands for an image: exactly one of ``command``, ``python`` and ``sockets``."""
@@ -107,8 +109,7 @@ def _check(name: str, binding: Binding) -> Iterator[Finding]:
         message = f"{name!r} must have exactly one of command, python and sockets; {said}"
         yield Finding("EB207", message, (name,), at_key=True)
     elif binding.python is None and binding.mode is not None:
-        message = "'mode' is for Python code; a function in its own process says its mode itself"
-        yield Finding("EB104", message, (name, "mode"))
+        yield Finding("EB104", NO_MODE, (name, "mode"))
     elif binding.python is not None and not targets.is_well_formed(binding.python):
         message = f"{binding.python!r} is not of the form module:attribute"
         yield Finding("EB401", message, (name, "python"))

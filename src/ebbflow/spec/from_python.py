@@ -17,19 +17,23 @@ from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_ty
 
 from ebbflow.core.system_errors import named
 from ebbflow.durations import Backoff
+from ebbflow.function import Function
 from ebbflow.schema.literals import Code, Mode, OnFailure, SinkMode, TagOperator
 from ebbflow.suggest import did_you_mean
 
 Policy = Backoff | Mapping[str, Any]
 """A back-off, or its fields: ``{"interval": "2s", "steps": 3}``, in camel case or snake case."""
 
-SinkChoice = Code | Literal["log", "blackhole"] | Mapping[str, Any]
+CodeChoice = Code | Function
+"""User code: a Python function or class, or a function in a process of its own."""
+
+SinkChoice = CodeChoice | Literal["log", "blackhole"] | Mapping[str, Any]
 """A sink: user code, the name of a built-in sink, or such a name with its fields.
 
 A text with a colon is code.
 """
 
-Store = Code | Mapping[str, Any]
+Store = CodeChoice | Mapping[str, Any]
 """A store for answers: a class of the user's, or ``{"nats": {"bucket": "answers"}}``."""
 
 Part = dict[str, Any]
@@ -67,25 +71,32 @@ def kinds_of(options: Mapping[str, Any], names: Iterable[str]) -> Part:
     return {name: fields_of(options[name]) for name in names if name in options}
 
 
+def code_fields(code: CodeChoice | None) -> Part:
+    """Returns how a section says what its code is."""
+    if isinstance(code, Function):
+        return {"container": code.to_container()}
+    return {"python": code}
+
+
 def source(
-    code: Code | None,
+    code: CodeChoice | None,
     kinds: Mapping[str, Any],
-    transformer: Code | None,
+    transformer: CodeChoice | None,
     retry: Policy | None,
     on_failure: OnFailure | None,
 ) -> Part:
     """Returns a source; the retries are its transformer's."""
     part = kinds_of(kinds, SourceKinds.__annotations__)
     if code is not None:
-        part["udsource"] = {"python": code}
+        part["udsource"] = code_fields(code)
     retried = _retry_strategy(retry, on_failure)
     if transformer is not None or retried:
-        part["transformer"] = {"python": transformer, **retried}
+        part["transformer"] = {**code_fields(transformer), **retried}
     return part
 
 
 def udf(
-    code: Code | None,
+    code: CodeChoice | None,
     mode: Mode,
     retry: Policy | None,
     on_failure: OnFailure | None,
@@ -93,13 +104,13 @@ def udf(
     dataframe: Code | None = None,
 ) -> Part:
     """Returns a map."""
-    ways = {"python": code, "sql": sql, "dataframe": dataframe}
+    ways = {**code_fields(code), "sql": sql, "dataframe": dataframe}
     part = {name: value for name, value in ways.items() if value is not None}
     return {**part, "mode": mode, **_retry_strategy(retry, on_failure)}
 
 
 def sink(
-    code: Code | None,
+    code: CodeChoice | None,
     kinds: Mapping[str, Any],
     *,
     mode: SinkMode,
@@ -113,7 +124,7 @@ def sink(
     """Returns a sink with those behind it."""
     part = _retry_strategy(retry, on_failure) | kinds_of(kinds, SinkKinds.__annotations__)
     if code is not None or mode != "batch":
-        part["udsink"] = {"python": code} | ({} if mode == "batch" else {"mode": mode})
+        part["udsink"] = code_fields(code) | ({} if mode == "batch" else {"mode": mode})
     if log:
         part["log"] = {}
     if blackhole:
@@ -132,7 +143,7 @@ def conditions(tags: str | Iterable[str], operator: TagOperator) -> Part:
 
 def store(choice: Store) -> Part:
     """Returns a store for answers."""
-    return dict(choice) if isinstance(choice, Mapping) else {"python": choice}
+    return dict(choice) if isinstance(choice, Mapping) else code_fields(choice)
 
 
 def backoff(policy: Policy) -> Any:
@@ -176,7 +187,7 @@ def _chosen_sink(choice: SinkChoice) -> Part:
         return dict(choice)
     if isinstance(choice, str) and ":" not in choice:
         return {choice: {}}
-    return {"udsink": {"python": choice}}
+    return {"udsink": code_fields(choice)}
 
 
 P = ParamSpec("P")

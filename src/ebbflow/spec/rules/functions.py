@@ -10,7 +10,7 @@ from ebbflow.connectors.user_code.spec import Bound, CodeSection, UserSinkSpec
 from ebbflow.core import targets
 from ebbflow.errors import TargetError
 from ebbflow.schema.literals import SinkMode
-from ebbflow.spec.bindings import BESIDE
+from ebbflow.spec.bindings import BESIDE, NO_MODE
 from ebbflow.spec.findings import FieldPath, Finding
 
 
@@ -28,6 +28,8 @@ def check_code(
         yield Finding("EB902", _unbound(code, vertex), (*path, "container"), at_key=True)
     elif code.python is None and code.bound is not None:
         yield from _bound_code(code, code.bound, (*path, "container"), search)
+        if code.bound.function is not None and _says_mode(code):
+            yield Finding("EB104", NO_MODE, (*path, "mode"))
 
 
 def check_target(
@@ -58,6 +60,11 @@ def _unbound(code: CodeSection, vertex: str) -> str:
         f"file (or --bind FILE): {image}: {{command: [PROGRAM]}}, or {{python: module:attribute}}, "
         "or {sockets: FOLDER}"
     )
+
+
+def _says_mode(code: CodeSection) -> bool:
+    field = type(code).model_fields.get("mode")
+    return field is not None and getattr(code, "mode", None) != field.default
 
 
 def _bound_code(
