@@ -96,12 +96,21 @@ def test_its_lines_are_shown_with_the_name_of_the_vertex(monkeypatch: pytest.Mon
 
 def test_a_function_that_does_not_come_up_is_unavailable_with_its_last_words() -> None:
     source = "print('lines'); raise RuntimeError('no such table')"
-    function = FunctionProcess(FunctionPlan("udf", image="org/f:v1", command=python(source)))
+    plan = FunctionPlan("udf", image="org/f:v1", command=python(source))
     with pytest.raises(Unavailable) as raised:
-        function.start()
+        FunctionProcess(plan).start()
     text = str(raised.value)
-    assert text.startswith("the function org/f:v1: it ended with code 1\n  lines\n  Traceback")
+    assert text.startswith("the function org/f:v1: it ended with code 1: lines | Traceback")
     assert text.endswith("RuntimeError: no such table")
+
+
+def test_a_function_that_does_not_come_up_is_tried_again_after_longer_and_longer_waits() -> None:
+    waits = []
+    for _ in range(7):
+        with pytest.raises(Unavailable) as raised:
+            FunctionProcess(FunctionPlan("udf", command=("false",))).start()
+        waits.append(raised.value.retry_after)
+    assert waits == [1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,8 +48,12 @@ _LONGEST_PATH = 107
 _LONGEST_NAME = len("/sourcetransform.sock")
 _SOON, _LATER = 0.01, 0.1
 _LONGEST_SHOWN = 80
+_LONGEST_WAIT = 30
 
 T = TypeVar("T")
+
+_failures: dict[FunctionPlan, int] = {}
+"""How often in a row a function has not come up; whoever starts it is made anew each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,7 @@ class FunctionProcess:
         except BaseException:
             self.stop(_RESTART_GRACE)
             raise
+        _failures.pop(plan, None)
         return folder
 
     def restart(self) -> Path:
@@ -211,7 +217,7 @@ class FunctionProcess:
         while (sight := look()) is None:
             ended = self._process is not None and self._process.poll() is not None
             if ended or time.monotonic() > deadline:
-                raise Unavailable(self._complaint())
+                raise Unavailable(self._complaint(), self._next_try())
             time.sleep(pause)
             pause = min(_LATER, pause * 1.5)
         return sight
@@ -225,10 +231,15 @@ class FunctionProcess:
         state = ended or f"it was not ready after {self._limit:g} s{self._output.last_lines()}"
         if launcher.REFUSED in state:
             state += (
-                f"\nAllow mount namespaces here, or make the function listen in ${SOCKETS}, "
+                f"; allow mount namespaces here, or make the function listen in ${SOCKETS}, "
                 f"the folder of its sockets; its arguments may name it: $({SOCKETS})"
             )
         return f"{name}: {state}"
+
+    def _next_try(self) -> timedelta:
+        """Returns how long to wait before it is started again: longer each time in a row."""
+        times = _failures[self._plan] = _failures.get(self._plan, 0) + 1
+        return timedelta(seconds=min(_LONGEST_WAIT, 2 ** (times - 1)))
 
 
 def _listens(path: Path) -> bool:

@@ -13,7 +13,7 @@ from typing import IO
 
 from ebbflow.core.printing import LONGEST, cut
 
-_KEPT, _SHOWN = 200, 20
+_KEPT, _SHOWN, _LONGEST = 200, 10, 2_000
 
 
 class FunctionOutput:
@@ -54,6 +54,6 @@ class FunctionOutput:
         self._show()
 
     def last_lines(self) -> str:
-        """Returns the last lines as the end of an error's text; empty if there are none."""
-        lines = list(self._lines)[-_SHOWN:]
-        return "".join(f"\n  {line}" for line in lines)
+        """Returns the last lines as the end of an error's text, on one line; all were shown."""
+        lines = [text for line in list(self._lines)[-_SHOWN:] if (text := line.strip())]
+        return f": {' | '.join(lines)[-_LONGEST:]}" if lines else ""
