@@ -1,0 +1,151 @@
+"""Documents in Numaflow's format, run as they are: posts go in, and what comes out is looked at."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import shutil
+import ssl
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+from ebbflow.runtime.run_report import Summary
+from ebbflow.spec.lint import load
+from ebbflow.testing.background_run import BackgroundRun, until
+
+BINDINGS = """\
+redis-sink: {python: "shelves:Shelf"}
+my-sink: {python: "shelves:Shelf"}
+"""
+
+SHELVES = '''\
+"""A sink that writes each payload as a line to the file that a variable names."""
+
+import os
+from pathlib import Path
+
+from ebbflow import Datum, Response
+
+
+class Shelf:
+    def __init__(self) -> None:
+        self.file = Path(__file__).with_name(os.environ.get("SINK_HASH_KEY", "shelf") + ".kept")
+
+    def __call__(self, data: list[Datum]) -> list[Response]:
+        with self.file.open("a") as file:
+            file.writelines(datum.value.decode() + "\\n" for datum in data)
+        return [Response.ok(datum.id) for datum in data]
+'''
+
+_PRINTED = re.compile(r"\((?P<vertex>[^),]+)[^)]*\) .*?(?:payload|metadata)=(?P<payload>\S*)")
+_LISTENING = re.compile(r"takes messages at (\S+)")
+_PATIENCE = 60.0
+
+
+@dataclass(frozen=True)
+class Post:
+    """One message for the HTTP source."""
+
+    body: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What a document comes to when messages are posted to it.
+
+    ``kept`` are payloads by the vertex that prints them, or by the variable of the sink that keeps
+    them; exactly these. ``at_least`` are numbers of payloads, where there is no end to them.
+    ``read`` is how many messages a vertex has read at the end.
+    """
+
+    posts: tuple[Post, ...] = ()
+    kept: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    at_least: Mapping[str, int] = field(default_factory=dict)
+    read: Mapping[str, int] = field(default_factory=dict)
+
+    def renamed(self, names: Mapping[str, str]) -> Expectation:
+        """Returns the part of it that a document with other names can meet."""
+        facts = (self.kept, self.at_least, self.read)
+        chosen = ({names[n]: fact for n, fact in part.items() if n in names} for part in facts)
+        return Expectation(self.posts, *chosen)
+
+
+class DocumentRun(BackgroundRun):
+    """A document that runs with a bindings file and code beside it, in a folder of its own."""
+
+    def __init__(self, document: Path, folder: Path) -> None:
+        self._folder = folder
+        self._urls: list[str] = []
+        self._printed: dict[str, list[str]] = defaultdict(list)
+        shutil.copy(document, folder / "document.yaml")
+        (folder / "bindings.yaml").write_text(BINDINGS)
+        (folder / "shelves.py").write_text(SHELVES)
+        spec = load(folder / "document.yaml")
+        super().__init__(
+            SimpleNamespace(spec=spec),
+            folder / "state",
+            self._note,
+            search=folder,  # type: ignore[arg-type]
+        )
+
+    def stage(self, text: str) -> None:
+        """Keeps the addresses of HTTP sources."""
+        self._urls += _LISTENING.findall(text)
+
+    def _note(self, line: str) -> None:
+        self.stage(line)
+        if printed := _PRINTED.match(line):
+            self._printed[printed["vertex"]].append(printed["payload"])
+
+    def post(self, post: Post) -> None:
+        """Posts a message to every HTTP source, as ``curl -k`` does."""
+        for url in map(urlsplit, self._urls):
+            connection = _connect(url)
+            connection.request("POST", url.path, post.body.encode(), dict(post.headers))
+            assert connection.getresponse().status == 200
+            connection.close()
+
+    def kept(self, name: str) -> list[str]:
+        """Returns what a vertex has printed, or what a sink has kept under this name."""
+        file = self._folder / f"{name}.kept"
+        lines = file.read_text().splitlines() if file.exists() else self._printed[name]
+        return sorted(lines)
+
+    def has_met(self, expected: Expectation) -> bool:
+        """Returns whether all has come that is to come."""
+        return all(len(self.kept(name)) >= len(all_) for name, all_ in expected.kept.items()) and (
+            all(len(self.kept(name)) >= count for name, count in expected.at_least.items())
+        )
+
+
+def _connect(url: SplitResult) -> http.client.HTTPConnection:
+    if url.scheme == "http":
+        return http.client.HTTPConnection(url.netloc, timeout=20)
+    # A certificate that a source makes for itself has nobody to vouch for it.
+    context = ssl._create_unverified_context()
+    return http.client.HTTPSConnection(url.netloc, timeout=20, context=context)
+
+
+def run_document(document: Path, folder: Path, expected: Expectation) -> Summary:
+    """Runs a document until it has come to what is expected, and no further."""
+    live = DocumentRun(document, folder)
+    try:
+        for post in expected.posts:
+            live.post(post)
+        met = until(lambda: live.has_met(expected), _PATIENCE)
+    finally:
+        summary = live.stop()
+    names = (*expected.kept, *expected.at_least)
+    seen: dict[str, Any] = {name: live.kept(name) for name in names}
+    assert met, (seen, live.failures)
+    assert {name: seen[name] for name in expected.kept} == {
+        name: sorted(payloads) for name, payloads in expected.kept.items()
+    }
+    assert {name: summary.vertices[name].read for name in expected.read} == dict(expected.read)
+    return summary
