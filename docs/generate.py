@@ -37,6 +37,7 @@ from ebbflow.connectors.kafka import spec as kafka_fields
 from ebbflow.connectors.nats import spec as nats_fields
 from ebbflow.core.dead_letter import PREFIX, Letter
 from ebbflow.core.outage import DEFAULT_ON_UNAVAILABLE
+from ebbflow.core.targets import resolve
 from ebbflow.datasource.columns import READ, WRITTEN
 from ebbflow.datasource.options import READ_OPTIONS, WRITE_OPTIONS, Option
 from ebbflow.durations import DEFAULT_ON_ERROR, Backoff
@@ -54,6 +55,7 @@ from ebbflow.spec.kubernetes import MONOVERTEX_NO_EFFECT, NO_EFFECT
 from ebbflow.spec.model import EffectiveLimits, MonoVertexSpec, PipelineSpec
 from ebbflow.spec.rules.support import ANY, KINDS_NOT_YET, NOT_YET
 from ebbflow.testing.conformance.suite import SINK_RULES, SOURCE_RULES
+from ebbflow.wire.images.table import BUILT_IN, BuiltIn
 
 DOCS = Path(__file__).parent
 REFERENCE = DOCS / "reference"
@@ -835,14 +837,36 @@ FIELDS = re.compile(r"(<!-- fields: ([\w.]+) -->\n).*?(<!-- end of fields -->)",
 """A place in a guide where the table of a section's fields stands."""
 
 
+IMAGES = re.compile(r"(<!-- images -->\n).*?(<!-- end of images -->)", re.DOTALL)
+"""The place in a guide where the table of images stands."""
+
+
 def guides() -> dict[Path, str]:
-    """The guides that have tables of fields, by their path, with these as they are now."""
+    """The guides that have tables made from the code, by their path, with these as they are now."""
     texts = {path: path.read_text(encoding="utf-8") for path in (DOCS / "guides").rglob("*.md")}
     return {
-        path: FIELDS.sub(lambda found: f"{found[1]}{fields_of(found[2])}\n{found[3]}", text)
+        path: with_tables(text)
         for path, text in sorted(texts.items())
-        if FIELDS.search(text)
+        if FIELDS.search(text) or IMAGES.search(text)
     }
+
+
+def with_tables(text: str) -> str:
+    """A guide with its tables as they are now."""
+    text = FIELDS.sub(lambda found: f"{found[1]}{fields_of(found[2])}\n{found[3]}", text)
+    return IMAGES.sub(lambda found: f"{found[1]}{images()}\n{found[2]}", text)
+
+
+def images() -> str:
+    """The table of images that Ebbflow stands in for, those of the same code together."""
+    names: dict[BuiltIn, list[str]] = {}
+    for name, entry in BUILT_IN.items():
+        names.setdefault(entry, []).append(f"`{name}`")
+    rows = (
+        (", ".join(all_), f"`{entry.place}`", docstring(resolve(entry.target)).split("\n\n")[0])
+        for entry, all_ in names.items()
+    )
+    return table(("image", "section", "what it does"), rows)
 
 
 def fields_of(section: str) -> str:

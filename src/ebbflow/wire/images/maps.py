@@ -100,7 +100,10 @@ def filter_small_ids(datum: Datum) -> Message:
 
 
 def filter_greetings(datum: Datum) -> Message:
-    """Forwards good greetings (``is_good_greeting``), without keys; drops the others."""
+    """Forwards JSON objects that are a good greeting, without keys; drops the others.
+
+    Such a one has an ``id`` below 100, "hello" as ``msg`` and "good" in its ``desc``.
+    """
     return Message(datum.value, keys=[]) if is_good_greeting(datum.value) else Message.to_drop()
 
 

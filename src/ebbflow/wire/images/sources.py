@@ -17,7 +17,7 @@ from ebbflow.source import Source, SourceMessage
 
 
 class CountingSource(Source):
-    """Gives 0, 1, 2, … as texts, each with a header ``x-txn-id``; gives none while some are open.
+    """Gives 0, 1, 2, … with a header ``x-txn-id``, and no more while one of them is unsettled.
 
     A read gives as many as it is asked for, and the next one nothing until all are acknowledged.
     """

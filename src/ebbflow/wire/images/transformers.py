@@ -40,7 +40,7 @@ def filter_event_time(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def filter_greetings(datum: Datum) -> Message:
-    """Forwards good greetings (``is_good_greeting``) with their keys; drops the others."""
+    """Forwards JSON objects that are a good greeting, with their keys; drops the others."""
     return Message(datum.value) if is_good_greeting(datum.value) else Message.to_drop()
 
 
