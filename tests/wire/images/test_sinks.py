@@ -65,6 +65,19 @@ def test_all_go_to_the_on_success_sink_with_a_value_of_its_own() -> None:
     assert beside.values == [b"on-success-message"]
 
 
+def test_chance_leads_to_the_on_success_sink_or_to_the_fallback_sink() -> None:
+    fell, succeeded = Beside(), Beside()
+    values = [b"%d" % number for number in range(200)]
+    results = call(
+        "all-sinks",
+        *values,
+        fallback=lambda data: fell(data),
+        on_success=lambda data: succeeded(data),
+    )
+    assert {type(outcome) for outcome in outcomes(results)} == {FellBack, Succeeded}
+    assert sorted(fell.values + succeeded.values) == sorted(values)
+
+
 def test_payloads_are_served() -> None:
     (result,) = call("sink-serve", b"answer", serves=True)
     assert (result.outcome, result.answers) == (Served(), [b"answer"])

@@ -6,6 +6,7 @@ All take columns. The lines they print begin with the name of their vertex.
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterable
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ RowResponses = dict[int, RowResponse]
 
 _FALLBACK = RowResponse.fallback()
 _ON_SUCCESS = RowResponse.on_success(Message(b"on-success-message"))
+_SUCCESS = RowResponse.on_success()
 _FAILURE = RowResponse.failure("this sink fails for every message, so that retries can be seen")
 
 
@@ -47,6 +49,12 @@ def send_to_on_success(batch: pa.RecordBatch) -> RowResponses:
     """Prints every payload and sends a message of its own to the on-success sink."""
     _print_payloads(batch, "to the on-success sink, ")
     return dict.fromkeys(range(batch.num_rows), _ON_SUCCESS)
+
+
+def send_to_either(batch: pa.RecordBatch) -> RowResponses:
+    """Sends every message, by chance, to the on-success sink or to the fallback sink."""
+    written = (random.getrandbits(1) for _ in range(batch.num_rows))
+    return {row: _SUCCESS if success else _FALLBACK for row, success in enumerate(written)}
 
 
 def serve(batch: pa.RecordBatch) -> RowResponses:

@@ -64,7 +64,7 @@ def _entries(
 BUILT_IN: dict[str, BuiltIn] = {
     **_maps(
         "columnar",
-        cat="map-cat batchmap-cat map-forward-message map-async-forward-message",
+        cat="map-cat batchmap-cat map-forward-message map-async-forward-message multiproc",
         even_odd="map-even-odd even-odd",
         even_odd_keys="numaflow-rs/map-even-odd",
         flatmap="map-flatmap map-flatmap-stream flat-map-stream batch-map-flatmap",
@@ -96,6 +96,7 @@ BUILT_IN: dict[str, BuiltIn] = {
         log_metadata="sink-metadata",
         send_to_fallback="fb-sink-log",
         send_to_on_success="on-success-log",
+        send_to_either="all-sinks on-success-sink",
         serve="sink-serve",
         fail="sink-failure sink-retry-e2e",
         panic="sink-panic",
