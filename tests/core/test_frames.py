@@ -1,4 +1,5 @@
 import pickle
+from random import Random
 
 import pyarrow as pa
 import pytest
@@ -48,6 +49,13 @@ def test_small_frames_travel_as_they_are_and_large_ones_are_compressed():
     )
     assert b"v" * 200 in small
     assert len(large) < 10_000
+
+
+def test_values_that_do_not_compress_travel_as_they_are():
+    original = frames.batch_of({"id": ["a"], "value": [Random(1).randbytes(100_000)]}, 1)
+    payload = frames.encode(original)
+    assert original.column("value")[0].as_py() in payload
+    assert frames.decode(memoryview(payload)).equals(original)
 
 
 def test_a_compressed_frame_is_read_however_small_it_is():
