@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ebbflow import Datum, Message, Nack, NackOptions
+from ebbflow import Datum, Message, Nack, NackOptions, Unavailable
 from ebbflow.core.calling import Handler, run_batch_map, run_stream
 from ebbflow.core.decisions import EMPTY
 from ebbflow.core.retry import RetryStrategy, call_with_retries
@@ -303,3 +303,23 @@ def test_what_is_raised_after_a_failure_counts_and_only_that(strategy):
     verdict, _ = streamed(fails_and_then_raises, "a", strategy=strategy)
     assert verdict.outcomes == {0: Redeliver(5, "second", 0)}
     assert (verdict.decisions.failed, forwarded(verdict)) == ({}, [])
+
+
+def test_a_stream_map_goes_on_with_all_messages_when_an_outage_is_over() -> None:
+    away = True
+
+    def target(datum: Datum) -> list[Message]:
+        if away:
+            raise Unavailable("the database")
+        return [Message(datum.value)]
+
+    handler = Handler(target)
+    ids = [str(number) for number in range(6)]
+    run_stream(handler, verdict_on(some(*ids)))
+    assert handler.blame.outage is not None
+    away = False
+    handler.renew()
+    verdict = verdict_on(some(*ids))
+    run_stream(handler, verdict)
+    assert len(forwarded(verdict)) == len(ids)
+    assert handler.blame.outage is None

@@ -294,6 +294,9 @@ def run_stream(handler: Handler, verdict: Verdict) -> None:
         except USER_ERRORS as error:
             stream.withdraw(index)
             trial.failed(index, index + 1, error)
+        else:
+            # Before the rest is looked at: what has passed shows that an outage is over.
+            trial.failed_beside((), index + 1)
         if _leave_rest(verdict, trial, index, index + 1):
             return
     trial.finish()
