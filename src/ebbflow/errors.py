@@ -207,6 +207,11 @@ class StreamBroken(EbbflowError):
     def __str__(self) -> str:
         return self.what
 
+    @property
+    def said(self) -> str:
+        """The error in the function's own words; nothing if it has just broken off."""
+        return self.what.partition("UDF_EXECUTION_ERROR(")[2].partition("): ")[2]
+
 
 class ContractViolation(EbbflowError):
     """User code answered in a way its role does not allow; the messages are redelivered."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ebbflow import Message, Nack, NackOptions, Response, RowResponse, Unavailable
 from ebbflow.core.calling import Handler, run_columnar_sink, run_sink
-from ebbflow.core.columns import SINK_COLUMNS
+from ebbflow.core.columns import COLUMNS
 from ebbflow.core.contract import UNTRIED
 from ebbflow.core.retry import RetryStrategy, call_with_retries
 from ebbflow.core.verdict import Verdict
@@ -71,7 +71,7 @@ def test_what_is_not_named_is_done(target):
 def test_a_call_gets_the_columns_of_its_rows():
     calls: list[pa.RecordBatch] = []
     sunk(calls.append, *"abcde", size=2, retries=[0, 1, 2, 3, 4])
-    assert [batch.schema.names for batch in calls] == [[*SINK_COLUMNS, "watermark"]] * 3
+    assert [batch.schema.names for batch in calls] == [[*COLUMNS, "watermark"]] * 3
     assert [batch.column("id").to_pylist() for batch in calls] == [["a", "b"], ["c", "d"], ["e"]]
     assert [batch.column("retries").to_pylist() for batch in calls] == [[0, 1], [2, 3], [4]]
 

@@ -79,7 +79,7 @@ def check(rows: pa.RecordBatch, shape: Shape, watermark: datetime | None) -> Non
 def history(rows: Rows, index: int, shape: Shape) -> dict[str, dict[str, bytes]]:
     """What a function is told about what happened to a message before."""
     groups: dict[str, dict[str, bytes]] = {}
-    if shape is SINK:
+    if shape is SINK or rows.column("retries")[index]:
         groups["sink"] = {"retry_count": b"%d" % rows.column("retries")[index]}
     if rows.column("deliveries")[index] != 1:
         groups["ebbflow"] = {"deliveries": b"%d" % rows.column("deliveries")[index]}

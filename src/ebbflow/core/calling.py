@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from ebbflow.core.blame import CALLS_IN_A_ROW, ENOUGH, Blame, Trial
 from ebbflow.core.checks import NOT_MESSAGES
-from ebbflow.core.columns import COLUMNS, SINK_COLUMNS, record_columns, select_columns
+from ebbflow.core.columns import record_columns, select_columns
 from ebbflow.core.contract import order_results, record_answers, record_rows
 from ebbflow.core.frames import Rows
 from ebbflow.core.running_call import RUNNING, beating, in_time
@@ -244,7 +244,7 @@ def run_sink(handler: Handler, verdict: Verdict, batch_size: int) -> None:
 
 def run_columnar_sink(handler: Handler, verdict: Verdict, batch_size: int, pandas: bool) -> None:
     """Gives the rows to the sink as record batches, or as data frames, and records its answers."""
-    rows = select_columns(verdict.rows, SINK_COLUMNS)
+    rows = select_columns(verdict.rows)
 
     def give(start: int, end: int) -> Failed:
         part = rows.slice(start, end - start)
@@ -270,7 +270,7 @@ def run_batch_map(handler: Handler, verdict: Verdict, batch_size: int) -> None:
 
 def run_columnar(handler: Handler, verdict: Verdict, batch_size: int, pandas: bool) -> None:
     """Gives the rows to the map as record batches, or as data frames, and records its columns."""
-    rows = select_columns(verdict.rows, COLUMNS)
+    rows = select_columns(verdict.rows)
 
     def give(start: int, end: int) -> Failed:
         part = rows.slice(start, end - start)

@@ -55,20 +55,17 @@ TYPES: dict[str, pa.DataType] = QUERY_TYPES | {
 
 COLUMNS = [
     *("id", "keys", "value", "event_time", "headers", "metadata"),
-    *("deliveries", "nack_reason"),
+    *("deliveries", "nack_reason", "retries"),
 ]
-"""The columns of a frame that a columnar map is given; ``WATERMARK`` comes behind them."""
-
-SINK_COLUMNS = [*COLUMNS, "retries"]
-"""The columns of a frame that a columnar sink is given; ``WATERMARK`` comes behind them."""
+"""The columns of a frame that columnar code is given; ``WATERMARK`` comes behind them."""
 
 WATERMARK = "watermark"
 
 
-def select_columns(rows: Rows, names: Sequence[str]) -> pa.RecordBatch:
-    """Returns the columns that columnar user code is given: these, and the vertex's watermark."""
+def select_columns(rows: Rows) -> pa.RecordBatch:
+    """Returns the columns that columnar user code is given, the vertex's watermark among them."""
     times = pa.repeat(pa.scalar(rows.watermark, frames.TIME), len(rows))
-    return rows.batch.select(names).append_column(WATERMARK, times)
+    return rows.batch.select(COLUMNS).append_column(WATERMARK, times)
 
 
 def record_columns(

@@ -6,10 +6,11 @@ the delay asked for is over; an exception can be retried only as often as the po
 
 from __future__ import annotations
 
+import re
 import traceback
 
 from ebbflow.durations import Backoff
-from ebbflow.errors import ContractViolation, MessageTooLarge, SparkError
+from ebbflow.errors import ContractViolation, MessageTooLarge, SparkError, StreamBroken
 from ebbflow.nacks import NackOptions
 from ebbflow.outcome import DeadLetter, Outcome, Redeliver
 
@@ -19,6 +20,10 @@ MAX_TRACEBACK = 8_000
 # Due times are rounded up to a grid so that rows nacked together travel together.
 _GRID = ((1_000, 10), (60_000, 100))
 _COARSE = 1_000
+
+# The name of an exception at the beginning of what a function said: ``ValueError: …`` as Ebbflow
+# serves it, ``ValueError('…')`` as Numaflow's SDK for Python does.
+_ERROR_NAME = re.compile(r"([A-Za-z_][\w.]*)[:(]")
 
 
 def decide_nack(options: NackOptions | None, deliveries: int, failures: int) -> Outcome:
@@ -54,6 +59,8 @@ def decide_error(
 def _reason(error: BaseException) -> str:
     if isinstance(error, SparkError):
         return error.kind
+    if isinstance(error, StreamBroken) and (own := _ERROR_NAME.match(error.said)):
+        return own[1]
     return "message too large" if isinstance(error, MessageTooLarge) else type(error).__name__
 
 
@@ -64,6 +71,8 @@ def describe(error: BaseException) -> str:
     except Exception:  # an error that cannot say what it is must not become a second one
         text = "(its text cannot be shown)"
     described = text if isinstance(error, SparkError) else f"{type(error).__name__}: {text}"
+    if isinstance(error, StreamBroken):
+        described = error.said or described
     return shorten(" ".join(described.split()))
 
 
@@ -75,7 +84,10 @@ def shorten(text: str) -> str:
 
 def format_traceback(error: BaseException) -> str:
     """Returns the traceback, its end kept when it is long: that is where the error is."""
-    text = "".join(traceback.format_exception(error)).encode("utf-8", "replace").decode()
+    # Of a function in a process of its own, the stack is the function's, not that of our call.
+    own = error.trace if isinstance(error, StreamBroken) else ""
+    lines = own or "".join(traceback.format_exception(error))
+    text = lines.encode("utf-8", "replace").decode()
     return text if len(text) <= MAX_TRACEBACK else "…" + text[-MAX_TRACEBACK + 1 :]
 
 

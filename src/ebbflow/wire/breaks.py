@@ -76,7 +76,7 @@ def _reason(session: Session, error: StreamBroken | CallTimeout) -> BaseExceptio
     if isinstance(error, CallTimeout):
         return error
     if _means_away(error):
-        return Unavailable(error.what)
+        return Unavailable(error.said.removeprefix("Unavailable: "))
     return session.explain(error)
 
 

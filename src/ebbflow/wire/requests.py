@@ -39,7 +39,7 @@ class Shape:
     """A service's request, and the numbers of those fields that differ from service to service.
 
     ``beside`` if the id stands beside the request and not in it. ``retried`` if functions are told
-    how often the message was tried before.
+    also that a message was never tried before.
     """
 
     request: Any
@@ -98,7 +98,9 @@ def _encode_few(
 
 
 def _histories(rows: Rows, shape: Shape) -> list[History]:
-    retries = rows.column("retries") if shape.retried else [None] * len(rows)
+    # A sink is told also that it is the first try, as Numaflow does.
+    tried: list[int | None] = rows.column("retries")
+    retries = tried if shape.retried else [number or None for number in tried]
     return list(zip(rows.column("deliveries"), rows.column("nack_reason"), retries, strict=True))
 
 
@@ -207,7 +209,7 @@ def _encode_histories(rows: pa.RecordBatch, shape: Shape) -> pa.BinaryArray | pa
 
 def _are_first(rows: pa.RecordBatch) -> bool:
     """Returns whether no row has been delivered or tried before."""
-    tried = "retries" in rows.schema.names and pc.max(rows.column("retries")).as_py()
+    tried = pc.max(rows.column("retries")).as_py()
     reasons = rows.column("nack_reason")
     again = pc.max(rows.column("deliveries")).as_py() > 1 or reasons.null_count < len(reasons)
     return not (tried or again)

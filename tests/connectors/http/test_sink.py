@@ -16,7 +16,7 @@ from ebbflow.connectors.http.settings import BatchSettings, ClientTls, HttpSinkS
 from ebbflow.connectors.http.sink import HttpSink, split_lines
 from ebbflow.core import frames
 from ebbflow.core.calling import Handler
-from ebbflow.core.columns import SINK_COLUMNS
+from ebbflow.core.columns import COLUMNS
 from ebbflow.core.position import LINEAGE
 from ebbflow.message import RowResponse, Status
 from ebbflow.secret import Secret
@@ -56,7 +56,7 @@ def rows_of(data):
     names = ("id", "value", "keys", "event_time")
     columns = {name: [getattr(datum, name) for datum in data] for name in names}
     columns["headers"] = [list(datum.headers.items()) for datum in data]
-    return frames.batch_of(columns, len(data)).select(SINK_COLUMNS)
+    return frames.batch_of(columns, len(data)).select(COLUMNS)
 
 
 def some(count, **fields):

@@ -18,7 +18,7 @@ from ebbflow.connectors.jetstream.sink import JetStreamSink
 from ebbflow.connectors.nats.messages import PublishSettings, read_headers, write_headers
 from ebbflow.connectors.nats.sink import NatsSink
 from ebbflow.core import frames
-from ebbflow.core.columns import SINK_COLUMNS
+from ebbflow.core.columns import COLUMNS
 from ebbflow.core.position import LINEAGE
 from ebbflow.errors import SetupError
 from ebbflow.message import Status
@@ -48,7 +48,7 @@ class Answering:
             "keys": [list(datum.keys) or None for datum in messages],
             "headers": [list(datum.headers.items()) or None for datum in messages],
         }
-        rows = frames.batch_of(columns, len(messages)).select(SINK_COLUMNS)
+        rows = frames.batch_of(columns, len(messages)).select(COLUMNS)
         answers = self._sink(rows) or {}
         return [
             Response(datum.id, **asdict(answers[row])) if row in answers else Response.ok(datum.id)
