@@ -20,18 +20,28 @@ LARGE = [("grpc.max_send_message_length", 2**26), ("grpc.max_receive_message_len
 
 
 class Served:
-    """A function behind its socket, in a thread of this process."""
+    """A function behind its socket, in a thread of this process.
 
-    def __init__(self, code: Any, kind: str, folder: Path, mode: str | None = None) -> None:
+    With ``again`` it is started again after a failure, as Kubernetes does with a container.
+    """
+
+    def __init__(
+        self, code: Any, kind: str, folder: Path, mode: str | None = None, again: bool = False
+    ) -> None:
         self.kind = KINDS[kind]
         self.folder = folder
         chosen: Any = mode or (self.kind.modes[0] if self.kind.modes else None)
-        self.server = FunctionServer(Serving(code, self.kind, chosen, folder, "here", 5.0))
+        self._serving = Serving(code, self.kind, chosen, folder, "out", 5.0)
+        self.server = FunctionServer(self._serving)
         self.failure: FunctionFailure | None = None
+        self._again = again
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
         self.failure = self.server.run()
+        while self._again and self.failure is not None:
+            self.server = FunctionServer(self._serving)
+            self.failure = self.server.run()
 
     def start(self) -> "Served":
         """Waits until the server-info file is there, or the function could not be opened."""
@@ -58,15 +68,18 @@ class Served:
         return self.failure
 
     def stop(self) -> None:
+        self._again = False
         if self._thread.is_alive():
             self.server.end()
         self.wait()
 
 
 @contextmanager
-def serving(code: Any, kind: str, folder: Path, mode: str | None = None) -> Iterator[Served]:
+def serving(
+    code: Any, kind: str, folder: Path, mode: str | None = None, again: bool = False
+) -> Iterator[Served]:
     """Serves the code for as long as the context lasts."""
-    served = Served(code, kind, folder, mode).start()
+    served = Served(code, kind, folder, mode, again).start()
     try:
         yield served
     finally:

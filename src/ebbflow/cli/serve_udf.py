@@ -71,7 +71,12 @@ def serve_udf(
         ),
     ] = None,
     folder: Annotated[
-        Path, typer.Option(metavar="DIR", help="Socket and server-info file are in this folder.")
+        Path,
+        typer.Option(
+            metavar="DIR",
+            help="Socket and server-info file are in this folder.",
+            envvar="EBBFLOW_SOCKETS",
+        ),
     ] = Path("/var/run/numaflow"),
     grace: Annotated[
         str,

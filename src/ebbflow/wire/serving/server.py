@@ -167,6 +167,8 @@ class FunctionServer:
         _print(failure)
         if not failure.away and self._failure is None:
             self._failure, self._grace = failure, _FAREWELL
+            # Before the runtime hears of it: it looks at once for the one that starts next.
+            _clean(self._serving)
             self._ended.set()
         await context.abort(failure.code, failure.details, failure.trailers)
 
