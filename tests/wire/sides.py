@@ -17,6 +17,8 @@ from ebbflow.core.verdict import Operator
 from ebbflow.wire.function import FunctionPlan
 from ebbflow.wire.remote_map import RemoteMap
 from ebbflow.wire.remote_sink import RemoteSink
+from ebbflow.wire.remote_source import RemoteSource
+from ebbflow.wire.remote_store import RemoteStore
 from tests.wire.served import serving
 
 SIZE = 500
@@ -27,6 +29,8 @@ _REMOTE: dict[str, Callable[..., Any]] = {
     "udsink": RemoteSink,
     "fb-udsink": RemoteSink,
     "ons-udsink": RemoteSink,
+    "udsource": RemoteSource,
+    "udstore": RemoteStore,
 }
 
 
@@ -52,6 +56,15 @@ class Side:
         self.handlers.append(handler)
         return handler
 
+    def store(self, code: Any) -> Store:
+        """A store of answers."""
+        handler = self.open(self.source(code, "store"))
+        return Store(handler.instance.put, handler.blame)
+
+    def source(self, code: Any, kind: str = "source") -> Any:
+        """The code of a source, or of a store, as a plan has it."""
+        raise NotImplementedError
+
     def renew(self) -> None:
         """What a vertex does before the next chunk, if a system was away."""
         for handler in self.handlers:
@@ -73,9 +86,8 @@ class InProcess(Side):
                 return partial(calling.run_stream, handler)
         return partial(calling.run_sink, handler, batch_size=SIZE)
 
-    def store(self, code: Any) -> Store:
-        handler = self.open(code)
-        return Store(handler.instance.put, handler.blame)
+    def source(self, code: Any, kind: str = "source") -> Any:
+        return code
 
 
 class OverGrpc(Side):
@@ -88,6 +100,10 @@ class OverGrpc(Side):
         handler = self.open(partial(_REMOTE[plan.container], plan))
         run = calling.run_columnar_sink if kind.endswith("sink") else calling.run_columnar
         return partial(run, handler, batch_size=SIZE, pandas=False)
+
+    def source(self, code: Any, kind: str = "source") -> Any:
+        plan = self.serve(code, kind)
+        return partial(_REMOTE[plan.container], plan)
 
     def serve(self, code: Any, kind: str) -> FunctionPlan:
         folder = Path(self.opened.enter_context(tempfile.TemporaryDirectory()))

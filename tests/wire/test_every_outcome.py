@@ -3,24 +3,39 @@
 The rows are those that run on Spark (``tests.spark.test_every_outcome``).
 """
 
-from collections.abc import Iterator
+import pickle
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, ClassVar
 
+import pyarrow as pa
 import pytest
 
-from ebbflow import Message, NackOptions, Response, Unavailable
+from ebbflow import (
+    Message,
+    NackOffset,
+    NackOptions,
+    Response,
+    Source,
+    SourceMessage,
+    Unavailable,
+)
 from ebbflow.core import frames
 from ebbflow.core.checks import Rules
 from ebbflow.core.frames import Rows
+from ebbflow.core.inlet import NACKS, HandedBack
 from ebbflow.core.retry import RetryStrategy, call_with_retries
 from ebbflow.core.sinks import Sinks, run_sinks
+from ebbflow.core.source_columns import frame_of
+from ebbflow.core.system_errors import LISTED
 from ebbflow.core.verdict import Operator, Verdict
 from ebbflow.durations import Backoff
 from ebbflow.outcome import Counts, Redeliver
+from ebbflow.runtime.source_process.protocol import Order, Settle
+from ebbflow.runtime.source_process.reading import SourceReading
 from tests.core.sample_rows import NOW
 from tests.spark.test_every_outcome import COUNT, MAP_CASES, SINK_CASES, Case
 from tests.wire.memory_vertex import LARGEST, Ended, MemoryVertex, messages
@@ -263,3 +278,98 @@ def test_event_times_of_a_transformer_count_also_where_nothing_is_forwarded(side
         assert min(part.gather_event_times()) == NOW - timedelta(hours=hours)
         nacked = Redeliver(50, "later", 0)
         assert part.outcomes == {0: nacked} if hours == 1 else nacked not in part.outcomes.values()
+
+
+# --- stores and sources ---------------------------------------------------------------------------
+
+
+class Answers:
+    """A store that cannot take the answer to one request."""
+
+    kept: ClassVar[dict[str, list[bytes]]] = {}
+
+    def put(self, id: str, payloads: Sequence[bytes]) -> None:
+        if id == SPECIAL:
+            raise ValueError("no room")
+        Answers.kept.setdefault(id, []).extend(payloads)
+
+
+def test_a_store_that_raises_fails_only_its_message(side: Side) -> None:
+    def serve(data: list[Any]) -> list[Response]:
+        return [Response.serve(datum.id, datum.value) for datum in data]
+
+    Answers.kept.clear()
+    store, sink = side.store(Answers), side.operator(serve, "sink")
+    decide = partial(run_sinks, sinks=Sinks(sink, serves=True, store=store), pause=no_pause)
+    ended = MemoryVertex(decide, ERRORS, True, side.renew).run(messages(VALUES))
+    assert ended.counts == Counts(COUNT + 2, COUNT - 1, COUNT - 1, 2, 1, served=COUNT - 1)
+    assert len(Answers.kept) == COUNT - 1
+    assert Answers.kept["in-0"] == [VALUES[0]]
+    (letter,) = ended.letters
+    assert (letter.id, letter.error) == (SPECIAL, "ValueError: no room")
+
+
+class Queue(Source):
+    """Gives three messages, hears of their ends, and gives nacked ones again."""
+
+    given: ClassVar[list[int]] = []
+    acked: ClassVar[list[bytes]] = []
+    nacked: ClassVar[list[NackOffset]] = []
+
+    def open(self) -> None:
+        Queue.given, Queue.acked, Queue.nacked = [0, 1, 2], [], []
+
+    def read(self, limit: int, timeout: float) -> list[SourceMessage]:
+        numbers, Queue.given = Queue.given[:limit], Queue.given[limit:]
+        own = {"g": {"k": b"v"}}
+        return [
+            SourceMessage(b"v%d" % n, b"%d" % n, NOW, ["k"], {"h": "1"}, metadata=own)
+            for n in numbers
+        ]
+
+    def ack(self, offsets: Sequence[bytes]) -> None:
+        Queue.acked += offsets
+
+    def nack(self, nacks: Sequence[NackOffset]) -> None:
+        Queue.nacked += nacks
+        Queue.given += [int(nack.offset) for nack in nacks]
+
+    def pending(self) -> int:
+        return 7
+
+
+def reading_of(code: Any) -> SourceReading:
+    """A source as its process has it."""
+    return SourceReading(Order("in", 0, pickle.dumps(code), None, [], "", LISTED, 0, 500, 500, 1.0))
+
+
+def given_by(reading: SourceReading) -> pa.RecordBatch:
+    while (given := reading.read()) is None:
+        pass
+    return given.read_rows()
+
+
+def test_a_source_is_told_of_acks_and_nacks_with_their_options(side: Side) -> None:
+    reading = reading_of(side.source(Queue))
+    try:
+        assert reading.greet().redelivers
+        rows = given_by(reading)
+        offsets = rows.column("offset")
+        nack = [*offsets.slice(1, 1).to_pylist(), 250, 0, "busy"]
+        nacks = pa.RecordBatch.from_pylist([dict(zip(NACKS.names, nack, strict=True))], NACKS)
+        ends = HandedBack(offsets.take(pa.array([0, 2])), nacks, pa.array([], pa.string()))
+        reading.settle(Settle.of(ends))
+        assert Queue.acked == [b"0", b"2"]
+        assert Queue.nacked == [NackOffset(b"1", NackOptions(250, 0, "busy"))]
+        again = given_by(reading)
+        assert again.column("offset").to_pylist() == [nack[0]], "the same message"
+        told = reading.tell()
+        assert told is not None
+        assert told.pending == 7
+    finally:
+        reading.close()
+    facts = Rows(frame_of(rows)).data()
+    assert [(d.value, d.keys, d.headers) for d in facts] == [
+        (b"v%d" % number, ["k"], {"h": "1"}) for number in range(3)
+    ]
+    assert [(d.event_time, d.metadata) for d in facts] == [(NOW, {"g": {"k": b"v"}})] * 3

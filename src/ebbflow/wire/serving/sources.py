@@ -35,6 +35,8 @@ _END = source_pb2.ReadResponse(status={"eot": True}).SerializeToString()
 
 # While something is unsettled the runtime may want to say so soon: all calls share one thread.
 _SETTLE_SOON = 0.25
+# Not zero, which some clients take for "for ever".
+_AT_HAND = 0.001
 
 
 class ServedSource:
@@ -105,7 +107,7 @@ class ServedSource:
         again = list(self._take_due(limit))
         if len(again) == limit:
             return again
-        seconds = 0.0 if again else timeout / 1_000
+        seconds = _AT_HAND if again else timeout / 1_000
         if self._unsettled:
             seconds = min(seconds, _SETTLE_SOON)
         given = self._function.call("read", limit - len(again), seconds)
