@@ -10,7 +10,7 @@ from ebbflow.core.redelivery import (
     due_time,
 )
 from ebbflow.durations import Backoff
-from ebbflow.errors import MessageTooLarge
+from ebbflow.errors import MessageTooLarge, StreamBroken
 from ebbflow.nacks import Nack, NackOptions
 from ebbflow.outcome import DeadLetter, Outcome, Redeliver
 from tests.core.sample_rows import some, verdict_on
@@ -135,6 +135,15 @@ def test_an_error_whose_text_cannot_be_made_is_still_only_one_message_s_problem(
         decide_error(Unspeakable(), 0, POLICY).reason == "Unspeakable: (its text cannot be shown)"
     )
     assert "Unspeakable" in decide_error(Unspeakable(), 9, POLICY).traceback
+
+
+def test_the_letter_of_a_function_in_its_own_process_has_the_function_s_stack_and_not_ours():
+    broken = StreamBroken("INTERNAL: boom", 13, "goroutine 7 [running]:" + "x" * 50_000)
+    letter = decide_error(broken, 9, POLICY)
+    assert (letter.reason, letter.error) == ("StreamBroken", "StreamBroken: INTERNAL: boom")
+    assert letter.traceback.endswith("xxx")
+    assert len(letter.traceback) == MAX_TRACEBACK
+    assert decide_error(StreamBroken("it is gone"), 9, POLICY).traceback is None
 
 
 @pytest.mark.guarantee("redeliveries-are-never-early")

@@ -49,11 +49,17 @@ def decide_error(
     """
     text = describe(error)
     if isinstance(error, MessageTooLarge) or failures >= policy.steps:
-        # A violation and what Spark says are told by their text; a traceback would show our own.
-        by_text = isinstance(error, ContractViolation | SparkError)
-        traced = None if by_text else format_traceback(error)
-        return DeadLetter(_reason(error), error=text, traceback=traced)
+        return DeadLetter(_reason(error), error=text, traceback=_trace(error))
     return Redeliver(policy.wait(failures + 1, chance), text, failures + 1)
+
+
+def _trace(error: BaseException) -> str | None:
+    """Returns where user code failed, if that is known."""
+    if isinstance(error, StreamBroken):
+        return _keep_end(error.trace) or None
+    # A violation and what Spark says are told by their text; a traceback would show our own.
+    by_text = isinstance(error, ContractViolation | SparkError)
+    return None if by_text else format_traceback(error)
 
 
 def _reason(error: BaseException) -> str:
@@ -84,10 +90,11 @@ def shorten(text: str) -> str:
 
 def format_traceback(error: BaseException) -> str:
     """Returns the traceback, its end kept when it is long: that is where the error is."""
-    # Of a function in a process of its own, the stack is the function's, not that of our call.
-    own = error.trace if isinstance(error, StreamBroken) else ""
-    lines = own or "".join(traceback.format_exception(error))
-    text = lines.encode("utf-8", "replace").decode()
+    return _keep_end("".join(traceback.format_exception(error)))
+
+
+def _keep_end(trace: str) -> str:
+    text = trace.encode("utf-8", "replace").decode()
     return text if len(text) <= MAX_TRACEBACK else "…" + text[-MAX_TRACEBACK + 1 :]
 
 

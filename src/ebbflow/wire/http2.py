@@ -22,7 +22,7 @@ PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(5, 10)
 ACK = END_STREAM = 0x1
 END_HEADERS, PADDED, HAS_PRIORITY = 0x4, 0x8, 0x20
 _TABLE_SIZE, _ENABLE_PUSH, _INITIAL_WINDOW, _MAX_FRAME, _MAX_HEADER_LIST = 1, 2, 4, 5, 6
-_PROTOCOL_ERROR, _CANCEL = 1, 8
+_NO_ERROR, _PROTOCOL_ERROR, _CANCEL = 0, 1, 8
 
 WINDOW = 16 * 1024 * 1024
 """The bytes that the peer may have on the way to us, on the connection and on each exchange."""
@@ -311,6 +311,8 @@ class Http2:
                 for exchange in self._exchanges.values():
                     exchange.window += value - self._initial_window
                 self._initial_window = value
+            elif name == _MAX_FRAME and value < _DEFAULT_FRAME:
+                self.lose("the function takes only frames that are smaller than allowed")
             elif name == _MAX_FRAME:
                 self._max_frame = value
             elif name == _TABLE_SIZE:
@@ -346,11 +348,15 @@ class Http2:
         exchange.unsent.clear()
         exchange.finishing = False
 
-    def lose(self, why: str) -> None:
+    def close(self) -> None:
+        """Ends everything from this side, in order."""
+        self.lose("the connection was closed", _NO_ERROR)
+
+    def lose(self, why: str, code: int = _PROTOCOL_ERROR) -> None:
         """Ends everything: the connection is gone, or the peer does not speak HTTP/2."""
         if self.lost is None:
             self.lost = why
-            self._control += frame(GOAWAY, 0, 0, _NUMBER.pack(0) + _NUMBER.pack(_PROTOCOL_ERROR))
+            self._control += frame(GOAWAY, 0, 0, _NUMBER.pack(0) + _NUMBER.pack(code))
         for exchange in self._exchanges.values():
             self._end(exchange, why)
 

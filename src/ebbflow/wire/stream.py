@@ -157,7 +157,7 @@ class GrpcConnection:
 
     def close(self) -> None:
         """Ends all streams. Calls on them raise from now on."""
-        self._http2.lose("the connection was closed")
+        self._http2.close()
         self._write()
         self._socket.close()
 
