@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ebbflow.wire.few_responses import FewResponses
 from ebbflow.wire.fields import Messages, Places
 from ebbflow.wire.proto import map_pb2, sourcetransform_pb2
 from ebbflow.wire.responses import DROP, FAIL, MAP_RESULT, NACK, TRANSFORM_RESULT, Responses
@@ -67,9 +68,18 @@ def inherited_if_empty(value):
 
 
 def check(messages, shape, timed):
-    responses = Responses(places_of(messages), shape)
+    packed = [message.SerializeToString() for message in messages]
+    check_read(messages, Responses(places_of(messages), shape), timed)
+    check_read(messages, FewResponses(packed, shape), timed)
+
+
+def check_read(messages, responses, timed):
+    assert len(responses) == len(messages)
+    assert responses.have_ids == any(message.id for message in messages)
     assert responses.ids.to_pylist() == [message.id for message in messages]
     expected = [(n, result) for n, m in enumerate(messages) for result in m.results]
+    ends = [not timed and message.status.eot for message in messages]
+    assert responses.last.tolist() == ends
     assert responses.owners.tolist() == [n for n, _ in expected]
     columns = {name: column.to_pylist() for name, column in responses.columns().items()}
     count = len(expected)
@@ -107,13 +117,13 @@ def _time(stamp):
     return datetime(1970, 1, 1, tzinfo=UTC) + since
 
 
-@given(st.lists(st.tuples(TEXTS, st.lists(results(), max_size=3)), max_size=6))
+@given(st.lists(st.tuples(TEXTS, st.lists(results(), max_size=3), st.booleans()), max_size=6))
 def test_answers_of_maps_are_read_as_protobuf_reads_them(answers):
-    check(
-        [map_pb2.MapResponse(id=i, results=[{**r} for r in rs]) for i, rs in answers],
-        MAP_RESULT,
-        timed=False,
-    )
+    messages = [
+        map_pb2.MapResponse(id=i, results=rs, status={"eot": True} if last else None)
+        for i, rs, last in answers
+    ]
+    check(messages, MAP_RESULT, timed=False)
 
 
 @given(st.lists(st.tuples(TEXTS, st.lists(results(timed=True), max_size=3)), max_size=6))

@@ -15,8 +15,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ebbflow.core.frames import FEW
 from ebbflow.errors import CallTimeout, ContractViolation, StreamBroken
 from ebbflow.wire.breaks import Failures
+from ebbflow.wire.few_responses import FewResponses
 from ebbflow.wire.fields import Numbers, Places
 from ebbflow.wire.responses import Flags, Responses, ResultShape
 from ebbflow.wire.stream import Arrived
@@ -95,35 +97,59 @@ class Answers:
             self._read = _Matched(self._ids, self._responses(), self._streamed, self._asked)
         return self._read
 
-    def _responses(self) -> Responses:
+    def _responses(self) -> Responses | FewResponses:
+        try:
+            if sum(map(len, self._parts)) <= FEW:
+                messages = [message for part in self._parts for message in part.messages()]
+                return FewResponses(messages, self._shape)
+            return Responses(self._places(), self._shape)
+        except ValueError as error:
+            raise StreamBroken(f"the function answered what cannot be read: {error}") from error
+
+    def _places(self) -> Places:
         edges, shift = [np.empty(0, np.int64)], 0
         for part in self._parts:
             edges.append(np.array(part.edges, np.int64) + shift)
             shift += len(part.buffer)
         buffer, joined = b"".join([part.buffer for part in self._parts]), np.concatenate(edges)
-        try:
-            return Responses(Places(buffer, joined[::2], joined[1::2]), self._shape)
-        except ValueError as error:
-            raise StreamBroken(f"the function answered what cannot be read: {error}") from error
+        return Places(buffer, joined[::2], joined[1::2])
 
 
 class _Matched:
     """Responses with the rows they are for; ``counts`` says how often each row is answered."""
 
     def __init__(
-        self, ids: pa.StringArray, responses: Responses, streamed: bool, asked: Sequence[int]
+        self,
+        ids: pa.StringArray,
+        responses: Responses | FewResponses,
+        streamed: bool,
+        asked: Sequence[int],
     ) -> None:
         self.responses = responses
-        places = pc.index_in(responses.ids, value_set=ids)
-        rows: Numbers = places.fill_null(_UNKNOWN).to_numpy().astype(np.int64)
+        rows = _find_rows(responses.ids, ids)
         if streamed and (rows == _UNKNOWN).all() and not responses.have_ids:
             rows = _rows_in_turn(responses.last, asked)
         ends: Flags = responses.last if streamed else ~responses.last
         # The mark at the end of a batch is no answer, and has no id.
-        strange = (rows == _UNKNOWN) & (ends | ~responses.last)
-        self.unknown: list[str] = responses.ids.filter(pa.array(strange)).to_pylist()
+        self._strange: Flags = (rows == _UNKNOWN) & (ends | ~responses.last)
         self.counts = np.bincount(rows[ends & (rows != _UNKNOWN)], minlength=len(ids))
         self.result_rows: Numbers = rows[responses.owners]
+
+    @property
+    def unknown(self) -> list[str]:
+        """The ids of responses that belong to no row."""
+        ids: list[str] = self.responses.ids.filter(pa.array(self._strange)).to_pylist()
+        return ids
+
+
+def _find_rows(named: pa.StringArray, ids: pa.StringArray) -> Numbers:
+    """Returns the row that each response names."""
+    if len(named) <= FEW:
+        rows = {row_id: row for row, row_id in enumerate(ids.to_pylist())}
+        return np.array([rows.get(row_id, _UNKNOWN) for row_id in named.to_pylist()], np.int64)
+    places = pc.index_in(named, value_set=ids).fill_null(_UNKNOWN)
+    numbers: Numbers = places.to_numpy().astype(np.int64)
+    return numbers
 
 
 def _rows_in_turn(last: Flags, asked: Sequence[int]) -> Numbers:

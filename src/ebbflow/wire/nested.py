@@ -5,14 +5,18 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import numpy as np
 import pyarrow as pa
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from ebbflow.core import frames
 from ebbflow.wire.fields import Fields, Messages, Places
 
 _USER_METADATA, _KEY_VALUES, _KEY, _VALUE = 3, 1, 1, 2
 _SECONDS, _NANOS = 1, 2
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # The first and the last second that Python's times know.
 _FIRST, _LAST = -62_135_596_800, 253_402_300_799
 
@@ -59,6 +63,13 @@ def read_times(fields: Fields, count: int) -> pa.TimestampArray:
     times[fields.owners] = np.where(known, seconds * 1_000_000 + nanos // 1_000, 0)
     absent[fields.owners] = ~known
     return pa.array(times, mask=absent).cast(pa.timestamp("us")).cast(frames.TIME)
+
+
+def to_time(stamp: Timestamp) -> datetime | None:
+    """Returns the time of one message, likewise."""
+    if not _FIRST <= stamp.seconds <= _LAST:
+        return None
+    return _EPOCH + timedelta(seconds=stamp.seconds, microseconds=stamp.nanos // 1_000)
 
 
 def _absent(fields: Fields, count: int) -> pa.BooleanArray:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ebbflow.wire.fields import Fields, Messages, Numbers, Places
 from ebbflow.wire.nested import list_texts, map_groups, read_times
+from ebbflow.wire.proto import map_pb2, sourcetransform_pb2
 from ebbflow.wire.proto.nack_options_pb2 import NackOptions
 
 DROP, NACK, FAIL = "U+005C__DROP__", "U+005C__NACK__", "U+005C__FAIL__"
@@ -26,13 +27,15 @@ DROP, NACK, FAIL = "U+005C__DROP__", "U+005C__NACK__", "U+005C__FAIL__"
 Flags = NDArray[np.bool_]
 
 _RESULTS, _ID, _STATUS, _EOT = 1, 2, 4, 1
-_FAILED = "failed"
+FAILED = "failed"
+"""The error of a message of which a function says only that it has failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResultShape:
-    """The numbers of the fields of a result."""
+    """A service's response, and the numbers of the fields of a result in it."""
 
+    response: Any
     tags: int
     metadata: int
     nack_options: int
@@ -41,8 +44,10 @@ class ResultShape:
     value: int = 2
 
 
-MAP_RESULT = ResultShape(tags=3, metadata=4, nack_options=5)
-TRANSFORM_RESULT = ResultShape(tags=4, metadata=5, nack_options=6, event_time=3)
+MAP_RESULT = ResultShape(map_pb2.MapResponse, tags=3, metadata=4, nack_options=5)
+TRANSFORM_RESULT = ResultShape(
+    sourcetransform_pb2.SourceTransformResponse, tags=4, metadata=5, nack_options=6, event_time=3
+)
 
 
 class Responses:
@@ -95,7 +100,7 @@ class Responses:
             columns["drop"] = _flags(dropped, count)
         if len(failed := having(FAIL)):
             reasons = self._nack_options(count)["nack_reason"].to_pylist()
-            texts_of = {row: reasons[row] or _FAILED for row in failed.tolist()}
+            texts_of = {row: reasons[row] or FAILED for row in failed.tolist()}
             columns["error"] = pa.array([texts_of.get(row) for row in range(count)], pa.string())
         if len(nacked := having(NACK)):
             columns |= {"nack": _flags(nacked, count), **self._nack_options(count)}
