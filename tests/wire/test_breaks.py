@@ -35,6 +35,9 @@ class Function:
         if self.opens and not self.opens.pop(0):
             raise SetupError("too old") if len(self.opens) % 2 else Unavailable("the function")
 
+    def reopen_if_ended(self) -> None:
+        pass
+
     def renew_streams(self) -> None:
         self.renewed += 1
 

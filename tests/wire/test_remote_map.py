@@ -287,6 +287,15 @@ def test_a_function_that_cannot_be_reached_any_more_is_an_outage(made, monkeypat
     assert outputs(decide(code, "c")) == [("m0/v", b"C")]
 
 
+def test_a_function_that_ended_while_nobody_asked_it_is_opened_anew_and_blames_nobody(made):
+    function, code = made()
+    assert outputs(decide(code, "a")) == [("m0/v", b"A")]
+    function.stop()
+    function.start()
+    assert outputs(decide(code, *["b"] * 100)) == passed_on(*["b"] * 100)
+    assert function.seen["b"] == 100  # not one at a time, which would be twice for some
+
+
 def test_a_function_that_is_not_there_cannot_be_opened(tmp_path):
     code = RemoteMap(FunctionPlan("udf", folder=str(tmp_path)))
     code._session.process._limit = 0.1

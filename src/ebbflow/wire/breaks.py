@@ -38,6 +38,7 @@ class Asking(Protocol):
 
 def ask_all(session: Session, asking: Asking, rows: Sequence[int]) -> Failures:
     """Has the function answer for all rows; returns those for which it has none."""
+    session.reopen_if_ended()
     try:
         asking.ask(rows)
     except (StreamBroken, CallTimeout) as error:

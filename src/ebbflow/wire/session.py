@@ -62,6 +62,16 @@ class Session:
         self._disconnect()
         self._open(self.process.restart)
 
+    def reopen_if_ended(self) -> None:
+        """Opens what the function has ended since it was asked last; that is nobody's fault."""
+        if self._connection is not None:
+            self._connection.catch_up()
+        streams = self.streams.values()
+        if not streams or any(stream.is_broken for stream in streams):
+            self.reopen()
+        elif any(stream.ended for stream in streams):
+            self.renew_streams()
+
     def renew_streams(self) -> None:
         """Opens the streams anew in the same process, after one has ended."""
         self._disconnect()

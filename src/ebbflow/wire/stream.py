@@ -166,6 +166,11 @@ class GrpcConnection:
         self._http2.cancel(exchange)
         self._write()
 
+    def catch_up(self) -> None:
+        """Reads what has arrived since the last call, without waiting."""
+        while self._http2.lost is None and self._read():
+            self._write()
+
     def flush(self) -> None:
         """Writes what can be written at once."""
         self._write()
@@ -275,14 +280,24 @@ class GrpcStream:
             if parts:
                 return parts
             if self._exchange.ended:
-                self._raise_unless_ok()
+                if (failure := self._failure()) is not None:
+                    raise failure
                 return []
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is known by now that the function has ended the call, well or not."""
+        return self._exchange.ended
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it is known by now that the function has ended the call with an error."""
+        return self._exchange.ended and self._failure() is not None
 
     def raise_if_ended(self) -> None:
         """Raises ``StreamBroken`` if it is known by now that the function has ended the call."""
         if self._exchange.ended:
-            self._raise_unless_ok()
-            raise StreamBroken("the function has ended the stream")
+            raise self._failure() or StreamBroken("the function has ended the stream")
 
     def _has_news(self) -> bool:
         return bool(self._exchange.arrived) or self._exchange.ended
@@ -295,10 +310,12 @@ class GrpcStream:
             self._exchange.broken = self._splitter.fault
         return parts
 
-    def _raise_unless_ok(self) -> None:
+    def _failure(self) -> StreamBroken | None:
+        """Returns what the call that has ended has failed with, if it has."""
         exchange = self._exchange
         trailers = exchange.trailers or {}
         if exchange.broken is not None:
-            raise StreamBroken(exchange.broken)
+            return StreamBroken(exchange.broken)
         if trailers.get("grpc-status") != OK:
-            raise read_failure(exchange.headers or {}, trailers)
+            return read_failure(exchange.headers or {}, trailers)
+        return None
