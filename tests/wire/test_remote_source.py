@@ -71,8 +71,10 @@ def test_a_source_of_pynumaflow_gives_messages_and_is_told_of_their_ends(tmp_pat
         }
         names = [row["offset"] for row in rows]
         source.ack_columns(offsets(*names[:600], *names[602:]))
-        source.nack([NackOffset(name, NackOptions(delay=5)) for name in names[600:602]])
+        began = time.monotonic()
+        source.nack([NackOffset(name, NackOptions(delay=300)) for name in names[600:602]])
         assert [row["offset"] for row in read(source, 2)] == names[600:602]
+        assert 0.3 <= time.monotonic() - began < 3
         source.ack(names[600:602])
         lines = heard.read_text().splitlines()
         assert lines[600:602] == ["ack 602@4", "ack 603@5"]

@@ -16,6 +16,7 @@ from ebbflow.wire.server_info import (
     read_server_info,
     socket_path,
 )
+from ebbflow.wire.serving.kinds import KINDS
 
 
 def write(folder: Path, container: ContainerType, facts: object) -> None:
@@ -122,6 +123,15 @@ def test_sources_of_old_sdks_take_no_nacks() -> None:
     assert ServerInfo(language="go", version="v0.11.0").takes_nacks
     assert not ServerInfo(language="rust", version="0.3.0").takes_nacks
     assert ServerInfo(language="python").takes_nacks
+
+
+def test_only_sdks_that_are_known_to_do_so_tell_sources_the_options_of_nacks() -> None:
+    assert ServerInfo(language="go", version="v0.12.0").takes_nack_options
+    assert not ServerInfo(language="go", version="v0.11.0").takes_nack_options
+    assert not ServerInfo(language="python", version="0.14.0").takes_nack_options
+    assert not ServerInfo(language="java", version="1.0.0").takes_nack_options
+    assert not ServerInfo(language="go").takes_nack_options
+    assert KINDS["source"].server_info.takes_nack_options
 
 
 def test_every_container_has_its_own_file() -> None:

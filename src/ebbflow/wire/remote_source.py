@@ -24,6 +24,7 @@ from ebbflow.errors import CallTimeout, StreamBroken, Unavailable
 from ebbflow.nacks import NackOptions
 from ebbflow.source import NackOffset, Source
 from ebbflow.wire.function import FunctionPlan, FunctionProcess
+from ebbflow.wire.held_nacks import HeldNacks
 from ebbflow.wire.nack_options import write_options
 from ebbflow.wire.proto import source_pb2
 from ebbflow.wire.readings import offset_of, read_messages
@@ -57,7 +58,7 @@ class RemoteSource(Source):
     """The code of a source that runs as a function of its own.
 
     A function whose SDK has no nacks looks like a source without them: Ebbflow then keeps the
-    messages itself.
+    messages itself. One whose SDK tells no options hears of a nack when its delay is over.
     """
 
     def __init__(self, plan: FunctionPlan) -> None:
@@ -67,6 +68,7 @@ class RemoteSource(Source):
         self._asked = 0
         self._ahead = 1
         self._broken: StreamBroken | None = None
+        self._held = HeldNacks()
 
     def open(self) -> None:
         """Starts the function and opens its streams; ``Unavailable`` if that cannot be done."""
@@ -83,6 +85,8 @@ class RemoteSource(Source):
     def read(self, limit: int, timeout: float) -> pa.RecordBatch:
         """Returns what arrives in that time, as columns; ``Unavailable`` if the function broke."""
         self._raise_if_broken()
+        self._nack_now(self._held.take_due())
+        timeout = min(timeout, self._held.due_in())
         try:
             messages, ends = read_messages(self._receive(limit, timeout))
         except (ValueError, DecodeError) as error:
@@ -173,7 +177,16 @@ class RemoteSource(Source):
                     raise StreamBroken("the function ended the stream of acknowledgements")
 
     def nack(self, nacks: Sequence[NackOffset]) -> None:
-        """Has the function give messages again, each with the options of its nack."""
+        """Has the function give messages again, each not before its delay is over."""
+        if self._session.process.server_info.takes_nack_options:
+            self._nack_now(nacks)
+        else:
+            self._held.hold(nacks)
+            self._nack_now(self._held.take_due())
+
+    def _nack_now(self, nacks: Sequence[NackOffset]) -> None:
+        if not nacks:
+            return
         request = source_pb2.NackRequest(request=[_write_nack(nack) for nack in nacks])
         with self._starting_anew():
             self._session.call("NackFn", request.SerializeToString(), ACK_LIMIT)
@@ -189,6 +202,7 @@ class RemoteSource(Source):
         except (StreamBroken, CallTimeout) as error:
             why = self._session.explain(error) if isinstance(error, StreamBroken) else error
             self._asked, self._broken = 0, None
+            self._held.forget()
             self._session.reopen()
             raise why from error
 

@@ -59,6 +59,14 @@ _OLDEST_WITH_NACK: dict[str, _Version] = {
     "python": (0, 11, 0),
     "rust": (0, 4, 0),
 }
+_OLDEST_WITH_NACK_OPTIONS: dict[str, _Version] = {
+    "go": (0, 12, 0),
+    "python": (0, 15, 0),
+    "rust": (0, 6, 0),
+}
+
+NACK_OPTIONS = "NACK_OPTIONS"
+"""In the metadata of a source that is told the options of nacks whatever its version says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,13 @@ class ServerInfo:
     def takes_nacks(self) -> bool:
         """Whether a source with this SDK has the call ``NackFn``; yes if that is not known."""
         return self._is_at_least(_OLDEST_WITH_NACK)
+
+    @property
+    def takes_nack_options(self) -> bool:
+        """Whether a source with this SDK is told the options of a nack; no if it is not known."""
+        knows = self.language in _OLDEST_WITH_NACK_OPTIONS and _numbers(self.version) is not None
+        own = NACK_OPTIONS in self.metadata
+        return own or (knows and self._is_at_least(_OLDEST_WITH_NACK_OPTIONS))
 
     def _is_at_least(self, oldest: dict[str, _Version]) -> bool:
         version = _numbers(self.version)

@@ -14,6 +14,7 @@ from pathlib import Path
 from ebbflow.schema.literals import Mode
 from ebbflow.wire.server_info import (
     END_MARKER,
+    NACK_OPTIONS,
     ContainerType,
     MapMode,
     ServerInfo,
@@ -46,6 +47,8 @@ class Kind:
     def server_info(self) -> ServerInfo:
         """What the function says of itself."""
         metadata: dict[str, str] = {"MAP_MODE": self.map_mode} if self.map_mode else {}
+        if self.container == "udsource":
+            metadata[NACK_OPTIONS] = "true"
         return ServerInfo("uds", "python", _SDK_VERSION, metadata)
 
     def socket(self, folder: Path) -> Path:
