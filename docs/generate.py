@@ -53,7 +53,7 @@ from ebbflow.spec.bindings import Binding
 from ebbflow.spec.findings import CODES
 from ebbflow.spec.kubernetes import MONOVERTEX_NO_EFFECT, NO_EFFECT
 from ebbflow.spec.model import EffectiveLimits, MonoVertexSpec, PipelineSpec
-from ebbflow.spec.rules.support import ANY, KINDS_NOT_YET, NOT_YET
+from ebbflow.spec.rules.support import KINDS_NOT_YET, NOT_YET
 from ebbflow.testing.conformance.suite import SINK_RULES, SOURCE_RULES
 from ebbflow.wire.images.table import BUILT_IN, BuiltIn
 
@@ -342,12 +342,10 @@ FIELD_MEANING = {
     "publish.retryAttempts": "the most attempts after the first; `-1` for no limit",
     "publish.ackWait": "the longest time for all attempts; left out, there is no limit",
     "replicas": "as `partitions`",
-    "streaming": "only `false`",
     "readBatchSize": "the most messages that one call of a sink, or of a map in the modes "
     "`batch`, `columnar` and `pandas`, gets",
     "bufferMaxLength": "the most frames in a buffer, per partition",
     "bufferUsageLimit": "the percentage of `bufferMaxLength` at which the buffer is full",
-    "readTimeout": "without effect",
     "callTimeout": "how long one call of user code may take, such as `30s`; left out, there is no "
     "limit. See [user code](../guides/writing-user-code.md#calls-that-hang)",
     "concurrency": "how many calls of an `async` map run at once",
@@ -389,8 +387,7 @@ def meaning(path: str, field: FieldInfo, otherwise: str | None = None) -> str:
 def runs(path: str, ignored: Mapping[str, Sequence[str]]) -> bool:
     """Whether a field has a meaning here, at least for some of its values."""
     where, _, name = path.rpartition(".")
-    missing = path in NOT_YET and NOT_YET[path].value is ANY
-    return name not in ignored.get(where, ()) and not missing
+    return name not in ignored.get(where, ()) and path not in NOT_YET
 
 
 def section_in(annotation: Any) -> tuple[type[BaseModel] | None, bool]:

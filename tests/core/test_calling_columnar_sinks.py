@@ -215,8 +215,7 @@ def test_an_answer_that_nothing_is_configured_for_is_a_violation(answer, needed,
     verdict = sunk(lambda batch: {0: answer})
     error = (
         f"ContractViolation: v: answered {answer.status.name}, but there is no {needed} for it "
-        f"(ids: a). Configure {field}, or answer with RowResponse.ok, .failure or .nack. "
-        "Fallback and on-success sinks can answer only with these three."
+        f"(ids: a). Configure {field}, or answer with RowResponse.ok, .failure or .nack."
     )
     assert verdict.outcomes == {0: Redeliver(1_000, error, 1)}
 

@@ -179,8 +179,7 @@ def test_an_answer_that_nothing_is_configured_for_is_a_violation(response, neede
     verdict = sunk(lambda data: [response, Response.ok("b"), Response.ok("c")])
     error = (
         f"ContractViolation: v: answered {response.status.name}, but there is no {needed} for it "
-        f"(ids: a). Configure {field}, or answer with Response.ok, .failure or .nack. "
-        "Fallback and on-success sinks can answer only with these three."
+        f"(ids: a). Configure {field}, or answer with Response.ok, .failure or .nack."
     )
     assert verdict.outcomes == {0: Redeliver(1_000, error, 1)}
 

@@ -431,7 +431,7 @@ def test_the_sink_that_a_message_was_led_to_decides(target, fine, answer):
     name = {"f": "fallback sink", "o": "on-success sink"}[target]
     if answer == "fallback":
         assert isinstance(outcome, Redeliver)
-        assert outcome.reason.startswith("ContractViolation: v: answered FALLBACK")
+        assert outcome.reason.startswith(f"ContractViolation: v: its {name} answered FALLBACK")
     else:
         assert (
             outcome

@@ -125,8 +125,7 @@ def test_the_plain_answers_need_nothing_configured(answer):
 def violation(status: str, needed: str, field: str) -> str:
     return (
         f"ContractViolation: v: answered {status}, but there is no {needed} for it (ids: a). "
-        f"Configure {field}, or answer with Response.ok, .failure or .nack. "
-        "Fallback and on-success sinks can answer only with these three."
+        f"Configure {field}, or answer with Response.ok, .failure or .nack."
     )
 
 
@@ -146,13 +145,19 @@ def test_what_is_not_configured_is_a_violation_even_if_all_else_is(answer):
     assert verdict.outcomes == {0: Redeliver(1_000, VIOLATIONS[answer], 1)}
 
 
-@pytest.mark.parametrize("place", ["fallback", "on_success"])
+@pytest.mark.parametrize(
+    ("place", "name"), [("fallback", "fallback sink"), ("on_success", "on-success sink")]
+)
 @pytest.mark.parametrize("answer", VIOLATIONS)
-def test_the_sinks_beside_the_primary_may_not_hand_on(place, answer):
+def test_the_sinks_beside_the_primary_may_not_hand_on_and_are_named(place, name, answer):
     """Though the vertex has everything that the answer would need."""
     beside = {"fallback": Sink(), "on_success": Sink(), "serves": True} | {place: Sink(answer)}
     verdict = sunk(Sink(place), **beside)
-    assert verdict.outcomes == {0: Redeliver(1_000, VIOLATIONS[answer], 1)}
+    told = (
+        f"ContractViolation: v: its {name} answered {answer.upper()}, which only the primary sink "
+        "can (ids: a). There, answer with Response.ok, .failure or .nack."
+    )
+    assert verdict.outcomes == {0: Redeliver(1_000, told, 1)}
 
 
 @pytest.mark.guarantee("outcomes-hold")

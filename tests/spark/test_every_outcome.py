@@ -199,7 +199,7 @@ SINK_CASES = [
         options={"fallback": lambda d: Response.fallback(d.id)},
         ends={"read": 2, "redelivered": 2, "done": -1, "written": -1, "dead_lettered": 1},
         stored=0,
-        letter=("ContractViolation", "can answer only with these three"),
+        letter=("ContractViolation", "its fallback sink answered FALLBACK, which only the primary"),
         calls=3,
     ),
     Case(

@@ -99,15 +99,34 @@ def test_a_buffer_service_is_checked_for_spelling(problems_of: Lint) -> None:
 
 
 def test_what_has_no_effect_is_told_once_for_all_vertices(folder: Path) -> None:
-    pods = "limits: {readTimeout: 2s}, scale: {min: 1}, containerTemplate: {}"
+    pods = "limits: {readTimeout: 2s}, scale: {min: 1}, containerTemplate: {a: b}"
     text = PIPELINE.replace("name: in,", f"name: in, {pods},")
     text = text.replace("name: out,", f"name: out, {pods},")
     text = text.replace("http: {", "http: {service: true, ")
     (folder / "web.yaml").write_text(text + SERVICE)
     assert read_specs(folder / "web.yaml").notes == (
         "without effect here: spec.vertices[].containerTemplate, spec.vertices[].scale, "
-        "spec.vertices[].limits.readTimeout, spec.vertices[].source.http.service, "
+        "spec.vertices[].source.http.service, spec.vertices[].limits.readTimeout, "
         "InterStepBufferService default",
+    )
+
+
+def test_what_has_no_effect_in_a_container_or_a_monovertex_is_told_too(folder: Path) -> None:
+    text = """\
+apiVersion: numaflow.numaproj.io/v1alpha1
+kind: MonoVertex
+metadata: {name: web, labels: {a: b}}
+spec:
+  streaming: true
+  source: {generator: {}}
+  sink:
+    udsink: {python: 'handlers:Store', container: {image: 'a:1', imagePullPolicy: Always}}
+"""
+    (folder / "web.yaml").write_text(text)
+    read = read_specs(folder / "web.yaml")
+    assert (read.problems, read.notes) == (
+        (),
+        ("without effect here: spec.sink.udsink.container.imagePullPolicy, spec.streaming",),
     )
 
 

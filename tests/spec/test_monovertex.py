@@ -138,7 +138,7 @@ WRONG = [
 
 SETTINGS = [
     ("streaming: false", []),
-    ("streaming: true", ["5:3: EB901 streaming: true is not supported; leave it out"]),
+    ("streaming: true", []),
     ("replicas: 0", ["5:13: EB104 'replicas' must be at least 1, not 0"]),
     ("partitions: 0", ["5:15: EB104 'partitions' must be at least 1, not 0"]),
     (

@@ -104,7 +104,5 @@ SecretsOption = Annotated[
         help="Secrets and ConfigMaps of Kubernetes are in this folder, as NAME/KEY or NAME.KEY.",
         envvar="EBBFLOW_SECRETS",
         show_default=False,
-        exists=True,
-        file_okay=False,
     ),
 ]

@@ -32,7 +32,7 @@ class Rules:
     of a message. ``allowed`` are the statuses that the sink at hand may answer with beside OK,
     FAILURE and NACK. With ``has_fallback`` an input that is out of deliveries or retries goes to
     the fallback sink in place of the dead letters. In an ``ordered`` vertex nothing overtakes an
-    input that has to come back.
+    input that has to come back. ``beside`` names the sink at hand, unless it is the primary.
     """
 
     vertex: str
@@ -41,6 +41,7 @@ class Rules:
     allowed: frozenset[Status] = frozenset()
     has_fallback: bool = False
     ordered: bool = False
+    beside: str | None = None
 
 
 def check_message(message: Message, rules: Rules) -> None:

@@ -265,11 +265,13 @@ _NEEDS = {
 def _unconfigured(
     verdict: Verdict, index: int, response: Response | RowResponse
 ) -> ContractViolation:
+    status, beside = response.status.name, verdict.rules.beside
     needed, field = _NEEDS[response.status]
-    return ContractViolation(
-        verdict.rules.vertex,
-        f"answered {response.status.name}, but there is no {needed} for it",
-        [verdict.rows.column("id")[index]],
-        f"Configure {field}, or answer with {type(response).__name__}.ok, .failure or .nack. "
-        "Fallback and on-success sinks can answer only with these three.",
-    )
+    answers = f"{type(response).__name__}.ok, .failure or .nack."
+    ids = [verdict.rows.column("id")[index]]
+    if beside is not None:
+        what = f"its {beside} answered {status}, which only the primary sink can"
+        return ContractViolation(verdict.rules.vertex, what, ids, f"There, answer with {answers}")
+    what = f"answered {status}, but there is no {needed} for it"
+    fix = f"Configure {field}, or answer with {answers}"
+    return ContractViolation(verdict.rules.vertex, what, ids, fix)

@@ -79,7 +79,7 @@ def run_fallback(verdict: Verdict, sinks: Sinks, pause: Pause) -> None:
     if not at:
         return
     assert sinks.fallback is not None
-    part = verdict.part_at(at, _last_sink(verdict.rules))
+    part = verdict.part_at(at, _last_sink(verdict.rules, "fallback sink"))
     call_with_retries(part, sinks.fallback, sinks.strategy, pause, "fallback sink")
     _conclude(verdict, at, part, FellBack())
 
@@ -92,14 +92,15 @@ def run_on_success(verdict: Verdict, sinks: Sinks, pause: Pause) -> None:
     assert sinks.on_success is not None
     at = sorted(messages)
     batch = _replace_facts(frames.take_rows(verdict.rows.batch, at), [messages[i] for i in at])
-    part = verdict.part(Rows(batch, verdict.rows.watermark), _last_sink(verdict.rules))
+    rules = _last_sink(verdict.rules, "on-success sink")
+    part = verdict.part(Rows(batch, verdict.rows.watermark), rules)
     call_with_retries(part, sinks.on_success, sinks.strategy, pause, "on-success sink")
     _conclude(verdict, at, part, Succeeded())
 
 
-def _last_sink(rules: Rules) -> Rules:
+def _last_sink(rules: Rules, name: str) -> Rules:
     """Returns the rules for a sink without a further fallback: what it refuses is dead."""
-    return replace(rules, allowed=PLAIN, has_fallback=False)
+    return replace(rules, allowed=PLAIN, has_fallback=False, beside=name)
 
 
 def _conclude(verdict: Verdict, at: Sequence[int], part: Verdict, usual_end: Outcome) -> None:

@@ -66,6 +66,10 @@ class Section(BaseModel):
         }
 
 
+WITHOUT_EFFECT = "without effect"
+"""The description of a field that is accepted and changes nothing begins with this."""
+
+
 def shown(value: Any) -> str:
     """Returns the value as an error message quotes it: in YAML's words, and never long."""
     if value is None or value is True or value is False:

@@ -6,115 +6,120 @@ They are here so that a Numaflow pipeline runs unchanged. ``NO_EFFECT`` lists th
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from ebbflow.schema.fields import Section
+from pydantic import Field
+
+from ebbflow.schema.fields import WITHOUT_EFFECT, Section
+
+NoEffect = Annotated[Any, Field(description=WITHOUT_EFFECT)]
+"""A field whose value does not matter."""
 
 
 class ResourceFields(Section):
     """What a cluster adds to a resource beside its spec."""
 
-    status: Any = None
+    status: NoEffect = None
 
 
 class MetadataFields(Section):
     """Kubernetes' ``metadata``, all but the name."""
 
-    namespace: Any = None
-    labels: Any = None
-    annotations: Any = None
-    generate_name: Any = None
-    creation_timestamp: Any = None
-    deletion_timestamp: Any = None
-    deletion_grace_period_seconds: Any = None
-    finalizers: Any = None
-    generation: Any = None
-    managed_fields: Any = None
-    owner_references: Any = None
-    resource_version: Any = None
-    self_link: Any = None
-    uid: Any = None
+    namespace: NoEffect = None
+    labels: NoEffect = None
+    annotations: NoEffect = None
+    generate_name: NoEffect = None
+    creation_timestamp: NoEffect = None
+    deletion_timestamp: NoEffect = None
+    deletion_grace_period_seconds: NoEffect = None
+    finalizers: NoEffect = None
+    generation: NoEffect = None
+    managed_fields: NoEffect = None
+    owner_references: NoEffect = None
+    resource_version: NoEffect = None
+    self_link: NoEffect = None
+    uid: NoEffect = None
 
 
 class PipelineFields(Section):
     """Settings of a whole pipeline."""
 
-    inter_step_buffer_service_name: Any = None
-    templates: Any = None
-    watermark: Any = None
+    inter_step_buffer_service_name: NoEffect = None
+    templates: NoEffect = None
+    watermark: NoEffect = None
 
 
 class BufferFields(Section):
     """Settings of the buffers between vertices."""
 
-    compression: Any = None
+    compression: NoEffect = None
 
 
 class LifecycleFields(Section):
     """How long a pipeline may take to end."""
 
-    deletion_grace_period_seconds: Any = None
-    delete_grace_period_seconds: Any = None
-    pause_grace_period_seconds: Any = None
+    deletion_grace_period_seconds: NoEffect = None
+    delete_grace_period_seconds: NoEffect = None
+    pause_grace_period_seconds: NoEffect = None
 
 
 class PodTemplateFields(Section):
     """Settings of any pod."""
 
-    metadata: Any = None
-    node_selector: Any = None
-    tolerations: Any = None
-    security_context: Any = None
-    image_pull_secrets: Any = None
-    priority_class_name: Any = None
-    priority: Any = None
-    affinity: Any = None
-    service_account_name: Any = None
-    runtime_class_name: Any = None
-    automount_service_account_token: Any = None
-    dns_policy: Any = None
-    dns_config: Any = None
-    resource_claims: Any = None
+    metadata: NoEffect = None
+    node_selector: NoEffect = None
+    tolerations: NoEffect = None
+    security_context: NoEffect = None
+    image_pull_secrets: NoEffect = None
+    priority_class_name: NoEffect = None
+    priority: NoEffect = None
+    affinity: NoEffect = None
+    service_account_name: NoEffect = None
+    runtime_class_name: NoEffect = None
+    automount_service_account_token: NoEffect = None
+    dns_policy: NoEffect = None
+    dns_config: NoEffect = None
+    resource_claims: NoEffect = None
 
 
 class PodFields(PodTemplateFields):
     """Settings of the pods that run user code."""
 
-    container_template: Any = None
-    init_containers: Any = None
-    sidecars: Any = None
-    volumes: Any = None
-    scale: Any = None
-    update_strategy: Any = None
+    container_template: NoEffect = None
+    init_containers: NoEffect = None
+    sidecars: NoEffect = None
+    volumes: NoEffect = None
+    scale: NoEffect = None
+    update_strategy: NoEffect = None
 
 
 class VertexFields(PodFields):
     """Settings of the pods of a pipeline's vertex."""
 
-    init_container_template: Any = None
-    side_inputs_container_template: Any = None
+    init_container_template: NoEffect = None
+    side_inputs_container_template: NoEffect = None
 
 
 class MonoVertexFields(PodFields):
     """Settings of the pods of a MonoVertex."""
 
-    daemon_template: Any = None
+    daemon_template: NoEffect = None
 
 
 class BufferServiceFields(PodTemplateFields):
     """How Numaflow's controller is to set up JetStream; here the run has a NATS server anyway."""
 
-    version: Any = None
-    replicas: Any = None
-    container_template: Any = None
-    reloader_container_template: Any = None
-    metrics_container_template: Any = None
-    persistence: Any = None
-    settings: Any = None
-    start_args: Any = None
-    buffer_config: Any = None
-    encryption: Any = None
-    tls: Any = None
+    version: NoEffect = None
+    replicas: NoEffect = None
+    container_template: NoEffect = None
+    reloader_container_template: NoEffect = None
+    metrics_container_template: NoEffect = None
+    persistence: NoEffect = None
+    settings: NoEffect = None
+    start_args: NoEffect = None
+    buffer_config: NoEffect = None
+    encryption: NoEffect = None
+    tls: NoEffect = None
 
 
 def _names(section: type[Section]) -> tuple[str, ...]:

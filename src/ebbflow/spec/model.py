@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import StrictBool, StrictStr
+from pydantic import Field, StrictBool, StrictStr
 
 from ebbflow.buffers.names import VertexStreams
 from ebbflow.connectors.registry import SOURCES
@@ -269,7 +269,9 @@ class MonoVertexBody(MonoVertexFields, ResourceBody):
     replicas: fields.Partitions | None = None
     partitions: fields.Partitions | None = None
     limits: ReadLimits = ReadLimits()
-    streaming: StrictBool = False
+    streaming: StrictBool = Field(
+        default=False, description="without effect: messages are settled in chunks"
+    )
     on_error: OnError = OnError()
     on_unavailable: OnUnavailable = OnUnavailable()
     breaker: BreakerSpec = BreakerSpec()

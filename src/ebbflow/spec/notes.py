@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from ebbflow.schema.fields import WITHOUT_EFFECT, Section
 from ebbflow.spec.companions import BufferServiceDocument
 from ebbflow.spec.document import Document
 from ebbflow.spec.kinds import Readable
-from ebbflow.spec.kubernetes import MONOVERTEX_NO_EFFECT, NO_EFFECT
-from ebbflow.spec.model import PipelineSpec, Spec
-from ebbflow.spec.rules.support import find_fields
-
-_STEP = (
-    "limits.readTimeout",
-    "source.http.service",
-    "source.kafka.kafkaVersion",
-)
-_UNTOLD = ("", "metadata")
-"""Labels and the like mean nothing to a run in Numaflow either."""
+from ebbflow.spec.model import Spec
 
 
 def notes_on(
@@ -35,18 +26,21 @@ def notes_on(
     return tuple(f"{what}: {', '.join(names)}" for what, names in notes if names)
 
 
-def _patterns_of(spec: Spec) -> Iterator[str]:
-    """Returns where such fields can be: ``spec.vertices[].scale``."""
-    pipeline = isinstance(spec, PipelineSpec)
-    for place, names in (NO_EFFECT if pipeline else MONOVERTEX_NO_EFFECT).items():
-        if place not in _UNTOLD:
-            yield from (f"{place}.{name}" for name in names)
-    yield from (f"{'spec.vertices[]' if pipeline else 'spec'}.{field}" for field in _STEP)
-    if pipeline:
-        yield "spec.limits.readTimeout"
-
-
 def fields_without_effect(spec: Spec) -> list[str]:
-    """Returns the fields that are set without effect, each once, however many vertices set it."""
-    data = spec.model_dump(by_alias=True, exclude_unset=True, exclude_none=True)
-    return [pattern for pattern in _patterns_of(spec) if next(find_fields(data, pattern), None)]
+    """Returns the fields that are set without effect, each once, however many vertices set it.
+
+    Labels and the like are not among them: they mean nothing to a run in Numaflow either.
+    """
+    return list(dict.fromkeys(_idle_in(spec.spec, "spec")))
+
+
+def _idle_in(section: Section, path: str) -> Iterator[str]:
+    for name, field in type(section).model_fields.items():
+        value, where = getattr(section, name), f"{path}.{field.alias}"
+        if (field.description or "").startswith(WITHOUT_EFFECT):
+            yield from [where] if value not in (None, False) else []
+        elif isinstance(value, Section):
+            yield from _idle_in(value, where)
+        elif isinstance(value, tuple):
+            sections = [item for item in value if isinstance(item, Section)]
+            yield from (idle for item in sections for idle in _idle_in(item, f"{where}[]"))

@@ -281,7 +281,7 @@ class ReadLimits(Section):
     """How much is read and worked on at a time."""
 
     read_batch_size: fields.Positive | None = None
-    read_timeout: fields.Millis | None = None
+    read_timeout: fields.Millis | None = Field(default=None, description=fields.WITHOUT_EFFECT)
     concurrency: fields.Positive | None = None
     call_timeout: fields.Wait | None = None
     rate_limit: Annotated[Any, fields.LEFT_OUT_IF_EMPTY] = None

@@ -138,7 +138,7 @@ class SaslUser(Section):
 
     user_secret: SecretRef
     password_secret: SecretRef
-    handshake: Any = None
+    handshake: Any = Field(default=None, description=fields.WITHOUT_EFFECT)
 
 
 class Sasl(Section):

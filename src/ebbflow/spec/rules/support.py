@@ -14,17 +14,13 @@ from ebbflow.connectors.registry import SINKS_NOT_YET, SOURCES_NOT_YET
 from ebbflow.spec.findings import FieldPath, Finding
 from ebbflow.spec.model import Spec
 
-ANY = object()
-"""Whatever the value is, as long as there is one."""
-
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A feature that is not there: its name, what to do instead, and the value that needs it."""
+    """A feature that is not there: its name, and what to do instead."""
 
     name: str
     instead: str
-    value: object = ANY
 
     @property
     def message(self) -> str:
@@ -60,7 +56,6 @@ NOT_YET: dict[str, Missing] = {
     **{f"spec.vertices[].{field}": feature for field, feature in _STEP.items()},
     "spec.sideInputs": _SIDE_INPUTS,
     "spec.vertices[].sideInputs": _SIDE_INPUTS,
-    "spec.streaming": Missing("streaming: true", "leave it out", True),
 }
 """Field → the feature that it needs."""
 
@@ -82,23 +77,18 @@ def check_support(spec: Spec) -> Iterator[Finding]:
     """Reports each use of a feature that is not there."""
     data = spec.model_dump(by_alias=True, exclude_none=True)
     for pattern, missing in NOT_YET.items():
-        for path, value in find_fields(data, pattern):
-            if missing.value is ANY or value == missing.value:
-                yield Finding("EB901", missing.message, path, at_key=True)
+        for path in _find(data, pattern.replace("[]", ".[]").split("."), ()):
+            yield Finding("EB901", missing.message, path, at_key=True)
 
 
-def find_fields(data: Any, pattern: str) -> Iterator[tuple[FieldPath, Any]]:
-    """Returns each field that a pattern such as ``spec.vertices[].scale`` leads to."""
-    yield from _matches(data, pattern.replace("[]", ".[]").split("."), ())
-
-
-def _matches(data: Any, pattern: list[str], path: FieldPath) -> Iterator[tuple[FieldPath, Any]]:
+def _find(data: Any, pattern: list[str], path: FieldPath) -> Iterator[FieldPath]:
+    """Returns the paths of the fields that a pattern leads to from ``path``."""
     if not pattern:
-        yield path, data
+        yield path
         return
     part, rest = pattern[0], pattern[1:]
     if part == "[]":
         for index, item in enumerate(data):
-            yield from _matches(item, rest, (*path, index))
+            yield from _find(item, rest, (*path, index))
     elif isinstance(data, dict) and part in data:
-        yield from _matches(data[part], rest, (*path, part))
+        yield from _find(data[part], rest, (*path, part))
