@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import secrets
 import ssl
 import threading
@@ -46,7 +47,9 @@ class Posting:
     ) -> None:
         self.link, self.vertex, self.feed, self.lines = link, vertex, feed, lines
         self.names = Names(pipeline)
-        self.url = lines[-1].rpartition(" ")[2].removesuffix(f"/vertices/{vertex}")
+        addresses = re.findall(r"takes messages at (\S+)/vertices/", "\n".join(lines))
+        self.urls = dict(address.split("://") for address in addresses)
+        self.url = addresses[-1]
         self.port = int(self.url.rpartition(":")[2])
         self.path = f"/vertices/{vertex}"
 
@@ -104,7 +107,7 @@ def posting(
     vertex: str = "in",
     max_frames: int = 1_000_000,
     largest: int = 100_000,
-    endpoint: Endpoint = LOOPBACK,
+    endpoints: tuple[Endpoint, ...] = (LOOPBACK,),
     **settings: Any,
 ) -> Iterator[Posting]:
     """The feed of one vertex, started, until the context ends."""
@@ -114,7 +117,7 @@ def posting(
         link.run(streams.ensure(link.client, config))
     lines: list[str] = []
     spot = Spot(pipeline, vertex, 1, largest, link, None, lines.append, memory, False)
-    feed = HttpFeed(HttpSourceSettings(endpoint, **settings), spot)
+    feed = HttpFeed(HttpSourceSettings(endpoints, **settings), spot)
     feed.start()
     try:
         yield Posting(link, pipeline, vertex, feed, lines)

@@ -8,17 +8,22 @@ import json
 import os
 import re
 import secrets
+import shutil
 import socket
 import ssl
+import subprocess
 import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 import trustme
+from cryptography import x509
 
+from ebbflow.connectors.http.self_signed import make_certificate
 from ebbflow.connectors.http.settings import Certificate, Endpoint, HttpSourceSettings
 from ebbflow.errors import SetupError
 from ebbflow.nats.locate import open_link, start_embedded
@@ -429,7 +434,7 @@ def test_only_who_knows_the_token_may_post(link, tmp_path):
 def test_beyond_this_machine_there_is_no_listening_without_a_token(link, tmp_path):
     with (
         pytest.raises(SetupError) as raised,
-        posting(link, tmp_path, endpoint=Endpoint("0.0.0.0", 0)),
+        posting(link, tmp_path, endpoints=(Endpoint("0.0.0.0", 0),)),
     ):
         pass
     assert str(raised.value) == (
@@ -440,7 +445,7 @@ def test_beyond_this_machine_there_is_no_listening_without_a_token(link, tmp_pat
 
 
 def test_with_a_token_it_may_listen_anywhere(link, tmp_path):
-    with posting(link, tmp_path, endpoint=Endpoint("0.0.0.0", 0), token=Secret("t")) as source:
+    with posting(link, tmp_path, endpoints=(Endpoint("0.0.0.0", 0),), token=Secret("t")) as source:
         assert source.post(b"x").status == 401
         assert source.post(b"x", authorization="Bearer t").status == 200
         assert source.lines[0] == (
@@ -450,7 +455,7 @@ def test_with_a_token_it_may_listen_anywhere(link, tmp_path):
 
 def test_a_secret_is_in_no_text():
     endpoint = Endpoint("127.0.0.1", 0, Certificate("chain", Secret("the key")))
-    settings = HttpSourceSettings(endpoint, Secret("the token"))
+    settings = HttpSourceSettings((endpoint,), Secret("the token"))
 
     assert "the key" not in repr(settings)
     assert "the token" not in repr(settings)
@@ -471,7 +476,7 @@ def test_with_a_certificate_it_speaks_tls_only(link, tmp_path, authority):
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
     endpoint = Endpoint("127.0.0.1", 0, certificate(authority))
-    with posting(link, tmp_path, endpoint=endpoint) as source:
+    with posting(link, tmp_path, endpoints=(endpoint,)) as source:
         assert source.url.startswith("https://127.0.0.1:")
         answer = source.ask("POST", source.path, b"x", context=trusting)
         assert answer.status == 200
@@ -482,7 +487,7 @@ def test_with_a_certificate_it_speaks_tls_only(link, tmp_path, authority):
 
 def test_a_certificate_that_is_none_is_told_at_the_start(link, tmp_path):
     endpoint = Endpoint("127.0.0.1", 0, Certificate("no", Secret("no")))
-    with pytest.raises(SetupError) as raised, posting(link, tmp_path, endpoint=endpoint):
+    with pytest.raises(SetupError) as raised, posting(link, tmp_path, endpoints=(endpoint,)):
         pass
     assert str(raised.value) == (
         "The tls of an http source: are not a certificate and its key, in PEM form. "
@@ -490,7 +495,89 @@ def test_a_certificate_that_is_none_is_told_at_the_start(link, tmp_path):
     )
 
 
+SELF_SIGNED = Endpoint("127.0.0.1", 0, self_signed=True)
+
+
+def curl(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = ["curl", "--silent", "--show-error", "--max-time", "20", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl on this machine")
+def test_numaflows_own_curl_posts_to_the_certificate_that_is_made(link, tmp_path):
+    with posting(link, tmp_path, endpoints=(SELF_SIGNED,)) as source:
+        url = f"https://localhost:{source.port}/vertices/in"
+        posted = curl("-kq", "-X", "POST", "-d", "hello world", url)
+        refused = curl("-X", "POST", "-d", "hello world", url)
+
+        assert json.loads(posted.stdout).keys() == {"id"}
+        assert "self-signed certificate" in refused.stderr
+        assert source.values() == [b"hello world"]
+        assert source.lines[-1] == (
+            f"in takes messages at https://127.0.0.1:{source.port}/vertices/in "
+            "(self-signed: curl -k)"
+        )
+
+
+def test_the_certificate_that_is_made_is_for_this_machine_and_the_host():
+    made = make_certificate("in.example.org")
+    shown = x509.load_pem_x509_certificate(made.chain.encode())
+    extension = shown.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    names = {str(name.value) for name in extension.value}
+    assert {"localhost", "127.0.0.1", "in.example.org", socket.gethostname()} <= names
+    assert made.key.reveal() not in repr(made)
+    assert make_certificate("a").key != make_certificate("a").key
+
+
 # --- ports --------------------------------------------------------------------------------------
+
+
+def test_a_vertex_is_reached_in_the_clear_and_over_tls_and_knows_ids_of_both(link, tmp_path):
+    trusting = ssl.create_default_context()
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    with posting(link, tmp_path, endpoints=(LOOPBACK, SELF_SIGNED)) as source:
+        secured = source.ask("POST", source.path, b"1", {"x-numaflow-id": "a"}, context=trusting)
+        source.port = int(source.urls["http"].rpartition(":")[2])
+        plain = [source.post(b"1", x_numaflow_id="a"), source.post(b"2", x_numaflow_id="b")]
+
+        assert [answer.status for answer in (secured, *plain)] == [200, 200, 200]
+        assert source.values() == [b"1", b"2"]
+    with pytest.raises(ConnectionRefusedError):
+        source.post(b"x")
+
+
+def test_https_that_nobody_asked_for_is_left_out_where_its_port_is_taken(link, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        secured = Endpoint("127.0.0.1", port, self_signed=True, optional=True)
+        with posting(link, tmp_path, endpoints=(LOOPBACK, secured)) as source:
+            assert source.post(b"x").status == 200
+            assert source.lines[0] == (
+                f"in does without https: somebody else listens on 127.0.0.1:{port}"
+            )
+
+
+def test_a_port_that_is_free_is_let_go_when_another_is_taken(link, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = Endpoint("127.0.0.1", other.getsockname()[1], self_signed=True)
+        with (
+            pytest.raises(SetupError, match=r"ports: \{https: PORT\}; 0 is any that is free"),
+            posting(link, tmp_path, endpoints=(Endpoint("127.0.0.1", port), taken)),
+        ):
+            pass
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+
+
+def test_vertices_with_certificates_that_are_made_share_a_port(link, tmp_path):
+    optional = replace(SELF_SIGNED, optional=True)
+    with (
+        posting(link, tmp_path, pipeline="made", vertex="one", endpoints=(SELF_SIGNED,)) as first,
+        posting(link, tmp_path, pipeline="made", vertex="two", endpoints=(optional,)) as second,
+    ):
+        assert first.port == second.port
 
 
 def test_a_port_that_is_taken_is_told_at_the_start(link, tmp_path):
@@ -498,12 +585,13 @@ def test_a_port_that_is_taken_is_told_at_the_start(link, tmp_path):
         port = other.getsockname()[1]
         with (
             pytest.raises(SetupError) as raised,
-            posting(link, tmp_path, endpoint=Endpoint("127.0.0.1", port)),
+            posting(link, tmp_path, endpoints=(Endpoint("127.0.0.1", port),)),
         ):
             pass
     assert str(raised.value) == (
         f"An http source cannot listen on 127.0.0.1:{port}: Address already in use. "
-        "Stop what listens there, or set ports to another one."
+        "Stop what listens there, or choose another port with ports: {http: PORT}; 0 is any that "
+        "is free."
     )
 
 
@@ -529,10 +617,11 @@ def test_a_vertex_that_is_about_to_listen_is_not_taken_for_unknown(source, monke
 
 def test_two_vertices_with_different_certificates_do_not_share_a_port(link, tmp_path, authority):
     secured = Endpoint("127.0.0.1", 0, certificate(authority))
+    made = (SELF_SIGNED,)
     with (
-        posting(link, tmp_path, pipeline="differ", vertex="one", endpoint=LOOPBACK) as first,
+        posting(link, tmp_path, pipeline="differ", vertex="one", endpoints=made) as first,
         pytest.raises(SetupError, match=r"share 127\.0\.0\.1:0 and have different certificates"),
-        posting(link, tmp_path, pipeline="differ", vertex="two", endpoint=secured),
+        posting(link, tmp_path, pipeline="differ", vertex="two", endpoints=(secured,)),
     ):
         pass
     with pytest.raises(ConnectionRefusedError):

@@ -49,7 +49,9 @@ TLS = "{certSecret: {file: c.pem}, keySecret: {file: k.pem}}"
         "{}",
         "{service: true}",
         "{host: 0.0.0.0, auth: {token: {env: TOKEN}}, ports: {http: 8000}}",
+        "{ports: {https: 8444}}",
         f"{{tls: {TLS}}}",
+        f"{{tls: {TLS}, ports: {{http: 80}}}}",
         f"{{tls: {TLS}, ports: {{https: 0}}, readTimeout: 5s, ackWait: 2s, maxInFlight: 10}}",
     ],
 )
@@ -61,15 +63,11 @@ def test_an_http_source_that_is_fine(problems_of, fields):
     ("fields", "problem"),
     [
         ("{port: 80}", "EB101 unknown field 'port'; did you mean 'ports'?"),
+        (
+            "{ports: {http: 80, https: 80}}",
+            "EB104 'ports': http and https cannot have the same port",
+        ),
         ("{ports: {http: 70000}}", "EB104 'http' must be at most 65535, not 70000"),
-        (
-            "{ports: {https: 8443}}",
-            "EB104 'http': ports.https needs tls, with certSecret and keySecret",
-        ),
-        (
-            f"{{tls: {TLS}, ports: {{http: 80}}}}",
-            "EB104 'http': with tls there is only ports.https",
-        ),
         (
             "{auth: {token: {name: secret, key: token, env: TOKEN}}}",
             "EB109 'token': one secret is in one place; write env: NAME, file: PATH, or name: "
@@ -158,16 +156,36 @@ def test_the_settings_of_a_source_have_its_secrets_read(tmp_path, monkeypatch):
 
     settings = source.source.settings
     assert isinstance(settings, HttpSourceSettings)
-    assert (settings.endpoint.host, settings.endpoint.port) == ("127.0.0.1", 8443)
-    assert settings.endpoint.certificate.chain.startswith("-----BEGIN CERTIFICATE-----")
+    (endpoint,) = settings.endpoints
+    assert (endpoint.host, endpoint.port, endpoint.optional) == ("127.0.0.1", 8443, False)
+    assert endpoint.certificate.chain.startswith("-----BEGIN CERTIFICATE-----")
     assert (settings.token.reveal(), settings.ack_wait) == ("open sesame", 2.0)
     assert "sesame" not in repr(source)
     assert source.has_buffer
 
 
-def test_without_tls_it_listens_on_this_machine_only():
-    source, _ = planned(Pipeline("web").source("in", http={}).sink("out", log=True))
-    assert source.source.settings.endpoint == Endpoint("127.0.0.1", 8080)
+@pytest.mark.parametrize(
+    ("ports", "endpoints"),
+    [
+        ({}, [Endpoint("127.0.0.1", 8443, self_signed=True)]),
+        ({"https": 0}, [Endpoint("127.0.0.1", 0, self_signed=True)]),
+        (
+            {"http": 8090},
+            [
+                Endpoint("127.0.0.1", 8090),
+                Endpoint("127.0.0.1", 8443, self_signed=True, optional=True),
+            ],
+        ),
+        (
+            {"http": 8090, "https": 8443},
+            [Endpoint("127.0.0.1", 8090), Endpoint("127.0.0.1", 8443, self_signed=True)],
+        ),
+    ],
+)
+def test_it_listens_as_numaflows_does_but_on_this_machine_only(ports, endpoints):
+    http = {"ports": ports} if ports else {}
+    source, _ = planned(Pipeline("web").source("in", http=http).sink("out", log=True))
+    assert source.source.settings.endpoints == tuple(endpoints)
 
 
 def test_a_secret_that_is_not_there_is_told_at_the_start():

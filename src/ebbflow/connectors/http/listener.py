@@ -1,20 +1,23 @@
 """The web server of HTTP sources: one for each host and port of a pipeline, whoever shares it.
 
-It runs on a loop and a thread of its own, together with a connection to NATS. Whatever arrives on
-its port, the answer is JSON with a reason or the connection is closed: a request is bounded in time
-and size from its first byte, and so is the number of connections.
+All of a pipeline run on one loop and thread, together with a connection to NATS: a vertex that is
+reached on two ports stores its posts in one place. Whatever arrives on a port, the answer is JSON
+with a reason or the connection is closed: a request is bounded in time and size from its first
+byte, and so is the number of connections.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import re
 import resource
 import socket
 import ssl
 import time
+from dataclasses import replace
 from typing import Any, Protocol
 from urllib.parse import unquote_to_bytes
 
@@ -22,9 +25,9 @@ from ebbflow import tls
 from ebbflow.buffers.feed import Spot
 from ebbflow.connectors.http.connection import Exchange, HttpConnection, Receiver, RequestHead
 from ebbflow.connectors.http.request import Refusal, unavailable
-from ebbflow.connectors.http.settings import Certificate, Endpoint
+from ebbflow.connectors.http.self_signed import make_certificate
+from ebbflow.connectors.http.settings import Endpoint
 from ebbflow.errors import SetupError
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link
 
 _END = 10.0
@@ -50,25 +53,23 @@ class Taker(Protocol):
 
 
 class HttpListener:
-    """One port, with a loop and a connection to NATS of its own.
+    """One port, on the loop of ``link``.
 
     ``takers`` are those who take posts in, by the vertex that they feed.
     """
 
-    def __init__(self, endpoint: Endpoint, server: Addresses, read_timeout: float) -> None:
+    def __init__(
+        self, endpoint: Endpoint, bound: socket.socket, link: Link, read_timeout: float
+    ) -> None:
         self.endpoint = endpoint
+        self.link = link
         self.read_timeout = read_timeout
         self.most_connections = _most_connections()
         self.connections: set[HttpConnection] = set()
         self._takers: dict[bytes, Taker] = {}
-        self._tls = _tls(endpoint.certificate)
-        self._socket = _bind(endpoint)
+        self._socket = bound
+        self._tls = _tls(endpoint)
         self.url = _url(self._socket, secured=self._tls is not None)
-        try:
-            self.link = Link(server)
-        except BaseException:
-            self._socket.close()
-            raise
         self._server: asyncio.Server | None = None
         self._checking: asyncio.TimerHandle | None = None
         self._began = time.monotonic()
@@ -92,11 +93,10 @@ class HttpListener:
         return bool(self._takers)
 
     def stop(self) -> None:
-        """Listens no more, and lets go of everything."""
+        """Listens no more, and lets go of the port."""
         with contextlib.suppress(TimeoutError):
             self.link.run(self._close(), timeout=_END)
         self._socket.close()
-        self.link.close()
 
     async def _listen(self) -> None:
         self._server = await asyncio.get_running_loop().create_server(
@@ -194,15 +194,29 @@ class _HealthCheck:
 
 # --- listeners by where they are ----------------------------------------------------------------
 
-_shared: dict[tuple[str, str, int], HttpListener] = {}
+ListenerKey = tuple[str, str, int, bool]
+
+_shared: dict[ListenerKey, HttpListener] = {}
+_links: dict[str, Link] = {}
 
 
-def acquire(spot: Spot, endpoint: Endpoint, read_timeout: float) -> HttpListener:
-    """Returns the listener of the vertex's pipeline there, one for all vertices that share it."""
-    listener = _shared.get(key := (spot.pipeline, endpoint.host, endpoint.port))
+def acquire(spot: Spot, endpoint: Endpoint, read_timeout: float) -> HttpListener | None:
+    """Returns the listener of the vertex's pipeline there, one for all vertices that share it.
+
+    ``None`` if the endpoint is optional and somebody else has its port.
+    """
+    listener = _shared.get(key := _key(spot, endpoint))
     if listener is None:
-        listener = _shared[key] = HttpListener(endpoint, spot.link.server, read_timeout)
-    elif listener.endpoint != endpoint:
+        bound = _bind(endpoint)
+        if bound is None:
+            return None
+        try:
+            listener = _shared[key] = HttpListener(endpoint, bound, _link_of(spot), read_timeout)
+        except BaseException:
+            bound.close()
+            _close_unused(spot.pipeline)
+            raise
+    elif replace(listener.endpoint, optional=endpoint.optional) != endpoint:
         raise SetupError(
             f"Two http sources share {endpoint.host}:{endpoint.port} and have different "
             "certificates.",
@@ -214,8 +228,28 @@ def acquire(spot: Spot, endpoint: Endpoint, read_timeout: float) -> HttpListener
 def release(spot: Spot, listener: HttpListener) -> None:
     """Ends the listening of a vertex; the port is free when the last one has ended."""
     if not listener.remove(spot.vertex):
-        del _shared[spot.pipeline, listener.endpoint.host, listener.endpoint.port]
+        del _shared[_key(spot, listener.endpoint)]
         listener.stop()
+        _close_unused(spot.pipeline)
+
+
+def _key(spot: Spot, endpoint: Endpoint) -> ListenerKey:
+    # Any free port is another one for https than for http.
+    secured = endpoint.secured and endpoint.port == 0
+    return spot.pipeline, endpoint.host, endpoint.port, secured
+
+
+def _link_of(spot: Spot) -> Link:
+    """Returns the connection that all listeners of the pipeline share."""
+    if spot.pipeline not in _links:
+        _links[spot.pipeline] = Link(spot.link.server)
+    return _links[spot.pipeline]
+
+
+def _close_unused(pipeline: str) -> None:
+    """Closes the connection of a pipeline that listens nowhere any more."""
+    if not any(key[0] == pipeline for key in _shared) and pipeline in _links:
+        _links.pop(pipeline).close()
 
 
 def is_loopback(host: str) -> bool:
@@ -235,7 +269,7 @@ def _resolve(host: str, port: int) -> list[tuple[int, Any]]:
     return [(family, address) for family, _, _, _, address in addresses]
 
 
-def _bind(endpoint: Endpoint) -> socket.socket:
+def _bind(endpoint: Endpoint) -> socket.socket | None:
     family, address = _resolve(endpoint.host, endpoint.port)[0]
     # Named as TCP, or asyncio would let each answer wait for the client to acknowledge its head.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -246,9 +280,14 @@ def _bind(endpoint: Endpoint) -> socket.socket:
         bound.listen(_BACKLOG)
     except OSError as error:
         bound.close()
+        place = f"{endpoint.host}:{endpoint.port}"
+        if error.errno == errno.EADDRINUSE and endpoint.optional:
+            return None
+        kind = "https" if endpoint.secured else "http"
         raise SetupError(
-            f"An http source cannot listen on {endpoint.host}:{endpoint.port}: {error.strerror}.",
-            "Stop what listens there, or set ports to another one.",
+            f"An http source cannot listen on {place}: {error.strerror}.",
+            f"Stop what listens there, or choose another port with ports: {{{kind}: PORT}}; 0 is "
+            "any that is free.",
         ) from None
     return bound
 
@@ -260,9 +299,10 @@ def _url(bound: socket.socket, secured: bool) -> str:
     return f"{'https' if secured else 'http'}://{shown}:{port}"
 
 
-def _tls(certificate: Certificate | None) -> ssl.SSLContext | None:
-    if certificate is None:
+def _tls(endpoint: Endpoint) -> ssl.SSLContext | None:
+    if not endpoint.secured:
         return None
+    certificate = endpoint.certificate or make_certificate(endpoint.host)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:

@@ -22,11 +22,22 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A host and port to listen on: in the clear, or with TLS if there is a certificate."""
+    """A host and port to listen on: in the clear, or with TLS.
+
+    TLS has the certificate that was given, or one that is made for it if it is ``self_signed``. An
+    ``optional`` endpoint, which nobody asked for, is left out when somebody else has the port.
+    """
 
     host: str
     port: int
     certificate: Certificate | None = None
+    self_signed: bool = False
+    optional: bool = False
+
+    @property
+    def secured(self) -> bool:
+        """True with TLS."""
+        return self.certificate is not None or self.self_signed
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +48,7 @@ class HttpSourceSettings:
     it; ``in_flight`` requests at most are between the two.
     """
 
-    endpoint: Endpoint
+    endpoints: tuple[Endpoint, ...]
     token: Secret | None = None
     read_timeout: float = 10.0
     ack_wait: float = 5.0

@@ -24,7 +24,7 @@ from ebbflow.connectors.http.known_ids import KnownIds
 from ebbflow.connectors.http.listener import HttpListener, acquire, is_loopback, release
 from ebbflow.connectors.http.post_store import CERTAIN_WITHIN, Post, PostStore, check_size
 from ebbflow.connectors.http.request import Envelope, Refusal, Room, rows_of, unavailable
-from ebbflow.connectors.http.settings import HttpSourceSettings
+from ebbflow.connectors.http.settings import Endpoint, HttpSourceSettings
 from ebbflow.errors import SetupError
 from ebbflow.nats.link import Link
 
@@ -43,7 +43,7 @@ class HttpFeed:
         self._spot = spot
         self._room = Room(settings.in_flight, _MOST_BYTES)
         self._token = settings.token.reveal().encode() if settings.token else None
-        self._listener: HttpListener | None = None
+        self._listeners: list[HttpListener] = []
         self._stopping = False
 
     # --- as the run sees it ---------------------------------------------------------------------
@@ -56,28 +56,50 @@ class HttpFeed:
     @property
     def failure(self) -> str | None:
         """The reason why it takes in nothing at the moment; ``None`` while it does."""
-        if self._stopping or self._listener is None:
+        if self._stopping or not self._listeners:
             return "the run is stopping"
-        return self._listener.failure
+        for listener in self._listeners:
+            if failure := listener.failure:
+                return failure
+        return None
 
     def start(self) -> None:
         """Listens; ``SetupError`` when that is not possible, or not safe."""
-        self._refuse_strangers()
-        self._warn_of_listeners()
-        listener = acquire(self._spot, self._settings.endpoint, self._settings.read_timeout)
+        for endpoint in self._settings.endpoints:
+            self._refuse_strangers(endpoint)
+            self._warn_of_readers(endpoint)
         try:
-            self._listen(listener)
+            self._acquire_all()
+            # On the listeners' loop: a request changes threads for nothing.
+            link = self._listeners[0].link
+            link.run(self._prepare(link))
+            for listener in self._listeners:
+                listener.add(self._spot.vertex, self)
+                self._tell_address(listener)
         except BaseException:
-            release(self._spot, listener)
+            self._release_all()
             raise
 
-    def _listen(self, listener: HttpListener) -> None:
-        """Has all of it done on the listener's loop: a request changes threads for nothing."""
+    def _acquire_all(self) -> None:
+        for endpoint in self._settings.endpoints:
+            listener = acquire(self._spot, endpoint, self._settings.read_timeout)
+            if listener is not None:
+                self._listeners.append(listener)
+                continue
+            self._spot.tell(
+                f"{self._spot.vertex} does without https: somebody else listens on "
+                f"{endpoint.host}:{endpoint.port}"
+            )
+
+    def _tell_address(self, listener: HttpListener) -> None:
         vertex = self._spot.vertex
-        listener.link.run(self._prepare(listener.link))
-        self._listener = listener
-        listener.add(vertex, self)
-        self._spot.tell(f"{vertex} takes messages at {listener.url}/vertices/{vertex}")
+        how = " (self-signed: curl -k)" if listener.endpoint.self_signed else ""
+        self._spot.tell(f"{vertex} takes messages at {listener.url}/vertices/{vertex}{how}")
+
+    def _release_all(self) -> None:
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            release(self._spot, listener)
 
     async def _prepare(self, link: Link) -> None:
         buffers = replace(self._spot, link=link).buffers
@@ -88,9 +110,9 @@ class HttpFeed:
         # The first column that Arrow makes has it import pandas: not while somebody waits.
         rows_of([])
 
-    def _refuse_strangers(self) -> None:
+    def _refuse_strangers(self, endpoint: Endpoint) -> None:
         """Beyond this machine only those who know the token may post."""
-        host = self._settings.endpoint.host
+        host = endpoint.host
         if self._settings.token is None and not is_loopback(host):
             raise SetupError(
                 f"The http source {self._spot.vertex} would take messages from anybody who can "
@@ -99,9 +121,8 @@ class HttpFeed:
                 "on this machine only.",
             )
 
-    def _warn_of_listeners(self) -> None:
-        endpoint = self._settings.endpoint
-        if endpoint.certificate is None and not is_loopback(endpoint.host):
+    def _warn_of_readers(self, endpoint: Endpoint) -> None:
+        if not endpoint.secured and not is_loopback(endpoint.host):
             self._spot.tell(
                 f"{self._spot.vertex} listens on {endpoint.host} without TLS: its token and its "
                 "messages can be read on their way"
@@ -110,11 +131,10 @@ class HttpFeed:
     def stop(self) -> None:
         """Refuses what comes, finishes what is here, then stops listening."""
         self._stopping = True
-        listener, self._listener = self._listener, None
-        if listener is not None:
+        if self._listeners:
             with contextlib.suppress(TimeoutError):
-                listener.link.run(self._room.wait_until_empty(), timeout=_GRACE)
-            release(self._spot, listener)
+                self._listeners[0].link.run(self._room.wait_until_empty(), timeout=_GRACE)
+            self._release_all()
 
     # --- as the listener sees it ----------------------------------------------------------------
 

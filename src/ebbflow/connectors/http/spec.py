@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _TEXT = re.compile(r"[\t\x20-\x7e]*")
 _ALONE_A_CALL = 500
+_HTTPS = 8_443
 
 Port = Annotated[StrictInt, Field(ge=0, le=65_535)]
 """A TCP port; 0 for any that is free, which the run then tells."""
@@ -110,14 +111,29 @@ class CertificateSpec(Section):
 
 
 class Ports(Section):
-    """The port to listen on: ``https`` (8443) with a certificate, else ``http`` (8080)."""
+    """The ports to listen on, as Numaflow has them: always ``https``, and ``http`` if it is set."""
 
-    http: Port | None = Field(default=None, description="the port, without `tls`; left out, 8080")
-    https: Port | None = Field(default=None, description="the port, with `tls`; left out, 8443")
+    http: Port | None = Field(
+        default=None, description="a port for posts in the clear; left out, there is none"
+    )
+    https: Port | None = Field(
+        default=None,
+        description="the port for posts over TLS; left out, 8443, or none where `http` is set and "
+        "8443 is taken",
+    )
+
+    @model_validator(mode="after")
+    def _differ(self) -> Ports:
+        if self.http == self.https and self.http:
+            raise PydanticCustomError("EB104", "http and https cannot have the same port")
+        return self
 
 
 class HttpSourceSpec(SourceSection):
-    """Takes messages by POST. ``service`` is for Kubernetes only."""
+    """Takes messages by POST. ``service`` is for Kubernetes only.
+
+    Without ``tls`` the certificate is one that nobody vouches for, made when the run begins.
+    """
 
     host: StrictStr = Field(
         default="127.0.0.1", description="where to listen; beyond this machine a token is needed"
@@ -136,25 +152,9 @@ class HttpSourceSpec(SourceSection):
     )
     service: Any = Field(default=None, description="without effect")
 
-    @model_validator(mode="after")
-    def _listens_on_one_port(self) -> HttpSourceSpec:
-        if self.tls is None and self.ports.https is not None:
-            raise PydanticCustomError(
-                "EB104", "ports.https needs tls, with certSecret and keySecret"
-            )
-        if self.tls is not None and self.ports.http is not None:
-            raise PydanticCustomError("EB104", "with tls there is only ports.https")
-        return self
-
-    @property
-    def port(self) -> int:
-        """The port to listen on."""
-        port = self.ports.http if self.tls is None else self.ports.https
-        return port if port is not None else 8_080 if self.tls is None else 8_443
-
     def plan(self, pipeline: str, vertex: str) -> FeedPlan:
         """Returns the feed, with all secrets read."""
-        require_extra("The http source", "http", "httptools")
+        require_extra("The http source", "http", "httptools", "cryptography")
         from ebbflow.buffers.feed import FeedPlan
         from ebbflow.connectors.http.source import HttpFeed
 
@@ -163,14 +163,27 @@ class HttpSourceSpec(SourceSection):
     def settings(self, where: str) -> HttpSourceSettings:
         """Returns how posts are taken in; ``where`` says whose the secrets are."""
         token = self.auth.token.read(f"the token of {where}") if self.auth else None
-        certificate = self.tls.read(where) if self.tls else None
         return HttpSourceSettings(
-            Endpoint(self.host, self.port, certificate),
+            self._endpoints(where),
             token,
             self.read_timeout / 1000,
             self.ack_wait / 1000,
             self.max_in_flight,
         )
+
+    def _endpoints(self, where: str) -> tuple[Endpoint, ...]:
+        certificate = self.tls.read(where) if self.tls else None
+        http, https = self.ports.http, self.ports.https
+        plain = () if http is None else (Endpoint(self.host, http),)
+        secured = Endpoint(
+            self.host,
+            _HTTPS if https is None else https,
+            certificate,
+            self_signed=certificate is None,
+            # Whoever asks for http alone gets https beside it, but not at the price of no start.
+            optional=http is not None and https is None and certificate is None,
+        )
+        return (*plain, secured)
 
 
 class BatchSpec(Section):
