@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import psutil
 import pytest
 
 from ebbflow.errors import SetupError, Unavailable
+from ebbflow.wire import socket_folder
 from ebbflow.wire.function import FunctionPlan, FunctionProcess
 
 MAP = """
@@ -238,11 +240,35 @@ def test_a_function_ends_when_its_launcher_is_killed() -> None:
         assert not function.alive
 
 
+def test_a_folder_whose_launcher_was_killed_is_taken_away_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parent = tempfile.TemporaryDirectory(dir="/tmp")  # a short path
+    monkeypatch.setattr(socket_folder, "_parent", lambda: Path(parent.name))
+    monkeypatch.setattr(socket_folder, "_OLD", -1.0)
+    command = python(READY + "time.sleep(600)")
+    with parent, started(*command) as one, started(*command) as other:
+        killed, living = one.socket.parent.parent, other.socket.parent.parent
+        processes = psutil.Process().children()
+        (launcher,) = (each for each in processes if str(killed) in environment_of(each))
+        launcher.kill()
+        launcher.wait()
+        assert killed.exists()
+        with started(*command):
+            assert not killed.exists()
+            assert living.exists()
+
+
+def environment_of(launcher: psutil.Process) -> str:
+    (function,) = launcher.children()
+    return function.environ()["EBBFLOW_SOCKETS"]
+
+
 def test_the_launcher_needs_nothing_but_python() -> None:
     from ebbflow.wire import launcher
 
     order = {"command": ["true"], "env": {}, "cwd": None, "folder": "/no/folder/s"}
-    order |= {"grace": 1, "after": [], "mount": True}
+    order |= {"grace": 1, "after": [], "mount": True, "lock": 2}
     text = json.dumps(order).encode() + b"\n"
     command = [sys.executable, "-I", "-S", launcher.__file__]
     done = subprocess.run(command, input=text, capture_output=True, timeout=20)

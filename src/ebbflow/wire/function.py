@@ -13,11 +13,9 @@ import contextlib
 import json
 import os
 import shlex
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -39,13 +37,12 @@ from ebbflow.wire.server_info import (
     read_server_info,
     socket_path,
 )
+from ebbflow.wire.socket_folder import lock_folder, make_folder, remove_folder
 
 START_LIMIT = 60.0
 """The seconds that a function may take until it can be called."""
 
 _STOP_GRACE, _RESTART_GRACE = 5.0, 1.0
-_LONGEST_PATH = 107
-_LONGEST_NAME = len("/sourcetransform.sock")
 _SOON, _LATER = 0.01, 0.1
 _LONGEST_SHOWN = 80
 _LONGEST_WAIT = 30
@@ -108,7 +105,7 @@ class FunctionProcess:
         if plan.folder is not None:
             self._folder = folder = Path(expand(plan.folder, os.environ))
         else:
-            self._folder = folder = _make_folder()
+            self._folder = folder = make_folder()
             self._launch(folder)
         try:
             info = self._await(lambda: read_server_info(folder, plan.container))
@@ -160,21 +157,25 @@ class FunctionProcess:
             process.stdin.close()
         process.wait()
         self._output.finish()
-        shutil.rmtree(folder.parent, ignore_errors=True)
+        remove_folder(folder)
 
     def _launch(self, folder: Path) -> None:
+        lock = lock_folder(folder)
         self._process = process = subprocess.Popen(
             [sys.executable, "-I", "-S", launcher.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            pass_fds=(lock,),
         )
+        os.close(lock)  # the launcher has it
         assert process.stdin is not None
         assert process.stdout is not None
         # A process that is forked from this one must not keep the function alive.
         keep_private(process.stdin.fileno())
-        process.stdin.write(json.dumps(self._order(folder)).encode() + b"\n")
+        order = self._order(folder) | {"lock": lock}
+        process.stdin.write(json.dumps(order).encode() + b"\n")
         process.stdin.flush()
         self._output.follow(process.stdout, os.environ.get("NUMAFLOW_VERTEX_NAME", ""))
 
@@ -251,17 +252,3 @@ def _listens(path: Path) -> bool:
 
 def _describe(code: int) -> str:
     return f"it was killed by signal {code - 128}" if code > 128 else f"it ended with code {code}"
-
-
-def _make_folder() -> Path:
-    """Makes a folder that is only ours, with a short name: the path of a socket may not be long.
-
-    The sockets are in a folder inside, which is open to whatever user a container runs as.
-    """
-    for parent in (tempfile.gettempdir(), "/tmp"):  # noqa: S108
-        if len(parent) + len("/ebf-12345678/s") + _LONGEST_NAME <= _LONGEST_PATH:
-            break
-    folder = Path(tempfile.mkdtemp(prefix="ebf-", dir=parent)) / "s"
-    folder.mkdir()
-    folder.chmod(0o777)
-    return folder

@@ -42,6 +42,7 @@ _AGAIN = 1.0
 def main() -> int:
     """Runs the function until it ends or is to end; returns its exit code."""
     order = json.loads(_read_line())
+    os.set_inheritable(order["lock"], False)  # held here, and not by the function
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
