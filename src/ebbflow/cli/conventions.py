@@ -84,8 +84,6 @@ BindOption = Annotated[
         help="This file says what runs in the place of images; "
         "without it, bindings.yaml beside the pipeline.",
         show_default=False,
-        exists=True,
-        dir_okay=False,
     ),
 ]
 ContainersOption = Annotated[
