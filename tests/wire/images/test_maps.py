@@ -1,7 +1,5 @@
 """The maps that stand in for images, called as a vertex calls them."""
 
-from typing import Any
-
 import pytest
 
 from ebbflow import Datum
@@ -11,16 +9,23 @@ from ebbflow.wire.images import maps
 from ebbflow.wire.images.table import BUILT_IN
 
 KEYED = ("key",)
+GROUPS = {"mine": {"a": b"1"}}
 
 
-def call(image: str, *values: bytes, **facts: Any) -> list[Result]:
-    """Returns the results of the code that the table has for an image."""
+def call(image: str, *values: bytes) -> list[Result]:
+    """Returns the results of the code that the table has for an image.
+
+    Whatever an image does not pass on by itself, its outputs do not have.
+    """
     entry = BUILT_IN[image]
     code = getattr(maps, entry.target.partition(":")[2])
     assert entry.place == "udf"
     assert entry.mode is not None
-    data = [Datum(value, keys=KEYED, **facts) for value in values]
-    return run_map(code, *data, mode=entry.mode)
+    data = [Datum(value, keys=KEYED, metadata=GROUPS) for value in values]
+    results = run_map(code, *data, mode=entry.mode)
+    if image != "map-metadata":
+        assert not any(message.metadata for result in results for message in result.messages)
+    return results
 
 
 def outputs(results: list[Result]) -> list[list[tuple[bytes, list[str], list[str]]]]:
@@ -119,11 +124,8 @@ def test_retry_sends_a_value_round_twice() -> None:
 
 
 def test_metadata_is_added_to_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    (result,) = call("map-metadata", b"x", metadata={"mine": {"a": b"1"}})
-    assert result.messages[0].metadata == {
-        "mine": {"a": b"1"},
-        "map-group": {"map-key": b"map-value"},
-    }
+    (result,) = call("map-metadata", b"x")
+    assert result.messages[0].metadata == {**GROUPS, "map-group": {"map-key": b"map-value"}}
     assert capsys.readouterr().out == "Groups of metadata: ['mine']\n"
 
 

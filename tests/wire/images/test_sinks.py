@@ -30,10 +30,12 @@ class Beside:
 
     def __init__(self) -> None:
         self.values: list[bytes] = []
+        self.keys: list[list[str]] = []
 
     def __call__(self, data: list[Datum]) -> list[Response]:
         """Takes all."""
         self.values += [datum.value for datum in data]
+        self.keys += [datum.keys for datum in data]
         return [Response.ok(datum.id) for datum in data]
 
 
@@ -60,9 +62,9 @@ def test_all_go_to_the_fallback_sink() -> None:
 
 def test_all_go_to_the_on_success_sink_with_a_value_of_its_own() -> None:
     beside = Beside()
-    results = call("on-success-log", b"a", on_success=lambda data: beside(data))
+    results = call("on-success-log", Datum(b"a", keys=["k"]), on_success=lambda data: beside(data))
     assert outcomes(results) == [Succeeded()]
-    assert beside.values == [b"on-success-message"]
+    assert (beside.values, beside.keys) == ([b"on-success-message"], [[]])
 
 
 def test_chance_leads_to_the_on_success_sink_or_to_the_fallback_sink() -> None:

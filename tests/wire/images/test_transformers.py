@@ -39,12 +39,14 @@ def test_event_times_are_filtered_and_moved() -> None:
         datetime(2022, 12, 31, tzinfo=UTC),
         datetime(2023, 1, 1, tzinfo=UTC),
     ]
-    data = [Datum(b"x", keys=["k"], event_time=time) for time in times]
+    metadata = {"mine": {"a": b"1"}}
+    data = [Datum(b"x", keys=["k"], event_time=time, metadata=metadata) for time in times]
     results = call("mapt-event-time-filter", *data)
     assert isinstance(results[0].outcome, Dropped)
-    facts = [(m.event_time, m.tags, m.keys) for result in results for m in result.messages]
-    within = (datetime(2022, 1, 1, tzinfo=UTC), ["within_year_2022"], [])
-    after = (datetime(2023, 1, 1, tzinfo=UTC), ["after_year_2022"], [])
+    messages = [message for result in results for message in result.messages]
+    facts = [(m.event_time, m.tags, m.keys, m.metadata) for m in messages]
+    within = (datetime(2022, 1, 1, tzinfo=UTC), ["within_year_2022"], [], {})
+    after = (datetime(2023, 1, 1, tzinfo=UTC), ["after_year_2022"], [], {})
     assert facts == [within, within, after]
 
 

@@ -2,6 +2,9 @@
 
 Most take and return columns. Those that read JSON or keep counts are called with single messages,
 so that one message on which they fail is nobody else's affair.
+
+An output of an image says all about itself: without keys it has none, without metadata it has none.
+Outputs of Ebbflow's own code would have those of their input, so they are told to have none.
 """
 
 from __future__ import annotations
@@ -13,11 +16,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ebbflow.core.columns import TYPES
 from ebbflow.message import Datum, Message
 
-_TEXTS = pa.list_(pa.string())
-_PARITY_KEYS = pa.array([["even"], ["odd"]], _TEXTS)
-_PARITY_TAGS = pa.array([["even-tag"], ["odd-tag"]], _TEXTS)
+_PARITY_KEYS = pa.array([["even"], ["odd"]], TYPES["keys"])
+_PARITY_TAGS = pa.array([["even-tag"], ["odd-tag"]], TYPES["tags"])
 _WHOLE_NUMBER, _ODD_NUMBER = r"^[+-]?[0-9]+$", r"^[+-]?[0-9]*[13579]$"
 
 _ROUNDS = 3
@@ -30,9 +33,15 @@ _BYPASS_WORDS = {
 }
 
 
+def without(rows: int, *names: str) -> dict[str, pa.Array]:
+    """Returns columns that say of so many outputs that they have no keys, or no metadata."""
+    return {name: pa.array([[]] * rows, TYPES[name]) for name in names}
+
+
 def cat(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Forwards every message with its keys."""
-    return batch.select(["value"])
+    values = batch.column("value")
+    return pa.RecordBatch.from_pydict({"value": values, **without(len(values), "metadata")})
 
 
 def even_odd(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -44,6 +53,7 @@ def even_odd(batch: pa.RecordBatch) -> pa.RecordBatch:
         "value": numbers.column("value"),
         "keys": _PARITY_KEYS.take(parity),
         "tags": _PARITY_TAGS.take(parity),
+        **without(numbers.num_rows, "metadata"),
     }
     return pa.RecordBatch.from_pydict(columns)
 
@@ -52,27 +62,32 @@ def even_odd_keys(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Gives every message the key of its parity and no tag; what is no number counts as even."""
     values = batch.column("value")
     parity = pc.match_substring_regex(values, _ODD_NUMBER).cast(pa.int8())
-    return pa.RecordBatch.from_pydict({"value": values, "keys": _PARITY_KEYS.take(parity)})
+    columns = {"value": values, "keys": _PARITY_KEYS.take(parity)}
+    return pa.RecordBatch.from_pydict(columns | without(len(values), "metadata"))
 
 
 def even_odd_bytes(datum: Datum) -> Message:
     """Takes the bytes for a number, lowest first; gives it the key and the tag of its parity."""
     word = "odd" if datum.value[:1] and datum.value[0] % 2 else "even"
-    return Message(datum.value, keys=[word], tags=[f"{word}-tag"])
+    return Message(datum.value, keys=[word], tags=[f"{word}-tag"], metadata={})
 
 
 def flatmap(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Splits every message at its commas; the parts have no keys."""
-    parts = flatmap_with_keys(batch)
-    no_keys = pa.array([[]] * parts.num_rows, _TEXTS)
-    return parts.append_column("keys", no_keys)
+    parts = _split(batch)
+    return pa.RecordBatch.from_pydict(parts | without(len(parts["id"]), "keys", "metadata"))
 
 
 def flatmap_with_keys(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Splits every message at its commas; the parts have its keys."""
+    parts = _split(batch)
+    return pa.RecordBatch.from_pydict(parts | without(len(parts["id"]), "metadata"))
+
+
+def _split(batch: pa.RecordBatch) -> dict[str, pa.Array]:
     parts = pc.split_pattern(batch.column("value"), ",")
     ids = batch.column("id").take(pc.list_parent_indices(parts))
-    return pa.RecordBatch.from_pydict({"id": ids, "value": pc.list_flatten(parts)})
+    return {"id": ids, "value": pc.list_flatten(parts)}
 
 
 def has_small_id(value: bytes) -> bool:
@@ -96,7 +111,7 @@ def _read_object(value: bytes) -> dict[str, Any]:
 
 def filter_small_ids(datum: Datum) -> Message:
     """Forwards JSON objects whose ``id`` is below 100, without keys; drops the others."""
-    return Message(datum.value, keys=[]) if has_small_id(datum.value) else Message.to_drop()
+    return _bare(datum) if has_small_id(datum.value) else Message.to_drop()
 
 
 def filter_greetings(datum: Datum) -> Message:
@@ -104,7 +119,11 @@ def filter_greetings(datum: Datum) -> Message:
 
     Such a one has an ``id`` below 100, "hello" as ``msg`` and "good" in its ``desc``.
     """
-    return Message(datum.value, keys=[]) if is_good_greeting(datum.value) else Message.to_drop()
+    return _bare(datum) if is_good_greeting(datum.value) else Message.to_drop()
+
+
+def _bare(datum: Datum, *tags: str) -> Message:
+    return Message(datum.value, keys=[], tags=tags, metadata={})
 
 
 class RetryRounds:
@@ -120,9 +139,9 @@ class RetryRounds:
         """Returns the message, to be sent round again or not."""
         self._rounds[datum.value] += 1
         if self._rounds[datum.value] < _ROUNDS:
-            return Message(datum.value, keys=[], tags=["retry"])
+            return _bare(datum, "retry")
         del self._rounds[datum.value]
-        return Message(datum.value, keys=[])
+        return _bare(datum)
 
 
 def add_metadata(datum: Datum) -> Message:
@@ -139,4 +158,4 @@ def tags_by_words(value: bytes) -> list[str]:
 
 def tag_for_bypass(datum: Datum) -> Message:
     """Forwards the message with the tags of the sinks that its payload speaks of."""
-    return Message(datum.value, tags=tags_by_words(datum.value))
+    return Message(datum.value, tags=tags_by_words(datum.value), metadata={})

@@ -19,7 +19,7 @@ RowResponses = dict[int, RowResponse]
 """The answers for the rows that are not simply written."""
 
 _FALLBACK = RowResponse.fallback()
-_ON_SUCCESS = RowResponse.on_success(Message(b"on-success-message"))
+_ON_SUCCESS = RowResponse.on_success(Message(b"on-success-message", keys=[], metadata={}))
 _SUCCESS = RowResponse.on_success()
 _FAILURE = RowResponse.failure("this sink fails for every message, so that retries can be seen")
 

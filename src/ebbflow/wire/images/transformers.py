@@ -7,19 +7,20 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ebbflow.core.columns import TYPES
 from ebbflow.core.frames import TIME
 from ebbflow.message import Datum, Message
-from ebbflow.wire.images.maps import is_good_greeting, tags_by_words
+from ebbflow.wire.images.maps import is_good_greeting, tags_by_words, without
 
-_TEXTS = pa.list_(pa.string())
 _STARTS = pa.array([datetime(2022, 1, 1, tzinfo=UTC), datetime(2023, 1, 1, tzinfo=UTC)], TIME)
-_YEAR_TAGS = pa.array([["within_year_2022"], ["after_year_2022"]], _TEXTS)
+_YEAR_TAGS = pa.array([["within_year_2022"], ["after_year_2022"]], TYPES["tags"])
 
 
 def assign_event_time(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Gives every message the present time as its event time."""
     now = pa.repeat(pa.scalar(datetime.now(UTC), TIME), batch.num_rows)
-    return pa.RecordBatch.from_pydict({"value": batch.column("value"), "event_time": now})
+    columns = {"value": batch.column("value"), "event_time": now}
+    return pa.RecordBatch.from_pydict(columns | without(batch.num_rows, "metadata"))
 
 
 def filter_event_time(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -32,16 +33,17 @@ def filter_event_time(batch: pa.RecordBatch) -> pa.RecordBatch:
     columns = {
         "id": kept.column("id"),
         "value": kept.column("value"),
-        "keys": pa.array([[]] * kept.num_rows, _TEXTS),
         "tags": _YEAR_TAGS.take(later),
         "event_time": _STARTS.take(later),
+        **without(kept.num_rows, "keys", "metadata"),
     }
     return pa.RecordBatch.from_pydict(columns)
 
 
 def filter_greetings(datum: Datum) -> Message:
     """Forwards JSON objects that are a good greeting, with their keys; drops the others."""
-    return Message(datum.value) if is_good_greeting(datum.value) else Message.to_drop()
+    good = is_good_greeting(datum.value)
+    return Message(datum.value, metadata={}) if good else Message.to_drop()
 
 
 def add_event_time(datum: Datum) -> Message:
@@ -55,4 +57,5 @@ def add_event_time(datum: Datum) -> Message:
 
 def tag_for_bypass(datum: Datum) -> Message:
     """Forwards the message, as of now, with the tags of the sinks that its payload speaks of."""
-    return Message(datum.value, tags=tags_by_words(datum.value), event_time=datetime.now(UTC))
+    tags, now = tags_by_words(datum.value), datetime.now(UTC)
+    return Message(datum.value, tags=tags, event_time=now, metadata={})
