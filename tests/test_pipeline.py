@@ -176,7 +176,10 @@ def test_a_retry_strategy_is_there_only_when_something_is_said_about_it(
 
 
 def test_a_serving_store_may_be_a_class() -> None:
-    class Answers: ...
+    class Answers:
+        def put(self, id: str, payloads: list[bytes]) -> None: ...
+
+        def get(self, id: str) -> list[bytes]: ...
 
     store = (
         Pipeline("orders", serving_store=Answers).source("in", generator={}).sink("out", log=True)

@@ -93,6 +93,18 @@ def test_of_a_source_it_is_the_highest_of_the_earliest_of_each_chunk(chunks):
     assert watermark.current == max((min(times) for times in chunks if times), default=None)
 
 
+def test_event_times_without_a_zone_are_in_utc_also_those_of_dropped_messages():
+    naive = [time.replace(tzinfo=None) for time in (T[3], T[1], T[2])]
+    answers = {
+        "a": Message(b"", event_time=naive[0]),
+        "b": Message.to_drop(naive[1]),
+        "c": Message.to_nack(event_time=naive[2]),
+    }
+    verdict = verdict_on(some(*answers))
+    run_map(Handler(lambda datum: answers[datum.id]), verdict, 1)
+    assert min(verdict.gather_event_times()) == T[1]
+
+
 def test_nacked_and_dropped_event_times_count_and_forwarded_ones_are_with_the_outputs():
     results = {
         "a": Message(b"", event_time=T[5]),

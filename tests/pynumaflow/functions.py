@@ -288,3 +288,38 @@ class Numbers(Sourcer):
 
 
 source_server = SourceAsyncServer(Numbers(3))
+
+
+seen: set[bytes] = set()
+
+
+def nack_once(keys: list[str], datum: sourcetransformer.Datum) -> sourcetransformer.Messages:
+    """Nacks every third number when it sees it for the first time; passes all else on."""
+    first = datum.value not in seen
+    seen.add(datum.value)
+    tags = [NACK] if first and int(datum.value) % 3 == 0 else []
+    message = sourcetransformer.Message(
+        datum.value, datum.event_time, keys, tags, user_metadata=datum.user_metadata
+    )
+    return sourcetransformer.Messages(message)
+
+
+class Tell(Mapper):
+    """Says what it sees; number 7 is too much for it."""
+
+    async def handler(self, keys: list[str], datum: Datum) -> Messages:
+        """Says it in a text."""
+        if datum.value == b"7":
+            raise ValueError("seven")
+        own = datum.user_metadata.value("own", "n")
+        text = f"{datum.value.decode()} {keys} {datum.event_time.second} {datum.headers} {own!r}"
+        return Messages(Message(text.encode(), keys=keys))
+
+
+def print_all(datums: Iterator[sinker.Datum]) -> Responses:
+    """Prints each."""
+    responses = Responses()
+    for datum in datums:
+        print(datum.value.decode())
+        responses.append(Response.as_success(datum.id))
+    return responses

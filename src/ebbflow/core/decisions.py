@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 import pyarrow as pa
 
@@ -210,8 +210,8 @@ class Decisions:
         self._answers.setdefault(index, []).extend(payloads)
 
     def note_event_times(self, times: Iterable[datetime]) -> None:
-        """Has these times count toward the watermark."""
-        self._event_times += times
+        """Has these times count toward the watermark; one without a zone is in UTC."""
+        self._event_times += [t if t.tzinfo else t.replace(tzinfo=UTC) for t in times]
 
     def count_written(self, messages: int) -> None:
         """Counts messages that sinks took, where the outcomes of the inputs do not tell."""

@@ -8,6 +8,7 @@ imported it.
 
 from __future__ import annotations
 
+import dis
 import inspect
 import re
 from collections.abc import Iterable, Iterator
@@ -15,12 +16,12 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ebbflow.core.calling import is_class
 
-Place = Literal["map", "transformer", "sink", "source", "store"]
-"""Where in a pipeline user code is used."""
+Place = Literal["map", "transformer", "sink", "source", "store", "query"]
+"""Where in a pipeline user code is used; a query is a function from DataFrame to DataFrame."""
 
 
 class Surface(Enum):
@@ -53,7 +54,8 @@ _MODES: dict[Surface, Literal["batch", "stream"]] = {
     Surface.BATCH_MAP: "batch",
     Surface.STREAM_MAP: "stream",
 }
-_WORDS = re.compile(r"[^\W\d]\w*")
+_FIRST_NAMES = re.compile(r"(?<![\w.])[^\W\d]\w*")
+"""In a text: names that are not attributes of others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,8 @@ class Recognised:
 
 
 _PACKAGES = {surface.value for surface in Surface}
+_KINDS = _PACKAGES | {"reducer", "reducestreamer", "accumulator", "sideinput"}
+"""The packages that code can be written for; the others serve them all."""
 
 
 def recognise(code: Any, place: Place) -> Recognised | None:
@@ -116,11 +120,12 @@ def _package_of_function(code: Any, place: Place) -> str | None:
     function = function_in(code)
     if function is None:
         return None
-    mentioned = _packages_of(_mentions(function)) or _packages_around(function)
-    fitting = [surface for surface in Surface if surface.place == place]
-    named = [surface.value for surface in fitting if surface.value in mentioned]
-    if len(named) == 1:
-        return named[0]
+    fitting = {surface.value for surface in Surface if surface.place == place}
+    named = _packages_of(_mentions(function))
+    mentioned = named or _packages_around(function)
+    certain = mentioned & fitting or (named & _KINDS)
+    if len(certain) == 1:
+        return certain.pop()
     if not mentioned and not takes_keys_and_datum(code, place):
         return None
     return _guess_by_shape(function, code, place).value
@@ -147,21 +152,20 @@ def _guess_by_shape(function: FunctionType, code: Any, place: Place) -> Surface:
 
 
 def takes_keys_and_datum(code: Any, place: Place) -> bool:
-    """Returns whether a map can be called with two arguments, and not with one."""
+    """Returns whether a map can be called with two arguments and is not meant for one.
+
+    A wrapper may take any number; then the function behind it says what is meant.
+    """
     if place not in ("map", "transformer"):
         return False
-    try:
-        signature = inspect.signature(code)
-    except (TypeError, ValueError):  # a builtin that does not say
-        return False
-    return can_take(signature, 2) and not can_take(signature, 1)
+    return _can_take(code, 2) and not (_can_take(code, 1) and _can_take(code, 1, unwrap=True))
 
 
-def can_take(signature: inspect.Signature, count: int) -> bool:
-    """Returns whether so many positional arguments fit."""
+def _can_take(code: Any, count: int, unwrap: bool = False) -> bool:
+    """Returns whether so many positional arguments fit; never, if that is not known."""
     try:
-        signature.bind(*[None] * count)
-    except TypeError:
+        inspect.signature(code, follow_wrapped=unwrap).bind(*[None] * count)
+    except (TypeError, ValueError):
         return False
     return True
 
@@ -177,21 +181,25 @@ def function_in(code: Any) -> FunctionType | None:
 
 
 def _mentions(function: FunctionType) -> Iterator[Any]:
-    """Yields the globals that a function's body and annotations name."""
-    for name in {*_names_in(function.__code__), *_annotated_names(function)}:
-        if name in function.__globals__:
-            yield function.__globals__[name]
-    yield from function.__annotations__.values()
+    """Yields what a function's body and annotations name: globals, and the types themselves."""
+    names = set(_names_in(function.__code__))
+    for annotation in function.__annotations__.values():
+        if isinstance(annotation, str):  # it was not evaluated
+            names.update(_FIRST_NAMES.findall(annotation))
+        else:
+            yield from _types_in(annotation)
+    yield from (function.__globals__[name] for name in names if name in function.__globals__)
+
+
+def _types_in(annotation: Any) -> Iterator[Any]:
+    yield annotation
+    for inner in get_args(annotation):
+        yield from _types_in(inner)
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
+    # Not all of ``co_names``: attributes are in there, too.
+    yield from (step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL")
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names_in(constant)
-
-
-def _annotated_names(function: FunctionType) -> Iterator[str]:
-    """Yields the names in annotations; each may be a text that was not evaluated."""
-    for annotation in function.__annotations__.values():
-        yield from _WORDS.findall(annotation if isinstance(annotation, str) else repr(annotation))

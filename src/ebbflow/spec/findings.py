@@ -44,6 +44,7 @@ CODES: dict[str, str] = {
     "EB306": "no source leads to a vertex, or the graph falls apart into separate ones",
     "EB401": "a python: target is not of the form module:attribute",
     "EB402": "a python: target cannot be imported, is missing or is not callable",
+    "EB403": "user code that cannot be made, or called with what its place gives",
     "EB501": "a back-off whose cap is below its interval",
     "EB502": "onFailure is fallback, but there is no fallback sink",
     "EB901": "a feature of Numaflow that Ebbflow does not have yet",

@@ -123,6 +123,7 @@ class BreakerSpec(Section):
 class Transformer(CodeSection):
     """Changes messages inside the source, before they are first stored."""
 
+    PLACE = "transformer"
     retry_strategy: RetrySpec | None = None
 
 
@@ -234,7 +235,7 @@ class ServingStoreSpec(CodeSection, OneOf):
     """Where the answers that sinks serve are put: NATS, or a class or function of the user's."""
 
     KINDS = ("nats", "python", "container")
-    METHODS = ("put", "get")
+    PLACE = "store"
     nats: NatsStoreSpec | None = None
 
 

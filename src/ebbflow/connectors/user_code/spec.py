@@ -12,7 +12,7 @@ from ebbflow.connectors.plans import Pulled, UserSink
 from ebbflow.connectors.section import SinkSection, SourceSection, require_extra
 from ebbflow.core import targets
 from ebbflow.core.variables import Variables
-from ebbflow.pynumaflow.recognition import take_off_server
+from ebbflow.pynumaflow.recognition import Place, take_off_server
 from ebbflow.schema import fields
 from ebbflow.schema.container import Container, Program
 from ebbflow.schema.fields import Section
@@ -53,8 +53,8 @@ class CodeSection(Section):
     What runs in the place of a container is known when the spec is bound (see ``spec.binder``).
     """
 
-    METHODS: ClassVar[tuple[str, ...]] = ()
-    """The methods that a class must have to be used here."""
+    PLACE: ClassVar[Place] = "map"
+    """The place in a pipeline that the code is written for."""
 
     container: Container | None = Field(
         default=None,
@@ -123,7 +123,7 @@ class CodeSection(Section):
 class UserSourceSpec(CodeSection, SourceSection):
     """A class of the user's that is asked for messages."""
 
-    METHODS = ("read", "ack")
+    PLACE = "source"
 
     def plan(self, pipeline: str, vertex: str) -> Pulled:
         """Returns the user's class, to be called in a process beside the task."""
@@ -133,6 +133,7 @@ class UserSourceSpec(CodeSection, SourceSection):
 class UserSinkSpec(CodeSection, SinkSection):
     """A function or class of the user's that is called with messages."""
 
+    PLACE = "sink"
     mode: SinkMode = Field(
         default="batch",
         description="what one call gets, and how it answers: [sinks](../guides/sinks.md#columns)",

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from ebbflow.connectors.user_code.spec import Bound, CodeSection, UserSinkSpec
 from ebbflow.core import targets
 from ebbflow.errors import TargetError
-from ebbflow.schema.literals import SinkMode
+from ebbflow.pynumaflow.recognition import Place
+from ebbflow.schema.literals import Code, SinkMode
 from ebbflow.spec.bindings import BESIDE, NO_MODE
 from ebbflow.spec.findings import FieldPath, Finding
+from ebbflow.spec.rules.calls import find_faults
 
 
 def check_code(
     code: CodeSection, path: FieldPath, vertex: str, search: Path | None
 ) -> Iterator[Finding]:
     """Reports a section that nothing runs for, or whose Python code cannot be used."""
-    methods = code.METHODS
-    if isinstance(code.python, str):
-        yield from check_target(code.python, (*path, "python"), search, methods)
+    if code.python is not None:
+        yield from check_target(code.python, (*path, "python"), search, code.PLACE, code.call_mode)
     elif code.python is None and code.container is None:
         message = f"'{path[-1]}' has no code: name a Python function with python: module:attribute"
         yield Finding("EB208", message, path)
@@ -33,21 +35,30 @@ def check_code(
 
 
 def check_target(
-    target: str, path: FieldPath, search: Path | None, methods: tuple[str, ...] = ()
+    target: Code, path: FieldPath, search: Path | None, place: Place, mode: str = "unary"
 ) -> Iterator[Finding]:
-    """Reports a ``module:attribute`` that cannot be used, or that lacks one of the methods."""
-    if not targets.is_well_formed(target):
-        yield Finding("EB401", f"{target!r} is not of the form module:attribute", path)
-        return
-    try:
-        code = targets.resolve(target, search)
-    except TargetError as error:
-        yield Finding("EB402", str(error), path)
-        return
-    for method in methods:
-        if not hasattr(code, method):
-            reason = f"it has no method {method!r}"
-            yield Finding("EB402", str(TargetError(target, reason)), path)
+    """Reports code that cannot be imported, made, or called with what its place gives."""
+    code: Any = target
+    if isinstance(target, str):
+        if not targets.is_well_formed(target):
+            yield Finding("EB401", f"{target!r} is not of the form module:attribute", path)
+            return
+        try:
+            code = targets.resolve(target, search)
+        except TargetError as error:
+            yield Finding("EB402", str(error), path)
+            return
+    for fault in find_faults(code, place, mode):
+        yield Finding(fault.code, str(TargetError(_name_of(target), fault.what)), path)
+
+
+def _name_of(target: Code) -> str:
+    """Returns the target, or what it would be if it were written in a file."""
+    if isinstance(target, str):
+        return target
+    code = target.func if isinstance(target, partial) else target
+    named = code if hasattr(code, "__qualname__") else type(code)
+    return f"{named.__module__}:{named.__qualname__}"
 
 
 def _unbound(code: CodeSection, vertex: str) -> str:
@@ -71,7 +82,7 @@ def _bound_code(
     code: CodeSection, bound: Bound, path: FieldPath, search: Path | None
 ) -> Iterator[Finding]:
     if bound.code is not None:
-        yield from check_target(bound.code, path, search, code.METHODS)
+        yield from check_target(bound.code, path, search, code.PLACE, code.call_mode)
     if isinstance(code, UserSinkSpec) and bound.mode not in (None, *get_args(SinkMode)):
         modes = ", ".join(get_args(SinkMode))
         message = f"the image is bound with mode {bound.mode!r}, and a sink has one of {modes}"

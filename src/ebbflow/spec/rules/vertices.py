@@ -136,8 +136,8 @@ def _udf(udf: Udf, name: str, path: FieldPath, search: Path | None) -> Iterator[
         yield from check_code(udf, path, name, search)
     elif len(ways) > 1:
         yield Finding("EB207", f"'udf' can be only one of {join_names(ways)}", path)
-    elif isinstance(udf.dataframe, str):
-        yield from check_target(udf.dataframe, (*path, "dataframe"), search)
+    elif udf.dataframe is not None:
+        yield from check_target(udf.dataframe, (*path, "dataframe"), search, "query")
 
 
 def _sink(sink: SinkSpec, name: str, path: FieldPath, search: Path | None) -> Iterator[Finding]:
