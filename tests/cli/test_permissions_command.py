@@ -135,7 +135,7 @@ SOURCES = {
 
 BATCHES = {
     "sql": {"udf": {"sql": "SELECT * FROM messages"}},
-    "dataframe": {"udf": {"dataframe": "tests.connectors.user_code.queue:Queue"}},
+    "dataframe": {"udf": {"dataframe": "json:loads"}},
     "spark sink": {"sink": {"spark": {"format": "noop"}}},
 }
 """Vertices whose batches the driver plans."""

@@ -96,11 +96,13 @@ def find_faults(code: Any, place: Place, mode: str) -> Iterator[Fault]:
     surface = recognised.surface if recognised else None
     code = recognised.code if recognised else code
     calls = _BY_SURFACE[surface] if surface else _BY_PLACE.get(place) or _BY_MODE[mode]
-    if unmade := list(_find_in_making(code)):
+    # A query's code is called as it is, even if it is a class.
+    made = place != "query"
+    if made and (unmade := list(_find_in_making(code))):
         yield from unmade
         return
     for call in calls:
-        yield from _find_in_call(code, call, surface)
+        yield from _find_in_call(code, call, surface, made)
 
 
 def _find_misplaced(recognised: Recognised, place: Place, mode: str) -> str | None:
@@ -128,11 +130,11 @@ def _find_in_making(code: Any) -> Iterator[Fault]:
         yield Fault(f"it cannot be made without arguments: {misfit}; {way}")
 
 
-def _find_in_call(code: Any, call: Call, surface: Surface | None) -> Iterator[Fault]:
+def _find_in_call(code: Any, call: Call, surface: Surface | None, made: bool) -> Iterator[Fault]:
     kind = code.func if isinstance(code, partial) else code
     if call.method is not None:
         yield from _find_in_method(kind, call, call.method)
-    elif is_class(code) or not _is_function(kind):
+    elif made and (is_class(code) or not _is_function(kind)):
         kind = kind if inspect.isclass(kind) else type(kind)
         handles = surface is not None and hasattr(kind, "handler")
         yield from _find_in_method(kind, call, "handler" if handles else "__call__")
