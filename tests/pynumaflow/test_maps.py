@@ -29,6 +29,8 @@ def test_a_message_without_keys_has_none_whatever_its_input_had():
     (result,) = run_map(functions.shout, Datum(b"a", keys=["k"], metadata={"g": {"k": b"v"}}))
     (message,) = result.messages
     assert (message.value, message.keys, message.metadata) == (b"A", [], {})
+    (result,) = run_map(functions.shout, Datum(b"a", keys=["k"]))
+    assert result.messages[0].keys == []
     (result,) = run_map(functions.pass_keys, Datum(b"a", keys=["k", "l"]))
     assert result.messages[0].keys == ["k", "l"]
 
