@@ -30,12 +30,25 @@ var (
 )
 
 func parse(payload []byte) order {
-	text, first := strings.CutPrefix(string(payload), "once ")
+	text, first := strings.CutPrefix(addressed(string(payload)), "once ")
 	if first && !firstTime(text) {
 		return order{verb: "pass"}
 	}
 	verb, rest, _ := strings.Cut(text, " ")
 	return order{verb: verb, rest: rest}
+}
+
+// addressed is the part of "@map drop;@sink fail no" that is for this kind of function.
+func addressed(payload string) string {
+	if !strings.HasPrefix(payload, "@") {
+		return payload
+	}
+	for _, part := range strings.Split(payload, ";") {
+		if text, mine := strings.CutPrefix(part, "@"+os.Args[1]+" "); mine {
+			return text
+		}
+	}
+	return "pass"
 }
 
 func firstTime(text string) bool {
@@ -46,8 +59,15 @@ func firstTime(text string) bool {
 	return !before
 }
 
+// pause is what every message takes, if FUNCTION_PAUSE says so in milliseconds.
+var pause = func() time.Duration {
+	millis, _ := strconv.Atoi(os.Getenv("FUNCTION_PAUSE"))
+	return time.Duration(millis) * time.Millisecond
+}()
+
 // trouble does what keeps a function from answering: it panics, sleeps or never returns.
 func trouble(told order) {
+	time.Sleep(pause)
 	switch told.verb {
 	case "panic":
 		panic(told.rest)

@@ -31,11 +31,13 @@ func at(name string) string { return filepath.Join(folder(), name) }
 
 func server(kind string) (numaflow.Server, error) {
 	switch kind {
-	case "map":
-		return mapper.NewServer(mapper.MapperFunc(mapOne),
+	case "map", "cat":
+		function := map[string]mapper.MapperFunc{"map": mapOne, "cat": cat}[kind]
+		return mapper.NewServer(function,
 			mapper.WithSockAddr(at("map.sock")), mapper.WithServerInfoFilePath(at("mapper-server-info"))), nil
-	case "batch-map":
-		return batchmapper.NewServer(batchmapper.BatchMapperFunc(mapBatch),
+	case "batch-map", "batch-cat":
+		function := map[string]batchmapper.BatchMapperFunc{"batch-map": mapBatch, "batch-cat": catBatch}[kind]
+		return batchmapper.NewServer(function,
 			batchmapper.WithSockAddr(at("batchmap.sock")),
 			batchmapper.WithServerInfoFilePath(at("mapper-server-info"))), nil
 	case "stream-map":

@@ -19,9 +19,8 @@ type output struct {
 	nack  *mapper.NackOptions
 }
 
-func outputs(told order, payload []byte, seen sight) []output {
+func outputs(told order, keys []string, payload []byte, see func() sight) []output {
 	trouble(told)
-	keys := seen.Keys
 	same := output{value: payload, keys: keys}
 	switch told.verb {
 	case "none":
@@ -37,7 +36,7 @@ func outputs(told order, payload []byte, seen sight) []output {
 	case "keys":
 		same.keys = strings.Split(told.rest, ",")
 	case "describe":
-		same.value = seen.text()
+		same.value = see().text()
 	case "flat":
 		parts := []output{}
 		for _, part := range strings.Split(told.rest, ",") {
@@ -58,11 +57,14 @@ func withMetadata(told order, metadata *mapper.UserMetadata) *mapper.UserMetadat
 }
 
 func mapOne(_ context.Context, keys []string, datum mapper.Datum) mapper.Messages {
-	seen := sight{EventTime: datum.EventTime().UnixMilli(), Watermark: datum.Watermark().UnixMilli(),
-		Headers: datum.Headers(), Keys: keys, User: plain(datum.UserMetadata()), System: plain(datum.SystemMetadata())}
+	see := func() sight {
+		return sight{EventTime: datum.EventTime().UnixMilli(), Watermark: datum.Watermark().UnixMilli(),
+			Headers: datum.Headers(), Keys: keys,
+			User: plain(datum.UserMetadata()), System: plain(datum.SystemMetadata())}
+	}
 	told := parse(datum.Value())
 	messages := mapper.MessagesBuilder()
-	for _, out := range outputs(told, datum.Value(), seen) {
+	for _, out := range outputs(told, keys, datum.Value(), see) {
 		if out.nack != nil {
 			messages = messages.Append(mapper.MessageToNack(out.nack))
 			continue
@@ -76,14 +78,16 @@ func mapOne(_ context.Context, keys []string, datum mapper.Datum) mapper.Message
 func mapBatch(_ context.Context, data <-chan batchmapper.Datum) batchmapper.BatchResponses {
 	responses := batchmapper.BatchResponsesBuilder()
 	for datum := range data {
-		seen := sight{EventTime: datum.EventTime().UnixMilli(), Watermark: datum.Watermark().UnixMilli(),
-			Headers: datum.Headers(), Keys: datum.Keys(), ID: datum.Id()}
+		see := func() sight {
+			return sight{EventTime: datum.EventTime().UnixMilli(), Watermark: datum.Watermark().UnixMilli(),
+				Headers: datum.Headers(), Keys: datum.Keys(), ID: datum.Id()}
+		}
 		told, id := parse(datum.Value()), datum.Id()
 		if told.verb == "wrong-id" {
 			id = "wrong-" + id
 		}
 		response := batchmapper.NewBatchResponse(id)
-		for _, out := range outputs(told, datum.Value(), seen) {
+		for _, out := range outputs(told, datum.Keys(), datum.Value(), see) {
 			if out.nack != nil {
 				response = response.Append(batchmapper.MessageToNack(out.nack))
 				continue
@@ -95,28 +99,39 @@ func mapBatch(_ context.Context, data <-chan batchmapper.Datum) batchmapper.Batc
 	return responses
 }
 
-func mapStream(_ context.Context, keys []string, datum mapstreamer.Datum, messages chan<- mapstreamer.Message) {
-	defer close(messages)
-	seen := sight{EventTime: datum.EventTime().UnixMilli(), Watermark: datum.Watermark().UnixMilli(),
-		Headers: datum.Headers(), Keys: keys}
-	for _, out := range outputs(parse(datum.Value()), datum.Value(), seen) {
-		if out.nack != nil {
-			messages <- mapstreamer.MessageToNack(out.nack)
-			continue
-		}
-		messages <- mapstreamer.NewMessage(out.value).WithKeys(out.keys).WithTags(out.tags)
+// mapStream closes its channel only when all is well: closed in a panic, it would say that all was said.
+// It stops when another call has broken, or the server would wait for it for ever.
+func mapStream(ctx context.Context, keys []string, datum mapstreamer.Datum, messages chan<- mapstreamer.Message) {
+	see := func() sight {
+		return sight{EventTime: datum.EventTime().UnixMilli(), Watermark: datum.Watermark().UnixMilli(),
+			Headers: datum.Headers(), Keys: keys}
 	}
+	for _, out := range outputs(parse(datum.Value()), keys, datum.Value(), see) {
+		message := mapstreamer.NewMessage(out.value).WithKeys(out.keys).WithTags(out.tags)
+		if out.nack != nil {
+			message = mapstreamer.MessageToNack(out.nack)
+		}
+		select {
+		case messages <- message:
+		case <-ctx.Done():
+			return
+		}
+	}
+	close(messages)
 }
 
 func transform(_ context.Context, keys []string, datum sourcetransformer.Datum) sourcetransformer.Messages {
-	seen := sight{EventTime: datum.EventTime().UnixMilli(), Watermark: datum.Watermark().UnixMilli(),
-		Headers: datum.Headers(), Keys: keys, User: plain(datum.UserMetadata()), System: plain(datum.SystemMetadata())}
+	see := func() sight {
+		return sight{EventTime: datum.EventTime().UnixMilli(), Watermark: datum.Watermark().UnixMilli(),
+			Headers: datum.Headers(), Keys: keys,
+			User: plain(datum.UserMetadata()), System: plain(datum.SystemMetadata())}
+	}
 	told, eventTime := parse(datum.Value()), datum.EventTime()
 	if told.verb == "time" {
 		eventTime = time.UnixMilli(number(told.rest))
 	}
 	messages := sourcetransformer.MessagesBuilder()
-	for _, out := range outputs(told, datum.Value(), seen) {
+	for _, out := range outputs(told, keys, datum.Value(), see) {
 		if out.nack != nil {
 			messages = messages.Append(sourcetransformer.MessageToNack(eventTime, out.nack))
 			continue

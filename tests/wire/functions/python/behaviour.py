@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from typing import Any
 DROP_TAG = "U+005C__DROP__"
 FAIL_TAG = "U+005C__FAIL__"
 NACK_TAG = "U+005C__NACK__"
+
+_SINKS = {"fb-udsink": "fallback-sink", "ons-udsink": "on-success-sink"}
 
 _seen: set[str] = set()
 _seen_lock = threading.Lock()
@@ -36,13 +39,28 @@ class Output:
 
 
 def parse(payload: bytes) -> Order:
-    text = payload.decode()
+    text = _addressed(payload.decode())
     if text.startswith("once "):
         text = text.removeprefix("once ")
         if not _first_time(text):
             return Order("pass")
     verb, _, rest = text.partition(" ")
     return Order(verb, rest)
+
+
+def _addressed(payload: str) -> str:
+    """The part of "@map drop;@sink fail no" that is for this kind of function."""
+    if not payload.startswith("@"):
+        return payload
+    mine = f"@{kind()} "
+    parts = (part for part in payload.split(";") if part.startswith(mine))
+    return next(parts, f"{mine}pass").removeprefix(mine)
+
+
+def kind() -> str:
+    """Which function this process is: its first argument, or the type of its container."""
+    container = os.environ.get("NUMAFLOW_UD_CONTAINER_TYPE", "")
+    return _SINKS.get(container, sys.argv[1].removeprefix("async-"))
 
 
 def _first_time(text: str) -> bool:

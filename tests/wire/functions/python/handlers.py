@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from typing import Any
 
@@ -11,6 +9,7 @@ from behaviour import (
     Order,
     describe,
     event_time,
+    kind,
     outputs,
     parse,
     record,
@@ -18,8 +17,6 @@ from behaviour import (
     with_metadata,
 )
 from pynumaflow import batchmapper, mapper, mapstreamer, sinker, sourcetransformer
-
-_KINDS = {"fb-udsink": "fallback-sink", "ons-udsink": "on-success-sink"}
 
 
 def map_one(keys: list[str], datum: mapper.Datum) -> mapper.Messages:
@@ -78,15 +75,9 @@ async def sink_async(data: AsyncIterable[sinker.Datum]) -> sinker.Responses:
     return sinker.Responses(*[_answer(datum) async for datum in data])
 
 
-def kind_of_sink() -> str:
-    """Which of the sinks this process is: its first argument, or the container's type."""
-    container = os.environ.get("NUMAFLOW_UD_CONTAINER_TYPE", "")
-    return _KINDS.get(container, sys.argv[1].removeprefix("async-"))
-
-
 def _answer(datum: sinker.Datum) -> sinker.Response:
     order = parse(datum.value)
-    record([f"{kind_of_sink()} {datum.value.decode()}"])
+    record([f"{kind()} {datum.value.decode()}"])
     if order.verb == "describe":
         record([f"saw {describe(datum.keys, datum).decode()}"])
     trouble(order)
@@ -94,7 +85,7 @@ def _answer(datum: sinker.Datum) -> sinker.Response:
 
 
 def _response(identifier: str, order: Order) -> sinker.Response:
-    primary = kind_of_sink() == "sink"
+    primary = kind() == "sink"
     match order.verb:
         case "fail" if primary:
             return sinker.Response.as_failure(identifier, order.rest)

@@ -8,10 +8,12 @@ import java.nio.file.Path;
  * <p>What it does with a message is written in the message: see Order and the README beside.
  */
 public final class Function {
+    static String kind;
+
     private Function() {}
 
     public static void main(String[] arguments) throws Exception {
-        String kind = arguments[0];
+        kind = arguments[0];
         Path folder = Path.of(arguments.length > 1 ? arguments[1] : "/var/run/numaflow");
         switch (kind) {
             case "map" -> serveMap(folder);

@@ -23,7 +23,7 @@ record Order(String verb, String rest) {
     }
 
     static Order parse(byte[] payload) {
-        String text = new String(payload, StandardCharsets.UTF_8);
+        String text = addressed(new String(payload, StandardCharsets.UTF_8));
         if (text.startsWith("once ")) {
             text = text.substring("once ".length());
             if (!SEEN.add(text)) {
@@ -32,6 +32,20 @@ record Order(String verb, String rest) {
         }
         String[] parts = text.split(" ", 2);
         return new Order(parts[0], parts.length > 1 ? parts[1] : "");
+    }
+
+    /** The part of "@map drop;@sink fail no" that is for this kind of function. */
+    private static String addressed(String payload) {
+        if (!payload.startsWith("@")) {
+            return payload;
+        }
+        String mine = "@" + Function.kind + " ";
+        for (String part : payload.split(";")) {
+            if (part.startsWith(mine)) {
+                return part.substring(mine.length());
+            }
+        }
+        return "pass";
     }
 
     static byte[] bytes(String text) {

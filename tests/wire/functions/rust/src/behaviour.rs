@@ -23,7 +23,7 @@ pub struct Order {
 }
 
 pub fn parse(payload: &[u8]) -> Order {
-    let whole = String::from_utf8_lossy(payload).into_owned();
+    let whole = addressed(&String::from_utf8_lossy(payload));
     let text = match whole.strip_prefix("once ") {
         Some(text) if !first_time(text) => return order("pass", ""),
         Some(text) => text,
@@ -31,6 +31,17 @@ pub fn parse(payload: &[u8]) -> Order {
     };
     let (verb, rest) = text.split_once(' ').unwrap_or((text, ""));
     order(verb, rest)
+}
+
+/// The part of "@map drop;@sink fail no" that is for this kind of function.
+fn addressed(payload: &str) -> String {
+    if !payload.starts_with('@') {
+        return payload.into();
+    }
+    let mine = format!("@{} ", std::env::args().nth(1).unwrap_or_default());
+    let mut parts = payload.split(';');
+    let part = parts.find_map(|part| part.strip_prefix(&mine));
+    part.unwrap_or("pass").into()
 }
 
 fn order(verb: &str, rest: &str) -> Order {
