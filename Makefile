@@ -51,6 +51,7 @@ chaos: setup ## Kill pipelines and NATS nodes with -9 and count what arrives (SE
 	$(BIN)/python -m tests.chaos.outage --role sink --seconds 120
 	$(BIN)/python -m tests.chaos.outage --role source --seconds 20
 	$(BIN)/python -m tests.chaos.outage --role api --seconds 20
+	$(BIN)/python -m tests.chaos.function_kill --kills 20 --messages 20000 $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.chaos.kill_nodes --messages 100000 --every 5 $(if $(SEED),--seed $(SEED))
 
 clean: ## Remove what setup and runs have left

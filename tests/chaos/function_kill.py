@@ -1,0 +1,132 @@
+"""Kill the process of a function with -9 in the middle of its messages, again and again, and count.
+
+The function is a map in Go that takes 20 ms for a message, so that some are in its hands at any
+moment. Every number that the source made must be in the sink's journal. None may be lost, and none
+may be a dead letter: no message has done anything wrong. The seed of the moments is printed.
+
+    python -m tests.chaos.function_kill --kills 20 --messages 20000 [--seed N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from ebbflow import Datum, Function, Pipeline, Response
+from ebbflow.nats.locate import open_link, start_embedded
+from ebbflow.testing.background_run import BackgroundRun, local_spark, until
+from tests.chaos.tally import Tally, count
+from tests.wire.functions.building import NotBuilt, command
+
+_PAUSE = 20
+_PATIENCE = 120.0
+
+
+class Journal:
+    """A sink that writes down the number of each message. One file a process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __call__(self, data: list[Datum]) -> list[Response]:
+        """Write all; they are on disk before anybody answers for them."""
+        import json
+
+        numbers = [json.loads(datum.value)["value"] for datum in data]
+        with open(self._folder / str(os.getpid()), "a", encoding="utf-8") as file:
+            file.write("".join(f"{number}\n" for number in numbers))
+        return [Response.ok(datum.id) for datum in data]
+
+
+class FunctionKills:
+    """One pipeline in a folder of its own, whose function is killed."""
+
+    def __init__(
+        self, folder: Path, program: tuple[str, ...], messages: int, rate: int, seed: int
+    ) -> None:
+        self._folder = folder
+        self._command = [*program, "map"]
+        self._messages = messages
+        self._random = random.Random(seed)
+        (folder / "journal").mkdir()
+        function = Function(self._command, env={"FUNCTION_PAUSE": str(_PAUSE)})
+        self._pipeline = (
+            Pipeline("chaos")
+            .source("in", generator={"messages": messages, "rpu": rate})
+            .map("work", function, partitions=2)
+            .sink("store", Journal(folder / "journal"))
+        )
+
+    def run(self, kills: int) -> Tally:
+        """Kill so many times, spread over the messages, let the rest come, and count."""
+        run = BackgroundRun(self._pipeline, self._folder / "state", heard=print)
+        try:
+            for number in range(kills):
+                moment = (number + self._random.random()) / (kills + 1)
+                self._await(run, int(moment * self._messages))
+                print(f"killed {self._kill()} after {self._arrived()} messages", flush=True)
+            if not until(lambda: run.views["store"].counts.done >= self._messages, _PATIENCE):
+                raise TimeoutError(f"not all messages came: {run.views}")
+        finally:
+            run.stop()
+        with start_embedded(self._folder / "state") as server, open_link(server) as link:
+            return count(self._folder, self._messages, kills, link)
+
+    def _arrived(self) -> int:
+        """How many lines the journal has; more than messages if some came twice."""
+        return sum(path.read_bytes().count(b"\n") for path in (self._folder / "journal").iterdir())
+
+    def _await(self, run: BackgroundRun, messages: int) -> None:
+        if not until(lambda: self._arrived() >= messages, _PATIENCE):
+            raise TimeoutError(f"{self._arrived()} of {messages} messages came: {run.views}")
+
+    def _kill(self) -> int:
+        """Kill one of the function's processes; its number. Waits for one that is there."""
+        if not until(lambda: bool(self._processes()), _PATIENCE):
+            raise TimeoutError("the function was not started again")
+        process = self._random.choice(self._processes())
+        process.kill()
+        return process.pid
+
+    def _processes(self) -> list[psutil.Process]:
+        family = psutil.Process().children(recursive=True)
+        return [process for process in family if _command_of(process) == self._command]
+
+
+def _command_of(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return []
+
+
+def main() -> None:
+    """Run it as a command; exit 1 when anything was lost."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--messages", type=int, default=20_000)
+    parser.add_argument("--rate", type=int, default=800)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    arguments = parser.parse_args()
+    print(f"seed {arguments.seed}", flush=True)
+    try:
+        program = command("go")
+    except NotBuilt as error:
+        print(f"functions in Go are NOT tested: {error}")
+        return
+    with tempfile.TemporaryDirectory(prefix="ebbflow-chaos-") as folder, local_spark():
+        options = (arguments.messages, arguments.rate, arguments.seed)
+        tally = FunctionKills(Path(folder), program, *options).run(arguments.kills)
+    print(tally)
+    sys.exit(1 if tally.lost or tally.dead else 0)
+
+
+if __name__ == "__main__":
+    main()
