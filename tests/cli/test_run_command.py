@@ -59,6 +59,37 @@ def test_problems_of_a_pipeline_are_printed_as_by_lint(spec: Path) -> None:
     assert "EB301 there is no vertex 'ot'" in run.stdout
 
 
+GUARDED = """\
+---
+apiVersion: numaflow.numaproj.io/v1alpha1
+kind: Pipeline
+metadata: {name: guarded}
+spec:
+  vertices:
+  - {name: in, source: {http: {auth: {token: {name: web, key: token}}}}}
+  - {name: out, sink: {log: {}}}
+  edges:
+  - {from: in, to: out}
+"""
+
+
+def test_a_secret_that_is_missing_ends_the_run_of_the_pipeline_that_was_named(spec: Path) -> None:
+    spec.write_text(SPEC + GUARDED)
+    folder = spec.parent
+    options = ("--state", folder / "state", "--secrets", folder)
+    unclear, named = invoke("run", spec), invoke("run", spec, "--name", "guarded", *options)
+    assert unclear.stdout == (
+        f"{spec}:1:1: EB006 the file holds 2 pipelines: tiny, guarded; choose one with --name "
+        "NAME\n"
+    )
+    assert (unclear.exit_code, named.exit_code) == (1, 3)
+    assert (
+        "ebbflow: The Secret web with the key token is not here; it is to hold the token of the "
+        "http source in. Looked at the variable EBBFLOW_SECRET_WEB__TOKEN, the files "
+        f"{folder}/web/token and {folder}/web.token, the Secret documents of the pipeline's file.\n"
+    ) in named.stderr
+
+
 @pytest.mark.parametrize(
     ("args", "told"),
     [
