@@ -81,7 +81,7 @@ class DocumentRun(BackgroundRun):
 
     def __init__(self, document: Path, folder: Path) -> None:
         self._folder = folder
-        self._urls: list[str] = []
+        self._urls: dict[str, str] = {}
         self._printed: dict[str, list[str]] = defaultdict(list)
         shutil.copy(document, folder / "document.yaml")
         (folder / "bindings.yaml").write_text(BINDINGS)
@@ -96,7 +96,7 @@ class DocumentRun(BackgroundRun):
 
     def stage(self, text: str) -> None:
         """Keeps the addresses of HTTP sources."""
-        self._urls += _LISTENING.findall(text)
+        self._urls |= {urlsplit(url).path: url for url in _LISTENING.findall(text)}
 
     def _note(self, line: str) -> None:
         self.stage(line)
@@ -105,7 +105,7 @@ class DocumentRun(BackgroundRun):
 
     def post(self, post: Post) -> None:
         """Posts a message to every HTTP source, as ``curl -k`` does."""
-        for url in map(urlsplit, self._urls):
+        for url in map(urlsplit, self._urls.values()):
             connection = _connect(url)
             connection.request("POST", url.path, post.body.encode(), dict(post.headers))
             assert connection.getresponse().status == 200
