@@ -154,9 +154,12 @@ def test_a_running_function_is_found_by_its_folder_and_left_alone() -> None:
 def test_the_environment_of_a_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NUMAFLOW_POD", "p-v-0")
     monkeypatch.setenv("SPARK_AUTH_SECRET", "hidden")
+    monkeypatch.setenv("EBBFLOW_SECRET_LOGIN__PASSWORD", "hidden")
+    monkeypatch.setenv("PYTHONPATH", "/mine:/lib/pyspark.zip:/x/pyspark/python:/y/py4j-0.1.zip")
     source = (
         "import os, sys\n"
-        "names = 'NUMAFLOW_POD NUMAFLOW_UD_CONTAINER_TYPE LEVEL WHO SPARK_AUTH_SECRET'.split()\n"
+        "names = 'NUMAFLOW_POD NUMAFLOW_UD_CONTAINER_TYPE LEVEL WHO SPARK_AUTH_SECRET "
+        "EBBFLOW_SECRET_LOGIN__PASSWORD PYTHONPATH'.split()\n"
         "print(*[os.environ.get(name) for name in names], sys.argv[1:], os.getcwd())\n"
         "print(os.path.samefile(os.environ['EBBFLOW_SOCKETS'], '/var/run/numaflow'))\n"
         f"{READY}time.sleep(60)"
@@ -168,7 +171,8 @@ def test_the_environment_of_a_function(monkeypatch: pytest.MonkeyPatch, tmp_path
         pass
     first, second = shown.getvalue().splitlines()
     assert first == (
-        f"p-v-0 udf high p-v-0/high/$(NOBODY)/$(LEVEL) None ['--level=high', '$(LEVEL)'] {tmp_path}"
+        "p-v-0 udf high p-v-0/high/$(NOBODY)/$(LEVEL) None None /mine "
+        f"['--level=high', '$(LEVEL)'] {tmp_path}"
     )
     assert second == "True"
 

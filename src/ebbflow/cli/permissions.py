@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ebbflow.cli.conventions import BindOption, NameOption
+from ebbflow.cli.conventions import NameOption
 
 if TYPE_CHECKING:
     from ebbflow.spec.model import Spec
@@ -23,13 +23,13 @@ def permissions(
         str | None, typer.Option(metavar="NAME", help="Print a whole user of this name.")
     ] = None,
     name: NameOption = None,
-    bind: BindOption = None,
 ) -> None:
     """Print the least that a pipeline's login needs, as configuration of a NATS server."""
     from ebbflow.runtime.provision import permissions_of
     from ebbflow.spec.lint import load
 
-    pipeline = load(spec, name=name, bind=bind)
+    # What runs in the place of an image makes no difference to a login, so nothing need be bound.
+    pipeline = load(spec, name=name, containers="docker")
     typer.echo(_about(pipeline, spec))
     allowed = permissions_of(pipeline).to_config()
     typer.echo(allowed if user is None else _whole(user, allowed))
