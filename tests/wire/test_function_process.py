@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from ebbflow.errors import SetupError, Unavailable
-from ebbflow.wire import socket_folder
+from ebbflow.wire import launcher, socket_folder
 from ebbflow.wire.function import FunctionPlan, FunctionProcess
 
 MAP = """
@@ -122,9 +122,13 @@ def test_a_function_that_does_not_come_up_is_tried_again_after_longer_and_longer
         ({"command": ("true",), "cwd": "/no/folder"}, "cannot start /no/folder: No such file"),
         ({"command": ("sh", "-c", "kill -9 $$$$")}, "it was killed by signal 9"),
         ({"folder": "/no/folder"}, "nobody listens in /no/folder"),
+        (
+            {"command": ("sh", "-c", f'echo "{launcher.REFUSED}: Not permitted"; exit 1')},
+            r"or make the function listen in \$EBBFLOW_SOCKETS",
+        ),
         ({"command": python("print('waits'); import time; time.sleep(60)")}, "not ready after 0.5"),
     ],
-    ids=["program", "folder", "killed", "nobody", "silent"],
+    ids=["program", "folder", "killed", "nobody", "refused", "silent"],
 )
 def test_what_stands_in_the_way_is_said(options: dict[str, object], reason: str) -> None:
     plan = FunctionPlan("udf", **options)  # type: ignore[arg-type]
@@ -199,8 +203,8 @@ def test_nothing_is_left_of_a_function_that_does_not_want_to_end() -> None:
 def test_a_killed_function_is_seen_and_started_anew() -> None:
     with started(*python(READY + "time.sleep(600)")) as function:
         assert function.explain_end(0) is None
-        (launcher,) = psutil.Process().children()
-        launcher.children()[0].kill()
+        (beside,) = psutil.Process().children()
+        beside.children()[0].kill()
         assert function.explain_end(10) == "it was killed by signal 9"
         assert not function.alive
         function.restart()
@@ -224,9 +228,9 @@ def test_a_function_ends_when_its_owner_is_killed() -> None:
     with owner.stdout as said:
         assert said.readline() == b"started\n"
     children = psutil.Process(owner.pid).children()
-    (launcher,) = (child for child in children if "launcher.py" in " ".join(child.cmdline()))
-    (forked,) = (child for child in children if child != launcher)
-    pids = {launcher.pid, *(child.pid for child in launcher.children(recursive=True))}
+    (beside,) = (child for child in children if "launcher.py" in " ".join(child.cmdline()))
+    (forked,) = (child for child in children if child != beside)
+    pids = {beside.pid, *(child.pid for child in beside.children(recursive=True))}
     assert len(pids) == 5
     owner.kill()
     owner.wait()
@@ -237,9 +241,9 @@ def test_a_function_ends_when_its_owner_is_killed() -> None:
 
 def test_a_function_ends_when_its_launcher_is_killed() -> None:
     with started(*python(READY + "time.sleep(600)")) as function:
-        (launcher,) = psutil.Process().children()
+        (beside,) = psutil.Process().children()
         pids = descendants()
-        launcher.kill()
+        beside.kill()
         wait_until_gone(pids)
         assert not function.alive
 
@@ -254,23 +258,21 @@ def test_a_folder_whose_launcher_was_killed_is_taken_away_later(
     with parent, started(*command) as one, started(*command) as other:
         killed, living = one.socket.parent.parent, other.socket.parent.parent
         processes = psutil.Process().children()
-        (launcher,) = (each for each in processes if str(killed) in environment_of(each))
-        launcher.kill()
-        launcher.wait()
+        (beside,) = (each for each in processes if str(killed) in environment_of(each))
+        beside.kill()
+        beside.wait()
         assert killed.exists()
         with started(*command):
             assert not killed.exists()
             assert living.exists()
 
 
-def environment_of(launcher: psutil.Process) -> str:
-    (function,) = launcher.children()
+def environment_of(beside: psutil.Process) -> str:
+    (function,) = beside.children()
     return function.environ()["EBBFLOW_SOCKETS"]
 
 
 def test_the_launcher_needs_nothing_but_python() -> None:
-    from ebbflow.wire import launcher
-
     order = {"command": ["true"], "env": {}, "cwd": None, "folder": "/no/folder/s"}
     order |= {"grace": 1, "after": [], "mount": True, "lock": 2}
     text = json.dumps(order).encode() + b"\n"

@@ -42,6 +42,7 @@ from ebbflow.wire.socket_folder import lock_folder, make_folder, remove_folder
 START_LIMIT = 60.0
 """The seconds that a function may take until it can be called."""
 
+_RUNNING_LIMIT = 5.0
 _STOP_GRACE, _RESTART_GRACE = 5.0, 1.0
 _SOON, _LATER = 0.01, 0.1
 _LONGEST_SHOWN = 80
@@ -104,6 +105,7 @@ class FunctionProcess:
         plan = self._plan
         if plan.folder is not None:
             self._folder = folder = Path(expand(plan.folder, os.environ))
+            self._limit = min(self._limit, _RUNNING_LIMIT)
         else:
             self._folder = folder = make_folder()
             self._launch(folder)
