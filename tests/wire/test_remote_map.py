@@ -142,8 +142,9 @@ def test_a_function_is_told_all_about_a_message(made, few):
             "metadata": {"g": {"a": "b"}},
             "deliveries": "3",
         }
-    inherited = verdict.outputs.batch(verdict.rows, "v", NOW).to_pylist()[0]
-    assert (inherited["keys"], inherited["metadata"]) == (["k", "ü"], [("g", [("a", b"b")])])
+    said = verdict.outputs.batch(verdict.rows, "v", NOW).to_pylist()[0]
+    assert (said["keys"], said["metadata"]) == ([], [])  # as in Numaflow: it has said nothing
+    assert said["headers"] == [("h", "1")]
 
 
 def test_outputs_are_in_the_order_of_the_inputs_whatever_comes_first(made):

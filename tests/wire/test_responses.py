@@ -63,10 +63,6 @@ def places_of(messages):
     return Places(buffer, np.array(edges[::2], np.int64), np.array(edges[1::2], np.int64))
 
 
-def inherited_if_empty(value):
-    return value or None
-
-
 def check(messages, shape, timed):
     packed = [message.SerializeToString() for message in messages]
     check_read(messages, Responses(places_of(messages), shape), timed)
@@ -89,8 +85,8 @@ def check_read(messages, responses, timed):
 
     wanted = [result for _, result in expected]
     assert column("value") == [r.value for r in wanted]
-    assert column("keys") == [inherited_if_empty(list(r.keys)) for r in wanted]
-    assert column("tags") == [inherited_if_empty(list(r.tags)) for r in wanted]
+    assert column("keys") == [list(r.keys) for r in wanted]
+    assert column("tags") == [list(r.tags) or None for r in wanted]
     assert column("drop", False) == [DROP in r.tags for r in wanted]
     assert column("nack", False) == [NACK in r.tags for r in wanted]
     assert column("error") == [
@@ -101,11 +97,8 @@ def check_read(messages, responses, timed):
             getattr(r.nack_options, name) if r.nack_options.HasField(name) else None for r in wanted
         ]
         assert column(f"nack_{name}") == said or "nack" not in columns
-    groups = [
-        {g: dict(kv.key_value) for g, kv in r.metadata.user_metadata.items()} or None
-        for r in wanted
-    ]
-    read = [m and {g: dict(kv) for g, kv in m} for m in column("metadata")]
+    groups = [{g: dict(kv.key_value) for g, kv in r.metadata.user_metadata.items()} for r in wanted]
+    read = [{g: dict(kv) for g, kv in m} for m in column("metadata")]
     assert read == groups
     if timed:
         times = [_time(r.event_time) if r.HasField("event_time") else None for r in wanted]

@@ -48,13 +48,13 @@ class FewResponses:
     def columns(self) -> dict[str, pa.Array]:
         """As in ``Responses``."""
         results = self._results
-        columns: dict[str, list[Any]] = {"value": [result.value for result in results]}
-        if any(result.keys for result in results):
-            columns["keys"] = [list(result.keys) or None for result in results]
+        columns: dict[str, list[Any]] = {
+            "value": [result.value for result in results],
+            "keys": [list(result.keys) for result in results],
+            "metadata": [_read_groups(result.metadata) for result in results],
+        }
         if any(result.tags for result in results):
             columns |= self._tagged()
-        if any(result.metadata.user_metadata for result in results):
-            columns["metadata"] = [_read_groups(result.metadata) for result in results]
         if self._shape.event_time is not None:
             columns["event_time"] = [
                 to_time(result.event_time) if result.HasField("event_time") else None
@@ -82,6 +82,6 @@ class FewResponses:
         return [getattr(options, name) if options.HasField(name) else None for options in asked]
 
 
-def _read_groups(metadata: Any) -> list[tuple[str, list[tuple[str, bytes]]]] | None:
+def _read_groups(metadata: Any) -> list[tuple[str, list[tuple[str, bytes]]]]:
     groups = metadata.user_metadata
-    return [(name, list(groups[name].key_value.items())) for name in groups] or None
+    return [(name, list(groups[name].key_value.items())) for name in groups]

@@ -21,9 +21,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST, _LAST = -62_135_596_800, 253_402_300_799
 
 
-def list_texts(fields: Fields, count: int) -> pa.ListArray:
-    """Returns the texts of each message as a list."""
-    offsets, absent = fields.offsets(count), _absent(fields, count)
+def list_texts(fields: Fields, count: int, nulls: bool = True) -> pa.ListArray:
+    """Returns the texts of each message as a list; an empty one for none if not null."""
+    offsets, absent = fields.offsets(count), _absent(fields, count) if nulls else None
     return pa.ListArray.from_arrays(offsets, fields.places.texts(), mask=absent)
 
 
@@ -34,15 +34,15 @@ def map_texts(fields: Fields, count: int) -> pa.MapArray:
     return pa.MapArray.from_arrays(offsets, names, values.texts(), mask=absent)
 
 
-def map_groups(fields: Fields, count: int) -> pa.MapArray | pa.NullArray:
-    """Returns the user's groups of ``metadata.Metadata``; null where there are none."""
+def map_groups(fields: Fields, count: int, nulls: bool = True) -> pa.MapArray:
+    """Returns the user's groups of ``metadata.Metadata``; no groups for none if not null."""
     groups = Messages(fields.places).field(_USER_METADATA)
     owned = Fields(fields.owners[groups.owners], groups.places)
     names, entries = read_entries(owned)
     pairs = Messages(entries).field(_KEY_VALUES)
     keys, values = read_entries(pairs)
     inner = pa.MapArray.from_arrays(pairs.offsets(len(owned)), keys, values.column())
-    offsets, absent = owned.offsets(count), _absent(owned, count)
+    offsets, absent = owned.offsets(count), _absent(owned, count) if nulls else None
     return pa.MapArray.from_arrays(offsets, names, inner, mask=absent)
 
 

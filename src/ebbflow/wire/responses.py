@@ -1,9 +1,10 @@
 """Answers of maps and transformers, as columns.
 
 A response names its request and holds any number of results. The columns are those that a columnar
-map returns (``core.columns``): what a function left out is null and so inherited from the input,
-and the reserved tags have become ``drop``, ``nack`` and ``error``. The text of an error is the
-reason in the options of a nack, if there is one: no other field could hold it.
+map returns (``core.columns``). An output without keys or metadata has none, as in Numaflow, where
+SDKs say nothing of what they leave out; without an event time it has that of its input. Reserved
+tags have become ``drop``, ``nack`` and ``error``. The text of an error is the reason in the options
+of a nack, if there is one: no other field could hold it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ebbflow.core.columns import TYPES
 from ebbflow.wire.fields import Fields, Messages, Numbers, Places
 from ebbflow.wire.nested import list_texts, map_groups, read_times
 from ebbflow.wire.proto import map_pb2, sourcetransform_pb2
@@ -76,16 +78,23 @@ class Responses:
     def columns(self) -> dict[str, pa.Array]:
         """Returns the columns of all results; ``owners`` has the response of each."""
         results, shape = self._results, self._shape
-        columns = {"value": results.field(shape.value).last(results.places).column()}
-        if len(keys := results.field(shape.keys)):
-            columns["keys"] = list_texts(keys, len(results))
+        columns = {
+            "value": results.field(shape.value).last(results.places).column(),
+            "keys": list_texts(results.field(shape.keys), len(results), nulls=False),
+            "metadata": self._metadata(),
+        }
         if len(tags := results.field(shape.tags)):
             columns |= self._tagged(tags)
-        if (metadata := results.field(shape.metadata)).places.has_content:
-            columns["metadata"] = map_groups(metadata, len(results))
         if shape.event_time is not None and len(times := results.field(shape.event_time)):
             columns["event_time"] = read_times(times, len(results))
         return columns
+
+    def _metadata(self) -> pa.MapArray:
+        fields, count = self._results.field(self._shape.metadata), len(self._results)
+        if fields.places.has_content:
+            return map_groups(fields, count, nulls=False)
+        none, offsets = pa.array([], TYPES["metadata"]), pa.array(np.zeros(count + 1, np.int32))
+        return pa.MapArray.from_arrays(offsets, none.keys, none.items)
 
     def _tagged(self, tags: Fields) -> dict[str, pa.Array]:
         """Returns the column of tags, and those that the reserved tags ask for."""

@@ -67,7 +67,8 @@ class Session:
         if self._connection is not None:
             self._connection.catch_up()
         streams = self.streams.values()
-        if not streams or any(stream.is_broken for stream in streams):
+        gone = self._connection is None or self._connection.is_lost
+        if gone or any(stream.is_broken for stream in streams):
             self.reopen()
         elif any(stream.ended for stream in streams):
             self.renew_streams()

@@ -166,9 +166,14 @@ class GrpcConnection:
         self._http2.cancel(exchange)
         self._write()
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether it is known by now that the connection is of no more use."""
+        return self._http2.lost is not None
+
     def catch_up(self) -> None:
         """Reads what has arrived since the last call, without waiting."""
-        while self._http2.lost is None and self._read():
+        while not self.is_lost and self._read():
             self._write()
 
     def flush(self) -> None:
