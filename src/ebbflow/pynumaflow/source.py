@@ -8,14 +8,14 @@ neither acknowledged nor nacked, so it is not lost if the process ends.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC
 from typing import Any
 
 from ebbflow.core.calling import is_class
+from ebbflow.core.held_nacks import HeldNacks
 from ebbflow.pynumaflow.answers import read_metadata
 from ebbflow.source import NackOffset, Source, SourceMessage
 
@@ -77,30 +77,24 @@ class NackablePynumaflowSource(PynumaflowSource):
 
     def __init__(self, code: Any) -> None:
         super().__init__(code)
-        self._held: list[tuple[float, bytes]] = []
+        self._held = HeldNacks()
 
     async def read(self, limit: int, timeout: float) -> list[SourceMessage]:
-        """Hands on the nacks whose delays are over, and reads once."""
-        await self._nack_due()
-        return await super().read(limit, timeout)
+        """Hands on the nacks whose delays are over, and reads until the next one is due."""
+        now = time.monotonic()
+        await self._nack_now(self._held.take_due(now))
+        return await super().read(limit, min(timeout, self._held.due_in(now)))
 
     async def nack(self, nacks: Sequence[NackOffset]) -> None:
         """Nacks what has no delay, and keeps the others until theirs is over."""
         now = time.monotonic()
-        for nacked in nacks:
-            due = now + (nacked.options.delay or 0) / 1000
-            heapq.heappush(self._held, (due, nacked.offset))
-        await self._nack_due()
+        self._held.hold(nacks, now)
+        await self._nack_now(self._held.take_due(now))
 
-    async def _nack_due(self) -> None:
-        if due := list(self._take_due()):
-            named = [self._offset(offset) for offset in due]
+    async def _nack_now(self, nacks: Sequence[NackOffset]) -> None:
+        if nacks:
+            named = [self._offset(nacked.offset) for nacked in nacks]
             await self._sourcer.nack_handler(self._types.NackRequest(offsets=named))
-
-    def _take_due(self) -> Iterator[bytes]:
-        now = time.monotonic()
-        while self._held and self._held[0][0] <= now:
-            yield heapq.heappop(self._held)[1]
 
 
 def _read_message(message: Any) -> SourceMessage:

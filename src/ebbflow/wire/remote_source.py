@@ -20,11 +20,11 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 
+from ebbflow.core.held_nacks import HeldNacks
 from ebbflow.errors import CallTimeout, StreamBroken, Unavailable
 from ebbflow.nacks import NackOptions
 from ebbflow.source import NackOffset, Source
 from ebbflow.wire.function import FunctionPlan, FunctionProcess
-from ebbflow.wire.held_nacks import HeldNacks
 from ebbflow.wire.nack_options import write_options
 from ebbflow.wire.proto import source_pb2
 from ebbflow.wire.readings import offset_of, read_messages
@@ -85,8 +85,9 @@ class RemoteSource(Source):
     def read(self, limit: int, timeout: float) -> pa.RecordBatch:
         """Returns what arrives in that time, as columns; ``Unavailable`` if the function broke."""
         self._raise_if_broken()
-        self._nack_now(self._held.take_due())
-        timeout = min(timeout, self._held.due_in())
+        now = time.monotonic()
+        self._nack_now(self._held.take_due(now))
+        timeout = min(timeout, self._held.due_in(now))
         try:
             messages, ends = read_messages(self._receive(limit, timeout))
         except (ValueError, DecodeError) as error:
@@ -181,8 +182,9 @@ class RemoteSource(Source):
         if self._session.process.server_info.takes_nack_options:
             self._nack_now(nacks)
         else:
-            self._held.hold(nacks)
-            self._nack_now(self._held.take_due())
+            now = time.monotonic()
+            self._held.hold(nacks, now)
+            self._nack_now(self._held.take_due(now))
 
     def _nack_now(self, nacks: Sequence[NackOffset]) -> None:
         if not nacks:
