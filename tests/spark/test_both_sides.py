@@ -1,0 +1,87 @@
+"""The same functions in Spark's workers and over gRPC: one run each, with the same end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebbflow import Function, Pipeline
+from ebbflow.core.dead_letter import Letter
+from ebbflow.outcome import Counts
+from ebbflow.runtime.run_report import Summary
+from tests.spark import spoken
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+COUNT = 200
+QUICK = {"interval": "10ms", "steps": 2}
+
+
+def served(name: str) -> Function:
+    """The function as Numaflow would run it."""
+    command = [sys.executable, "-m", "ebbflow", "serve-udf", f"tests.spark.spoken:{name}"]
+    return Function(command, working_dir=ROOT)
+
+
+def in_process(name: str) -> Any:
+    return getattr(spoken, name)
+
+
+@pytest.mark.guarantee("outcomes-hold")
+@pytest.mark.parametrize("side", [in_process, served])
+def test_both_sides_come_to_the_same_end(
+    side: Callable[[str], Any],
+    run: Callable[..., Summary],
+    server_letters: Callable[[str], list[Letter]],
+) -> None:
+    errors = {"interval": "10ms", "steps": 1}
+    store = {"nats": {"bucket": "answers"}}
+    pipeline = (
+        Pipeline("test", serving_store=store)
+        .source("in", generator={"messages": COUNT})
+        .map("m", side("step"), on_error=errors, retry=QUICK, on_failure="drop")
+        .sink(
+            "out",
+            side("Store"),
+            on_error=errors,
+            retry=QUICK,
+            on_failure="drop",
+            fallback=side("take"),
+            on_success=side("take"),
+        )
+    )
+    vertices = run(pipeline).vertices
+    assert vertices["m"] == Counts(
+        # 2, 3 and 4 came twice; of 3, 4 and 6 there is a letter; 7 has two outputs.
+        read=COUNT + 3,
+        written=COUNT - 4 + 1,
+        done=COUNT - 4,
+        redelivered=3,
+        dead_lettered=3,
+        dropped=1,
+    )
+    written = COUNT - 4 + 1
+    assert vertices["out"] == Counts(
+        # 15 came twice; 12, and 17 with its deliveries used up, fell back; 16 is a letter.
+        read=written + 1,
+        written=written - 1 + 1,
+        done=written - 3,
+        redelivered=1,
+        dead_lettered=1,
+        fallback=2,
+        served=1,
+        on_success=1,
+    )
+    letters = {letter.error: letter for letter in server_letters("test")}
+    assert {error: letter.reason for error, letter in letters.items()} == {
+        "nacked on delivery 2; max_deliveries is 1": "never",
+        "ValueError: boom": "ValueError",
+        "broken (after 2 retries)": "retries exhausted",
+        "never (after 2 retries)": "retries exhausted",
+    }
+    assert "in step" in (letters["ValueError: boom"].traceback or "")
