@@ -1,7 +1,4 @@
-"""Every row of the table of outcomes, in process and over gRPC: the same functions, the same end.
-
-The rows are those that run on Spark (``tests.spark.test_every_outcome``).
-"""
+"""Every row of the table of outcomes, in process and over gRPC: one code, one end for both."""
 
 import pickle
 from collections.abc import Iterator, Sequence
@@ -37,7 +34,7 @@ from ebbflow.outcome import Counts, Redeliver
 from ebbflow.runtime.source_process.protocol import Order, Settle
 from ebbflow.runtime.source_process.reading import SourceReading
 from tests.core.sample_rows import NOW
-from tests.spark.test_every_outcome import COUNT, MAP_CASES, SINK_CASES, Case
+from tests.outcome_table import COUNT, MAP_CASES, SINK_CASES, Case
 from tests.wire.memory_vertex import LARGEST, Ended, MemoryVertex, messages
 from tests.wire.sides import SIDES, Side
 
