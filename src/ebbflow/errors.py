@@ -194,15 +194,19 @@ class CallTimeout(EbbflowError):
 class StreamBroken(EbbflowError):
     """A function in a process of its own ended its stream of answers before the last one.
 
-    ``code`` is the status of gRPC if the function gave one, ``trace`` the function's own stack.
-    The message during which it happened is to blame, and is redelivered with back-off.
+    ``code`` is the status of gRPC if the function gave one, ``trace`` the function's own stack, and
+    ``wait`` the milliseconds after which it asks to be called again, if it does. The message during
+    which it happened is to blame, and is redelivered with back-off.
     """
 
-    def __init__(self, what: str, code: int | None = None, trace: str = "") -> None:
-        super().__init__(what, code, trace)
+    def __init__(
+        self, what: str, code: int | None = None, trace: str = "", wait: int | None = None
+    ) -> None:
+        super().__init__(what, code, trace, wait)
         self.what = what
         self.code = code
         self.trace = trace
+        self.wait = wait
 
     def __str__(self) -> str:
         return self.what

@@ -21,6 +21,7 @@ from ebbflow import (
     Unavailable,
 )
 from ebbflow.core import frames
+from ebbflow.core.blame import Outage
 from ebbflow.core.checks import Rules
 from ebbflow.core.frames import Rows
 from ebbflow.core.inlet import NACKS, HandedBack
@@ -219,6 +220,16 @@ def test_an_outage_is_counted_on_nobody(kind: str, side: Side) -> None:
     assert ended.counts == Counts(2 * COUNT, COUNT, COUNT, COUNT)
     assert {datum.value for datum in ended.outputs} <= {b"1"}, "each comes as it was"
     assert ended.letters == []
+
+
+def test_an_outage_lasts_as_long_as_the_function_says(side: Side) -> None:
+    def refuse(datum: Any) -> Message:
+        raise Unavailable("the database", retry_after="1500ms")
+
+    decide = side.operator(refuse, "map")
+    decide(Verdict(Rows(messages(VALUES)), Rules("out", ERRORS, LARGEST)))
+    (handler,) = side.handlers
+    assert handler.blame.outage == Outage("the database", named=True, retry_after=1_500)
 
 
 def test_every_fact_of_a_message_is_the_same(side: Side) -> None:

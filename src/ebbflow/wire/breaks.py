@@ -77,7 +77,7 @@ def _reason(session: Session, error: StreamBroken | CallTimeout) -> BaseExceptio
     if isinstance(error, CallTimeout):
         return error
     if _means_away(error):
-        return Unavailable(error.said.removeprefix("Unavailable: "))
+        return Unavailable(error.said.removeprefix("Unavailable: "), error.wait)
     return session.explain(error)
 
 

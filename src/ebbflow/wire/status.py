@@ -1,8 +1,9 @@
 """The end of a gRPC call that failed: status, message and the function's own stack.
 
 Functions send these in trailers. The stack is in ``grpc-status-details-bin``, which is a
-``google.rpc.Status`` whose details may hold a ``google.rpc.DebugInfo``. Whatever cannot be read
-there is left out: a failure must not be hidden by a second one.
+``google.rpc.Status`` whose details may hold a ``google.rpc.DebugInfo``, and a wish to wait as
+``google.rpc.RetryInfo``. Whatever cannot be read there is left out: a failure must not be hidden by
+a second one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import base64
 import binascii
 from collections.abc import Iterator, Mapping
 from urllib.parse import unquote
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError
 
 from ebbflow.errors import StreamBroken
 
@@ -22,7 +26,7 @@ CODES = (
     "OUT_OF_RANGE", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
 )  # fmt: skip
 
-_DEBUG_INFO = b"/google.rpc.DebugInfo"
+_DEBUG_INFO, _RETRY_INFO = b"/google.rpc.DebugInfo", b"/google.rpc.RetryInfo"
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
@@ -35,26 +39,34 @@ def read_failure(headers: Mapping[str, str], trailers: Mapping[str, str]) -> Str
     code = int(text) if text.isdecimal() else UNKNOWN
     name = CODES[code] if code < len(CODES) else f"status {code}"
     said = unquote(trailers.get("grpc-message", ""))
-    stack = read_stack(trailers.get("grpc-status-details-bin", ""))
-    return StreamBroken(f"{name}: {said}" if said else name, code, stack)
+    stack, wait = read_details(trailers.get("grpc-status-details-bin", ""))
+    return StreamBroken(f"{name}: {said}" if said else name, code, stack, wait)
 
 
-def read_stack(details: str) -> str:
-    """Returns the stack in the details of a status, or nothing if there is none to be read."""
+def read_details(details: str) -> tuple[str, int | None]:
+    """Returns the stack and the wait in the details of a status, as far as there are any."""
     try:
         status = base64.b64decode(details + "=" * (-len(details) % 4), validate=True)
-        infos = [value for number, value in _fields(status) if number == 3]
-        return "\n".join(line for info in infos for line in _read_debug_info(info))
-    except (binascii.Error, IndexError, ValueError):
-        return ""
+        infos = [dict(_fields(value)) for number, value in _fields(status) if number == 3]
+        stack = "\n".join(line for info in infos for line in _read_debug_info(info))
+        return stack, next(filter(None, map(_read_retry_info, infos)), None)
+    except (binascii.Error, DecodeError, IndexError, ValueError):
+        return "", None
 
 
-def _read_debug_info(packed: bytes) -> list[str]:
-    detail = dict(_fields(packed))
+def _read_debug_info(detail: Mapping[int, bytes]) -> list[str]:
     if not detail.get(1, b"").endswith(_DEBUG_INFO):
         return []
     lines = [value for number, value in _fields(detail.get(2, b"")) if number in (1, 2)]
     return [line.decode("utf-8", "replace") for line in lines]
+
+
+def _read_retry_info(detail: Mapping[int, bytes]) -> int | None:
+    """Returns the milliseconds after which the function asks to be called again."""
+    if not detail.get(1, b"").endswith(_RETRY_INFO):
+        return None
+    duration = Duration.FromString(dict(_fields(detail.get(2, b""))).get(1, b""))
+    return duration.ToMilliseconds()
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
