@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-_PARTS = "rates, end-to-end, sources, sinks, kafka, calls, latency, growth, low-rates, start"
+_PARTS = (
+    "rates, end-to-end, sources, sinks, kafka, functions, calls, latency, growth, low-rates, start"
+)
 _RESULTS = Path("benchmarks/results")
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)

@@ -16,7 +16,7 @@ from benchmarks.broker import Ground, cpu_seconds, wait_until
 _TICK = 0.001
 HOP, SINK, MONO, THREE = "map hop", "sink", "MonoVertex", "three vertices"
 END_TO_END, SOURCE, SINK_ALONE = "end to end", "source alone", "sink alone"
-KAFKA = "Kafka to Kafka"
+KAFKA, FUNCTIONS = "Kafka to Kafka", "functions"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks import contest, end_to_end, kafka, peers, web
+from benchmarks import contest, end_to_end, functions, kafka, peers, web
 from benchmarks.calls import CallCost
 from benchmarks.contest import Case
 from benchmarks.figures import Figures
@@ -49,6 +49,7 @@ def goals(figures: Figures) -> list[Goal]:
         *_calls(figures.calls),
         *_growth(figures.points),
         *_edges(figures.cases),
+        *_functions(figures.cases),
         *_latency(figures),
         *_low_rates(figures),
         *_starts(figures),
@@ -156,6 +157,19 @@ _EDGES = {
     (contest.SOURCE, "user-defined", ""): 250_000,
     (contest.SINK_ALONE, "jetstream", ""): 90_000,
     (contest.SINK_ALONE, "file", ""): 300_000,
+}
+
+
+def _functions(cases: Sequence[Case]) -> Iterator[Goal]:
+    rates = {(case.name, case.mode): case.rate for case in cases if case.job == contest.FUNCTIONS}
+    for key, target in _FUNCTIONS.items():
+        if found := rates.get(key):
+            yield Goal(f"{key[0]}, {key[1]}, messages a second", True, target, found)
+
+
+_FUNCTIONS = {
+    (functions.GO, functions.WIRE): 80_000,
+    (functions.PYNUMAFLOW, functions.IN_PROCESS): 300_000,
 }
 
 

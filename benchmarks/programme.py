@@ -11,6 +11,7 @@ from pathlib import Path
 from benchmarks import (
     calls,
     end_to_end,
+    functions,
     growth,
     kafka,
     latency,
@@ -169,6 +170,11 @@ def _kafka(figures: Figures, ground: Ground, programme: Programme, say: Say) -> 
         figures.left_out.append(f"Kafka: {error}")
 
 
+def _functions(figures: Figures, ground: Ground, programme: Programme, say: Say) -> None:
+    contestants = functions.contestants(figures.left_out)
+    _contest("functions", figures, contestants, ground, programme.smallest, say)
+
+
 def _contest(
     part: str,
     figures: Figures,
@@ -263,6 +269,7 @@ _ON_GROUND: dict[str, Callable[[Figures, Ground, Programme, Say], None]] = {
     "sources": _sources,
     "sinks": _sinks,
     "kafka": _kafka,
+    "functions": _functions,
     "calls": _calls,
     "latency": _latencies,
     "growth": _growth,

@@ -26,6 +26,8 @@ def tables(figures: Figures) -> Iterator[Table]:
     for job, title in _EDGES.items():
         if edges := figures.of(job):
             yield _edges(title, edges)
+    if called := figures.of(contest.FUNCTIONS):
+        yield _functions(called)
     if figures.calls:
         yield _calls(figures.calls)
     if figures.latencies:
@@ -110,6 +112,24 @@ def _edges(title: str, cases: Sequence[Case]) -> Table:
             *(f"{rate:,.0f}" for rate in (case.rate, low, high)),
             f"{case.per_core:,.0f}",
             f"{case.latency:.1f}" if case.latency is not None else "",
+        )
+    return table
+
+
+def _functions(cases: Sequence[Case]) -> Table:
+    title = "Functions of their own and in process: a map that passes on what comes"
+    cpu = ("µs of CPU a message", "of the function")
+    table = _table(title, ("function", "called by"), ("bytes", "messages/s", "from", "to", *cpu))
+    for case in cases:
+        low, high = case.spread
+        theirs = None if case.server is None else 1e6 * case.server / case.rate
+        table.add_row(
+            case.name,
+            case.mode,
+            f"{case.size:,}",
+            *(f"{rate:,.0f}" for rate in (case.rate, low, high)),
+            f"{1e6 / case.per_core:.1f}",
+            f"{theirs:.1f}" if theirs is not None else "",
         )
     return table
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks import contest, end_to_end, kafka, peers, web
+from benchmarks import contest, end_to_end, functions, kafka, peers, web
 from benchmarks.calls import CallCost
 from benchmarks.contest import Case, Round
 from benchmarks.figures import Figures
@@ -44,6 +44,9 @@ FIGURES = Figures(
         case(web.BARE, web.SINGLE, 5_000, job=contest.SOURCE),
         case("jetstream", "", 130_000, job=contest.SOURCE),
         case("file", "", 200_000, job=contest.SINK_ALONE),
+        case(functions.GO, functions.WIRE, 90_000, job=contest.FUNCTIONS),
+        case(functions.GO, functions.GRPCIO, 9_000, job=contest.FUNCTIONS),
+        case(functions.PYNUMAFLOW, functions.IN_PROCESS, 200_000, job=contest.FUNCTIONS),
     ],
     calls=[CallCost(0, 400_000.0), CallCost(50, 9_500.0), CallCost(400, 1_000.0)],
     latencies=[Latency(EBBFLOW, 1_000, "one hop", 100, 4.0, 5.0, 40.0, 100.0)],
@@ -78,6 +81,8 @@ def test_goals_compare_within_the_run_and_with_the_smallest_payload():
         "source alone, http to bare endpoint, same server": (0.6, False),
         "source alone, jetstream, messages a second": (130_000, True),
         "sink alone, file, messages a second": (200_000, False),
+        "Go, Ebbflow, gRPC, messages a second": (90_000, True),
+        "pynumaflow handler, Ebbflow, in process, messages a second": (200_000, False),
         "three vertices at 10/s": (0.09, True),
         "three vertices at 1,000/s": (0.5, False),
         "a sink with 50 ms a call, of full calls": (0.95, True),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import contest, end_to_end, files, low_rates, peers, web
+from benchmarks import contest, end_to_end, files, functions, low_rates, peers, web
 from benchmarks import kafka as kafka_contest
 from benchmarks.__main__ import app
 from benchmarks.ours import EBBFLOW
@@ -100,6 +101,24 @@ def test_kafka_is_measured_beside_a_bare_loop(spark, kafka, monkeypatch):
         (contest.KAFKA, kafka_contest.LOOP),
         (contest.SINK_ALONE, "kafka"),
     ]
+
+
+@pytest.mark.slow
+def test_functions_are_measured_over_the_wire_and_in_process(spark, function_in):
+    function_in("go")
+    some = replace(TINY, who=(functions.GO, "handler"))
+
+    figures = measured(some, ["functions"], seed=1, say=lambda _: None)
+
+    assert figures.left_out == []
+    assert [(case.name, case.mode) for case in figures.of(contest.FUNCTIONS)] == [
+        (functions.GO, functions.WIRE),
+        (functions.GO_BATCH, functions.WIRE),
+        (functions.PYNUMAFLOW, functions.IN_PROCESS),
+        (functions.OWN, functions.IN_PROCESS),
+        (functions.GO, functions.GRPCIO),
+    ]
+    assert all(case.rate > 0 for case in figures.cases)
 
 
 @pytest.mark.slow
