@@ -102,6 +102,15 @@ ORIGINALS = {
         for sdk in ("go", "python", "java", "rust")
     },
     "test/monovertex-e2e/testdata/map-bypass.yaml": ("crossroads", BYPASSES),
+    "test/monovertex-e2e/testdata/source-transformer-bypass.yaml": (
+        "crossroads", {**BYPASSES, "crossroads": "st-bypass"},
+    ),
+    "test/monovertex-e2e/testdata/mono-vertex-with-all-containers.yaml": (
+        "all-in-one", {"all-in-one": "fallback-sink-key"},
+    ),
+    "test/monovertex-e2e/testdata/streaming-mono-vertex.yaml": (
+        "second-choice", {"second-choice-kept": "streaming-mvtx-output"},
+    ),
     "test/e2e/testdata/metadata-pipeline.yaml": ("spreading", {"paper": "sink"}),
     "test/monovertex-e2e/testdata/metadata-monovertex.yaml": (
         "spreading", {"paper": "mono-vertex"},
