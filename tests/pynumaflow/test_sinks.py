@@ -46,7 +46,7 @@ def test_each_response_decides_about_its_message():
     assert isinstance(failed.outcome, DeadLetter)
     assert failed.outcome.error == "disk full"
     assert isinstance(fell_back.outcome, Redeliver)
-    assert "answered FALLBACK, but there is no fallback sink" in fell_back.outcome.reason
+    assert "its fallback sink answered FALLBACK" in fell_back.outcome.reason
     assert original.outcome == other.outcome == Succeeded()
     assert handed_on == [(b"on_success", ["k"]), (b"done", ["on"])]
 
