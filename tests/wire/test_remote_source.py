@@ -1,20 +1,26 @@
 """A source in a process of its own gives messages and hears what became of them."""
 
+import pickle
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pytest
 
+from ebbflow.core.inlet import NO_NACKS, HandedBack
 from ebbflow.core.source_columns import check_columns
+from ebbflow.core.system_errors import LISTED
 from ebbflow.errors import StreamBroken, Unavailable
 from ebbflow.nacks import NackOptions
-from ebbflow.runtime.source_process.reading import _redelivers
+from ebbflow.runtime.source_process.protocol import Failed, Hello, Order, Settle
+from ebbflow.runtime.source_process.reading import SourceReading
 from ebbflow.source import NackOffset
 from ebbflow.wire.function import FunctionPlan
 from ebbflow.wire.remote_source import RemoteSource
@@ -56,7 +62,6 @@ def test_a_source_of_pynumaflow_gives_messages_and_is_told_of_their_ends(tmp_pat
     with opened("pynumaflow_source", MESSAGES=1_200, HEARD=heard) as source:
         assert source.pending() == 1_200
         assert source.partitions() == [4, 5]
-        assert _redelivers(source)
         rows = read(source, 1_200)
         assert [row["value"] for row in rows] == [b"message %d" % n for n in range(1_200)]
         assert rows[7] == {
@@ -111,9 +116,72 @@ def test_nacks_go_with_their_options(tmp_path: Path) -> None:
     ]
 
 
-def test_one_whose_sdk_knows_no_nacks_looks_as_if_it_had_none() -> None:
-    with opened("odd_source", "plain", "v0.10.3") as source:
-        assert not _redelivers(source)
+def reading_of(plan: FunctionPlan) -> SourceReading:
+    """The source as its process calls it."""
+    code = pickle.dumps(partial(RemoteSource, plan))
+    return SourceReading(Order("in", 0, code, None, [], "", LISTED, 0, 500, 8_000, 0.2))
+
+
+@pytest.mark.parametrize(("version", "redelivers"), [("v0.10.3", False), ("v0.12.0", True)])
+def test_one_whose_sdk_knows_no_nacks_looks_as_if_it_had_none(
+    version: str, redelivers: bool
+) -> None:
+    command = (sys.executable, str(SERVERS / "odd_source.py"), "plain", version)
+    reading = reading_of(FunctionPlan("udsource", command=command))
+    hello = reading.greet()
+    reading.close()
+    assert hello == Hello(redelivers, False, [])
+
+
+def test_all_messages_arrive_although_the_function_is_killed_again_and_again(
+    tmp_path: Path, function_in: Callable[[str], tuple[str, ...]]
+) -> None:
+    payloads, heard, messages = tmp_path / "payloads", tmp_path / "heard", 3_000
+    payloads.write_text("\n".join(f"message {n}" for n in range(messages)))
+    heard.touch()
+    variables = (("FUNCTION_PAYLOADS", str(payloads)), ("FUNCTION_RECORD", str(heard)))
+    command = (*function_in("python"), "source")
+    reading = reading_of(FunctionPlan("udsource", command=command, env=variables))
+    reading.greet()
+    values: list[bytes] = []
+    kills = iter((200, 1_500, 1_501))
+    next_kill, outages = next(kills), 0
+    deadline = time.monotonic() + 60
+    while len(set(values)) < messages:
+        assert time.monotonic() < deadline
+        given = until_it_is_there(partial(reading.attempt, "read", reading.read))
+        if given is None:
+            continue
+        rows = given.read_rows()
+        values += rows.column("value").to_pylist()
+        if len(values) > next_kill:
+            kill_function(command)
+            next_kill, outages = next(kills, 10 * messages), outages + 1
+        ends = Settle.of(HandedBack(rows.column("offset"), NO_NACKS, rows.column("id")))
+        until_it_is_there(partial(reading.attempt, "settle", reading.settle, ends))
+    reading.close()
+    assert outages == 3
+    assert set(values) == {b"message %d" % n for n in range(messages)}
+    acks = {line for line in heard.read_text().splitlines() if line.startswith("ack ")}
+    assert len(acks) == messages
+
+
+def until_it_is_there(attempt: Callable[[], Any]) -> Any:
+    """What comes of an attempt once the function is there again, as a task repeats it."""
+    while isinstance(answer := attempt(), Failed):
+        assert answer.outage is not None, answer.what
+    return answer
+
+
+def kill_function(command: Sequence[str]) -> None:
+    """Kills the function with the last of these arguments that this process has started."""
+    (function,) = (
+        child
+        for child in psutil.Process().children(recursive=True)
+        if child.status() != psutil.STATUS_ZOMBIE and child.cmdline()[: len(command)] == [*command]
+    )
+    function.kill()
+    function.wait(10)
 
 
 def test_what_it_does_not_know_is_not_said() -> None:
@@ -181,6 +249,13 @@ def test_a_message_without_an_offset_cannot_be_taken() -> None:
         pytest.raises(StreamBroken, match="the function gave a message without an offset"),
     ):
         source.read(100, 5)
+
+
+def test_one_that_is_gone_when_it_is_to_hear_of_settled_messages_is_away() -> None:
+    with opened("odd_source", "exit-on-ack") as source:
+        rows = read(source, 10)
+        with pytest.raises(Unavailable, match=r"the function odd_source: .*it ended with code 3"):
+            source.ack([rows[0]["offset"]])
 
 
 def test_one_that_breaks_on_an_acknowledgement_fails_and_can_be_read_again() -> None:

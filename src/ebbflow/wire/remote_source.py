@@ -5,8 +5,9 @@ for the next ones before the last ones have been handed on, so that it never wai
 sends while nobody reads waits in the connection; a read returns whatever has arrived in its time,
 and the function goes on with what it was asked for.
 
-A function that breaks while it is read from is away: what it gave before is handed on, then it is
-closed and opened anew. One that breaks on an acknowledgement fails as a source that raises does.
+A function that breaks while it is read from, or is gone, is away: what it gave before is handed on,
+then it is closed and opened anew. One that fails on an acknowledgement fails its vertex, as any
+source does that raises there.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from ebbflow.wire.nack_options import write_options
 from ebbflow.wire.proto import source_pb2
 from ebbflow.wire.readings import offset_of, read_messages
 from ebbflow.wire.session import Service, Session
+from ebbflow.wire.status import UNAVAILABLE
 from ebbflow.wire.stream import Arrived, GrpcStream
 
 _READ, _ACK = "ReadFn", "AckFn"
@@ -168,7 +170,7 @@ class RemoteSource(Source):
             source_pb2.AckRequest(request={"offsets": list(map(offset_of, part))})
             for part in _cut(offsets, self._batch_rows)
         ]
-        with self._starting_anew():
+        with self._telling():
             stream = self._stream(_ACK)
             stream.send([request.SerializeToString() for request in requests])
             heard = 0
@@ -190,19 +192,24 @@ class RemoteSource(Source):
         if not nacks:
             return
         request = source_pb2.NackRequest(request=[_write_nack(nack) for nack in nacks])
-        with self._starting_anew():
+        with self._telling():
             self._session.call("NackFn", request.SerializeToString(), ACK_LIMIT)
 
     @contextlib.contextmanager
-    def _starting_anew(self) -> Iterator[None]:
-        """Starts the function anew if it breaks, and raises what it broke with.
+    def _telling(self) -> Iterator[None]:
+        """Has a function that is gone be away; raises what it says about what it was told.
 
-        Not ``Unavailable``: a function that breaks on what it hears would break on it for ever.
+        What it said is no outage: a function that breaks on what it hears would do so for ever.
+        It is started anew, for what it is told next.
         """
         try:
             yield
-        except (StreamBroken, CallTimeout) as error:
-            why = self._session.explain(error) if isinstance(error, StreamBroken) else error
+        except CallTimeout as error:
+            raise Unavailable(f"the function {self._name}: {error}") from error
+        except StreamBroken as error:
+            why = self._session.explain(error)
+            if error.code in (None, UNAVAILABLE):
+                raise Unavailable(f"the function {self._name}: {why}") from error
             self._asked, self._broken = 0, None
             self._held.forget()
             self._session.reopen()

@@ -74,6 +74,8 @@ class OddSource(source_pb2_grpc.SourceServicer):
         for request in requests:
             if HABIT == "break-on-ack":
                 context.abort(grpc.StatusCode.INTERNAL, "UDF_EXECUTION_ERROR(udsource): unknown")
+            if HABIT == "exit-on-ack":
+                os._exit(3)
             self._unacked -= len(request.request.offsets)
             yield source_pb2.AckResponse(result={"success": {}})
 
