@@ -66,12 +66,15 @@ def decide(handler: Handler, verdict: Verdict) -> None:
 
 def test_a_sink_of_pynumaflow_answers_for_each_message(pynumaflow: Handler) -> None:
     verdict = sunk(
-        pynumaflow, "ok", "fail no such account", "fallback", "success", "success-as better", "ok"
+        pynumaflow,
+        *("ok", "fail no such account", "fallback", "success", "success-as better"),
+        *("success-plain just a value", "ok"),
     )
     assert verdict.outcomes == {1: DeadLetter("sink failure", error="no such account")}
     assert list(verdict.decisions.take_fallback()) == [2]
     better = Message(b"better", ["k"], metadata={"group": {"key": b"new"}})
-    assert verdict.decisions.take_on_success() == {3: None, 4: better}
+    plain = Message(b"just a value", [], metadata={})
+    assert verdict.decisions.take_on_success() == {3: None, 4: better, 5: plain}
 
 
 def test_a_sink_of_pynumaflow_is_told_all_about_a_message(pynumaflow: Handler) -> None:

@@ -226,9 +226,7 @@ def _read(text: bytes) -> sink_pb2.SinkResponse:
 
 
 def _message(said: Any) -> Message:
-    """Returns what the on-success sink gets; keys and metadata it has not are the original's."""
-    metadata = None
-    if said.HasField("metadata"):
-        groups = said.metadata.user_metadata
-        metadata = {name: dict(group.key_value) for name, group in groups.items()}
-    return Message(said.value, list(said.keys) or None, metadata=metadata)
+    """Returns what the on-success sink gets: as all that functions send, it inherits nothing."""
+    groups = said.metadata.user_metadata.items()
+    metadata = {name: dict(group.key_value) for name, group in groups}
+    return Message(said.value, list(said.keys), metadata=metadata)

@@ -21,6 +21,8 @@ def answer(datum: Datum) -> Response:
         case "success-as":
             groups = UserMetadata({"group": {"key": b"new"}})
             return Response.as_on_success(datum.id, Message(rest.encode(), ["k"], groups))
+        case "success-plain":
+            return Response.as_on_success(datum.id, Message(rest.encode()))
         case "describe":
             return Response.as_failure(datum.id, json.dumps(describe(datum)))
         case "raise":
