@@ -39,6 +39,12 @@ from ebbflow.wire.server_info import (
 )
 from ebbflow.wire.socket_folder import lock_folder, make_folder, remove_folder
 
+BATCH_ROWS = 500
+"""The most messages that a sink gets at a time or a source is asked for, unless a spec says it.
+
+Numaflow's own number, which functions are written for.
+"""
+
 START_LIMIT = 60.0
 """The seconds that a function may take until it can be called."""
 

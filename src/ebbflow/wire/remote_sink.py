@@ -32,9 +32,6 @@ from ebbflow.wire.requests import SINK, encode_requests
 from ebbflow.wire.session import Service, Session
 from ebbflow.wire.stream import PREFIX
 
-BATCH_ROWS = 500
-"""The most messages of a batch, unless a spec says something else: Numaflow's own number."""
-
 SINK_SERVICE = Service(
     "sink.v1.Sink",
     ("SinkFn",),

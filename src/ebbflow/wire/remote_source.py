@@ -25,7 +25,7 @@ from ebbflow.core.held_nacks import HeldNacks
 from ebbflow.errors import CallTimeout, StreamBroken, Unavailable
 from ebbflow.nacks import NackOptions
 from ebbflow.source import NackOffset, Source
-from ebbflow.wire.function import FunctionPlan, FunctionProcess
+from ebbflow.wire.function import BATCH_ROWS, FunctionPlan, FunctionProcess
 from ebbflow.wire.nack_options import write_options
 from ebbflow.wire.proto import source_pb2
 from ebbflow.wire.readings import offset_of, read_messages
@@ -41,9 +41,6 @@ SOURCE_SERVICE = Service(
     # The answers have their handshakes in fields of different numbers: these bytes follow both.
     b"\x02\x08\x01",
 )
-
-BATCH_ROWS = 500
-"""The most messages that a function is asked for at a time, unless a spec says something else."""
 
 ACK_LIMIT = 60.0
 """The seconds that a function may take to hear of messages that are settled."""

@@ -18,7 +18,7 @@ from ebbflow.schema.container import Container, Program
 from ebbflow.schema.fields import Section
 from ebbflow.schema.literals import Code, Mode, SinkMode
 from ebbflow.wire.docker import check_docker
-from ebbflow.wire.function import FunctionPlan
+from ebbflow.wire.function import BATCH_ROWS, FunctionPlan
 from ebbflow.wire.server_info import ContainerType
 
 _CALLERS: dict[ContainerType, str] = {
@@ -142,4 +142,6 @@ class UserSinkSpec(CodeSection, SinkSection):
     def plan(self, retried: bool) -> UserSink:
         """Returns the user's code."""
         # Lint has refused a mode that is not for sinks.
-        return UserSink(self.code, cast("SinkMode", self.call_mode), env=self.variables)
+        mode = cast("SinkMode", self.call_mode)
+        rows = BATCH_ROWS if self.in_process is None else None
+        return UserSink(self.code, mode, rows, self.variables)
