@@ -288,12 +288,12 @@ def test_a_function_that_cannot_be_reached_any_more_is_an_outage(made, monkeypat
 
 
 def test_a_function_that_ended_while_nobody_asked_it_is_opened_anew_and_blames_nobody(made):
-    function, code = made()
+    function, code = made(mode="batch-map")
     assert outputs(decide(code, "a")) == [("m0/v", b"A")]
     function.stop()
     function.start()
     assert outputs(decide(code, *["b"] * 100)) == passed_on(*["b"] * 100)
-    assert function.seen["b"] == 100  # not one at a time, which would be twice for some
+    assert function.batches == [1, 100]  # and not one message at a time
 
 
 def test_a_function_that_is_not_there_cannot_be_opened(tmp_path):
