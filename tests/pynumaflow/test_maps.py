@@ -3,6 +3,7 @@
 import ast
 from datetime import UTC, datetime
 from functools import partial
+from typing import ClassVar
 
 import pytest
 
@@ -74,6 +75,30 @@ def test_reserved_tags_say_what_becomes_of_the_input():
     assert failed.outcome.error == "failed"
     assert [message.tags for message in tagged.messages] == [["a", "b"]]
     assert [(m.value, m.keys) for m in flat.messages] == [(b"x", ["x"]), (b"y", ["y"])]
+
+
+class Asked:
+    """Options as newer releases of pynumaflow have them."""
+
+    delay, max_deliveries, reason = 1_500, None, "not yet"
+    nack_map: ClassVar[dict[str, str]] = {}
+
+
+class Newer(functions.Message):
+    """A message of a release that has nacks."""
+
+    nack_options = Asked()
+
+    @classmethod
+    def to_nack(cls) -> "Newer":
+        """Nacks with options."""
+        return cls(b"", tags=[functions.NACK])
+
+
+def test_the_options_of_a_nack_are_taken_over_where_a_release_has_them():
+    (result,) = run_map(lambda keys, datum: functions.Messages(Newer.to_nack()), b"a")
+    assert isinstance(result.outcome, Redeliver)
+    assert (result.outcome.delay, result.outcome.reason) == (1_500, "not yet")
 
 
 def test_a_failure_is_retried_by_the_strategy():

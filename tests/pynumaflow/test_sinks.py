@@ -1,6 +1,7 @@
 """Sinks that are written for pynumaflow, called as a vertex calls them."""
 
 from collections.abc import AsyncIterable, Iterator
+from types import SimpleNamespace
 
 import pytest
 from pynumaflow import sinker
@@ -8,7 +9,7 @@ from pynumaflow.sinker import Responses
 
 from ebbflow import Datum, Response
 from ebbflow.durations import Backoff
-from ebbflow.outcome import DONE, DeadLetter, FellBack, Redeliver, Succeeded
+from ebbflow.outcome import DONE, DeadLetter, FellBack, Redeliver, Served, Succeeded
 from ebbflow.testing import run_sink
 from tests.pynumaflow import functions
 
@@ -107,3 +108,36 @@ def test_what_a_sink_returns_in_place_of_responses_is_told():
     (result,) = run_sink(lazy, b"a", on_error=ONCE)
     assert isinstance(result.outcome, DeadLetter)
     assert "returned NoneType where a list of responses belongs" in result.outcome.error
+
+
+class Newer(sinker.Response):
+    """A response of a release that has more of them."""
+
+    def __init__(self, id: str, **facts: object) -> None:
+        super().__init__(id, False, "not written", False, False, None)
+        self.facts = facts
+
+    def __getattr__(self, name: str) -> object:
+        try:
+            return self.__dict__["facts"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+@pytest.mark.parametrize(
+    ("facts", "outcome"),
+    [
+        ({"nack": True}, Redeliver),
+        ({"nack_options": SimpleNamespace(delay=5, reason="later")}, Redeliver),
+        ({"serve": True, "serve_response": b"yes"}, Served),
+        ({"nack": print, "serve": print}, DeadLetter),
+        ({}, DeadLetter),
+    ],
+    ids=["nack", "nack with options", "serve", "methods of these names", "failure"],
+)
+def test_responses_of_newer_releases_are_understood(facts, outcome):
+    def sink(datums: Iterator[sinker.Datum]) -> Responses:
+        return Responses(*(Newer(datum.id, **facts) for datum in datums))
+
+    (result,) = run_sink(sink, b"a", serves=True)
+    assert isinstance(result.outcome, outcome)

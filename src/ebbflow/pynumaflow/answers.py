@@ -26,7 +26,7 @@ _SIGNALS = {
 _NO_TIME = datetime(1, 1, 1)  # what pynumaflow puts for a missing event time
 
 
-def read_usual(messages: Any, datum: Any) -> Message | bytes | None:
+def read_usual(messages: Any, facts: RowFacts) -> Message | bytes | None:
     """Returns an answer of one message with a value, and keys perhaps: nearly all are so.
 
     Bytes stand for a message that is just a value. Of any other answer it returns ``None``.
@@ -34,12 +34,12 @@ def read_usual(messages: Any, datum: Any) -> Message | bytes | None:
     try:
         # The slots themselves: a property takes as long as all that is done here.
         (message,) = messages._messages
-        if message._tags or message._user_metadata._data or datum._facts.has_more:
+        if message._tags or message._user_metadata._data or facts.has_more:
             return None
         value, keys = message._value, message._keys
     except (AttributeError, ValueError):  # of another class, or not one message
         return None
-    return Message(value, keys) if keys or datum._keys or type(value) is not bytes else value
+    return Message(value, keys) if keys or facts.has_keys or type(value) is not bytes else value
 
 
 def read_messages(messages: Any, facts: RowFacts) -> Any:
@@ -133,11 +133,12 @@ def _read_response(response: Any) -> Any:
             return Response.fallback(response.id)
     except AttributeError:  # none of pynumaflow's
         return response
-    if getattr(response, "on_success", False):
+    # What not every release has; one that has it may call a method by the same name.
+    if getattr(response, "on_success", None) is True:
         return Response.on_success(response.id, _read_handed_on(response.on_success_msg))
-    if getattr(response, "serve", False):
+    if getattr(response, "serve", None) is True:
         return Response.serve(response.id, getattr(response, "serve_response", None) or b"")
-    if getattr(response, "nack", False):
+    if getattr(response, "nack", None) is True or read_options(response) is not None:
         return Response.nack(response.id, read_options(response))
     return Response(response.id, Status.FAILURE, error=response.err or "failed")
 

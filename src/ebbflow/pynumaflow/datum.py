@@ -27,13 +27,15 @@ _NAIVE = pa.timestamp("us")
 class RowFacts:
     """What the datums of one chunk look up, converted once and only when asked for.
 
-    ``has_more`` if outputs differ from their inputs, or may, in more than value and keys.
+    ``has_keys`` if any row has keys. ``has_more`` if outputs differ from their inputs, or may, in
+    more than value and keys.
     """
 
-    __slots__ = ("_metadata", "_retries", "_times", "has_more", "rows")
+    __slots__ = ("_metadata", "_retries", "_times", "has_keys", "has_more", "rows")
 
     def __init__(self, rows: Rows, surface: Surface) -> None:
         self.rows = rows
+        self.has_keys = _has_entries(rows.batch.column("keys"))
         timed = surface is Surface.TRANSFORMER
         self.has_more = timed or _has_entries(rows.batch.column("metadata"))
         self._times: list[datetime | None] | None = None
@@ -50,6 +52,10 @@ class RowFacts:
         """Returns the watermark."""
         known = self.rows.watermark
         return _NO_WATERMARK if known is None else known.replace(tzinfo=None)
+
+    def keys(self, index: int) -> list[str]:
+        """Returns a list of the keys, the handler's own to change."""
+        return list(self.rows.column("keys")[index]) if self.has_keys else []
 
     def headers(self, index: int) -> dict[str, str]:
         """Returns the headers."""
@@ -72,7 +78,7 @@ class RowFacts:
         return self._metadata and self._metadata.SystemMetadata(entries)
 
 
-def _has_entries(column: pa.MapArray) -> bool:
+def _has_entries(column: pa.MapArray | pa.ListArray) -> bool:
     offsets = column.offsets
     return bool(len(offsets)) and offsets[0] != offsets[-1]
 
@@ -86,6 +92,7 @@ _LOOK_UP: dict[str, Callable[[RowFacts, int], Any]] = {
     for fact in (
         RowFacts.event_time,
         RowFacts.watermark,
+        RowFacts.keys,
         RowFacts.headers,
         RowFacts.id,
         RowFacts.user_metadata,
@@ -99,8 +106,7 @@ def list_datums(rows: Rows, surface: Surface) -> list[Any]:
     # Looked for each time: pynumaflow may have been imported since, by the code of another vertex.
     base = getattr(sys.modules.get(f"pynumaflow.{surface.value}"), "Datum", _Bare)
     kind, facts = _make_lazy(base), RowFacts(rows, surface)
-    columns = zip(rows.column("value"), rows.column("keys"), strict=True)
-    return [kind(facts, index, value, keys) for index, (value, keys) in enumerate(columns)]
+    return [kind(facts, index, value) for index, value in enumerate(rows.column("value"))]
 
 
 @cache
@@ -110,11 +116,10 @@ def _make_lazy(base: type) -> type:
     return type("Datum", (base,), {**body, "__module__": base.__module__})
 
 
-def _begin(self: Any, facts: RowFacts, index: int, value: bytes, keys: list[str]) -> None:
+def _begin(self: Any, facts: RowFacts, index: int, value: bytes) -> None:
     self._facts = facts
     self._index = index
     self._value = value
-    self._keys = keys
 
 
 def _look_up(self: Any, name: str) -> Any:

@@ -16,11 +16,12 @@ class KeysAndDatum(PynumaflowCode):
 
     def __call__(self, datum: Any) -> Any:
         """Calls the handler; its answer may have to be waited for."""
-        answer = self._handler(datum._keys[:], datum)
-        if (usual := read_usual(answer, datum)) is not None:
+        facts = datum._facts
+        answer = self._handler(facts.keys(datum._index) if facts.has_keys else [], datum)
+        if (usual := read_usual(answer, facts)) is not None:
             return usual
         if hasattr(answer, "_messages") or not inspect.isawaitable(answer):
-            return read_messages(answer, datum._facts)
+            return read_messages(answer, facts)
         return self._wait(answer, datum)
 
     async def _wait(self, answer: Awaitable[Any], datum: Any) -> Any:
@@ -32,7 +33,9 @@ class AsyncKeysAndDatum(PynumaflowCode):
 
     async def __call__(self, datum: Any) -> Any:
         """Calls the handler."""
-        return read_messages(await self._handler(datum._keys[:], datum), datum._facts)
+        return read_messages(
+            await self._handler(datum._facts.keys(datum._index), datum), datum._facts
+        )
 
 
 class StreamOfMessages(PynumaflowCode):
@@ -40,7 +43,7 @@ class StreamOfMessages(PynumaflowCode):
 
     async def __call__(self, datum: Any) -> AsyncIterator[Any]:
         """Yields each message as the handler yields it."""
-        async with aclosing(self._handler(datum._keys[:], datum)) as messages:
+        async with aclosing(self._handler(datum._facts.keys(datum._index), datum)) as messages:
             async for message in messages:
                 yield read_message(message, datum._facts)
 
