@@ -18,6 +18,7 @@ from ebbflow.core.running_call import RUNNING
 from ebbflow.core.verdict import Verdict
 from ebbflow.errors import ContractViolation, StreamBroken, Unavailable
 from ebbflow.outcome import DeadLetter, Redeliver, Retry
+from ebbflow.wire import breaks
 from ebbflow.wire.breaks import Failures
 from ebbflow.wire.function import FunctionPlan
 from ebbflow.wire.remote_map import RemoteMap
@@ -287,13 +288,16 @@ def test_a_function_that_cannot_be_reached_any_more_is_an_outage(made, monkeypat
     assert outputs(decide(code, "c")) == [("m0/v", b"C")]
 
 
-def test_a_function_that_ended_while_nobody_asked_it_is_opened_anew_and_blames_nobody(made):
-    function, code = made(mode="batch-map")
-    assert outputs(decide(code, "a")) == [("m0/v", b"A")]
+def test_a_function_that_ended_while_nobody_asked_it_is_opened_anew_and_blames_nobody(
+    made, monkeypatch
+):
+    function, code = made()
+    assert call(code, "a") == {}
     function.stop()
     function.start()
-    assert outputs(decide(code, *["b"] * 100)) == passed_on(*["b"] * 100)
-    assert function.batches == [1, 100]  # and not one message at a time
+    monkeypatch.setattr(breaks, "_ask_alone", lambda *_: pytest.fail("one message at a time"))
+    assert call(code, *["b"] * 100) == {}
+    assert function.seen["b"] == 100
 
 
 def test_a_function_that_is_not_there_cannot_be_opened(tmp_path):
