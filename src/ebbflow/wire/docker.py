@@ -69,6 +69,6 @@ def check_docker() -> None:
             return
         said = " ".join(asked.stderr.split()) or f"its client ended with code {asked.returncode}"
     raise SetupError(
-        f"Docker's engine is not there, and --containers docker needs it: {said}.",
+        f"Docker's engine is not there, and --containers docker needs it: {said.rstrip('.?! ')}.",
         "Start it, or bind the images to commands: see docs/guides/functions.md",
     )

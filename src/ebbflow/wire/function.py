@@ -97,7 +97,7 @@ class FunctionProcess:
 
     def __init__(self, plan: FunctionPlan, limit: float = START_LIMIT) -> None:
         self._plan = plan
-        self._limit = limit
+        self._limit = limit if plan.folder is None else min(limit, _RUNNING_LIMIT)
         self._folder: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._output = FunctionOutput()
@@ -111,7 +111,6 @@ class FunctionProcess:
         plan = self._plan
         if plan.folder is not None:
             self._folder = folder = Path(expand(plan.folder, os.environ))
-            self._limit = min(self._limit, _RUNNING_LIMIT)
         else:
             self._folder = folder = make_folder()
             self._launch(folder)
@@ -169,15 +168,17 @@ class FunctionProcess:
 
     def _launch(self, folder: Path) -> None:
         lock = lock_folder(folder)
-        self._process = process = subprocess.Popen(
-            [sys.executable, "-I", "-S", launcher.__file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            pass_fds=(lock,),
-        )
-        os.close(lock)  # the launcher has it
+        try:
+            self._process = process = subprocess.Popen(
+                [sys.executable, "-I", "-S", launcher.__file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=(lock,),
+            )
+        finally:
+            os.close(lock)  # the launcher has it
         assert process.stdin is not None
         assert process.stdout is not None
         # A process that is forked from this one must not keep the function alive.
@@ -245,8 +246,13 @@ class FunctionProcess:
             )
         return f"{name}: {state}"
 
-    def _next_try(self) -> timedelta:
-        """Returns how long to wait before it is started again: longer each time in a row."""
+    def _next_try(self) -> timedelta | None:
+        """Returns how long to wait before it is started again: longer each time in a row.
+
+        Looking for one that others have started costs nothing, and does not wait.
+        """
+        if self._plan.folder is not None:
+            return None
         times = _failures[self._plan] = _failures.get(self._plan, 0) + 1
         return timedelta(seconds=min(_LONGEST_WAIT, 2 ** (times - 1)))
 
