@@ -138,8 +138,8 @@ def test_a_reducer_is_known_and_has_no_surface_here():
 
 def test_pynumaflow_is_not_imported_by_ebbflow():
     script = (
-        "import sys, ebbflow.spark.run, ebbflow.spec.lint, ebbflow.pynumaflow.adapters\n"
-        "from ebbflow.testing import run_map\n"
+        "import sys, ebbflow.runtime.operators, ebbflow.spec.lint\n"
+        "from ebbflow.testing.handlers import run_map\n"
         "from ebbflow import Message\n"
         "def code(keys, datum): return [Message(datum.value + repr(keys).encode())]\n"
         "print(run_map(code, b'a')[0].messages[0].value)\n"

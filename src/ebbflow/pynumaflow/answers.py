@@ -63,7 +63,7 @@ def read_message(message: Any, facts: RowFacts) -> Any:
     except AttributeError:
         return message
     if not tags and not facts.has_more and not getattr(message, "_user_metadata", None):
-        return Message(message._value, keys)
+        return Message(message._value, keys if keys or facts.has_keys else None)
     return _read_all(message)
 
 

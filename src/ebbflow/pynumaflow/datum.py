@@ -101,12 +101,19 @@ _LOOK_UP: dict[str, Callable[[RowFacts, int], Any]] = {
 }
 
 
+_ANSWERED_BY_ID = (Surface.BATCH_MAP, Surface.SINK)
+
+
 def list_datums(rows: Rows, surface: Surface) -> list[Any]:
     """Returns every row as the handlers of that surface see it."""
     # Looked for each time: pynumaflow may have been imported since, by the code of another vertex.
     base = getattr(sys.modules.get(f"pynumaflow.{surface.value}"), "Datum", _Bare)
     kind, facts = _make_lazy(base), RowFacts(rows, surface)
-    return [kind(facts, index, value) for index, value in enumerate(rows.column("value"))]
+    values = rows.column("value")
+    if surface not in _ANSWERED_BY_ID:
+        return [kind(facts, index, value) for index, value in enumerate(values)]
+    named = zip(values, rows.column("id"), strict=True)
+    return [kind(facts, index, value, id) for index, (value, id) in enumerate(named)]
 
 
 @cache
@@ -116,10 +123,13 @@ def _make_lazy(base: type) -> type:
     return type("Datum", (base,), {**body, "__module__": base.__module__})
 
 
-def _begin(self: Any, facts: RowFacts, index: int, value: bytes) -> None:
+def _begin(self: Any, facts: RowFacts, index: int, value: bytes, id: str | None = None) -> None:
+    """Fills in what nearly every handler asks for."""
     self._facts = facts
     self._index = index
     self._value = value
+    if id is not None:
+        self._id = id
 
 
 def _look_up(self: Any, name: str) -> Any:
