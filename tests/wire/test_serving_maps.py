@@ -254,20 +254,58 @@ def test_messages_of_many_megabytes_pass(tmp_path: Path) -> None:
     assert len(response.results[0].value) == len(value)
 
 
-def test_an_async_map_works_on_many_requests_at_once(tmp_path: Path) -> None:
-    running = most = 0
+@pytest.mark.parametrize("kind", ["map", "transformer"])
+def test_an_async_map_answers_each_request_when_it_is_done(kind: str, tmp_path: Path) -> None:
+    class Meet:
+        """The first message waits until a hundred others have been worked on."""
 
-    async def wait(datum: Datum) -> Message:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
+        def open(self) -> None:
+            self.others = 0
+            self.met = asyncio.Event()
+
+        async def __call__(self, datum: Datum) -> Message:
+            if datum.value == b"0":
+                await asyncio.wait_for(self.met.wait(), 10)
+            self.others += 1
+            if self.others == 100:
+                self.met.set()
+            return Message(datum.value)
+
+    texts = list(map(str, range(500)))
+    requests = map_requests if kind == "map" else transform_requests
+    method = MAP if kind == "map" else TRANSFORM
+    with serving(Meet, kind, tmp_path) as served, client_of(served) as client:
+        responses = list(client.stream(method, requests(*values(*texts))))[1:]
+    ids = [map_pb2.MapResponse.FromString(response).id for response in responses]
+    assert sorted(ids) == sorted(f"m{number}" for number in range(500))
+    assert ids.index("m0") >= 99
+
+
+def test_an_async_map_that_fails_ends_its_stream_after_the_calls_under_way(tmp_path: Path) -> None:
+    async def fail(datum: Datum) -> Message:
+        if datum.value == b"raise":
+            raise ValueError("boom")
         await asyncio.sleep(0.01)
-        running -= 1
         return Message(datum.value)
 
-    with serving(wait, "map", tmp_path) as served, client_of(served) as client:
-        assert len(answers(client, map_requests(*values(*map(str, range(500)))))) == 500
-    assert most > 20
+    with serving(fail, "map", tmp_path) as served, client_of(served) as client:
+        stream = client.stream(MAP, map_requests(*values("a", "raise")))
+        received, error = until_broken(stream)
+        assert served.wait() is not None
+    assert [map_pb2.MapResponse.FromString(r).id for r in received] == ["", "m0"]
+    assert error.details() == "UDF_EXECUTION_ERROR(udf): ValueError: boom"
+
+
+def test_a_client_that_goes_away_leaves_an_async_map_to_the_next(tmp_path: Path) -> None:
+    async def echo(datum: Datum) -> Message:
+        return Message(datum.value)
+
+    with serving(echo, "map", tmp_path) as served, client_of(served) as client:
+        for _ in range(3):
+            call: Any = client.stream(MAP, map_requests(*values("a")))
+            next(call)
+            call.cancel()
+        assert len(answers(client, map_requests(*values("a", "b")))) == 2
 
 
 def test_a_stream_map_sends_while_it_goes_on(tmp_path: Path) -> None:

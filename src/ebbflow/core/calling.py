@@ -161,11 +161,11 @@ async def _gather(results: AsyncIterator[Any]) -> list[Any]:
 
 def run_map(handler: Handler, verdict: Verdict, concurrency: int) -> None:
     """Gives every row to the map, one by one or, if it is ``async``, ``concurrency`` at a time."""
-    trial, ordered = Trial(verdict, handler.blame), verdict.rules.ordered
+    ordered = verdict.rules.ordered
     if handler.is_async and not ordered:
-        handler.wait_for(_map_all(handler, verdict, concurrency, trial))
+        handler.wait_for(map_side_by_side(handler, verdict, concurrency))
         return
-    call = handler.call
+    trial, call = Trial(verdict, handler.blame), handler.call
     record = verdict.record_interpreted if handler.interprets else verdict.record
     with RUNNING as running:
         for index, datum in enumerate(handler.data(verdict.rows)):
@@ -184,8 +184,9 @@ def run_map(handler: Handler, verdict: Verdict, concurrency: int) -> None:
     trial.finish()
 
 
-async def _map_all(handler: Handler, verdict: Verdict, concurrency: int, trial: Trial) -> None:
-    call = handler.call
+async def map_side_by_side(handler: Handler, verdict: Verdict, concurrency: int) -> None:
+    """Gives every row to an ``async`` map, ``concurrency`` of them at a time."""
+    trial, call = Trial(verdict, handler.blame), handler.call
     gate = asyncio.Semaphore(concurrency)
     away = 0
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
@@ -22,7 +22,7 @@ from ebbflow.core.verdict import Emitter
 from ebbflow.schema.literals import Mode
 from ebbflow.wire.serving.failures import FunctionFailure
 from ebbflow.wire.serving.kinds import Kind
-from ebbflow.wire.serving.replies import Replies
+from ebbflow.wire.serving.replies import Replies, rules_of
 from ebbflow.wire.serving.requests import Request, RequestRows
 
 P = ParamSpec("P")
@@ -40,7 +40,7 @@ class ServedFunction:
         self._code = code
         self._is_sink = kind.name.endswith("sink")
         self._mode = mode
-        self._name = name
+        self._rules = rules_of(name)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="function")
 
     # --- for the event loop ---------------------------------------------------------------------
@@ -66,14 +66,14 @@ class ServedFunction:
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Returns what a method of the user's object returns, as for a source or a store."""
-        self._renew()
+        self.renew()
         return self.handler.finish(getattr(self.handler.instance, name)(*arguments))
 
     def reply_to(self, requests: Sequence[Request], emitter: Emitter | None = None) -> Replies:
         """Calls the function with the requests; returns all that it said about them."""
-        reply = Replies(RequestRows(requests), self._name, emitter)
+        reply = Replies(RequestRows(requests), self._rules, emitter)
         try:
-            self._renew()
+            self.renew()
         except USER_ERRORS as error:
             for index in range(len(requests)):
                 reply.postpone(index, 0, describe(error))
@@ -81,7 +81,22 @@ class ServedFunction:
             self._decide(reply)
         return reply
 
-    def _renew(self) -> None:
+    def converse(self, conversation: Coroutine[Any, Any, None]) -> None:
+        """Runs a conversation of an ``async`` function to its end."""
+        self.handler.wait_for(conversation)
+
+    async def reply_to_one(self, request: Request) -> Replies:
+        """Calls an ``async`` function with one request, beside others; part of a conversation."""
+        reply = Replies(RequestRows([request]), self._rules)
+        await calling.map_side_by_side(self.handler, reply, concurrency=1)
+        return reply
+
+    @property
+    def works_side_by_side(self) -> bool:
+        """Whether the function can work on one message while it waits for something of another."""
+        return self._mode == "unary" and self.handler.is_async
+
+    def renew(self) -> None:
         """Closes and opens user code after an outage, as a vertex does."""
         if self.handler.blame.outage is not None:
             self.handler.renew()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from random import Random
 from typing import NamedTuple
 
 from ebbflow.core.checks import Rules
@@ -27,6 +28,13 @@ LARGEST = 64 * 1024 * 1024
 _RESERVED = 64 * 1024
 
 _FAILED = DeadLetter("failed")
+# Spreads retries, of which there are none here; made once, because that takes a while.
+_CHANCE = Random()  # noqa: S311
+
+
+def rules_of(name: str) -> Rules:
+    """Returns the rules for a function of that name: it may say anything that fits on the wire."""
+    return Rules(name, DEFAULT_ON_ERROR, LARGEST - _RESERVED, frozenset(Status))
 
 
 class _TimedDecisions(Decisions):
@@ -61,10 +69,9 @@ class Replies(Verdict):
     these, and with no entry in ``decisions``, is done.
     """
 
-    def __init__(self, rows: RequestRows, name: str, emitter: Emitter | None = None) -> None:
-        rules = Rules(name, DEFAULT_ON_ERROR, LARGEST - _RESERVED, frozenset(Status))
+    def __init__(self, rows: RequestRows, rules: Rules, emitter: Emitter | None = None) -> None:
         self._timed = _TimedDecisions()
-        super().__init__(rows, rules, emitter=emitter, decisions=self._timed)
+        super().__init__(rows, rules, _CHANCE, emitter, self._timed)
         self.requests = rows.requests
         self.nacked: dict[int, NackOptions | None] = {}
         self.errors: dict[int, BaseException] = {}

@@ -24,6 +24,7 @@ from ebbflow.core.calling import USER_ERRORS
 from ebbflow.errors import SetupError
 from ebbflow.schema.literals import Mode
 from ebbflow.wire.proto import map_pb2
+from ebbflow.wire.serving.conversations import SideBySide
 from ebbflow.wire.serving.failures import FunctionFailure
 from ebbflow.wire.serving.function import ServedFunction
 from ebbflow.wire.serving.kinds import Kind, write_server_info
@@ -31,7 +32,16 @@ from ebbflow.wire.serving.replies import LARGEST
 from ebbflow.wire.serving.results import MapResults, TransformResults
 from ebbflow.wire.serving.sources import ServedSource
 from ebbflow.wire.serving.stores import ServedStore
-from ebbflow.wire.serving.streams import MAP, SINK, TRANSFORM, Fail, InBatches, InPieces, OneByOne
+from ebbflow.wire.serving.streams import (
+    MAP,
+    SINK,
+    TRANSFORM,
+    Fail,
+    InBatches,
+    InPieces,
+    OneByOne,
+    StreamShape,
+)
 
 _OPTIONS = (
     ("grpc.max_send_message_length", LARGEST),
@@ -179,14 +189,14 @@ def services(kind: Kind, function: ServedFunction, fail: Fail) -> Mapping[str, M
     call = grpc.unary_unary_rpc_method_handler
     match kind.name:
         case "map":
-            one_by_one = OneByOne(function, MAP, MapResults(), fail)
+            one_by_one = _answering(function, MAP, MapResults(), fail)
             return {"map.v1.Map": {"MapFn": stream(one_by_one.serve)}}
         case "batch-map":
             return {"map.v1.Map": {"MapFn": stream(InBatches(function, MAP, fail).serve)}}
         case "stream-map":
             return {"map.v1.Map": {"MapFn": stream(InPieces(function, fail).serve)}}
         case "transformer":
-            one_by_one = OneByOne(function, TRANSFORM, TransformResults(), fail)
+            one_by_one = _answering(function, TRANSFORM, TransformResults(), fail)
             service = "sourcetransformer.v1.SourceTransform"
             return {service: {"SourceTransformFn": stream(one_by_one.serve)}}
         case "source":
@@ -204,6 +214,13 @@ def services(kind: Kind, function: ServedFunction, fail: Fail) -> Mapping[str, M
             return {"serving.v1.ServingStore": {"Put": call(store.put), "Get": call(store.get)}}
         case _:
             return {"sink.v1.Sink": {"SinkFn": stream(InBatches(function, SINK, fail).serve)}}
+
+
+def _answering(
+    function: ServedFunction, shape: StreamShape, results: MapResults, fail: Fail
+) -> OneByOne | SideBySide:
+    kind = SideBySide if function.works_side_by_side else OneByOne
+    return kind(function, shape, results, fail)
 
 
 async def _is_ready(_: bytes, __: Any) -> bytes:

@@ -1,9 +1,10 @@
 """The streams of maps, transformers and sinks, as the runtime opens them.
 
 A stream begins with a handshake of both sides. Requests to a map or transformer are answered one
-by one; those that wait are gathered and given to the function together, so that an ``async`` one
-works on all of them at once. Requests to a batch map or sink come as a batch with an end mark, and
-the answers end with one as well. A stream map answers in pieces, each sent as it is yielded.
+by one. Those that wait are gathered and answered together; an ``async`` function works on all of
+them side by side, and answers each when it is done (see ``conversations``). Requests to a batch map
+or sink come as a batch with an end mark, and the answers end with one as well. A stream map answers
+in pieces, each sent as it is yielded.
 
 When the function fails on some of the requests, the answers for the others are sent first; then
 the stream ends with the failure. Nobody waits for an answer that does not come.
@@ -146,7 +147,7 @@ class OneByOne:
         waiting = WaitingRequests(context)
         sending: asyncio.Future[None] | None = None
         try:
-            while messages := await waiting.take(self._most):
+            while messages := await waiting.take():
                 began = time.monotonic()
                 responses, failure = await self._function.run(self._answer, messages)
                 waiting.note_duration(len(messages), time.monotonic() - began)
@@ -161,11 +162,6 @@ class OneByOne:
                 await sending
         finally:
             waiting.close()
-
-    @property
-    def _most(self) -> int | None:
-        """As many as wait, if the function works on all of them at once."""
-        return _MOST_GATHERED if self._function.handler.is_async else None
 
     def _answer(self, messages: Sequence[bytes]) -> tuple[list[bytes], FunctionFailure | None]:
         shape = self._shape
