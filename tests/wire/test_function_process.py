@@ -45,7 +45,7 @@ def python(source: str, *arguments: str) -> tuple[str, ...]:
 @contextlib.contextmanager
 def started(*command: str, **options: object) -> Iterator[FunctionProcess]:
     plan = FunctionPlan("udf", command=command, **options)  # type: ignore[arg-type]
-    function = FunctionProcess(plan, limit=30)
+    function = FunctionProcess(plan, limit=120)
     function.start()
     try:
         yield function
@@ -54,7 +54,7 @@ def started(*command: str, **options: object) -> Iterator[FunctionProcess]:
 
 
 def wait_until_gone(pids: set[int]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while alive := {pid for pid in pids if is_running(pid)}:
         assert time.monotonic() < deadline, f"still running: {alive}"
         time.sleep(0.02)
@@ -132,8 +132,10 @@ def test_a_function_that_does_not_come_up_is_tried_again_after_longer_and_longer
 )
 def test_what_stands_in_the_way_is_said(options: dict[str, object], reason: str) -> None:
     plan = FunctionPlan("udf", **options)  # type: ignore[arg-type]
+    # One that ends by itself is not waited for any longer.
+    limit = 0.5 if reason.startswith(("not ready", "nobody")) else 60
     with pytest.raises(Unavailable, match=reason):
-        FunctionProcess(plan, limit=0.5).start()
+        FunctionProcess(plan, limit=limit).start()
     assert descendants() == set()
 
 
@@ -277,5 +279,5 @@ def test_the_launcher_needs_nothing_but_python() -> None:
     order |= {"grace": 1, "after": [], "mount": True, "lock": 2}
     text = json.dumps(order).encode() + b"\n"
     command = [sys.executable, "-I", "-S", launcher.__file__]
-    done = subprocess.run(command, input=text, capture_output=True, timeout=20)
+    done = subprocess.run(command, input=text, capture_output=True, timeout=60)
     assert done.returncode in (0, 128 + signal.SIGTERM)  # the pipe ends at once
