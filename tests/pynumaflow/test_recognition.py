@@ -8,8 +8,10 @@ import pytest
 from pynumaflow.reducer import Reducer
 
 from ebbflow import Datum, Message, Response
+from ebbflow.connectors.user_code.spec import UserSinkSpec
 from ebbflow.pynumaflow.adapters import adapt, mode_of
 from ebbflow.pynumaflow.recognition import Surface, recognise, take_off_server
+from ebbflow.pynumaflow.sinks import ResponsesSink
 from tests.pynumaflow import functions
 
 
@@ -136,9 +138,22 @@ def test_a_reducer_is_known_and_has_no_surface_here():
     assert (recognised.package, recognised.surface) == ("reducer", None)
 
 
-def test_pynumaflow_is_not_imported_by_ebbflow():
+def test_an_object_is_recognised_before_it_is_sent_away_from_its_module():
+    scope = {"SinkServer": functions.SinkServer, "write": list}
+    exec("def handler(datums): return write(datums)", scope)
+    sent = UserSinkSpec(python=scope["handler"]).code
+    assert sent.func is ResponsesSink
+    assert adapt(sent, "sink") is sent
+    assert UserSinkSpec(python=functions.sink_server).code.func is ResponsesSink
+    assert UserSinkSpec(python=several).code is several
+    assert UserSinkSpec(python="words:show").code == "words:show"
+
+
+def test_lint_needs_no_arrow_and_nothing_of_ebbflow_imports_pynumaflow():
     script = (
-        "import sys, ebbflow.runtime.operators, ebbflow.spec.lint\n"
+        "import sys, ebbflow.spec.lint\n"
+        "print('pyarrow' in sys.modules)\n"
+        "import ebbflow.runtime.operators\n"
         "from ebbflow.testing.handlers import run_map\n"
         "from ebbflow import Message\n"
         "def code(keys, datum): return [Message(datum.value + repr(keys).encode())]\n"
@@ -146,4 +161,4 @@ def test_pynumaflow_is_not_imported_by_ebbflow():
         "print([name for name in sys.modules if name.split('.')[0] == 'pynumaflow'])\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.stdout.splitlines() == ["b'a[]'", "[]"], done.stderr
+    assert done.stdout.splitlines() == ["False", "b'a[]'", "[]"], done.stderr

@@ -16,7 +16,6 @@ import contextlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import pyarrow.compute as pc
@@ -28,6 +27,7 @@ from ebbflow.core.contract import order_results, record_answers, record_rows
 from ebbflow.core.frames import Rows
 from ebbflow.core.running_call import RUNNING, beating, in_time
 from ebbflow.core.streaming import Stream
+from ebbflow.core.targets import is_class
 from ebbflow.core.variables import Variables, in_environment
 from ebbflow.core.verdict import Verdict
 from ebbflow.message import Datum, Message
@@ -143,11 +143,6 @@ class Handler:
                 self.finish(self.call.close())
         if self._runner is not None:
             self._runner.close()
-
-
-def is_class(target: Any) -> bool:
-    """Returns whether the target is a class, or one with its arguments, and no function."""
-    return inspect.isclass(target.func if isinstance(target, partial) else target)
 
 
 def _as_iterable(result: Any) -> Iterable[Any]:

@@ -8,10 +8,12 @@ it is imported, the outcome is its attribute or a ``TargetError``.
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,6 +40,11 @@ def is_code(value: Any) -> bool:
     """
     made_by = {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
     return callable(value) or "pynumaflow" in made_by
+
+
+def is_class(code: Any) -> bool:
+    """Returns whether the code is a class, or one with its arguments, and no function."""
+    return inspect.isclass(code.func if isinstance(code, partial) else code)
 
 
 def resolve(target: str, search: Path | None = None) -> Callable[..., Any]:

@@ -7,8 +7,9 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from ebbflow.core.calling import Closable, Interpreter, Openable, is_class
+from ebbflow.core.calling import Closable, Interpreter, Openable
 from ebbflow.core.frames import Rows
+from ebbflow.core.targets import is_class
 from ebbflow.pynumaflow.datum import list_datums
 from ebbflow.pynumaflow.recognition import Surface
 

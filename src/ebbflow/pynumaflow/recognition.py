@@ -18,7 +18,7 @@ from functools import partial
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Literal, get_args
 
-from ebbflow.core.calling import is_class
+from ebbflow.core.targets import is_class
 
 Place = Literal["map", "transformer", "sink", "source", "store", "query"]
 """Where in a pipeline user code is used; a query is a function from DataFrame to DataFrame."""

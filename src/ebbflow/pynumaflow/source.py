@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from datetime import UTC
 from typing import Any
 
-from ebbflow.core.calling import is_class
 from ebbflow.core.held_nacks import HeldNacks
+from ebbflow.core.targets import is_class
 from ebbflow.pynumaflow.answers import read_metadata
 from ebbflow.source import NackOffset, Source, SourceMessage
 

@@ -19,7 +19,6 @@ from ebbflow.core.routing import Edge
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.publish import BUFFER, PublishRetry
 from ebbflow.pynumaflow.adapters import mode_of
-from ebbflow.pynumaflow.recognition import Place
 from ebbflow.runtime.handlers import resolve_code
 from ebbflow.runtime.plan import (
     DataFrameMap,
@@ -131,8 +130,8 @@ def _mono(spec: MonoVertexSpec, shared: dict[str, Any]) -> VertexPlan:
     setting = MapSetting(spec.name, limits, shared["search"])
     return VertexPlan(
         role=MonoPlan(
-            _map(source.transformer, "transformer", setting),
-            _map(spec.udf, "map", setting),
+            _map(source.transformer, setting),
+            _map(spec.udf, setting),
             _sinks(spec.sink, spec.serving_store),
             _bypass(spec.bypass),
         ),
@@ -203,10 +202,10 @@ def _bypass(bypass: sections.BypassSpec) -> Bypass:
 
 def _role(vertex: Vertex, store: sections.ServingStoreSpec | None, setting: MapSetting) -> Role:
     if vertex.source is not None:
-        return _map(vertex.source.transformer, "transformer", setting) or Forward()
+        return _map(vertex.source.transformer, setting) or Forward()
     if vertex.sink is not None:
         return _sinks(vertex.sink, store)
-    role = _query(vertex.udf) or _map(vertex.udf, "map", setting)
+    role = _query(vertex.udf) or _map(vertex.udf, setting)
     assert role is not None, "lint refuses a vertex that is neither source, map nor sink"
     return role
 
@@ -221,13 +220,13 @@ def _query(udf: sections.Udf | None) -> SqlMap | DataFrameMap | None:
 
 
 def _map(
-    section: sections.Udf | sections.Transformer | None, place: Place, setting: MapSetting
+    section: sections.Udf | sections.Transformer | None, setting: MapSetting
 ) -> UserMap | None:
     if section is None:
         return None
     mode = section.call_mode
-    if mode == "unary":  # or left out: Numaflow's specs have no mode
-        mode = mode_of(resolve_code(section.code, setting.search), mode, place)
+    if mode == "unary" and section.in_process is not None:  # or left out, as in Numaflow's specs
+        mode = mode_of(resolve_code(section.in_process, setting.search), mode, section.PLACE)
     strategy = _strategy(section.retry_strategy)
     if section.in_process is not None:
         return UserMap(section.code, mode, strategy, section.variables)

@@ -12,7 +12,7 @@ from ebbflow.connectors.plans import Pulled, UserSink
 from ebbflow.connectors.section import SinkSection, SourceSection, require_extra
 from ebbflow.core import targets
 from ebbflow.core.variables import Variables
-from ebbflow.pynumaflow.recognition import Place, take_off_server
+from ebbflow.pynumaflow.recognition import Place
 from ebbflow.schema import fields
 from ebbflow.schema.container import Container, Program
 from ebbflow.schema.fields import Section
@@ -85,9 +85,19 @@ class CodeSection(Section):
     def code(self) -> Code:
         """The function or class, or its name; lint refuses a section without it."""
         if self.in_process is not None:
-            return cast("Code", take_off_server(self.in_process))
+            return self._adapt(self.in_process)
         plan = self.plan_function()
         return partial(targets.resolve(_CALLERS[plan.container]), plan)
+
+    def _adapt(self, code: Code) -> Code:
+        """Returns an object as it is called; a name is looked at where it is imported.
+
+        Not only on the worker: a function that was sent there has left its module behind, and a
+        server of pynumaflow cannot be sent.
+        """
+        from ebbflow.pynumaflow.adapters import adapt  # lint does without Arrow
+
+        return code if isinstance(code, str) else cast("Code", adapt(code, self.PLACE))
 
     @property
     def call_mode(self) -> Mode:

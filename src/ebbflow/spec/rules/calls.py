@@ -13,7 +13,7 @@ from functools import partial
 from types import FunctionType
 from typing import Any
 
-from ebbflow.core.calling import is_class
+from ebbflow.core.targets import is_class
 from ebbflow.pynumaflow.recognition import Place, Recognised, Surface, recognise
 
 
