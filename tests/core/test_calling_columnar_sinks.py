@@ -341,3 +341,36 @@ def test_it_decides_as_a_sink_with_the_same_answers_in_a_list_does(said, size):
     assert one.outcomes == other.outcomes
     for name in ("failed", "fallback", "served", "unreached"):
         assert getattr(one.decisions, name) == getattr(other.decisions, name)
+
+
+@given(
+    st.lists(st.sampled_from(["ok", "error", "away", "untried", "nack"]), min_size=1, max_size=12),
+    st.integers(1, 12),
+)
+def test_a_row_without_an_answer_comes_back_and_only_an_error_of_its_own_is_counted(said, size):
+    answers = {
+        "error": ValueError("bad"),
+        "away": Unavailable("it"),
+        "untried": UNTRIED,
+        "nack": RowResponse.nack(),
+    }
+
+    def target(batch: pa.RecordBatch) -> dict[int, object]:
+        rows = enumerate(batch.column("id").to_pylist())
+        return {row: answers[said[int(i)]] for row, i in rows if said[int(i)] != "ok"}
+
+    verdict = verdict_on(some(*(str(number) for number in range(len(said)))))
+    run_columnar_sink(Handler(target), verdict, size, pandas=False)
+    for row, kind in enumerate(said):
+        outcome = verdict.outcomes.get(row)
+        left = isinstance(outcome, Retry) and outcome.failures == 0
+        expected = {
+            "ok": outcome is None,
+            "error": isinstance(outcome, Redeliver) and outcome.failures == 1,
+            "nack": outcome == Redeliver(0, None, 0),
+        }
+        # Behind calls that met an outage the rest is left as it is, whatever it would have come to.
+        assert left or expected.get(kind, False), (row, kind, outcome)
+        assert left or kind not in ("away", "untried")
+    if not {"away", "error", "untried"} & set(said):
+        assert not any(isinstance(outcome, Retry) for outcome in verdict.outcomes.values())
