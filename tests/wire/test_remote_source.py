@@ -141,7 +141,9 @@ def test_all_messages_arrive_although_the_function_is_killed_again_and_again(
     heard.touch()
     variables = (("FUNCTION_PAYLOADS", str(payloads)), ("FUNCTION_RECORD", str(heard)))
     command = (*function_in("python"), "source")
-    reading = reading_of(FunctionPlan("udsource", command=command, env=variables))
+    arguments = ("$(EBBFLOW_SOCKETS)",)
+    plan = FunctionPlan("udsource", command=command, args=arguments, env=variables)
+    reading = reading_of(plan)
     reading.greet()
     values: list[bytes] = []
     kills = iter((200, 1_500, 1_501))

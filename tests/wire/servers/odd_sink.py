@@ -12,7 +12,7 @@ import grpc
 from ebbflow.wire.proto import sink_pb2, sink_pb2_grpc
 from ebbflow.wire.server_info import END_MARKER
 
-SOCKETS = Path(os.environ.get("EBBFLOW_SOCKETS", "/var/run/numaflow"))
+SOCKETS = Path(os.environ["EBBFLOW_SOCKETS"])
 EOT = sink_pb2.SinkResponse(status={"eot": True})
 
 Result = sink_pb2.SinkResponse.Result

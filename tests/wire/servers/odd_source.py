@@ -13,7 +13,7 @@ import grpc
 from ebbflow.wire.proto import source_pb2, source_pb2_grpc
 from ebbflow.wire.server_info import END_MARKER
 
-SOCKETS = Path(os.environ.get("EBBFLOW_SOCKETS", "/var/run/numaflow"))
+SOCKETS = Path(os.environ["EBBFLOW_SOCKETS"])
 HABIT = sys.argv[1] if len(sys.argv) > 1 else "plain"
 VERSION = sys.argv[2] if len(sys.argv) > 2 else "v0.12.0"
 EOT = source_pb2.ReadResponse(status={"eot": True})

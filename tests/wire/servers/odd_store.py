@@ -10,7 +10,7 @@ import grpc
 from ebbflow.wire.proto import store_pb2, store_pb2_grpc
 from ebbflow.wire.server_info import END_MARKER
 
-SOCKETS = Path(os.environ.get("EBBFLOW_SOCKETS", "/var/run/numaflow"))
+SOCKETS = Path(os.environ["EBBFLOW_SOCKETS"])
 
 
 class OddStore(store_pb2_grpc.ServingStoreServicer):

@@ -54,5 +54,8 @@ def sink(data: Iterator[Datum]) -> Responses:
 
 if __name__ == "__main__":
     print("sink of pynumaflow", flush=True)
-    SinkServer(sink).start()
+    folder = os.environ["EBBFLOW_SOCKETS"]
+    SinkServer(
+        sink, sock_path=f"{folder}/sink.sock", server_info_file=f"{folder}/sinker-server-info"
+    ).start()
     sys.exit(0)

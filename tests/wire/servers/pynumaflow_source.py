@@ -75,4 +75,9 @@ def note(*lines: str) -> None:
 
 
 if __name__ == "__main__":
-    SourceAsyncServer(Numbers()).start()
+    folder = os.environ["EBBFLOW_SOCKETS"]
+    SourceAsyncServer(
+        Numbers(),
+        sock_path=f"{folder}/source.sock",
+        server_info_file=f"{folder}/sourcer-server-info",
+    ).start()
