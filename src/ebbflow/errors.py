@@ -88,8 +88,11 @@ class Unavailable(EbbflowError):
 
     ``raise Unavailable("the database")`` blames no message. The vertex closes the user code, waits
     and opens it anew; ``retry_after`` is the least time to wait (any ``Duration``; kept in
-    milliseconds). ``what`` names the system: people read "waiting for the database".
+    milliseconds). ``what`` names the system: people read "waiting for the database". ``tried`` is
+    false where user code could not even be opened: then no message can be to blame.
     """
+
+    tried: bool = True
 
     def __init__(self, what: str, retry_after: Duration | None = None) -> None:
         self.what = str(what)

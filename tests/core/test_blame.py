@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ebbflow import Message, Response
-from ebbflow.core.blame import ENOUGH, Blame, Trial
+from ebbflow import Message, Response, Unavailable
+from ebbflow.core.blame import ENOUGH, Blame, Outage, Trial
 from ebbflow.core.calling import Handler, run_batch_map, run_map, run_sink
 from ebbflow.core.checks import Rules
 from ebbflow.core.frames import Rows, concat
@@ -255,3 +255,17 @@ def test_while_everything_fails_nothing_ends(error):
     with pytest.raises(AssertionError, match="never end"):
         world.run()
     assert world.dead == set()
+
+
+def test_a_message_that_was_not_even_tried_is_never_to_blame():
+    away = Unavailable("the function")
+    away.tried = False
+    blame = Blame()
+    for _ in range(3):
+        assert blame.is_the_systems(away, ["a"], blamed=True)
+        assert blame.outage == Outage("the function", named=True)
+        blame.passed()
+    away.tried = True
+    assert blame.is_the_systems(away, ["a"], blamed=False)  # it was no suspect before
+    blame.passed()
+    assert not blame.is_the_systems(away, ["a"], blamed=False)

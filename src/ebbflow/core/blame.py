@@ -110,6 +110,11 @@ class Blame:
         """
         if isinstance(error, MessageTooLarge):
             return False
+        if isinstance(error, Unavailable) and not error.tried:
+            # Nor does it make a suspect: the messages were not given to user code.
+            self._calls += 1
+            self.outage = Outage.of(error)
+            return True
         away = self.means_away(error)
         # While others fail as well they decide nothing: this may be another outage.
         if not self._failing.difference(ids) and self._others_decided(ids):

@@ -89,7 +89,9 @@ def _go_on(session: Session, error: StreamBroken | CallTimeout) -> None:
         else:
             session.reopen()
     except SetupError as refused:
-        raise Unavailable(str(refused)) from refused
+        away = Unavailable(str(refused))
+        away.tried = False
+        raise away from refused
 
 
 def _means_away(error: StreamBroken) -> bool:

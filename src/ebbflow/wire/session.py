@@ -95,7 +95,14 @@ class Session:
         return StreamBroken(f"{error.what}: {how}", None, error.trace)
 
     def _open(self, start: Callable[[], object]) -> None:
-        start()
+        try:
+            start()
+            self._open_streams()
+        except Unavailable as away:
+            away.tried = False
+            raise
+
+    def _open_streams(self) -> None:
         try:
             self._await_readiness()
             for name in self._service.streams:
