@@ -3,7 +3,8 @@
 They lie in ``$XDG_CACHE_HOME/ebbflow-tests``. A language whose compiler or registry is missing is
 ``NotBuilt`` with the reason; a mistake in our sources is a ``CalledProcessError``. Rust and Java
 take minutes, so they are built only when ``EBBFLOW_TEST_FUNCTIONS`` names them (``rust,java``) or
-tests are to be thorough; once built they are used by every run.
+tests are to be thorough. Once built, Rust is used by every run; Java, whose processes take seconds
+to start again and again, only by those that ask for it.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Language:
     command: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
     long: bool = False
+    asked: bool = False
 
     def sources(self) -> list[Path]:
         """All files that are built, in order."""
@@ -78,6 +80,7 @@ LANGUAGES = {
             ),
             ("java", "-cp", "{out}/lib/*:{out}/classes", "functions.Function"),
             long=True,
+            asked=True,
         ),
     )
 }
@@ -89,7 +92,7 @@ def command(name: str) -> tuple[str, ...]:
         return (sys.executable, str(HERE / "python" / "function.py"))
     language = LANGUAGES[name]
     folder = _cache() / f"functions-{name}-{_version(language)}"
-    if not folder.is_dir():
+    if not folder.is_dir() or (language.asked and not _asked_for(name)):
         _make(language, folder)
     return _filled(language.command, folder)
 
@@ -110,7 +113,7 @@ def _make(language: Language, folder: Path) -> None:
         if shutil.which(tool) is None:
             raise NotBuilt(f"there is no {tool} on the path")
     if language.long and not _asked_for(language.name):
-        raise NotBuilt(f"it takes minutes to build; EBBFLOW_TEST_FUNCTIONS={language.name} does it")
+        raise NotBuilt(f"they take long; EBBFLOW_TEST_FUNCTIONS={language.name} asks for them")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _alone(folder):
         if not folder.is_dir():
