@@ -65,19 +65,20 @@ class FunctionKills:
         )
 
     def run(self, kills: int) -> Tally:
-        """Kill so many times, spread over the messages, let the rest come, and count."""
+        """Kill at most so many times, spread over the messages, let the rest come, and count."""
+        done = 0
         run = BackgroundRun(self._pipeline, self._folder / "state", heard=print)
         try:
             for number in range(kills):
                 moment = (number + self._random.random()) / (kills + 1)
                 self._await(run, int(moment * self._messages))
-                print(f"killed {self._kill()} after {self._arrived()} messages", flush=True)
+                done += self._kill()
             if not until(lambda: run.views["store"].counts.done >= self._messages, _PATIENCE):
                 raise TimeoutError(f"not all messages came: {run.views}")
         finally:
             run.stop()
         with start_embedded(self._folder / "state") as server, open_link(server) as link:
-            return count(self._folder, self._messages, kills, link)
+            return count(self._folder, self._messages, done, link)
 
     def _arrived(self) -> int:
         """How many lines the journal has; more than messages if some came twice."""
@@ -87,13 +88,23 @@ class FunctionKills:
         if not until(lambda: self._arrived() >= messages, _PATIENCE):
             raise TimeoutError(f"{self._arrived()} of {messages} messages came: {run.views}")
 
-    def _kill(self) -> int:
-        """Kill one of the function's processes; its number. Waits for one that is there."""
-        if not until(lambda: bool(self._processes()), _PATIENCE):
+    def _kill(self) -> bool:
+        """Kill one of the function's processes, as soon as there is one; not after the end.
+
+        A function that dies when nobody needs it any more is not started again.
+        """
+        if not until(lambda: self._is_over() or bool(self._processes()), _PATIENCE):
             raise TimeoutError("the function was not started again")
-        process = self._random.choice(self._processes())
+        processes = self._processes()
+        if self._is_over() or not processes:
+            return False
+        process = self._random.choice(processes)
         process.kill()
-        return process.pid
+        print(f"killed {process.pid} after {self._arrived()} messages", flush=True)
+        return True
+
+    def _is_over(self) -> bool:
+        return self._arrived() >= self._messages
 
     def _processes(self) -> list[psutil.Process]:
         family = psutil.Process().children(recursive=True)
