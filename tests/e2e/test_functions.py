@@ -29,7 +29,9 @@ def mark(keys: list[str], datum: Datum) -> Messages:
 names = ("NUMAFLOW_PIPELINE_NAME", "NUMAFLOW_VERTEX_NAME", "NUMAFLOW_REPLICA", "LEVEL")
 print("starts", *(os.environ.get(name) for name in names), flush=True)
 subprocess.Popen(["sleep", "600"], start_new_session=True)
-MapServer(mark).start()
+folder = os.environ["EBBFLOW_SOCKETS"]
+info = f"{folder}/mapper-server-info"
+MapServer(mark, sock_path=f"{folder}/map.sock", server_info_file=info).start()
 """
 
 STEPS = """
