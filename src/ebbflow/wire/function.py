@@ -239,7 +239,8 @@ class FunctionProcess:
             return f"{name}: nobody listens in {self._folder}"
         ended = self.explain_end(0)
         state = ended or f"it was not ready after {self._limit:g} s{self._output.last_lines()}"
-        if launcher.REFUSED in state:
+        assert self._folder is not None
+        if launcher.REFUSED in state or (self._folder.parent / launcher.NOTE).exists():
             state += (
                 f"; allow mount namespaces here, or make the function listen in ${SOCKETS}, "
                 f"the folder of its sockets; its arguments may name it: $({SOCKETS})"

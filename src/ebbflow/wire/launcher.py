@@ -7,7 +7,8 @@ comes when the owner closes it or is killed. Whatever the function has started g
 SDKs of Numaflow listen in ``/var/run/numaflow``, and none of them takes another place from its
 environment. So the function gets a view of the file system of its own, in which that place is the
 folder of its sockets; the machine's own is left alone. Where the system does not allow that, the
-launcher says so, and the function is started all the same: it may have been told its folder.
+function is started all the same: it may have been told its folder. The launcher says so only if
+the function fails.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ PLACE = Path("/var/run/numaflow")
 REFUSED = f"{PLACE} cannot be made the function's own here"
 """The beginning of the line that says that the system does not allow it."""
 
+NOTE = "refused"
+"""The file beside the folder of the sockets that says so, and why, while the function runs."""
+
 _NEW_MOUNTS, _NEW_USER = 0x0002_0000, 0x1000_0000
 _BIND, _MOVE, _RECURSIVE, _PRIVATE = 0x1000, 0x2000, 0x4000, 0x4_0000
 _DEATH_SIGNAL, _ADOPT_ORPHANS = 1, 36
@@ -53,8 +57,11 @@ def main() -> int:
     child = os.fork()
     if child == 0:
         _become_function(order)
-    code = _wait(child, woken, float(order["grace"]))
+    code, asked = _wait(child, woken, float(order["grace"]))
     _end_the_rest(child)
+    note = Path(order["folder"]).parent / NOTE
+    if code and not asked and note.exists():
+        print(f"{REFUSED}: {note.read_text()}", file=sys.stderr, flush=True)
     if order["after"]:
         subprocess.run(order["after"], capture_output=True, check=False)
     shutil.rmtree(Path(order["folder"]).parent, ignore_errors=True)
@@ -69,8 +76,11 @@ def _read_line() -> bytes:
     return bytes(line)
 
 
-def _wait(child: int, woken: int, grace: float) -> int:
-    """Waits for the function; asks it to end when that is wanted, and then makes it."""
+def _wait(child: int, woken: int, grace: float) -> tuple[int, bool]:
+    """Waits for the function; asks it to end when that is wanted, and then makes it.
+
+    Returns its exit code, and whether it was asked.
+    """
     deadline: float | None = None
     while (code := _reap(child)) is None:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -83,7 +93,7 @@ def _wait(child: int, woken: int, grace: float) -> int:
             said = _read_line() if 0 in ready else b""
             deadline = time.monotonic() + float(said or grace)
             _signal(child, signal.SIGTERM)
-    return code
+    return code, deadline is not None
 
 
 def _reap(child: int) -> int | None:
@@ -163,7 +173,8 @@ def _see_sockets(folder: Path) -> None:
             _copy_the_view_of(PLACE.parent.resolve(), folder)
         _mount(folder, PLACE, _BIND)
     except OSError as error:
-        print(f"{REFUSED}: {error.strerror}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            (folder.parent / NOTE).write_text(error.strerror or "")
 
 
 def _leave_the_shared_view() -> None:
