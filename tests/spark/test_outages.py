@@ -216,6 +216,9 @@ def test_a_store_for_answers_that_goes_away_is_waited_for(run, journal, system):
             self.work()
             self._journal.write(request)
 
+        def get(self, request):
+            """Is not asked."""
+
     pipeline = Pipeline("test", serving_store=partial(Store, system, journal))
     source = {"messages": MESSAGES, "rpu": 20, "duration": "200ms"}
     pipeline = pipeline.source("in", generator=source)
