@@ -137,6 +137,15 @@ def test_documents_of_other_systems_are_left_alone_beside_a_pipeline(folder: Pat
     assert (read.problems, read.notes) == ((), ("not read: Deployment in line 1",))
 
 
+def test_a_misspelt_kind_of_numaflow_is_not_taken_for_another_systems(problems_of: Lint) -> None:
+    wrong = "apiVersion: numaflow.numaproj.io/v1\nkind: Pipelin\nmetadata: {name: x}\n---\n"
+    assert problems_of(wrong + PIPELINE) == [
+        "1:13: EB005 unknown apiVersion 'numaflow.numaproj.io/v1'; expected "
+        "numaflow.numaproj.io/v1alpha1",
+        "2:7: EB005 unknown kind 'Pipelin'; expected Pipeline or MonoVertex",
+    ]
+
+
 def test_a_file_without_a_pipeline_is_refused_when_one_is_to_run(
     folder: Path, problems_of: Lint
 ) -> None:

@@ -28,6 +28,7 @@ KINDS: dict[str, type[Readable]] = {
 }
 """Every kind of document that is read."""
 
+_GROUP = API_VERSION.partition("/")[0]
 _FIELDS = ("apiVersion", "kind", "metadata", "spec")
 
 
@@ -48,8 +49,8 @@ def is_of_another_system(data: Any) -> bool:
     """Returns whether the document says that it is something that nobody here reads."""
     if not isinstance(data, Mapping):
         return False
-    kind, version = data.get("kind"), data.get("apiVersion")
-    return kind not in (None, *KINDS) and version not in (None, API_VERSION)
+    kind, version = data.get("kind"), str(data.get("apiVersion", API_VERSION))
+    return kind not in (None, *KINDS) and not version.startswith(_GROUP)
 
 
 def check_header(data: Any) -> Iterator[Finding]:
