@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,12 @@ from benchmarks import kafka as kafka_contest
 from benchmarks.__main__ import app
 from benchmarks.ours import EBBFLOW
 from benchmarks.programme import SHORT, Programme, measured
+
+every_part = pytest.mark.skipif(
+    "EBBFLOW_TEST_BENCHMARKS" not in os.environ,
+    reason="takes minutes; EBBFLOW_TEST_BENCHMARKS=1 measures every part of the benchmark",
+)
+"""One part is measured in every run of the tests: that of all contestants between buffers."""
 
 TINY = Programme(
     sizes=(100,),
@@ -66,6 +73,7 @@ def test_everybody_is_measured_in_one_run(spark, tmp_path):
     assert (told["seed"], len(told["cases"])) == (1, len(figures.cases))
 
 
+@every_part
 @pytest.mark.slow
 def test_every_edge_is_measured(spark, monkeypatch):
     monkeypatch.setenv("EBBFLOW_BENCH_BENTO", "/nowhere/bento")
@@ -88,6 +96,7 @@ def test_every_edge_is_measured(spark, monkeypatch):
     assert all(case.rate > 0 for case in figures.cases)
 
 
+@every_part
 @pytest.mark.slow
 def test_kafka_is_measured_beside_a_bare_loop(spark, kafka, monkeypatch):
     monkeypatch.setenv("EBBFLOW_BENCH_BENTO", "/nowhere/bento")
@@ -103,6 +112,7 @@ def test_kafka_is_measured_beside_a_bare_loop(spark, kafka, monkeypatch):
     ]
 
 
+@every_part
 @pytest.mark.slow
 def test_functions_are_measured_over_the_wire_and_in_process(spark, function_in):
     function_in("go")
@@ -121,6 +131,7 @@ def test_functions_are_measured_over_the_wire_and_in_process(spark, function_in)
     assert all(case.rate > 0 for case in figures.cases)
 
 
+@every_part
 @pytest.mark.slow
 def test_a_trickle_is_measured_with_all_processes(tmp_path, monkeypatch):
     monkeypatch.setattr(low_rates, "_SETTLED", 0.5)

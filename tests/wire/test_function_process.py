@@ -77,8 +77,19 @@ def is_running(pid: int) -> bool:
     return False
 
 
+def launchers() -> list[psutil.Process]:
+    """The launchers of this process, which may have other children: those of earlier tests."""
+    children = psutil.Process().children()
+    return [child for child in children if launcher.__file__ in child.cmdline()]
+
+
 def descendants() -> set[int]:
-    return {child.pid for child in psutil.Process().children(recursive=True)}
+    """The processes of all functions of this process, with their launchers."""
+    return {
+        pid
+        for beside in launchers()
+        for pid in (beside.pid, *(child.pid for child in beside.children(recursive=True)))
+    }
 
 
 @namespaces
@@ -218,7 +229,7 @@ def test_nothing_is_left_of_a_function_that_does_not_want_to_end() -> None:
 def test_a_killed_function_is_seen_and_started_anew() -> None:
     with started(*python(READY + "time.sleep(600)")) as function:
         assert function.explain_end(0) is None
-        (beside,) = psutil.Process().children()
+        (beside,) = launchers()
         beside.children()[0].kill()
         assert function.explain_end(10) == "it was killed by signal 9"
         assert not function.alive
@@ -256,7 +267,7 @@ def test_a_function_ends_when_its_owner_is_killed() -> None:
 
 def test_a_function_ends_when_its_launcher_is_killed() -> None:
     with started(*python(READY + "time.sleep(600)")) as function:
-        (beside,) = psutil.Process().children()
+        (beside,) = launchers()
         pids = descendants()
         beside.kill()
         wait_until_gone(pids)
@@ -272,8 +283,7 @@ def test_a_folder_whose_launcher_was_killed_is_taken_away_later(
     command = python(READY + "time.sleep(600)")
     with parent, started(*command) as one, started(*command) as other:
         killed, living = one.socket.parent.parent, other.socket.parent.parent
-        processes = psutil.Process().children()
-        (beside,) = (each for each in processes if str(killed) in environment_of(each))
+        (beside,) = (each for each in launchers() if str(killed) in environment_of(each))
         beside.kill()
         beside.wait()
         assert killed.exists()
