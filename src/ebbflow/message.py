@@ -120,6 +120,11 @@ class Signal(Enum):
     NACK = "nack"
     FAIL = "fail"
 
+    @property
+    def tag(self) -> str:
+        """The tag by which Numaflow knows such a message."""
+        return f"U+005C__{self.name}__"
+
 
 @dataclass(slots=True)
 class Message:

@@ -173,3 +173,9 @@ class Source(ABC):
         ``False`` while a nacked message is still to be given.
         """
         return False
+
+
+def redelivers(source: object) -> bool:
+    """Returns whether nacked messages go back to the source: it may know only once it is open."""
+    nack = getattr(source, "nack", None)
+    return nack is not None and getattr(nack, "__func__", nack) is not Source.nack

@@ -240,14 +240,7 @@ def run_sink(handler: Handler, verdict: Verdict, batch_size: int) -> None:
 
 def run_columnar_sink(handler: Handler, verdict: Verdict, batch_size: int, pandas: bool) -> None:
     """Gives the rows to the sink as record batches, or as data frames, and records its answers."""
-    rows = select_columns(verdict.rows)
-
-    def give(start: int, end: int) -> Failed:
-        part = rows.slice(start, end - start)
-        answers = handler.finish(handler.call(part.to_pandas() if pandas else part))
-        return record_rows(verdict, start, end - start, answers)
-
-    _in_batches(handler, verdict, batch_size, give)
+    _give_columns(handler, verdict, batch_size, pandas, record_rows)
 
 
 def run_batch_map(handler: Handler, verdict: Verdict, batch_size: int) -> None:
@@ -266,12 +259,18 @@ def run_batch_map(handler: Handler, verdict: Verdict, batch_size: int) -> None:
 
 def run_columnar(handler: Handler, verdict: Verdict, batch_size: int, pandas: bool) -> None:
     """Gives the rows to the map as record batches, or as data frames, and records its columns."""
+    _give_columns(handler, verdict, batch_size, pandas, record_columns)
+
+
+def _give_columns(
+    handler: Handler, verdict: Verdict, batch_size: int, pandas: bool, record: RecordColumns
+) -> None:
     rows = select_columns(verdict.rows)
 
     def give(start: int, end: int) -> Failed:
         part = rows.slice(start, end - start)
-        result = handler.finish(handler.call(part.to_pandas() if pandas else part))
-        return record_columns(verdict, start, end - start, result)
+        answer = handler.finish(handler.call(part.to_pandas() if pandas else part))
+        return record(verdict, start, end - start, answer)
 
     _in_batches(handler, verdict, batch_size, give)
 
@@ -300,6 +299,9 @@ def run_stream(handler: Handler, verdict: Verdict) -> None:
 
 Failed = Sequence[tuple[int, BaseException | None]]
 """Rows that failed by themselves, each with its error; ``None`` for one that was not tried."""
+
+RecordColumns = Callable[[Verdict, int, int, Any], Failed]
+"""Records the answer for so many rows from one on; returns those that failed by themselves."""
 
 Give = Callable[[int, int], Failed]
 """Has user code decide about the rows of a batch; returns those that failed by themselves."""

@@ -8,6 +8,7 @@ before, it gives the message again anyway. Times are seconds of any clock that o
 from __future__ import annotations
 
 import heapq
+import sys
 from collections.abc import Sequence
 
 from ebbflow.nacks import NackOptions
@@ -25,10 +26,10 @@ class HeldNacks:
         for nack in nacks:
             heapq.heappush(self._waiting, (now + (nack.options.delay or 0) / 1000, nack.offset))
 
-    def take_due(self, now: float) -> list[NackOffset]:
-        """Returns the nacks whose time has come, without options."""
-        due = []
-        while self._waiting and self._waiting[0][0] <= now:
+    def take_due(self, now: float, most: int = sys.maxsize) -> list[NackOffset]:
+        """Returns the nacks whose time has come, ``most`` of them, without options."""
+        due: list[NackOffset] = []
+        while self._waiting and self._waiting[0][0] <= now and len(due) < most:
             due.append(NackOffset(heapq.heappop(self._waiting)[1], NackOptions()))
         return due
 

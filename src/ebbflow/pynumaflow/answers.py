@@ -16,11 +16,7 @@ from ebbflow.message import Message, Response, Signal, Status
 from ebbflow.nacks import NackOptions
 from ebbflow.pynumaflow.datum import RowFacts
 
-_SIGNALS = {
-    "U+005C__NACK__": Signal.NACK,
-    "U+005C__FAIL__": Signal.FAIL,
-    "U+005C__DROP__": Signal.DROP,
-}
+_SIGNALS = {signal.tag: signal for signal in (Signal.NACK, Signal.FAIL, Signal.DROP)}
 """The tags by which Numaflow knows messages that are no data to forward, the strongest first."""
 
 _NO_TIME = datetime(1, 1, 1)  # what pynumaflow puts for a missing event time

@@ -18,12 +18,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ebbflow.core.columns import TYPES
+from ebbflow.message import Signal
 from ebbflow.wire.fields import Fields, Messages, Numbers, Places
 from ebbflow.wire.nested import list_texts, map_groups, read_times
 from ebbflow.wire.proto import map_pb2, sourcetransform_pb2
 from ebbflow.wire.proto.nack_options_pb2 import NackOptions
 
-DROP, NACK, FAIL = "U+005C__DROP__", "U+005C__NACK__", "U+005C__FAIL__"
+DROP, NACK, FAIL = Signal.DROP.tag, Signal.NACK.tag, Signal.FAIL.tag
 """The tags by which a function says what is to become of a message, in every language."""
 
 Flags = NDArray[np.bool_]

@@ -36,7 +36,7 @@ from ebbflow.runtime.source_process.protocol import (
     Settle,
     Told,
 )
-from ebbflow.source import NackOffset, Source, SourceMessage
+from ebbflow.source import NackOffset, SourceMessage, redelivers
 
 WINDOW = 40_000
 """Messages that may be unsettled before no more are read."""
@@ -113,7 +113,7 @@ class SourceReading:
         self._open()
         partitions = list(self._call("partitions", ()))
         self._told_exhausted = self._exhausted and not self._again
-        return Hello(_redelivers(self._source), self._told_exhausted, partitions)
+        return Hello(redelivers(self._source), self._told_exhausted, partitions)
 
     def _open(self) -> None:
         """Makes and opens the source, if it is not there: at first, and after an outage."""
@@ -260,12 +260,6 @@ class SourceReading:
         self._calling = name.removesuffix("_columns")
         method: Callable[..., Any] | None = getattr(self._source, name, None)
         return absent if method is None else self._handler.finish(method(*arguments))
-
-
-def _redelivers(source: Any) -> bool:
-    """Returns whether nacked messages go back to the source: it may know only once it is open."""
-    nack = getattr(source, "nack", None)
-    return nack is not None and getattr(nack, "__func__", nack) is not Source.nack
 
 
 def _list_messages(given: Iterable[SourceMessage] | None) -> list[SourceMessage]:

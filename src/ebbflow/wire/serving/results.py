@@ -30,6 +30,8 @@ _MICROSECOND = EPOCH.resolution
 class MapResults:
     """Makes the responses of a map."""
 
+    _response: Any = map_pb2.MapResponse
+
     def responses(self, reply: Replies) -> Iterator[bytes]:
         """Yields a response for each request that the function has answered."""
         results = self._gather(reply)
@@ -59,14 +61,16 @@ class MapResults:
         return results
 
     def _pack(self, id: str, results: list[Any]) -> bytes:
-        return map_pb2.MapResponse(id=id, results=results).SerializeToString()
+        packed: bytes = self._response(id=id, results=results).SerializeToString()
+        return packed
 
     def _result(self, request: Request, out: Output) -> Any:
-        return map_pb2.MapResponse.Result(
+        return self._response.Result(
             keys=request.message.keys if out.keys is None else out.keys,
             value=out.value,
             tags=out.tags,
             metadata=_metadata_of(request, out.metadata),
+            **self._timed(request, out.event_time),
         )
 
     def _declined(
@@ -76,10 +80,15 @@ class MapResults:
         tag: str,
         options: nack_options_pb2.NackOptions | None,
     ) -> Any:
-        return map_pb2.MapResponse.Result(tags=[tag], nack_options=options)
+        time = self._timed(reply.requests[index], reply.times.get(index))
+        return self._response.Result(tags=[tag], nack_options=options, **time)
 
     def _dropped(self, reply: Replies, index: int) -> list[Any]:
         return []
+
+    def _timed(self, request: Request, own: datetime | None) -> dict[str, Any]:
+        """Returns the field of the event time, if results have one."""
+        return {}
 
 
 class TransformResults(MapResults):
@@ -88,34 +97,13 @@ class TransformResults(MapResults):
     A drop is a result as well: Numaflow takes an empty list for a fault, and its event time counts.
     """
 
-    def _pack(self, id: str, results: list[Any]) -> bytes:
-        response = transform_pb2.SourceTransformResponse(id=id, results=results)
-        return response.SerializeToString()
-
-    def _result(self, request: Request, out: Output) -> Any:
-        return transform_pb2.SourceTransformResponse.Result(
-            keys=request.message.keys if out.keys is None else out.keys,
-            value=out.value,
-            tags=out.tags,
-            event_time=_time_of(request, out.event_time),
-            metadata=_metadata_of(request, out.metadata),
-        )
-
-    def _declined(
-        self,
-        reply: Replies,
-        index: int,
-        tag: str,
-        options: nack_options_pb2.NackOptions | None,
-    ) -> Any:
-        return transform_pb2.SourceTransformResponse.Result(
-            tags=[tag],
-            nack_options=options,
-            event_time=_time_of(reply.requests[index], reply.times.get(index)),
-        )
+    _response = transform_pb2.SourceTransformResponse
 
     def _dropped(self, reply: Replies, index: int) -> list[Any]:
         return [self._declined(reply, index, DROP, None)]
+
+    def _timed(self, request: Request, own: datetime | None) -> dict[str, Any]:
+        return {"event_time": request.message.event_time if own is None else write_time(own)}
 
 
 def sink_responses(reply: Replies) -> Iterator[bytes]:
@@ -185,7 +173,3 @@ def _metadata_of(
     if not request.message.HasField("metadata"):
         return None
     return metadata_pb2.Metadata(user_metadata=request.message.metadata.user_metadata)
-
-
-def _time_of(request: Request, own: datetime | None) -> Any:
-    return request.message.event_time if own is None else write_time(own)

@@ -8,7 +8,6 @@ source gives the message again, as it does in a pipeline.
 
 from __future__ import annotations
 
-import heapq
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -17,8 +16,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from ebbflow.core.held_nacks import HeldNacks
 from ebbflow.core.source_columns import check_columns, columns_of
-from ebbflow.source import NackOffset, Source, SourceMessage
+from ebbflow.source import NackOffset, SourceMessage, redelivers
 from ebbflow.wire.nack_options import read_options
 from ebbflow.wire.proto import source_pb2
 from ebbflow.wire.serving.function import ServedFunction
@@ -47,7 +47,7 @@ class ServedSource:
         self._fail = fail
         self._partition = int(os.environ.get("NUMAFLOW_REPLICA", "0") or 0)
         self._unsettled: dict[bytes, bytes] = {}
-        self._again: list[tuple[float, bytes]] = []
+        self._again = HeldNacks()
 
     # --- streams and calls ----------------------------------------------------------------------
 
@@ -98,11 +98,6 @@ class ServedSource:
         has_it = hasattr(self._function.handler.instance, name)
         return self._function.call(name, *arguments) if has_it else None
 
-    @property
-    def _nacks_itself(self) -> bool:
-        own = getattr(type(self._function.handler.instance), "nack", Source.nack)
-        return own is not Source.nack
-
     def _read(self, limit: int, timeout: int) -> list[bytes]:
         again = list(self._take_due(limit))
         if len(again) == limit:
@@ -115,16 +110,16 @@ class ServedSource:
 
     def _take_due(self, limit: int) -> Iterator[bytes]:
         now = time.monotonic()
-        while limit > 0 and self._again and self._again[0][0] <= now:
-            _, offset = heapq.heappop(self._again)
-            if offset in self._unsettled:  # not acknowledged meanwhile
+        while limit > 0 and (due := self._again.take_due(now, 1)):
+            packed = self._unsettled.get(due[0].offset)
+            if packed is not None:  # not acknowledged meanwhile
                 limit -= 1
-                yield self._unsettled[offset]
+                yield packed
 
     def _keep(self, message: SourceMessage) -> bytes:
         packed = self._pack(message)
         # For a source with a nack of its own only that there are any counts.
-        self._unsettled[message.offset] = b"" if self._nacks_itself else packed
+        self._unsettled[message.offset] = b"" if self._redelivers else packed
         return packed
 
     def _pack(self, message: SourceMessage) -> bytes:
@@ -147,13 +142,15 @@ class ServedSource:
         self._forget(offsets)
 
     def _nack(self, nacks: Sequence[NackOffset]) -> None:
-        if self._nacks_itself:
+        if self._redelivers:
             self._function.call("nack", nacks)
             self._forget([nack.offset for nack in nacks])
-            return
-        now = time.monotonic()
-        for nack in nacks:
-            heapq.heappush(self._again, (now + (nack.options.delay or 0) / 1_000, nack.offset))
+        else:
+            self._again.hold(nacks, time.monotonic())
+
+    @property
+    def _redelivers(self) -> bool:
+        return redelivers(self._function.handler.instance)
 
     def _forget(self, offsets: Sequence[bytes]) -> None:
         for offset in offsets:
