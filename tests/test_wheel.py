@@ -38,14 +38,14 @@ def test_it_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     }
 
 
-def test_functions_http_and_kafka_are_extras(wheel: zipfile.ZipFile) -> None:
+def test_client_functions_http_and_kafka_are_extras(wheel: zipfile.ZipFile) -> None:
     required = metadata(wheel).get_all("Requires-Dist", [])
     optional = [line for line in required if "extra ==" in line]
     assert {re.split(r"[<>=]", line)[0].strip() for line in optional} == {
-        *("confluent-kafka", "cryptography", "httptools"),
+        *("confluent-kafka", "cryptography", "httptools", "httpx"),
         *("grpcio", "hpack", "protobuf"),
     }
-    assert metadata(wheel).get_all("Provides-Extra") == ["grpc", "http", "kafka"]
+    assert metadata(wheel).get_all("Provides-Extra") == ["client", "grpc", "http", "kafka"]
 
 
 def test_it_says_where_the_project_is(wheel: zipfile.ZipFile) -> None:
