@@ -31,7 +31,7 @@ import ebbflow.publishing
 import ebbflow.testing
 from ebbflow.cli.conventions import EXIT_CODES
 from ebbflow.cli.main import app
-from ebbflow.connectors.http import spec as http_fields
+from ebbflow.connectors.http import listening
 from ebbflow.connectors.jetstream import spec as jetstream_fields
 from ebbflow.connectors.kafka import spec as kafka_fields
 from ebbflow.connectors.nats import spec as nats_fields
@@ -415,7 +415,7 @@ KIND_TEXT = {
     kinds.Factor: "number from 1",
     kinds.ErrorClass: "text, as `module:Class`",
     kinds.Jitter: "number from 0 to below 1",
-    http_fields.Port: "port; 0 picks a free one",
+    listening.Port: "port; 0 picks a free one",
     nats_fields.Url: "URL",
     nats_fields.Subject: "subject",
     nats_fields.Pattern: "subject",

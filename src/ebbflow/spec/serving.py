@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, StrictBool
 
-from ebbflow.connectors.http.spec import BearerToken, Ports
+from ebbflow.connectors.http.listening import BearerToken, Ports
 from ebbflow.connectors.user_code.spec import CodeSection
 from ebbflow.schema import fields
 from ebbflow.schema.fields import Section

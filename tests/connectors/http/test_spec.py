@@ -74,6 +74,11 @@ def test_an_http_source_that_is_fine(problems_of, fields):
             "SECRET with key: KEY",
         ),
         (
+            "{host: 0.0.0.0}",
+            "EB104 'http': anybody who can reach 0.0.0.0 could send; give it auth: {token: {env: "
+            "NAME}}",
+        ),
+        (
             "{readTimeout: 0s}",
             "EB105 'readTimeout': must be longer than 0; write for example 250ms",
         ),

@@ -7,19 +7,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, StrictInt, StrictStr, model_validator
+from pydantic import AfterValidator, Field, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
+from ebbflow.connectors.http.listening import ListeningSection
 from ebbflow.connectors.http.settings import (
     BatchSettings,
-    Certificate,
     ClientTls,
-    Endpoint,
     HttpSinkSettings,
     HttpSourceSettings,
 )
 from ebbflow.connectors.plans import WHOLE_CHUNK, UserSink
-from ebbflow.connectors.section import SinkSection, SourceSection, require_extra
+from ebbflow.connectors.section import SinkSection, require_extra
 from ebbflow.errors import SetupError
 from ebbflow.schema import fields
 from ebbflow.schema.fields import Section, shown
@@ -32,10 +31,6 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _TEXT = re.compile(r"[\t\x20-\x7e]*")
 _ALONE_A_CALL = 500
-_HTTPS = 8_443
-
-Port = Annotated[StrictInt, Field(ge=0, le=65_535)]
-"""A TCP port; 0 for any that is free, which the run then tells."""
 
 
 def _url(value: str) -> str:
@@ -67,12 +62,6 @@ Headers = Annotated[dict[StrictStr, StrictStr], AfterValidator(_headers)]
 """Headers of a request that hold no secret."""
 
 
-class BearerToken(Section):
-    """A bearer token."""
-
-    token: SecretRef = Field(description="the bearer token")
-
-
 class HttpUser(Section):
     """A user with a password."""
 
@@ -98,58 +87,12 @@ class SinkAuth(Section):
         return self
 
 
-class CertificateSpec(Section):
-    """The server's certificate, with those that vouch for it, and its key, in PEM form."""
-
-    cert_secret: SecretRef = Field(description="the certificate")
-    key_secret: SecretRef = Field(description="its key")
-
-    def read(self, where: str) -> Certificate:
-        """Returns both, as they are now."""
-        chain = self.cert_secret.read(f"the certificate of {where}").reveal()
-        return Certificate(chain, self.key_secret.read(f"the key of {where}"))
-
-
-class Ports(Section):
-    """The ports to listen on, as Numaflow has them: always ``https``, and ``http`` if it is set."""
-
-    http: Port | None = Field(
-        default=None, description="a port for posts in the clear; left out, there is none"
-    )
-    https: Port | None = Field(
-        default=None,
-        description="the port for posts over TLS; left out, 8443, or none where `http` is set and "
-        "8443 is taken",
-    )
-
-    @model_validator(mode="after")
-    def _differ(self) -> Ports:
-        if self.http == self.https and self.http:
-            raise PydanticCustomError("EB104", "http and https cannot have the same port")
-        return self
-
-
-class HttpSourceSpec(SourceSection):
+class HttpSourceSpec(ListeningSection):
     """Takes messages by POST. ``service`` is for Kubernetes only.
 
     Without ``tls`` the certificate is one that nobody vouches for, made when the run begins.
     """
 
-    host: StrictStr = Field(
-        default="127.0.0.1", description="where to listen; beyond this machine a token is needed"
-    )
-    ports: Ports = Ports()
-    auth: Annotated[BearerToken | None, fields.LEFT_OUT_IF_EMPTY] = None
-    tls: CertificateSpec | None = None
-    read_timeout: fields.Wait = Field(
-        default=10_000, description="how long a request may take to arrive"
-    )
-    ack_wait: fields.Wait = Field(
-        default=5_000, description="how long to wait for JetStream to confirm that it is stored"
-    )
-    max_in_flight: fields.Positive = Field(
-        default=1_000, description="the most requests that are read and stored at the same time"
-    )
     service: Any = Field(default=None, description="without effect")
 
     def plan(self, pipeline: str, vertex: str) -> FeedPlan:
@@ -162,28 +105,13 @@ class HttpSourceSpec(SourceSection):
 
     def settings(self, where: str) -> HttpSourceSettings:
         """Returns how posts are taken in; ``where`` says whose the secrets are."""
-        token = self.auth.token.read(f"the token of {where}") if self.auth else None
         return HttpSourceSettings(
-            self._endpoints(where),
-            token,
+            self.endpoints(where),
+            self.read_token(where),
             self.read_timeout / 1000,
             self.ack_wait / 1000,
             self.max_in_flight,
         )
-
-    def _endpoints(self, where: str) -> tuple[Endpoint, ...]:
-        certificate = self.tls.read(where) if self.tls else None
-        http, https = self.ports.http, self.ports.https
-        plain = () if http is None else (Endpoint(self.host, http),)
-        secured = Endpoint(
-            self.host,
-            _HTTPS if https is None else https,
-            certificate,
-            self_signed=certificate is None,
-            # Whoever asks for http alone gets https beside it, but not at the price of no start.
-            optional=http is not None and https is None and certificate is None,
-        )
-        return (*plain, secured)
 
 
 class BatchSpec(Section):
