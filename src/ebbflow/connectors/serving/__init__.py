@@ -1,0 +1,1 @@
+"""The serving source: requests over HTTP, and their answers."""
