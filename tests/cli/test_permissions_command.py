@@ -130,6 +130,7 @@ SOURCES = {
     "nats": {"url": "nats://localhost", "subject": "s"},
     "kafka": {"brokers": ["localhost:9092"], "topic": "t"},
     "spark": {"format": "rate", "value": "CAST(value AS STRING)"},
+    "serving": {},
 }
 """A source of each kind that there is."""
 

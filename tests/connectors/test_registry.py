@@ -25,6 +25,7 @@ GIVEN_SOURCES: dict[str, dict[str, Any]] = {
     "nats": NATS | {"subject": "s"},
     "kafka": KAFKA,
     "spark": {"format": "rate"},
+    "serving": {},
 }
 GIVEN_SINKS: dict[str, dict[str, Any]] = {
     "log": {},

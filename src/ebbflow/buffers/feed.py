@@ -21,6 +21,7 @@ from ebbflow.core import frames
 from ebbflow.errors import PermanentPublishError
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import BUFFER, publish, publish_when_room
+from ebbflow.schema.literals import Code
 
 _NO_ROLLUP = 10111
 
@@ -52,8 +53,25 @@ class Feed(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class StorePlan:
+    """Where the answers of a pipeline are: in a bucket in NATS, or in a store of the user's own.
+
+    ``code`` makes that store, ``search`` is the folder that has it; without it answers are in the
+    ``bucket``. The bucket is there in either case, for what a serving source knows about requests,
+    and keeps each entry for ``ttl`` milliseconds.
+    """
+
+    bucket: str
+    ttl: int
+    code: Code | None = None
+    search: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class FeedPlan:
     """A feed that the driver is to open: its class, and the settings that it is made with.
+
+    ``store`` is where the answers of its pipeline are, if there are any.
 
     The settings hold secrets and the class may need a web server, so neither leaves the driver: a
     plan that is pickled for a worker arrives there without them.
@@ -61,6 +79,7 @@ class FeedPlan:
 
     feed: Callable[[Any, Spot], Feed] | None
     settings: Any
+    store: StorePlan | None = None
 
     def __reduce__(self) -> tuple[type[FeedPlan], tuple[None, None]]:
         return FeedPlan, (None, None)
@@ -78,7 +97,8 @@ class Spot:
     ``tell`` shows a line to whoever watches the run. ``largest`` is the largest value that a
     message may have. ``memory`` is a folder for what has to be known after a restart; it need not
     exist. ``drain`` if the run ends when everything is processed. ``spark`` is the session of the
-    run, for feeds that need Spark; nothing else here knows it.
+    run, for feeds that need Spark; nothing else here knows it. ``store`` is where the pipeline's
+    answers are. ``is_ready`` tells, to any thread and at once, whether all vertices are at work.
     """
 
     pipeline: str
@@ -90,6 +110,8 @@ class Spot:
     tell: Callable[[str], None]
     memory: Path
     drain: bool
+    store: StorePlan | None = None
+    is_ready: Callable[[], bool] = lambda: True
 
     @property
     def buffers(self) -> Buffers:

@@ -18,6 +18,7 @@ from ebbflow.connectors.kafka.spec import KafkaSinkSpec, KafkaSourceSpec
 from ebbflow.connectors.log.spec import LogSpec
 from ebbflow.connectors.nats.spec import NatsSinkSpec, NatsSourceSpec
 from ebbflow.connectors.section import SinkSection, SourceSection
+from ebbflow.connectors.serving.spec import ServingSourceSpec
 from ebbflow.connectors.spark.spec import SparkSinkSpec, SparkSourceSpec
 from ebbflow.connectors.user_code.spec import UserSinkSpec, UserSourceSpec
 
@@ -28,22 +29,28 @@ class SourceKind:
 
     ``feeds`` if a feed on the driver stores them in the vertex's own buffer first. ``returns`` if
     nacked messages may go back to the outside system, which a ledger then records. ``remembers`` if
-    the ids that senders gave are written down, to recognise copies. With none of these the vertex's
-    task makes the messages itself.
+    the ids that senders gave are written down, to recognise copies. ``serves`` if each message is a
+    request whose caller waits for answers: all vertices of the pipeline then write down what became
+    of every message. With none of these the vertex's task makes the messages itself.
     """
 
     section: type[SourceSection]
     feeds: bool = False
     returns: bool = False
     remembers: bool = False
+    serves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SinkKind:
-    """A kind of sink: its section. ``batched`` if Spark writes whole batches of its messages."""
+    """A kind of sink: its section. ``batched`` if Spark writes whole batches of its messages.
+
+    ``answers`` if it can answer a request.
+    """
 
     section: type[SinkSection]
     batched: bool = False
+    answers: bool = False
 
 
 SOURCES: dict[str, SourceKind] = {
@@ -54,12 +61,13 @@ SOURCES: dict[str, SourceKind] = {
     "nats": SourceKind(NatsSourceSpec, feeds=True),
     "kafka": SourceKind(KafkaSourceSpec, returns=True),
     "spark": SourceKind(SparkSourceSpec, feeds=True),
+    "serving": SourceKind(ServingSourceSpec, feeds=True, serves=True),
 }
 
 SINKS: dict[str, SinkKind] = {
     "log": SinkKind(LogSpec),
     "blackhole": SinkKind(BlackholeSpec),
-    "udsink": SinkKind(UserSinkSpec),
+    "udsink": SinkKind(UserSinkSpec, answers=True),
     "http": SinkKind(HttpSinkSpec),
     "file": SinkKind(FileSinkSpec),
     "jetstream": SinkKind(JetStreamSinkSpec),
@@ -74,7 +82,6 @@ _OWN_SINK = "write a udsink with a client of your choice"
 SOURCES_NOT_YET = {
     "pulsar": _OWN_SOURCE,
     "sqs": _OWN_SOURCE,
-    "serving": "use an http source and a servingStore",
 }
 """Numaflow's sources that are not here: a spec may name them, and lint says what to do instead."""
 

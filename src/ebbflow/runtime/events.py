@@ -12,6 +12,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import json
+import math
 import secrets
 import time
 from collections import Counter
@@ -145,6 +146,7 @@ class TaskListener:
         self._pending: dict[tuple[str, int], int | None] = {}
         self._waiting: dict[tuple[str, int], Waiting | None] = {}
         self._halted: dict[tuple[str, int], str | None] = {}
+        self._heard: dict[tuple[str, int], float] = {}
         self._calls: dict[tuple[str, int], tuple[float, float]] = {}
 
     @contextlib.contextmanager
@@ -181,6 +183,14 @@ class TaskListener:
         """Returns why the breaker of the vertex has stopped it, if it has."""
         return next((why for why in _latest(vertex, self._halted) if why), None)
 
+    def has_heard(self, vertex: str, partitions: int, since: float) -> bool:
+        """Returns whether every task of the vertex has spoken since a moment.
+
+        Each task does when its user code is open, be there messages or not.
+        """
+        heard = self._heard.copy()
+        return all(heard.get((vertex, p), -math.inf) >= since for p in range(partitions))
+
     def in_call(self, vertex: str) -> float | None:
         """Returns the seconds that user code has been in one call, if that is long."""
         now = time.monotonic()
@@ -208,6 +218,7 @@ class TaskListener:
 
     def _note(self, event: dict[str, Any]) -> None:
         vertex, key = event["vertex"], (event["vertex"], event["partition"])
+        self._heard[key] = time.monotonic()
         self._pending[key] = event["pending"]
         self._waiting[key] = Waiting(**event["waiting"]) if event["waiting"] else None
         self._halted[key] = event["halted"]

@@ -20,13 +20,20 @@ class Feeds:
     """All feeds, by the vertex they feed. ``tell`` shows a line to whoever watches the run.
 
     ``memory`` is the folder for what they have to know after a restart, ``drain`` if the run ends
-    when everything is processed.
+    when everything is processed. ``is_ready`` tells whether all vertices are at work.
     """
 
-    def __init__(self, tell: Callable[[str], None], memory: Path, drain: bool) -> None:
+    def __init__(
+        self,
+        tell: Callable[[str], None],
+        memory: Path,
+        drain: bool,
+        is_ready: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._tell = tell
         self._memory = memory
         self._drain = drain
+        self._is_ready = is_ready
         self._feeds: dict[str, Feed] = {}
 
     @contextmanager
@@ -40,7 +47,8 @@ class Feeds:
                 if plan.paused or plan.vertex in self._feeds:
                     continue
                 if isinstance(plan.source, FeedPlan):
-                    self._start(plan.vertex, plan.source, self._spot(plan, link, spark))
+                    spot = self._spot(plan, plan.source, link, spark)
+                    self._start(plan.vertex, plan.source, spot)
             yield
         except EngineDied:
             self.stop(only_on_spark=True)
@@ -62,7 +70,7 @@ class Feeds:
                 del self._feeds[vertex]
                 feed.stop()
 
-    def _spot(self, plan: VertexPlan, link: Link, spark: Session) -> Spot:
+    def _spot(self, plan: VertexPlan, feed: FeedPlan, link: Link, spark: Session) -> Spot:
         return Spot(
             plan.pipeline,
             plan.vertex,
@@ -73,6 +81,8 @@ class Feeds:
             self._tell,
             self._memory / plan.vertex,
             self._drain,
+            feed.store,
+            self._is_ready,
         )
 
     def forget(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from ebbflow.buffers.feed import FeedPlan
+from ebbflow.buffers.feed import FeedPlan, StorePlan
 from ebbflow.buffers.names import VertexStreams
 from ebbflow.connectors.generator.source import GeneratorPlan
 from ebbflow.connectors.plans import WHOLE_CHUNK, Pulled
@@ -31,6 +31,7 @@ from ebbflow.runtime.plan import (
     VertexPlan,
 )
 from ebbflow.runtime.source_process.client import COLUMNS_LIMIT, SourcePlan
+from ebbflow.schema.literals import Code
 
 if TYPE_CHECKING:
     from ebbflow.spec import sections
@@ -106,7 +107,7 @@ def _vertex(spec: PipelineSpec, vertex: Vertex, shared: dict[str, Any]) -> Verte
         concurrency=limits.concurrency,
         call_timeout=limits.call_timeout and limits.call_timeout / 1000,
         buffer_frames=limits.buffer_frames,
-        source=_source(source, vertex.name, limits, asked, shared),
+        source=_source(source, vertex.name, limits, asked, spec.serving_store, shared),
         is_source=source is not None,
         paused=spec.paused and source is not None,
         feeders=_feeders(spec, vertex.name),
@@ -146,7 +147,7 @@ def _mono(spec: MonoVertexSpec, shared: dict[str, Any]) -> VertexPlan:
         call_timeout=limits.call_timeout and limits.call_timeout / 1000,
         buffer_frames=limits.buffer_frames,
         paused=spec.paused,
-        source=_source(source, spec.name, limits, asked, shared),
+        source=_source(source, spec.name, limits, asked, spec.serving_store, shared),
         is_source=True,
         **_stream_fields(spec.streams),
         **shared,
@@ -245,8 +246,20 @@ def _sinks(sink: sections.SinkSpec, store: sections.ServingStoreSpec | None) -> 
         on_success=sink.on_success.section.plan(retried) if sink.on_success else None,
         strategy=_strategy(sink.retry_strategy),
         serves=store is not None,
-        store=store.code if store and store.nats is None else None,
+        store=_store_code(store),
     )
+
+
+def _store_code(store: sections.ServingStoreSpec | None) -> Code | None:
+    return store.code if store is not None and store.nats is None else None
+
+
+def _store(store: sections.ServingStoreSpec | None, shared: dict[str, Any]) -> StorePlan | None:
+    """Returns where feeds find the answers of the pipeline, if there is a bucket for them."""
+    if "bucket" not in shared:
+        return None
+    bucket, ttl = shared["bucket"], shared["bucket_ttl"]
+    return StorePlan(bucket, ttl, _store_code(store), shared["search"])
 
 
 def _strategy(section: sections.RetrySpec | None) -> RetryStrategy | None:
@@ -258,12 +271,15 @@ def _source(
     vertex: str,
     limits: EffectiveLimits,
     asked: int | None,
+    store: sections.ServingStoreSpec | None,
     shared: dict[str, Any],
 ) -> GeneratorPlan | SourcePlan | FeedPlan | None:
     """Returns what a source vertex gets its messages from; ``asked`` are the rows of one read."""
     if source is None:
         return None
     plan = source.section.plan(shared["pipeline"], vertex)
+    if isinstance(plan, FeedPlan):
+        return replace(plan, store=_store(store, shared))
     if not isinstance(plan, Pulled):
         return plan
     return SourcePlan(

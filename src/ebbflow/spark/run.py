@@ -78,12 +78,27 @@ class Run:
         self._deadline: float | None = None
         self._listener = TaskListener(self._names, watcher.line)
         memory = options.state / "feeds" / spec.name
-        self._feeds = Feeds(watcher.stage, memory, options.drain)
+        self._feeds = Feeds(watcher.stage, memory, options.drain, self.is_ready)
+        self._vertices: Sequence[VertexSupervisor] = ()
         self._unconfirmed: Unconfirmed | None = None
 
     def stop(self) -> None:
         """Ends the run in good order; from any thread."""
         self._stop.set()
+
+    def is_ready(self) -> bool:
+        """Returns whether every vertex has all its tasks at work; from any thread, at once.
+
+        Not while a vertex has failed and is started again, nor while its breaker has stopped it.
+        """
+        vertices = self._vertices
+        return bool(vertices) and not self._stop.is_set() and all(map(self._is_up, vertices))
+
+    def _is_up(self, vertex: VertexSupervisor) -> bool:
+        name, partitions, heard = vertex.plan.vertex, vertex.plan.partitions, self._listener
+        if vertex.failure is not None or heard.halted(name) is not None:
+            return False
+        return vertex.plan.batched or heard.has_heard(name, partitions, vertex.up_since)
 
     def execute(self) -> Summary:
         """Starts everything, waits for the end, stops everything and returns the summary."""
@@ -130,12 +145,14 @@ class Run:
         with slots.count(spark):
             supervisor = Supervisor(spark, plans, lambda: slots.epoch_seconds)
             supervisor.start()
+            self._vertices = supervisor.vertices
             self._watcher.stage("running")
             try:
                 with self._feeds.running(self._link, spark, plans):
                     ended = self._wait(plans, supervisor, before, engine)
                     self._watcher.stage("stopping")
             finally:
+                self._vertices = ()
                 supervisor.stop(self._tell_stop, _STOP_TIMEOUT)
             self._look(plans, supervisor, before)
             return ended

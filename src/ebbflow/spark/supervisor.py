@@ -45,6 +45,8 @@ class VertexSupervisor:
         self.restarts = 0
         self._failure: str | None = None
         self._began = math.inf
+        self.up_since = math.inf
+        """When its first epoch without a failure since began; never while it has failed."""
         self._spark = spark
         self._epochs = Epochs(spark, plan)
         self._lengths = lengths
@@ -81,6 +83,7 @@ class VertexSupervisor:
         while self._open or not self._stopping.is_set():
             self.epoch += 1
             self._began = time.monotonic()
+            self.up_since = min(self.up_since, self._began)
             try:
                 self._run_epoch(isolate)
                 self._failure, isolate, failures = None, False, 0
@@ -92,7 +95,7 @@ class VertexSupervisor:
                 isolate = _WORKER_DIED in str(error)
                 steady = time.monotonic() - self._began > _STEADY
                 failures = 1 if steady else failures + 1
-                self._began = math.inf
+                self._began = self.up_since = math.inf
                 self._stopping.wait(_RESTART.wait(failures) / 1000)
 
     def _run_epoch(self, isolate: bool) -> None:

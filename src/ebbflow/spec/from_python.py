@@ -48,6 +48,7 @@ class SourceKinds(TypedDict, total=False):
     nats: Mapping[str, Any]
     kafka: Mapping[str, Any]
     spark: Mapping[str, Any]
+    serving: Mapping[str, Any]
 
 
 class SinkKinds(TypedDict, total=False):

@@ -42,10 +42,15 @@ def _url(value: str) -> str:
     return value
 
 
+def _header(value: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise PydanticCustomError("EB104", "{name} is no header", {"name": shown(value)})
+    return value
+
+
 def _headers(value: dict[str, str]) -> dict[str, str]:
     for name, text in value.items():
-        if not _NAME.fullmatch(name):
-            raise PydanticCustomError("EB104", "{name} is no header", {"name": shown(name)})
+        _header(name)
         if not _TEXT.fullmatch(text):
             raise PydanticCustomError(
                 "EB104", "{name} must be ASCII on one line", {"name": shown(name)}
@@ -57,6 +62,9 @@ def _headers(value: dict[str, str]) -> dict[str, str]:
 
 Url = Annotated[StrictStr, AfterValidator(_url)]
 """An address of the web, without a login."""
+
+HeaderName = Annotated[StrictStr, AfterValidator(_header)]
+"""The name of a header."""
 
 Headers = Annotated[dict[StrictStr, StrictStr], AfterValidator(_headers)]
 """Headers of a request that hold no secret."""

@@ -1,0 +1,83 @@
+"""The serving source in a spec: requests come in over HTTP, and callers get the answers back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, StrictStr
+from pydantic_core import PydanticCustomError
+
+from ebbflow.connectors.http.listening import ListeningSection
+from ebbflow.connectors.http.spec import HeaderName
+from ebbflow.connectors.section import require_extra
+from ebbflow.connectors.serving.settings import ServingSettings
+from ebbflow.schema import fields
+from ebbflow.schema.fields import shown
+
+if TYPE_CHECKING:
+    from ebbflow.buffers.feed import FeedPlan
+
+
+def _origin(value: str) -> str:
+    parts = urlsplit(value)
+    bare = f"{parts.scheme}://{parts.netloc}"
+    if value != "*" and (parts.scheme not in ("http", "https") or value != bare):
+        raise PydanticCustomError(
+            "EB104",
+            "{value} is no origin: write https://HOST, with the port if it has one, or '*'",
+            {"value": shown(value)},
+        )
+    return value
+
+
+Origin = Annotated[StrictStr, AfterValidator(_origin)]
+"""Where a page comes from: scheme, host and port; ``*`` for anywhere."""
+
+
+class ServingFields(ListeningSection):
+    """How requests are taken in and answered: in a serving source, and in a ServingPipeline."""
+
+    max_in_flight: fields.Positive = Field(
+        default=1_000,
+        description="the most requests that are served at the same time, waiting callers included; "
+        "more get 429",
+    )
+    # Not what camel case would make of it.
+    msg_id_header_key: HeaderName = Field(
+        default="X-Numaflow-Id",
+        alias="msgIDHeaderKey",
+        description="the header with the id of a request; without it the server makes one",
+    )
+    request_timeout_seconds: fields.Positive = Field(
+        default=120,
+        description="how long a caller waits; then it gets 408, and the request goes on",
+    )
+    cors: tuple[Origin, ...] = Field(
+        default=(), description="the origins whose pages may ask; `'*'` for all"
+    )
+
+
+class ServingSourceSpec(ServingFields):
+    """Takes requests in over HTTP and gives callers the answers that sinks serve."""
+
+    def plan(self, pipeline: str, vertex: str) -> FeedPlan:
+        """Returns the feed, with all secrets read."""
+        require_extra("The serving source", "http", "httptools", "cryptography")
+        from ebbflow.buffers.feed import FeedPlan
+        from ebbflow.connectors.serving.source import ServingFeed
+
+        return FeedPlan(ServingFeed, self.settings(f"the serving source {vertex}"))
+
+    def settings(self, where: str) -> ServingSettings:
+        """Returns how requests are served; ``where`` says whose the secrets are."""
+        return ServingSettings(
+            self.endpoints(where),
+            self.read_token(where),
+            self.msg_id_header_key,
+            self.request_timeout_seconds,
+            self.cors,
+            self.read_timeout / 1000,
+            self.ack_wait / 1000,
+            self.max_in_flight,
+        )
