@@ -102,6 +102,8 @@ def address(names: Names, publication: Publication) -> tuple[str, dict[str, str]
         return f"$KV.{publication.target}.{publication.key}", publication.headers
     if publication.stage is Stage.DEAD_LETTER:
         return names.dead_letter_subject(vertex), publication.headers
+    if publication.stage is Stage.TRAIL:
+        return names.trail_subject(vertex), publication.headers
     due_subject = names.due_subject(vertex, partition)
     if publication.due is None:
         return due_subject, publication.headers

@@ -65,6 +65,15 @@ class Names:
         return f"ebb.{self.pipeline}.seen.{vertex}"
 
     @property
+    def trail(self) -> str:
+        """The stream of what became of every message, where a source serves requests."""
+        return f"ebb_{self.pipeline}_trail"
+
+    def trail_subject(self, vertex: str = "*") -> str:
+        """The subject where a vertex tells what became of its messages."""
+        return f"ebb.{self.pipeline}.trail.{vertex}"
+
+    @property
     def positions(self) -> str:
         """The key-value bucket of positions."""
         return f"ebb_{self.pipeline}_positions"
@@ -102,7 +111,8 @@ class VertexStreams:
 
     ``has_buffer`` if it reads one; ``returns`` if its source may be given nacked messages back;
     ``remembers`` if its source writes down the ids that it was given; ``batched`` if the driver
-    plans what it reads, instead of a task that follows its streams.
+    plans what it reads, instead of a task that follows its streams; ``serves`` if its source
+    answers requests, for which all vertices of the pipeline publish a trail.
     """
 
     vertex: str
@@ -111,6 +121,7 @@ class VertexStreams:
     returns: bool = False
     remembers: bool = False
     batched: bool = False
+    serves: bool = False
 
     def for_messages(self, names: Names) -> Iterator[str]:
         """Returns the streams that hold messages on their way, of all partitions."""

@@ -53,8 +53,10 @@ def derive_permissions(
     seen = [names.seen_subject(vertex.vertex) for vertex in vertices if vertex.remembers]
     followed = [s for vertex in vertices if not vertex.batched for s in vertex.for_messages(names)]
     batched = [s for vertex in vertices if vertex.batched for s in vertex.for_messages(names)]
+    serves = any(vertex.serves for vertex in vertices)
     positions = f"KV_{names.positions}"
-    beside = [*([names.ledger] if returned else []), *([names.seen] if seen else [])]
+    kept = {names.ledger: bool(returned), names.seen: bool(seen), names.trail: serves}
+    beside = [stream for stream, is_kept in kept.items() if is_kept]
     own = [positions, names.dead_letters, *beside, *followed, *batched]
     publish: Groups = {
         "see which streams there are; shows names only": ["$JS.API.STREAM.NAMES"],
@@ -87,6 +89,16 @@ def derive_permissions(
         ]
     if seen:
         publish["write down the ids that sources were given"] = [*_list_reads([names.seen]), *seen]
+    if serves:
+        publish["write down what became of every message, and follow it"] = [
+            *_list_calls(
+                [names.trail],
+                "CONSUMER.CREATE.{}.*",
+                "CONSUMER.MSG.NEXT.{}.*",
+                "CONSUMER.DELETE.{}.*",
+            ),
+            *(names.trail_subject(vertex.vertex) for vertex in vertices),
+        ]
     if bucket is not None:
         calls = _list_calls([f"KV_{bucket}"], "STREAM.CREATE.{}", "STREAM.UPDATE.{}")
         publish["write answers"] = [*calls, f"$KV.{bucket}.>"]

@@ -17,17 +17,13 @@ from ebbflow.buffers.names import Names
 from ebbflow.core.position import Mark
 from ebbflow.core.publications import Publication, Stage
 from ebbflow.core.settlement import Settlement
-from ebbflow.errors import JetStreamUnavailable
+from ebbflow.nats.behind import read_behind
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.publish import MSG_ID
-from ebbflow.nats.pull import NANOS, Deliveries, LightConsumer, PullConsumer, PullRequest, Word
 from ebbflow.nats.stored import read_page, take_snapshot
 
 # The server leaves the id out when a schedule comes due, but names the subject it waited on.
 _SCHEDULER = "Nats-Scheduler"
-_AT_A_TIME = 1_000
-_ANSWER_WITHIN = 10.0
-_IDLE_CONSUMER = 30.0
 
 
 async def without_stored(
@@ -90,26 +86,6 @@ async def _read_headers_after(
 
     One that comes due meanwhile is moved to the end, so it is met at its old place or there.
     """
-    batches: list[Deliveries] = []
-    consumer = LightConsumer(stream)
-    pull = PullConsumer(client, stream, consumer.name, batches.append)
-    await pull.open()
-    try:
-        facts = await consumer.make(client, "", after, _IDLE_CONSUMER, headers_only=True)
-        left = int(facts["num_pending"])
-        expires = int(_ANSWER_WITHIN / 2 * NANOS)
-        while left:
-            # No more than are there: the answer is complete then, and nobody waits for its end.
-            request = PullRequest(batch=min(left, _AT_A_TIME), expires=expires)
-            status = await pull.fetch(request, silence=_ANSWER_WITHIN)
-            if status.word in (Word.SILENCE, Word.GAP):
-                # Half of what is stored would pass for all of it, and the rest be stored twice.
-                raise JetStreamUnavailable(pull.subject, _ANSWER_WITHIN, status.word.value)
-            if status.word is not Word.FULL:
-                break  # what was left is gone
-            left = batches[-1].pending
-        parcels = [batch.parcel for batch in batches]
-        return [parcel.headers(row) or {} for parcel in parcels for row in range(len(parcel))]
-    finally:
-        await pull.close()
-        await consumer.forget(client)
+    batches = read_behind(client, stream, "", after, headers_only=True)
+    parcels = [batch.parcel async for batch in batches]
+    return [parcel.headers(row) or {} for parcel in parcels for row in range(len(parcel))]

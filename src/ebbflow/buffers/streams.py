@@ -27,6 +27,8 @@ _JOINING = 10.0
 _NANOS = 1_000_000_000
 DUPLICATE_WINDOW = 120
 DEFAULT_BUFFER_BYTES = 1024**3
+TRAIL_TTL = 2 * 60 * 60 * 1000
+"""The milliseconds that a trail is kept, unless the store of the answers has a time to live."""
 
 
 def _stream(name: str, subjects: list[str], replicas: int, **options: Any) -> dict[str, Any]:
@@ -81,6 +83,18 @@ def ledger_config(names: Names, replicas: int = 1) -> dict[str, Any]:
 def seen_config(names: Names, replicas: int = 1) -> dict[str, Any]:
     """Describes the stream of ids that sources were given, kept for as long as copies are known."""
     return _stream(names.seen, [names.seen_subject()], replicas, max_age=DUPLICATE_WINDOW * _NANOS)
+
+
+def trail_config(names: Names, ttl_ms: int, replicas: int = 1) -> dict[str, Any]:
+    """Describes the stream of what became of every message: as old as the answers may become."""
+    return _stream(
+        names.trail,
+        [names.trail_subject()],
+        replicas,
+        max_age=ttl_ms * _NANOS // 1000,
+        # No message id may be remembered for longer than the message itself is kept.
+        duplicate_window=min(DUPLICATE_WINDOW * 1000, ttl_ms) * _NANOS // 1000,
+    )
 
 
 def positions_config(names: Names, replicas: int = 1) -> dict[str, Any]:

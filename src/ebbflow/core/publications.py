@@ -1,5 +1,7 @@
 """The publications of a chunk, each kind by itself: redeliveries, letters, answers, outputs.
 
+What is published last, the trail, has a module of its own (``trail``).
+
 All are functions of the chunk, the verdict and the time alone: a replay that decides the same
 makes the same publications with the same ids, to the same partitions. Every dead letter of a
 pipeline is built here, also that of a row which its source could not read.
@@ -57,6 +59,8 @@ class Stage(IntEnum):
     DEAD_LETTER = 2
     ANSWER = 3
     OUTPUT = 4
+    TRAIL = 5
+    """What became of the rows: last, so that all it names is stored (``trail``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,8 @@ class Chunk:
 class Place:
     """A partition of a vertex with its edges. ``max_payload`` is the server's limit of a message.
 
-    ``bucket`` holds the answers, unless a store of the user's does.
+    ``bucket`` holds the answers, unless a store of the user's does. ``trail`` if what becomes of
+    every message is published.
     """
 
     vertex: str
@@ -101,6 +106,26 @@ class Place:
     edges: Sequence[Edge]
     max_payload: int
     bucket: str | None = None
+    trail: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeRows:
+    """The outputs that one edge has taken: their ids, and the inputs that they came from."""
+
+    to: str
+    parents: Sequence[int]
+    ids: pa.StringArray
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """The outputs of a chunk. ``unrouted`` are the inputs of whose outputs no edge took any."""
+
+    publications: list[Publication]
+    written: int
+    unrouted: frozenset[int] = frozenset()
+    edges: Sequence[EdgeRows] = ()
 
 
 def build_redeliveries(
@@ -216,10 +241,10 @@ def build_outputs(
     place: Place,
     now: datetime,
     watermark: datetime | None,
-) -> tuple[list[Publication], int, int]:
-    """Returns the outputs, how many rows they have, and how many inputs went nowhere."""
+) -> Routed:
+    """Returns the outputs, routed by their tags."""
     if not place.edges:
-        return [], len(finished), 0
+        return Routed([], written=len(finished))
     if verdict.outputs is None:
         everything = len(finished) == len(chunk.rows)
         batch = chunk.rows.batch if everything else frames.take_rows(chunk.rows.batch, finished)
@@ -242,8 +267,9 @@ def _route_outputs(
     tags: Sequence[Sequence[str]],
     place: Place,
     headers: dict[str, str],
-) -> tuple[list[Publication], int, int]:
+) -> Routed:
     publications: list[Publication] = []
+    edges: list[EdgeRows] = []
     unreached: set[int] | None = None  # the inputs that no edge has taken anything of
     written = 0
     traced = any(edge.discards for edge in place.edges)
@@ -252,11 +278,12 @@ def _route_outputs(
         chosen = batch if everything else frames.take_rows(batch, indexes)
         own = parents if everything else [parents[i] for i in indexes]
         publications += _build_frames(chunk, edge, chosen, headers, own if traced else ())
+        edges.append(EdgeRows(edge.to, own, chosen.column("id")))
         if unreached is None:
             unreached = set() if everything else set(parents) - {NOBODY}
         unreached.difference_update(own if unreached else ())
         written += len(indexes)
-    return publications, written, len(unreached or ())
+    return Routed(publications, written, frozenset(unreached or ()), edges)
 
 
 def _build_frames(

@@ -1,9 +1,10 @@
 """The plan that settles a chunk: what to publish, where, in which order, and what to count.
 
 The order is the guarantee (see docs/guarantees.md): redeliveries first, then dead letters and
-answers, then outputs, and only then is the chunk done. Whatever crashes in between, the chunk is
-replayed. Every publication has an id made of the chunk and a hash of the rows in it: the same rows
-are dropped by JetStream as a copy, other rows (user code decided differently) are kept.
+answers, then outputs, then the trail where there is one, and only then is the chunk done. Whatever
+crashes in between, the chunk is replayed. Every publication has an id made of the chunk and a hash
+of the rows in it: the same rows are dropped by JetStream as a copy, other rows (user code decided
+differently) are kept.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from ebbflow.core.publications import (
     build_outputs,
     build_redeliveries,
 )
+from ebbflow.core.trail import build_trail
 from ebbflow.core.verdict import Verdict
 from ebbflow.outcome import (
     Counts,
@@ -138,25 +140,29 @@ def settle(
     now: datetime,
     watermark: datetime | None = None,
     returning: Collection[int] = (),
+    is_part: bool = False,
 ) -> Settlement:
     """Turns the verdict on a chunk into publications and counts. ``now`` starts every delay.
 
-    ``returning`` are the rows that, if they are to come again, come from their source.
+    ``returning`` are the rows that, if they are to come again, come from their source. ``is_part``
+    says that these are outputs of rows that have not ended.
     """
     ends = SortedInputs(chunk.rows, verdict)
     returned = {index: how for index, how in ends.again.items() if index in returning}
     kept = {index: how for index, how in ends.again.items() if index not in returned}
-    outputs, written, unrouted = build_outputs(chunk, verdict, ends.finished, place, now, watermark)
+    routed = build_outputs(chunk, verdict, ends.finished, place, now, watermark)
     # The order of the stages; see ``Stage`` for what is lost in any other.
     publications = [
         *build_redeliveries(chunk, kept, place, now),
         *build_letters(chunk, ends.dead, place, now),
         *build_answers(chunk, verdict.answers, place),
-        *outputs,
+        *routed.publications,
+        *build_trail(chunk, verdict, place, now, routed, is_part),
     ]
+    unrouted = len(routed.unrouted)
     counts = Counts(
         read=len(chunk.rows),
-        written=_count_written(verdict, written, ends),
+        written=_count_written(verdict, routed.written, ends),
         done=len(ends.finished) - unrouted,
         redelivered=len(ends.again),
         dead_lettered=len(ends.dead),

@@ -132,3 +132,8 @@ class ChunkDecider:
         chunk, now = Chunk(key, verdict.rows), self._clock.now()
         settlement = settle(chunk, verdict, self._rules.place, now, watermark, returning)
         return replace(settlement, counts=settlement.counts + more) if more else settlement
+
+    def settle_part(self, part: Verdict, key: str, watermark: datetime | None) -> Settlement:
+        """Returns what a part of the chunk comes to: outputs of rows that have not ended."""
+        chunk, now = Chunk(key, part.rows), self._clock.now()
+        return settle(chunk, part, self._rules.place, now, watermark, is_part=True)

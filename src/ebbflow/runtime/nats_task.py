@@ -146,7 +146,7 @@ class VertexTask:
 
 
 def _rules(plan: VertexPlan, partition: int) -> DecisionRules:
-    place = Place(plan.vertex, partition, plan.edges, plan.max_payload, plan.bucket)
+    place = Place(plan.vertex, partition, plan.edges, plan.max_payload, plan.bucket, plan.trail)
     # An ordered vertex must not pass on what a held row may still have to come before.
     emits = bool(plan.edges) and not plan.ordered
     return DecisionRules(place, plan.on_error, plan.largest, emits, _times(plan))

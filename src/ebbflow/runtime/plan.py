@@ -111,8 +111,9 @@ class VertexPlan:
     if the spec says so, ``call_timeout`` the seconds that a call may take, if that is limited.
     ``feeders`` are the tasks that write to this vertex, ``bucket`` is where answers go if they are
     stored in NATS, and ``paused`` keeps a source from making anything. ``source`` is what a source
-    vertex gets its messages from; ``has_buffer``, ``returns``, ``remembers`` and ``batched`` say
-    which streams the vertex keeps and who plans what it reads (``VertexStreams``).
+    vertex gets its messages from; ``has_buffer``, ``returns``, ``remembers``, ``batched`` and
+    ``serves`` say which streams the vertex keeps and who plans what it reads (``VertexStreams``).
+    ``trail`` if what becomes of every message is published, because some vertex serves.
     ``systems`` tells errors of systems that are away, for which ``on_unavailable`` is how long to
     wait, and ``breaker`` is when there are too many dead letters. ``run`` is different for each
     run, ``lineage`` for each time that the pipeline is started over.
@@ -138,6 +139,8 @@ class VertexPlan:
     returns: bool = False
     remembers: bool = False
     batched: bool = False
+    serves: bool = False
+    trail: bool = False
     namespace: str = "default"
     feeders: tuple[str, ...] = ()
     ordered: bool = False
@@ -181,6 +184,7 @@ class VertexPlan:
             self.returns,
             self.remembers,
             self.batched,
+            self.serves,
         )
 
     @property

@@ -61,6 +61,7 @@ def make_plans(
         "run": secrets.token_hex(8),
         "namespace": spec.metadata.namespace or "default",
         "publish": _publish(spec.inter_step_buffer.publish),
+        "trail": any(step.streams.serves for step in spec.steps),
         **_bucket(spec.serving_store),
     }
     if spec.kind == "MonoVertex":
@@ -302,4 +303,5 @@ def _stream_fields(streams: VertexStreams) -> dict[str, Any]:
         "returns": streams.returns,
         "remembers": streams.remembers,
         "batched": streams.batched,
+        "serves": streams.serves,
     }

@@ -45,6 +45,9 @@ async def provision(link: Link, plans: Sequence[VertexPlan], replicas: int = 1) 
         configs.append(streams.ledger_config(names, replicas))
     if any(plan.remembers for plan in plans):
         configs.append(streams.seen_config(names, replicas))
+    if plans[0].trail:
+        ttl = plans[0].bucket_ttl or streams.TRAIL_TTL
+        configs.append(streams.trail_config(names, ttl, replicas))
     for plan in plans:
         for partition in range(plan.partitions):
             vertex, frames = plan.vertex, plan.buffer_frames
@@ -66,7 +69,7 @@ async def lineage(link: Link, pipeline: str) -> str:
 
 async def _refuse_leftovers(link: Link, plans: Sequence[VertexPlan], names: Names) -> None:
     """Raises ``SetupError`` if an earlier form of the pipeline left messages that nobody reads."""
-    known = {*message_streams(plans), names.dead_letters, names.ledger, names.seen}
+    known = {*message_streams(plans), names.dead_letters, names.ledger, names.seen, names.trail}
     for stream in await api.list_streams(link.client, f"ebb_{names.pipeline}_"):
         state = await _leftover(link, stream) if stream not in known else None
         if state is not None and state.messages:

@@ -173,7 +173,7 @@ class ChunkLoop:
 
     def _publish_part(self, start: Span, part: Verdict) -> int:
         """Forwards what a stream map has yielded so far, before its chunk is settled."""
-        settlement = self._decider.settle(part, self._key(start), self._watermark.current)
+        settlement = self._decider.settle_part(part, self._key(start), self._watermark.current)
         return self._settling.emit(settlement, self._intake.end)
 
     def _count(self, verdict: Verdict) -> None:

@@ -150,6 +150,7 @@ def _streams_of(step: Vertex | MonoVertexSpec) -> VertexStreams:
         returns=source is not None and source.returns,
         remembers=source is not None and source.remembers,
         batched=queried or (step.sink is not None and step.sink.batched is not None),
+        serves=source is not None and source.serves,
     )
 
 
