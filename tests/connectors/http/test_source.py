@@ -490,7 +490,7 @@ def test_a_certificate_that_is_none_is_told_at_the_start(link, tmp_path):
     with pytest.raises(SetupError) as raised, posting(link, tmp_path, endpoints=(endpoint,)):
         pass
     assert str(raised.value) == (
-        "The tls of an http source: are not a certificate and its key, in PEM form. "
+        "The tls of the http source in: are not a certificate and its key, in PEM form. "
         "Correct cert and key."
     )
 
@@ -589,7 +589,7 @@ def test_a_port_that_is_taken_is_told_at_the_start(link, tmp_path):
         ):
             pass
     assert str(raised.value) == (
-        f"An http source cannot listen on 127.0.0.1:{port}: Address already in use. "
+        f"The http source in cannot listen on 127.0.0.1:{port}: Address already in use. "
         "Stop what listens there, or choose another port with ports: {http: PORT}; 0 is any that "
         "is free."
     )

@@ -1,9 +1,10 @@
-"""One client's connection to an HTTP source: reads its requests, writes their answers in order.
+"""One client's connection to the web server: reads its requests, writes their answers in order.
 
 httptools parses; what it leaves open is bounded here. A head has so many bytes and so many seconds,
-a body has so many seconds to arrive, and an idle connection is closed after a while. A request
-whose body could end in two places gets 400 and its connection is closed: a proxy that read it
-differently might have hidden another request behind it.
+a body has so many seconds to arrive, an idle connection is closed after a while, and so is one
+whose client takes next to nothing of what it asked for. A request whose body could end in two
+places gets 400 and its connection is closed: a proxy that read it differently might have hidden
+another request behind it.
 
 A request is handed on when its head is there, then piece by piece, without a task of its own; its
 answer may come at any later time. Requests that a client sends without waiting are worked on side
@@ -14,23 +15,21 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import json
-import time
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
-from email.utils import formatdate
-from http import HTTPStatus
 from typing import Protocol
 
 import httptools
 
+from ebbflow.connectors.http.exchange import Exchange
 from ebbflow.connectors.http.request import Refusal
 
 _LARGEST_HEAD = 32 * 1024
 _KEEP_ALIVE = 15.0
 _DISCARDING = 1.0
 _MOST_UNANSWERED = 64
+_PATIENCE = 15.0
+_LEAST_TAKEN = 16 * 1024
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _ABOUT_THE_BODY = frozenset((b"host", b"transfer-encoding", b"expect"))
 
@@ -68,51 +67,6 @@ class Host(Protocol):
         """Returns who takes the body; ``Refusal`` if nobody does."""
 
 
-class Exchange:
-    """A request and its answer, which is given once, at any time."""
-
-    __slots__ = ("_connection", "_shows_body", "answer", "closes")
-
-    def __init__(self, connection: HttpConnection, method: bytes = b"") -> None:
-        self._connection = connection
-        self._shows_body = method != b"HEAD"
-        self.answer: bytes | None = None
-        self.closes = False
-
-    def respond(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
-        """Answers with a body that is JSON."""
-        lines = b"connection: close\r\n" if self.closes else b""
-        if headers:
-            lines += "".join(f"{name}: {text}\r\n" for name, text in headers.items()).encode()
-        shown = body if self._shows_body else b""
-        opening = _opening(status)
-        self.answer = b"%b%bcontent-length: %d\r\n\r\n%b" % (opening, lines, len(body), shown)
-        self._connection.flush()
-
-    def refuse(self, refusal: Refusal) -> None:
-        """Answers with the reason of a refusal."""
-        self.closes |= refusal.status == HTTPStatus.INTERNAL_SERVER_ERROR
-        body = json.dumps({"reason": refusal.reason}, separators=(",", ":")).encode()
-        self.respond(refusal.status, body, refusal.headers)
-
-
-_openings: dict[int, tuple[int, bytes]] = {}
-
-
-def _opening(status: int) -> bytes:
-    """Returns the lines that the answers of one status begin with in the same second."""
-    now = int(time.time())
-    second, lines = _openings.get(status, (0, b""))
-    if second != now:
-        text = (
-            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
-            f"date: {formatdate(now, usegmt=True)}\r\ncontent-type: application/json\r\n"
-        )
-        lines = text.encode()
-        _openings[status] = now, lines
-    return lines
-
-
 class Phase(enum.Enum):
     """The part of a request that a connection reads next."""
 
@@ -140,6 +94,8 @@ class HttpConnection(asyncio.Protocol):
         self._refusal: Refusal | None = None
         self._unanswered: deque[Exchange] = deque()
         self._reads = True
+        self._untaken: int | None = None
+        self._give_up = 0.0
         self._is_used = self._is_last = self._is_lost = self._is_clogged = False
 
     # --- as the transport sees it ---------------------------------------------------------------
@@ -200,6 +156,8 @@ class HttpConnection(asyncio.Protocol):
         self._is_lost = True
         self._host.connections.discard(self)
         self._leave_receiver()
+        for exchange in self._unanswered:
+            exchange.lose()
 
     def pause_writing(self) -> None:
         """Reads nothing more from a client that does not read its answers."""
@@ -207,9 +165,12 @@ class HttpConnection(asyncio.Protocol):
         self._balance()
 
     def resume_writing(self) -> None:
-        """Reads on."""
+        """Reads on, and lets a stream go on."""
         self._is_clogged = False
+        self._untaken = None
         self._balance()
+        if self._unanswered:
+            self._unanswered[0].make_room()
 
     def _balance(self) -> None:
         if self._is_clogged or len(self._unanswered) > _MOST_UNANSWERED:
@@ -248,7 +209,8 @@ class HttpConnection(asyncio.Protocol):
         self._deadline = None
         self._head_size = 0
         head = RequestHead(self._parser.get_method(), self._target, self._headers)
-        exchange = self._exchange = Exchange(self, head.method)
+        is_current = self._parser.get_http_version() == "1.1"
+        exchange = self._exchange = Exchange(self, head.method, is_current)
         exchange.closes = not self._parser.should_keep_alive()
         self._unanswered.append(exchange)
         try:
@@ -323,9 +285,15 @@ class HttpConnection(asyncio.Protocol):
     def flush(self) -> None:
         """Writes the answers that are there and whose turn it is."""
         waiting = self._unanswered
-        while waiting and not self._is_lost and (answer := waiting[0].answer) is not None:
-            exchange = waiting.popleft()
-            self._transport.write(answer)
+        while waiting and not self._is_lost:
+            exchange = waiting[0]
+            if exchange.ready:
+                self._transport.write(exchange.ready)
+                exchange.ready = b""
+            if not exchange.is_complete:
+                exchange.make_room()
+                return
+            waiting.popleft()
             if exchange.closes or (self._is_last and not waiting):
                 self._close()
                 return
@@ -334,10 +302,18 @@ class HttpConnection(asyncio.Protocol):
         if not waiting and self._phase is Phase.BETWEEN:
             self._set_deadline(_KEEP_ALIVE)
 
+    def has_room_for(self, exchange: Exchange) -> bool:
+        """Returns whether it is the exchange's turn and its client keeps up."""
+        return not self._is_clogged and bool(self._unanswered) and self._unanswered[0] is exchange
+
     def check_time(self, now: float) -> None:
         """Ends what takes too long."""
-        if self._deadline is None or now < self._deadline:
-            return
+        if self._is_clogged or self._transport.is_closing():
+            self._check_taking(now)
+        elif self._deadline is not None and now >= self._deadline:
+            self._end_late()
+
+    def _end_late(self) -> None:
         within = self._host.read_timeout
         if self._refusal is not None:
             self._end(self._refusal)
@@ -347,6 +323,14 @@ class HttpConnection(asyncio.Protocol):
             self._end(Refusal(408, f"no request arrived within {within:g} s"))
         else:
             self._transport.close()
+
+    def _check_taking(self, now: float) -> None:
+        """Ends a client that takes next to nothing; what is written for it is held here."""
+        untaken = self._transport.get_write_buffer_size()
+        if self._untaken is None or untaken <= self._untaken - _LEAST_TAKEN:
+            self._untaken, self._give_up = untaken, now + _PATIENCE
+        elif now >= self._give_up:
+            self._transport.abort()
 
     def close_soon(self) -> None:
         """Closes the connection behind the answer to what has begun, at once if nothing has."""
@@ -394,7 +378,7 @@ def _not_http() -> Refusal:
 
 
 def _refusal_of(error: Exception) -> Refusal:
-    """Returns what the client is told about an error, be it its own or the source's."""
+    """Returns what the client is told about an error, be it its own or the server's."""
     if isinstance(error, Refusal):
         return error
-    return Refusal(500, f"the http source failed: {type(error).__name__}")
+    return Refusal(500, f"the server failed: {type(error).__name__}")

@@ -23,7 +23,8 @@ import pyarrow as pa
 
 from ebbflow.buffers.feed import Buffers
 from ebbflow.buffers.streams import DUPLICATE_WINDOW
-from ebbflow.connectors.http.connection import Exchange
+from ebbflow.connectors.http.body import Body
+from ebbflow.connectors.http.exchange import Exchange
 from ebbflow.connectors.http.known_ids import KnownIds
 from ebbflow.connectors.http.request import (
     Envelope,
@@ -43,16 +44,13 @@ _ROW_BYTES = 128
 _LATE = 0.05
 
 
-class Post:
+class Post(Body):
     """One post: its body while it arrives, its messages while they are stored, and its answer.
 
     When it is complete, ``count`` is the number of its messages and ``size`` about their bytes.
     """
 
-    __slots__ = (
-        "_exchange", "_largest", "_pieces", "_received", "_room", "_store", "count", "envelope",
-        "rows", "size", "value",
-    )  # fmt: skip
+    __slots__ = ("_exchange", "_store", "count", "envelope", "rows", "size", "value")
 
     def __init__(
         self,
@@ -62,31 +60,21 @@ class Post:
         largest: int,
         store: PostStore,
     ) -> None:
+        super().__init__(room, largest)
         self.envelope = envelope
         self.value = b""
         self.rows: pa.RecordBatch | None = None
         self._exchange: Exchange | None = exchange
-        self._room = room
-        self._largest = largest
         self._store = store
-        self._pieces: list[bytes] = []
-        self._received = 0
         self.count = 1
         self.size = 0
 
     # --- as the connection sees it --------------------------------------------------------------
 
-    def feed(self, piece: bytes) -> None:
-        """Takes a piece of the body; ``Refusal`` if there is no room for it."""
-        self._received += len(piece)
-        check_size(self._received, self._largest)
-        self._room.cover(self._received)
-        self._pieces.append(piece)
-
     def finish(self) -> None:
         """Has it stored; ``Refusal`` if it holds no messages."""
-        self.value = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-        self.size = self._received + self.envelope.size + _ROW_BYTES
+        self.value = self.join()
+        self.size = self.received + self.envelope.size + _ROW_BYTES
         try:
             if self.envelope.is_batch:
                 self._split()
@@ -99,10 +87,6 @@ class Post:
         self.rows = self.envelope.split(self.value)
         self.count, self.size = self.rows.num_rows, self.rows.nbytes
         self._room.cover(self.size)
-
-    def abandon(self) -> None:
-        """Gives its room back."""
-        self._room.release()
 
     # --- as the store sees it -------------------------------------------------------------------
 
@@ -294,12 +278,6 @@ class PostStore:
             same = self._by_id.pop(post.envelope.id, None) if post.envelope.has_own_id else None
             for waiting in same or (post,):
                 waiting.settle(refusal)
-
-
-def check_size(size: int, largest: int) -> None:
-    """Refuses a body that is larger than a message may be."""
-    if size > largest:
-        raise Refusal(413, f"a body may have {largest:,} bytes, not {size:,} or more")
 
 
 def unconfirmed_within(seconds: float) -> Refusal:

@@ -1,0 +1,50 @@
+"""How a web server is, for those who watch it: without a token, and without a word of messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ebbflow.connectors.http.connection import Receiver, RequestHead
+from ebbflow.connectors.http.exchange import Exchange, describe_reason
+from ebbflow.connectors.http.request import Refusal
+
+Look = Callable[[], str | None]
+"""Returns what is wrong at the moment; ``None`` when all is well."""
+
+
+class HealthCheck:
+    """The path of one question: 200 with a word of JSON, or 204 if it is ``silent``; else 503."""
+
+    methods = (b"GET", b"HEAD")
+    describe = staticmethod(describe_reason)
+    failure = None
+
+    def __init__(self, look: Look, silent: bool = False) -> None:
+        self._look = look
+        self._silent = silent
+
+    def open(self, head: RequestHead, exchange: Exchange) -> Receiver:
+        """Returns who answers it."""
+        return BodilessRequest(lambda: self._answer(exchange))
+
+    def _answer(self, exchange: Exchange) -> None:
+        if (reason := self._look()) is not None:
+            raise Refusal(503, reason)
+        exchange.respond(*((204, b"") if self._silent else (200, b'{"status":"ok"}')))
+
+
+class BodilessRequest:
+    """A request that is answered when it is complete; its body does not matter."""
+
+    def __init__(self, answer: Callable[[], None]) -> None:
+        self._answer = answer
+
+    def feed(self, piece: bytes) -> None:
+        """Forgets it."""
+
+    def finish(self) -> None:
+        """Answers."""
+        self._answer()
+
+    def abandon(self) -> None:
+        """Has nothing to give back."""
