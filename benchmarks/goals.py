@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks import contest, end_to_end, functions, kafka, peers, web
+from benchmarks import contest, end_to_end, functions, kafka, peers, serving, web
 from benchmarks.calls import CallCost
 from benchmarks.contest import Case
 from benchmarks.figures import Figures
@@ -52,6 +52,7 @@ def goals(figures: Figures) -> list[Goal]:
         *_functions(figures.cases),
         *_latency(figures),
         *_low_rates(figures),
+        *_served(figures),
         *_starts(figures),
     ]
 
@@ -179,6 +180,13 @@ def _low_rates(figures: Figures) -> Iterator[Goal]:
         if one.rate in wanted:
             what = f"three vertices at {one.rate:,}/s"
             yield Goal(what, False, wanted[one.rate], one.shares.total, " cores")
+
+
+def _served(figures: Figures) -> Iterator[Goal]:
+    for one in figures.served:
+        if one.name in (serving.PIPELINE, serving.MONO) and one.rate == 200:
+            yield Goal(f"requests at 200/s, {one.name}, p50", False, 15, one.p50, " ms")
+            yield Goal(f"requests at 200/s, {one.name}, p99", False, 60, one.p99, " ms")
 
 
 def _starts(figures: Figures) -> Iterator[Goal]:

@@ -18,6 +18,7 @@ from benchmarks import (
     low_rates,
     ours,
     peers,
+    serving,
     sinks,
     sources,
     start,
@@ -27,6 +28,7 @@ from benchmarks.broker import Ground, prepared
 from benchmarks.contest import Case, Contestant
 from benchmarks.figures import Figures
 from benchmarks.growth import Point
+from benchmarks.serving import Demand
 from benchmarks.work import DISTINCT
 
 Say = Callable[[str], None]
@@ -59,6 +61,7 @@ class Programme:
     idle_seconds: float
     low_rates: Sequence[int]
     low_seconds: float
+    demand: Demand
     who: Sequence[str] = ("",)
 
     @property
@@ -84,6 +87,7 @@ LONG = Programme(
     idle_seconds=30.0,
     low_rates=(10, 1_000),
     low_seconds=30.0,
+    demand=Demand(200, 30.0, 5.0, 500, 50_000),
 )
 SHORT = Programme(
     sizes=(100,),
@@ -102,6 +106,7 @@ SHORT = Programme(
     idle_seconds=0.0,
     low_rates=(1_000,),
     low_seconds=10.0,
+    demand=Demand(200, 10.0, 2.0, 500, 5_000),
 )
 
 
@@ -117,7 +122,7 @@ def measured(programme: Programme, parts: Sequence[str], seed: int, say: Say) ->
                     figures.taken[part] = _now()
         for part in _AS_COMMAND:
             if part in parts:
-                _AS_COMMAND[part](figures, Path(folder), programme, say)
+                _AS_COMMAND[part](figures, Path(folder), programme, seed, say)
                 figures.taken[part] = _now()
     return figures
 
@@ -246,7 +251,7 @@ def _growth(figures: Figures, ground: Ground, programme: Programme, say: Say) ->
         figures.points += taken
 
 
-def _starts(figures: Figures, folder: Path, programme: Programme, say: Say) -> None:
+def _starts(figures: Figures, folder: Path, programme: Programme, seed: int, say: Say) -> None:
     start.first_message(folder)  # the first of all may have to write the class-data archive
     for _ in range(programme.starts):
         figures.starts.append(start.first_message(folder))
@@ -256,11 +261,20 @@ def _starts(figures: Figures, folder: Path, programme: Programme, say: Say) -> N
         say(f"idle: {figures.idle.total:.1%} of a core")
 
 
-def _low_rates(figures: Figures, folder: Path, programme: Programme, say: Say) -> None:
+def _low_rates(figures: Figures, folder: Path, programme: Programme, seed: int, say: Say) -> None:
     for rate in programme.low_rates:
         figures.low_rates.append(low_rates.at(folder, rate, programme.low_seconds))
         last = figures.low_rates[-1]
         say(f"{rate:,}/s: {last.shares.total:.2f} cores, p50 {last.p50:.1f} ms")
+
+
+def _serving(figures: Figures, folder: Path, programme: Programme, seed: int, say: Say) -> None:
+    for name in serving.CONTESTANTS:
+        if any(part in name for part in programme.who):
+            figures.served.append(serving.at(folder, name, programme.demand, seed))
+            one = figures.served[-1]
+            times = f"p50 {one.p50:.1f}, p99 {one.p99:.1f} ms at {one.rate}/s"
+            say(f"{name}: {times}, {one.held:,}/s held, a crowd {one.crowd_rate:,.0f}/s")
 
 
 _ON_GROUND: dict[str, Callable[[Figures, Ground, Programme, Say], None]] = {
@@ -274,7 +288,8 @@ _ON_GROUND: dict[str, Callable[[Figures, Ground, Programme, Say], None]] = {
     "latency": _latencies,
     "growth": _growth,
 }
-_AS_COMMAND: dict[str, Callable[[Figures, Path, Programme, Say], None]] = {
+_AS_COMMAND: dict[str, Callable[[Figures, Path, Programme, int, Say], None]] = {
+    "serving": _serving,
     "low-rates": _low_rates,
     "start": _starts,
 }

@@ -15,6 +15,7 @@ from benchmarks.goals import Goal, goals
 from benchmarks.growth import Point
 from benchmarks.latency import SHARES, Latency
 from benchmarks.low_rates import LowRate
+from benchmarks.serving import Served
 
 
 def tables(figures: Figures) -> Iterator[Table]:
@@ -34,6 +35,8 @@ def tables(figures: Figures) -> Iterator[Table]:
         yield _latencies(figures.latencies)
     if figures.low_rates:
         yield _low_rates(figures.low_rates)
+    if figures.served:
+        yield _served(figures.served)
     if figures.points:
         yield _growth(figures.points)
     if figures.starts:
@@ -174,6 +177,30 @@ def _low_rates(found: Sequence[LowRate]) -> Table:
     for one in found:
         shares = (f"{getattr(one.shares, name):.3f}" for name in ("total", *who))
         table.add_row(f"{one.rate:,}", f"{one.p50:.1f}", f"{one.p99:.1f}", *shares)
+    return table
+
+
+def _served(found: Sequence[Served]) -> Table:
+    first = found[0]
+    title = (
+        f"Requests answered over HTTP: milliseconds and cores at {first.rate}/s, the highest rate "
+        f"held, and {first.clients} clients at once"
+    )
+    numbers = (
+        "p50",
+        "p95",
+        "p99",
+        "max",
+        "cores",
+        "held, a second",
+        "clients, a second",
+        "their p99",
+    )
+    table = _table(title, ("who",), numbers)
+    for one in found:
+        marks = (f"{getattr(one, mark):.1f}" for mark in SHARES)
+        rates = (f"{one.held:,}", f"{one.crowd_rate:,.0f}", f"{one.crowd_p99:,.0f}")
+        table.add_row(one.name, *marks, f"{one.cores:.2f}", *rates)
     return table
 
 

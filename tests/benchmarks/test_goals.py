@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks import contest, end_to_end, functions, kafka, peers, web
+from benchmarks import contest, end_to_end, functions, kafka, peers, serving, web
 from benchmarks.calls import CallCost
 from benchmarks.contest import Case, Round
 from benchmarks.figures import Figures
@@ -14,6 +14,7 @@ from benchmarks.growth import Point
 from benchmarks.latency import Latency
 from benchmarks.low_rates import LowRate
 from benchmarks.ours import EBBFLOW
+from benchmarks.serving import Served
 from benchmarks.start import Shares
 from benchmarks.tables import markdown, tables
 
@@ -60,6 +61,10 @@ FIGURES = Figures(
         LowRate(10, 300, 5.0, 9.0, Shares(0.09, 0.01, 0.02, 0.03, 0.03)),
         LowRate(1_000, 30_000, 7.0, 12.0, Shares(0.5, 0.1, 0.1, 0.2, 0.1)),
     ],
+    served=[
+        Served(name, 200, 4_000, 9.0, 20.0, p99, 90.0, 0.8, 900, 500, 50_000, 1_500.0, 600.0)
+        for name, p99 in ((serving.PIPELINE, 70.0), (serving.MONO, 30.0), (serving.DIRECT, 5.0))
+    ],
     idle=Shares(0.02, 0.005, 0.005, 0.005, 0.005),
 )
 
@@ -85,6 +90,10 @@ def test_goals_compare_within_the_run_and_with_the_smallest_payload():
         "pynumaflow handler, Ebbflow, in process, messages a second": (200_000, False),
         "three vertices at 10/s": (0.09, True),
         "three vertices at 1,000/s": (0.5, False),
+        "requests at 200/s, Ebbflow, three vertices, p50": (9, True),
+        "requests at 200/s, Ebbflow, three vertices, p99": (70, False),
+        "requests at 200/s, Ebbflow MonoVertex, p50": (9, True),
+        "requests at 200/s, Ebbflow MonoVertex, p99": (30, True),
         "a sink with 50 ms a call, of full calls": (0.95, True),
         "a sink with 400 ms a call, of full calls": (0.8, False),
         "loss of rate, 10 % nacked": (10, True),

@@ -9,11 +9,12 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import contest, end_to_end, files, functions, low_rates, peers, web
+from benchmarks import contest, end_to_end, files, functions, low_rates, peers, serving, web
 from benchmarks import kafka as kafka_contest
 from benchmarks.__main__ import app
 from benchmarks.ours import EBBFLOW
 from benchmarks.programme import SHORT, Programme, measured
+from benchmarks.serving import Demand
 
 every_part = pytest.mark.skipif(
     "EBBFLOW_TEST_BENCHMARKS" not in os.environ,
@@ -38,6 +39,7 @@ TINY = Programme(
     idle_seconds=0.1,
     low_rates=(100,),
     low_seconds=1.0,
+    demand=Demand(50, 1.0, 0.2, 20, 200),
 )
 
 
@@ -144,6 +146,16 @@ def test_a_trickle_is_measured_with_all_processes(tmp_path, monkeypatch):
     assert found.shares.total == pytest.approx(
         found.shares.driver + found.shares.jvm + found.shares.workers + found.shares.nats
     )
+
+
+@every_part
+@pytest.mark.slow
+def test_requests_are_answered_by_everybody(tmp_path):
+    figures = measured(TINY, ["serving"], seed=1, say=lambda _: None)
+
+    assert [one.name for one in figures.served] == [*serving.CONTESTANTS]
+    assert all(0 < one.p50 <= one.p99 <= one.max for one in figures.served)
+    assert all(one.cores > 0 and one.crowd_rate > 0 for one in figures.served)
 
 
 def test_a_part_that_there_is_not_is_refused_before_anything_is_started():
