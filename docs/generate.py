@@ -26,6 +26,7 @@ from pydantic.fields import FieldInfo
 from typer.main import get_command
 
 import ebbflow
+import ebbflow.client
 import ebbflow.datasource
 import ebbflow.publishing
 import ebbflow.testing
@@ -561,7 +562,7 @@ def tidy(text: str | None) -> str:
 # --- Python -------------------------------------------------------------------------------------
 
 
-PUBLIC = (ebbflow, ebbflow.publishing, ebbflow.datasource, ebbflow.testing)
+PUBLIC = (ebbflow, ebbflow.publishing, ebbflow.client, ebbflow.datasource, ebbflow.testing)
 ELSEWHERE = {ebbflow.datasource: "data-source.md", ebbflow.testing: "testing.md"}
 
 

@@ -30,6 +30,12 @@ SAMPLES: dict[str, tuple] = {
     "Fenced": ("v", 3),
     "DataSourceError": ("Option partitions is '0'.", "Write a whole number from 1."),
     "DataLoss": ("ORDERS: message 7 is gone.", "Go on without."),
+    "RequestError": ("r-1",),
+    "RequestRefused": ("r-1", 429, "too many requests"),
+    "RequestFailed": ("r-1", "price", "deliveries exhausted", "no such order"),
+    "AnswerPending": ("r-1",),
+    "RequestInDoubt": ("r-1", "the connection was cut"),
+    "UnknownRequest": ("r-1",),
     "PublishError": PUBLISH,
     "NoStreamResponse": PUBLISH,
     "PublishTimeout": PUBLISH,
@@ -127,6 +133,10 @@ def test_what_else_is_an_exception_has_a_reason_to_be():
             "the call did not return within callTimeout, 30 s; "
             "make it end sooner, or set limits.callTimeout higher",
         ),
+        (errors.RequestRefused("r", 429, "full"), "request r was refused with 429: full"),
+        (errors.RequestRefused("r", 0, "no route"), "request r was refused: no route"),
+        (errors.RequestFailed("r", "v", "failed", "boom"), "request r failed in v: failed: boom"),
+        (errors.RequestFailed("r", "v", "failed", ""), "request r failed in v: failed"),
         (errors.Fenced("v", 3), "another task now owns partition 3 of v"),
         (
             errors.PublishTimeout("s", 1, 0.5),

@@ -11,7 +11,7 @@ import pytest
 import ebbflow
 from ebbflow.runtime.run_options import RunOptionNames, RunOptions
 
-MODULES = ("ebbflow", "ebbflow.publishing", "ebbflow.datasource")
+MODULES = ("ebbflow", "ebbflow.publishing", "ebbflow.client", "ebbflow.datasource")
 
 
 def listed() -> dict[str, set[str]]:

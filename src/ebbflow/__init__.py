@@ -24,6 +24,10 @@ The public names, each to be imported from the module that lists it:
     ebbflow.publishing  publishing    Publisher AsyncPublisher Outgoing Ack PublishOptions Login
                         errors        PublishError NoStreamResponse PublishTimeout BufferFull
                                       PermanentPublishError
+    ebbflow.client      asking        Client AsyncClient Answered RequestStatus RequestStep
+                                      RequestFailure
+                        errors        RequestError RequestRefused RequestFailed AnswerPending
+                                      RequestInDoubt UnknownRequest
     ebbflow.datasource  any Spark job register JetStreamDataSource
                         errors        DataSourceError DataLoss
     ebbflow.testing     tests         see there

@@ -17,6 +17,12 @@
     ├── Fenced                   another task owns this partition now
     ├── DataSourceError          the Spark data source: an option, a column, a stream
     │   └── DataLoss             messages that were to be read are no longer there
+    ├── RequestError             a pipeline that serves has not answered a request; has its id
+    │   ├── RequestRefused       the server did not take the request
+    │   ├── RequestFailed        a message of the request became a dead letter
+    │   ├── AnswerPending        no answer yet; the request goes on
+    │   ├── RequestInDoubt       the connection was lost; nobody knows whether it was taken
+    │   └── UnknownRequest       the server has no request with this id
     └── PublishError             JetStream did not take a message
         ├── NoStreamResponse     nobody listened on the subject
         ├── PublishTimeout       no answer before the deadline
@@ -289,6 +295,69 @@ class DataSourceError(EbbflowError):
 
 class DataLoss(DataSourceError):
     """Messages that were to be read are no longer in the stream."""
+
+
+class RequestError(EbbflowError):
+    """A client of a pipeline that serves got no answer to the request ``id``."""
+
+    def __init__(self, id: str, *facts: object) -> None:
+        super().__init__(id, *facts)
+        self.id = id
+
+
+class RequestRefused(RequestError):
+    """The server did not take the request: ``status`` is HTTP's, or 0 without a connection."""
+
+    def __init__(self, id: str, status: int, message: str) -> None:
+        super().__init__(id, status, message)
+        self.status = status
+        self.message = message
+
+    def __str__(self) -> str:
+        status = f" with {self.status}" if self.status else ""
+        return f"request {self.id} was refused{status}: {self.message}"
+
+
+class RequestFailed(RequestError):
+    """A message of the request became a dead letter in ``vertex``; another try may end the same."""
+
+    def __init__(self, id: str, vertex: str, reason: str, error: str) -> None:
+        super().__init__(id, vertex, reason, error)
+        self.vertex = vertex
+        self.reason = reason
+        self.error = error
+
+    def __str__(self) -> str:
+        why = ": ".join(part for part in (self.reason, self.error) if part)
+        return f"request {self.id} failed in {self.vertex}: {why}"
+
+
+class AnswerPending(RequestError):
+    """There was no answer in time. The server has the request and goes on with it."""
+
+    def __str__(self) -> str:
+        return f"request {self.id} has no answer yet; fetch it later by this id"
+
+
+class RequestInDoubt(RequestError):
+    """The connection was lost, as ``problem`` says, before it was known what became of it."""
+
+    def __init__(self, id: str, problem: str) -> None:
+        super().__init__(id, problem)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return (
+            f"it is not known whether request {self.id} was taken: {self.problem}; "
+            "fetch it by this id, or ask again with the same id"
+        )
+
+
+class UnknownRequest(RequestError):
+    """The server has no such request: it was never taken, or its answer has expired."""
+
+    def __str__(self) -> str:
+        return f"the server knows no request {self.id}; it was never taken, or it has expired"
 
 
 class PublishError(EbbflowError):

@@ -1,0 +1,63 @@
+"""Asking a pipeline that serves requests: ``Client``, and ``AsyncClient`` for asyncio.
+
+    with Client("http://localhost:8080") as client:
+        price = client.ask({"order": 7}).json()
+
+A client names each request itself. So it never asks twice: after a lost connection it looks for
+the request by its id, and asks again only if nobody has taken it. Where it cannot know, the error
+names the id. This package needs the extra ``client``, and neither Spark nor NATS. It exports the
+errors too.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ebbflow.connectors.section import require_extra
+from ebbflow.errors import (
+    AnswerPending,
+    RequestError,
+    RequestFailed,
+    RequestInDoubt,
+    RequestRefused,
+    UnknownRequest,
+)
+
+if TYPE_CHECKING:
+    from ebbflow.client.asynchronous import AsyncClient
+    from ebbflow.client.blocking import Client
+    from ebbflow.client.replies import Answered, RequestStatus
+    from ebbflow.core.completion import RequestFailure, RequestStep
+
+__all__ = [
+    "AnswerPending",
+    "Answered",
+    "AsyncClient",
+    "Client",
+    "RequestError",
+    "RequestFailed",
+    "RequestFailure",
+    "RequestInDoubt",
+    "RequestRefused",
+    "RequestStatus",
+    "RequestStep",
+    "UnknownRequest",
+]
+
+_IMPORTED_WHEN_USED = {
+    "Answered": "ebbflow.client.replies",
+    "AsyncClient": "ebbflow.client.asynchronous",
+    "Client": "ebbflow.client.blocking",
+    "RequestFailure": "ebbflow.core.completion",
+    "RequestStatus": "ebbflow.client.replies",
+    "RequestStep": "ebbflow.core.completion",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name when it is first used; ``SetupError`` if the extra is missing."""
+    if name not in _IMPORTED_WHEN_USED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    require_extra("The client", "client", "httpx")
+    value = getattr(import_module(_IMPORTED_WHEN_USED[name]), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,154 @@
+"""The client for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from typing import Any, Self, TypeVar, Unpack
+
+import httpx
+
+from ebbflow.client.conversations import AskOptions, Conversations, LookOptions
+from ebbflow.client.replies import Answered, RequestStatus
+from ebbflow.client.steps import Came, Conversation, Emit, MoreEvents, NoReply, Pause, ServerCall
+from ebbflow.client.transport import (
+    CONNECTIONS,
+    FAILURES,
+    ID_HEADER,
+    TIMEOUT,
+    arguments_of,
+    connection_options,
+    no_reply,
+    reply_of,
+)
+from ebbflow.durations import Duration
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """Asks a pipeline that serves requests, on one event loop. Arguments are those of ``Client``.
+
+    Its calls are those of ``Client``, to be awaited; ``stream`` is for ``async for``.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        timeout: Duration = TIMEOUT,
+        id_header: str = ID_HEADER,
+        ca: str | os.PathLike[str] | None = None,
+        verify: bool = True,
+        connections: int = CONNECTIONS,
+    ) -> None:
+        self._conversations = Conversations(id_header, timeout)
+        self._http = httpx.AsyncClient(**connection_options(url, token, ca, verify, connections))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes its connections."""
+        await self._http.aclose()
+
+    async def ask(self, value: Any, **options: Unpack[AskOptions]) -> Answered:
+        """Hands in a request and returns its answer.
+
+        ``value`` is bytes, text, or anything that JSON can say. ``RequestFailed`` says which vertex
+        could not do it and why; ``AnswerPending`` that there is no answer in time, and
+        ``RequestInDoubt`` that the connection was lost for so long: both name the id to fetch.
+        """
+        return await self._run(self._conversations.ask(value, options))
+
+    async def submit(self, value: Any, **options: Unpack[AskOptions]) -> str:
+        """Hands in a request and returns its id; the pipeline has stored it then."""
+        return await self._run(self._conversations.submit(value, options))
+
+    async def fetch(self, id: str, **options: Unpack[LookOptions]) -> Answered | None:
+        """Returns the answer to a request, or ``None`` while there is none yet.
+
+        ``UnknownRequest`` if the server has no such request, ``RequestFailed`` if it failed.
+        """
+        return await self._run(self._conversations.fetch(id, options))
+
+    async def wait(self, id: str, **options: Unpack[LookOptions]) -> Answered:
+        """Returns the answer to a request when it is there; ``AnswerPending`` if not in time."""
+        return await self._run(self._conversations.wait(id, options))
+
+    async def status(self, id: str, **options: Unpack[LookOptions]) -> RequestStatus:
+        """Returns how far a request is, and its way through the pipeline."""
+        return await self._run(self._conversations.status(id, options))
+
+    def stream(self, value: Any = None, **options: Unpack[AskOptions]) -> AsyncIterator[bytes]:
+        """Hands in a request and returns each result as soon as the pipeline has stored it.
+
+        Without a value it follows the request ``id``. Results come in the order of their storing.
+        ``timeout`` is for each result anew. Errors are those of ``ask``, raised while iterating.
+        """
+        return self._emit(self._conversations.follow(value, options))
+
+    async def _run(self, conversation: Conversation[T]) -> T:
+        line = _AsyncLine(self._http)
+        came: Came = None
+        try:
+            while True:
+                came = await line.carry_out(conversation.send(came))
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+    async def _emit(self, conversation: Conversation[None]) -> AsyncIterator[bytes]:
+        line = _AsyncLine(self._http)
+        came: Came = None
+        try:
+            while True:
+                step = conversation.send(came)
+                if isinstance(step, Emit):
+                    yield step.result
+                came = await line.carry_out(step)
+        except StopIteration:
+            return
+        finally:
+            await line.hang_up()
+
+
+class _AsyncLine:
+    """Carries out the steps of one conversation, with an event stream open in between."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self._http = http
+        self._response: httpx.Response | None = None
+        self._chunks: AsyncIterator[bytes] | None = None
+
+    async def carry_out(self, step: object) -> Came:
+        try:
+            match step:
+                case Pause(seconds):
+                    await asyncio.sleep(seconds)
+                case ServerCall():
+                    return await self._call(step)
+                case MoreEvents() if self._chunks is not None:
+                    return await anext(self._chunks, NoReply("the stream broke off", sent=True))
+        except FAILURES as error:
+            return no_reply(error)
+        return None
+
+    async def _call(self, call: ServerCall) -> Came:
+        await self.hang_up()
+        request = self._http.build_request(**arguments_of(call))
+        response = await self._http.send(request, stream=call.follows)
+        if not call.follows:
+            return reply_of(response, response.content)
+        self._response, self._chunks = response, response.aiter_bytes()
+        return reply_of(response, b"" if response.status_code == 200 else await response.aread())
+
+    async def hang_up(self) -> None:
+        if self._response is not None:
+            await self._response.aclose()
+            self._response = None

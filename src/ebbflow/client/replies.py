@@ -1,0 +1,162 @@
+"""What a server's reply means for a request: its results, its state, or an error of the tree."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from typing import Any, NoReturn
+
+from ebbflow.client.steps import ServerReply
+from ebbflow.core.completion import RequestFailure, RequestStep
+from ebbflow.errors import RequestFailed, RequestInDoubt, RequestRefused, UnknownRequest
+
+_COUNT = "numaflow-array-len"
+_LENGTHS = "numaflow-array-index-len"
+_BUSY = (429, 503)
+_LEAST_PAUSE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The answer to a request: its results, in the order in which the pipeline made them.
+
+    There are none if the pipeline dropped it, or if no sink had anything to serve.
+    """
+
+    id: str
+    results: tuple[bytes, ...]
+
+    @property
+    def value(self) -> bytes:
+        """The one result; ``ValueError`` if there are none or several."""
+        if len(self.results) != 1:
+            raise ValueError(f"request {self.id} has {len(self.results)} results; see .results")
+        return self.results[0]
+
+    @property
+    def text(self) -> str:
+        """The one result as text."""
+        return self.value.decode()
+
+    def json(self) -> Any:
+        """Returns the one result, read as JSON."""
+        return json.loads(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStatus:
+    """How far a request is: ``status`` is ``in-progress``, ``completed`` or ``failed``.
+
+    ``steps`` are its way through the pipeline, oldest first. ``failure`` says why it failed.
+    """
+
+    id: str
+    status: str
+    accepted: datetime
+    ended: datetime | None
+    failure: RequestFailure | None
+    steps: tuple[RequestStep, ...]
+
+
+def is_busy(reply: ServerReply) -> bool:
+    """Returns whether the server takes nothing at the moment, and may do so later."""
+    return reply.status in _BUSY
+
+
+def read_pause(reply: ServerReply) -> float:
+    """Returns the seconds to wait that a busy server asks for."""
+    try:
+        return max(float(reply.headers.get("retry-after", "")), _LEAST_PAUSE)
+    except ValueError:
+        return 1.0
+
+
+def is_in_progress(reply: ServerReply) -> bool:
+    """Returns whether the request is known and has no answer yet."""
+    if reply.status == 408:
+        return True
+    return reply.status == 200 and _COUNT not in reply.headers
+
+
+def has_answer(reply: ServerReply) -> bool:
+    """Returns whether the request is complete; then the reply has its results, maybe none."""
+    return reply.status == 204 or (reply.status == 200 and not is_in_progress(reply))
+
+
+def read_answer(id: str, reply: ServerReply) -> Answered:
+    """Returns the results of a request that is complete."""
+    return Answered(id, tuple(_split(reply)))
+
+
+def _split(reply: ServerReply) -> Iterator[bytes]:
+    """Cuts the results apart: they stand one behind the other in the body."""
+    ends = [0]
+    for length in filter(None, reply.headers.get(_LENGTHS, "").split(",")):
+        ends.append(ends[-1] + int(length))
+    if ends[-1] != len(reply.body) or len(ends) - 1 != int(reply.headers.get(_COUNT, "0")):
+        raise ValueError(f"{len(ends) - 1} results of {ends[-1]} bytes are not the body that came")
+    for start, end in pairwise(ends):
+        yield reply.body[start:end]
+
+
+def read_status(id: str, reply: ServerReply) -> RequestStatus:
+    """Returns the state of a request; raises a ``RequestError`` if there is none."""
+    if reply.status != 200:
+        raise_not_found(id, reply)
+    facts = json.loads(reply.body)
+    failure = facts.get("failure")
+    return RequestStatus(
+        id,
+        facts["status"],
+        datetime.fromisoformat(facts["accepted"]),
+        _moment(facts.get("ended")),
+        RequestFailure(**failure) if failure else None,
+        tuple(_step(step) for step in facts.get("steps", ())),
+    )
+
+
+def _step(facts: Mapping[str, Any]) -> RequestStep:
+    return RequestStep(
+        vertex=facts["vertex"],
+        message=facts["message"],
+        deliveries=facts["deliveries"],
+        outcome=facts["outcome"],
+        at=datetime.fromisoformat(facts["at"]),
+        reason=facts.get("reason"),
+        error=facts.get("error"),
+        due=_moment(facts.get("due")),
+    )
+
+
+def _moment(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def raise_error(id: str, reply: ServerReply) -> NoReturn:
+    """Raises what a reply that is no answer says about the request."""
+    facts = _facts_of(reply)
+    if "vertex" in facts:
+        reason, error = facts.get("reason") or "", facts.get("error") or ""
+        raise RequestFailed(id, facts["vertex"], reason, error)
+    message = str(facts.get("message") or facts.get("reason") or reply.body[:200].decode("latin-1"))
+    if reply.status >= 500 and not is_busy(reply):
+        raise RequestInDoubt(id, f"the server replied with {reply.status}: {message}")
+    raise RequestRefused(id, reply.status, message)
+
+
+def raise_not_found(id: str, reply: ServerReply) -> NoReturn:
+    """Raises what the reply to a look for a request says: nobody knows it, or an error."""
+    if reply.status == 404:
+        raise UnknownRequest(id)
+    raise_error(id, reply)
+
+
+def _facts_of(reply: ServerReply) -> dict[str, Any]:
+    try:
+        facts = json.loads(reply.body)
+    except ValueError:
+        return {}
+    return facts if isinstance(facts, dict) else {}

@@ -1,0 +1,78 @@
+"""Steps of a conversation in the words of httpx, for both kinds of client."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from ebbflow import tls
+from ebbflow.client.steps import NoReply, ServerCall, ServerReply
+from ebbflow.durations import Duration
+from ebbflow.errors import SetupError
+
+CONNECTIONS = 100
+TIMEOUT: Duration = "2m"
+ID_HEADER = "X-Numaflow-Id"
+
+_CONNECT = 10.0
+_ON_THE_WAY = 1.0
+_NOTHING_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+FAILURES = (httpx.TransportError, httpx.DecodingError)
+"""Errors of a connection; any other is a mistake of the caller's."""
+
+
+def connection_options(
+    url: str, token: str | None, ca: str | os.PathLike[str] | None, verify: bool, connections: int
+) -> dict[str, Any]:
+    """Returns what httpx makes its connections with; ``ValueError`` for a URL it cannot use."""
+    scheme = urlsplit(url).scheme
+    if scheme not in ("http", "https"):
+        raise ValueError(f"{url!r} is no URL of a server; write for example http://localhost:8080")
+    return {
+        "base_url": url,
+        "headers": {"authorization": f"Bearer {token}"} if token else {},
+        # Without TLS nobody is to be trusted, and reading certificates takes its time.
+        "verify": _trusting(ca) if verify and scheme == "https" else False,
+        "limits": httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
+    }
+
+
+def _trusting(ca: str | os.PathLike[str] | None) -> ssl.SSLContext:
+    if ca is None:
+        return tls.trusting(None)
+    try:
+        return tls.trusting(Path(ca).read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError) as problem:
+        raise SetupError(f"The client cannot use the certificate {ca}: {problem}.") from None
+
+
+def arguments_of(call: ServerCall) -> dict[str, Any]:
+    """Returns a call as what httpx builds a request from.
+
+    The server is given the time that the caller has; its word that it took too long needs a moment
+    more to get here.
+    """
+    return {
+        "method": call.method,
+        "url": call.path,
+        "params": call.query,
+        "headers": call.headers,
+        "content": call.body,
+        "timeout": httpx.Timeout(call.wait + _ON_THE_WAY, connect=min(call.wait, _CONNECT)),
+    }
+
+
+def reply_of(response: httpx.Response, body: bytes = b"") -> ServerReply:
+    """Returns the server's reply; ``body`` is what was read of it."""
+    return ServerReply(response.status_code, dict(response.headers), body)
+
+
+def no_reply(error: Exception) -> NoReply:
+    """Returns what a lost connection means."""
+    problem = str(error) or type(error).__name__
+    return NoReply(problem, not isinstance(error, _NOTHING_SENT))

@@ -1,0 +1,38 @@
+"""Server-sent events, however the bytes of the stream are cut."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebbflow.client.events import EventLines, ServerEvent
+
+TEXTS = st.text(st.characters(exclude_characters="\r", exclude_categories=["Cs"]), max_size=20)
+NAMES = st.sampled_from(["message", "base64", "done"])
+EVENTS = st.lists(st.builds(ServerEvent, NAMES, TEXTS, st.integers(1, 99).map(str)), max_size=5)
+
+
+@given(EVENTS, st.sampled_from(["\n", "\r\n", "\r"]), st.lists(st.integers(0, 400)))
+def test_events_are_read_from_any_pieces(
+    events: list[ServerEvent], end: str, cuts: list[int]
+) -> None:
+    sent = "".join(written(event, end) for event in events).encode()
+    places = sorted({0, len(sent), *(cut for cut in cuts if cut < len(sent))})
+    lines = EventLines()
+    read = [e for a, b in pairwise(places) for e in lines.feed(sent[a:b])]
+    read += lines.feed(b"\n" if end == "\r" else b"")
+    assert read == events
+
+
+def written(event: ServerEvent, end: str) -> str:
+    data = "".join(f"data: {line}{end}" for line in event.data.split("\n"))
+    return f": comment{end}event: {event.name}{end}id: {event.id}{end}{data}{end}"
+
+
+def test_an_event_without_a_name_is_a_result_and_fields_may_have_no_space() -> None:
+    assert list(EventLines().feed(b"data:x\nretry: 5\n\n:ping\n\ndata\n\n")) == [
+        ServerEvent("message", "x", ""),
+        ServerEvent("message", "", ""),
+    ]
