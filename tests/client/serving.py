@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 NOW = "2026-01-02T03:04:05.600000+00:00"
 CUT_BEFORE, CUT_AFTER, BUSY = "cut before it is taken", "cut after it is taken", "429"
+STOPPING = "503 after it is taken"
 DUPLICATE = {"message": "the id is in use", "code": 409, "timestamp": NOW}
 FAILED = {
     "message": "the request failed",
@@ -113,6 +114,8 @@ class Handler(BaseHTTPRequestHandler):
         self.server.taken[id] += 1
         if fault == CUT_AFTER:
             return self._hang_up()
+        if fault == STOPPING:
+            return self._say(503, {"message": "the run is stopping", "code": 503})
         match urlsplit(self.path).path:
             case "/v1/process/sync":
                 self._sync(id)
@@ -168,8 +171,8 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         seen = int(self.headers["last-event-id"] or 0)
         for place, result in enumerate(self._results(id), 1):
-            if place == 2:
-                self.server.open.wait()
+            if place == 2 and not self.server.open.wait(2):
+                return self._hang_up()
             if place > seen and self.server.bodies[id] != b"fail":
                 self._event(place, result)
                 if place == self.server.cut_stream_behind:

@@ -29,7 +29,7 @@ from ebbflow.client import (
     UnknownRequest,
 )
 from ebbflow.errors import SetupError
-from tests.client.serving import BUSY, CUT_AFTER, CUT_BEFORE, ServingServer, serving
+from tests.client.serving import BUSY, CUT_AFTER, CUT_BEFORE, STOPPING, ServingServer, serving
 
 Connect = Callable[..., Any]
 
@@ -143,6 +143,15 @@ def test_a_request_is_found_by_its_id_when_the_connection_was_cut_behind_it(
     assert client.ask("once").results == (b"once",)
     assert list(server.taken.values()) == [1]
     assert server.calls == ["POST sync", "GET status", "GET fetch"]
+
+
+def test_a_server_that_stops_may_have_taken_the_request(server: ServingServer, client: Any) -> None:
+    server.faults = [STOPPING]
+    assert client.ask("once").results == (b"once",)
+    assert list(server.taken.values()) == [1]
+    server.faults = [STOPPING, *["gone"] * 100]
+    with pytest.raises(RequestInDoubt, match="replied with 503: the run is stopping; fetch it by"):
+        client.ask("twice", timeout="100ms")
 
 
 def test_a_request_that_never_arrived_is_asked_again_under_its_id(
@@ -305,6 +314,14 @@ def test_each_result_is_handed_over_as_it_comes(server: ServingServer) -> None:
         assert next(results) == b"b"
         server.open.set()
         assert list(results) == [b"a"]
+
+
+def test_a_stream_that_says_nothing_for_too_long_is_pending(
+    server: ServingServer, client: Any
+) -> None:
+    server.open.clear()
+    with pytest.raises(AnswerPending):
+        list(client.stream("words b a", timeout="100ms"))
 
 
 async def first_result(url: str) -> bytes:

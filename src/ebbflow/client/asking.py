@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ebbflow.client.questions import Endpoints, Question
 from ebbflow.client.replies import (
     Answered,
     RequestStatus,
+    calling,
     has_answer,
     is_busy,
     is_in_progress,
@@ -23,7 +23,8 @@ from ebbflow.client.replies import (
     read_pause,
     read_status,
 )
-from ebbflow.client.steps import Conversation, NoReply, Pause, ServerReply, calling
+from ebbflow.client.requests import NamedRequest, ServerPaths
+from ebbflow.client.steps import Conversation, NoReply, Pause, ServerReply
 from ebbflow.durations import Backoff
 from ebbflow.errors import AnswerPending, RequestInDoubt, RequestRefused
 
@@ -60,39 +61,39 @@ class TimeLimit:
         return _LOOKING.seconds(self.waits)
 
 
-def ask(at: Endpoints, question: Question, limit: TimeLimit) -> Conversation[Answered]:
+def ask(at: ServerPaths, request: NamedRequest, limit: TimeLimit) -> Conversation[Answered]:
     """Hands a request in and waits for its answer."""
-    came = yield from _hand_in(at, question, "sync", limit)
+    came = yield from _hand_in(at, request, "sync", limit)
     if came is None or is_in_progress(came):
-        return (yield from await_answer(at, question.id, limit))
+        return (yield from await_answer(at, request.id, limit))
     if not has_answer(came):
-        raise_error(question.id, came)
-    return read_answer(question.id, came)
+        raise_error(request.id, came)
+    return read_answer(request.id, came)
 
 
-def submit(at: Endpoints, question: Question, limit: TimeLimit) -> Conversation[str]:
+def submit(at: ServerPaths, request: NamedRequest, limit: TimeLimit) -> Conversation[str]:
     """Hands a request in; returns its id when the server has stored it."""
-    came = yield from _hand_in(at, question, "async", limit)
+    came = yield from _hand_in(at, request, "async", limit)
     if came is not None and came.status != 200:
-        raise_error(question.id, came)
-    return question.id
+        raise_error(request.id, came)
+    return request.id
 
 
 def _hand_in(
-    at: Endpoints, question: Question, way: str, limit: TimeLimit
+    at: ServerPaths, request: NamedRequest, way: str, limit: TimeLimit
 ) -> Conversation[ServerReply | None]:
     """Returns the server's reply; ``None`` if an earlier call of this one was taken in."""
     in_doubt = ""
     while True:
-        came = yield from calling(at.post(question, way, limit.left))
+        came = yield from calling(at.post(request, way, limit.left))
         if isinstance(came, NoReply):
-            in_doubt = check_sent(question.id, came, in_doubt)
+            in_doubt = check_sent(request.id, came, in_doubt)
         elif is_busy(came):
-            yield from wait_for_room(question.id, came, limit, in_doubt)
+            yield from wait_for_room(request.id, came, limit, in_doubt)
             continue
         elif not (in_doubt and came.status == _DUPLICATE):
             return came
-        if (yield from _is_known(at, question.id, limit, in_doubt)):
+        if (yield from _is_known(at, request.id, limit, in_doubt)):
             return None
 
 
@@ -115,7 +116,7 @@ def wait_for_room(
     yield Pause(pause)
 
 
-def _is_known(at: Endpoints, id: str, limit: TimeLimit, in_doubt: str) -> Conversation[bool]:
+def _is_known(at: ServerPaths, id: str, limit: TimeLimit, in_doubt: str) -> Conversation[bool]:
     """Returns whether the server has a request that may or may not have reached it."""
     while True:
         pause = limit.grow()
@@ -129,7 +130,7 @@ def _is_known(at: Endpoints, id: str, limit: TimeLimit, in_doubt: str) -> Conver
             return came.status == 200
 
 
-def await_answer(at: Endpoints, id: str, limit: TimeLimit) -> Conversation[Answered]:
+def await_answer(at: ServerPaths, id: str, limit: TimeLimit) -> Conversation[Answered]:
     """Looks for the answer to a request that was taken in, until it is there."""
     while True:
         came = yield from calling(at.look(id, "fetch", limit.left))
@@ -143,7 +144,7 @@ def await_answer(at: Endpoints, id: str, limit: TimeLimit) -> Conversation[Answe
         yield Pause(pause)
 
 
-def fetch(at: Endpoints, id: str, limit: TimeLimit) -> Conversation[Answered | None]:
+def fetch(at: ServerPaths, id: str, limit: TimeLimit) -> Conversation[Answered | None]:
     """Looks once for the answer to a request; ``None`` while there is none yet."""
     came = yield from _look(at, id, "fetch", limit)
     if is_in_progress(came):
@@ -153,12 +154,12 @@ def fetch(at: Endpoints, id: str, limit: TimeLimit) -> Conversation[Answered | N
     return read_answer(id, came)
 
 
-def status(at: Endpoints, id: str, limit: TimeLimit) -> Conversation[RequestStatus]:
+def status(at: ServerPaths, id: str, limit: TimeLimit) -> Conversation[RequestStatus]:
     """Looks once how far a request is."""
     return read_status(id, (yield from _look(at, id, "status", limit)))
 
 
-def _look(at: Endpoints, id: str, what: str, limit: TimeLimit) -> Conversation[ServerReply]:
+def _look(at: ServerPaths, id: str, what: str, limit: TimeLimit) -> Conversation[ServerReply]:
     """Looks for a request; a look changes nothing, so it is repeated after a lost connection."""
     while True:
         came = yield from calling(at.look(id, what, limit.left))

@@ -9,8 +9,8 @@ from typing import Any, TypedDict
 from ebbflow.client import asking
 from ebbflow.client.asking import TimeLimit
 from ebbflow.client.events import Following
-from ebbflow.client.questions import Endpoints, Question
 from ebbflow.client.replies import Answered, RequestStatus
+from ebbflow.client.requests import NamedRequest, ServerPaths
 from ebbflow.client.steps import Conversation
 from ebbflow.durations import Duration, milliseconds
 
@@ -37,16 +37,16 @@ class Conversations:
     """Begins conversations with one server."""
 
     def __init__(self, id_header: str, timeout: Duration) -> None:
-        self._at = Endpoints(id_header)
+        self._at = ServerPaths(id_header)
         self._timeout = timeout
 
     def ask(self, value: Any, options: AskOptions) -> Conversation[Answered]:
         """Begins to hand in a request and to wait for its answer."""
-        return asking.ask(self._at, _question_of(value, options), self._limit(options))
+        return asking.ask(self._at, _request_of(value, options), self._limit(options))
 
     def submit(self, value: Any, options: AskOptions) -> Conversation[str]:
         """Begins to hand in a request."""
-        return asking.submit(self._at, _question_of(value, options), self._limit(options))
+        return asking.submit(self._at, _request_of(value, options), self._limit(options))
 
     def fetch(self, id: str, options: LookOptions) -> Conversation[Answered | None]:
         """Begins to look for an answer."""
@@ -62,12 +62,12 @@ class Conversations:
 
     def follow(self, value: Any, options: AskOptions) -> Conversation[None]:
         """Begins to hand in a request and to follow it, or to follow the one that has the id."""
-        question = None if value is None else _question_of(value, options)
-        id = options.get("id") if question is None else question.id
+        request = None if value is None else _request_of(value, options)
+        id = options.get("id") if request is None else request.id
         if id is None:
             raise ValueError("give a value to ask with, or the id of a request to follow")
         seconds, limit = self._seconds(options), self._limit(options)
-        return Following(self._at, id, question, limit, seconds).follow()
+        return Following(self._at, id, request, limit, seconds).follow()
 
     def _limit(self, options: LookOptions) -> TimeLimit:
         return TimeLimit.of(self._seconds(options), time.monotonic)
@@ -76,6 +76,6 @@ class Conversations:
         return milliseconds(options.get("timeout", self._timeout)) / 1_000
 
 
-def _question_of(value: Any, options: AskOptions) -> Question:
+def _request_of(value: Any, options: AskOptions) -> NamedRequest:
     headers = options.get("headers", {})
-    return Question.of(value, options.get("id"), options.get("keys", ()), headers)
+    return NamedRequest.of(value, options.get("id"), options.get("keys", ()), headers)

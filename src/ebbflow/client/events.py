@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from ebbflow.client.asking import TimeLimit, check_sent, wait_for_room
-from ebbflow.client.questions import Endpoints, Question
-from ebbflow.client.replies import is_busy, raise_error, raise_not_found
+from ebbflow.client.replies import calling, is_busy, raise_error, raise_not_found, says_nothing
+from ebbflow.client.requests import NamedRequest, ServerPaths
 from ebbflow.client.steps import (
     Conversation,
     Emit,
@@ -24,7 +24,6 @@ from ebbflow.client.steps import (
     Pause,
     ServerCall,
     ServerReply,
-    calling,
 )
 from ebbflow.errors import AnswerPending, RequestInDoubt, UnknownRequest
 
@@ -71,21 +70,23 @@ class EventLines:
 class Following:
     """One request that is followed. Each result has the time ``limit`` of ``seconds`` anew.
 
-    ``question`` is what to hand in, unless the request is there already. ``last`` is the place of
-    the last result that was handed over. ``in_doubt`` is why the connection was lost, if it was.
+    ``request`` is what to hand in, unless the request is there already. ``is_taken`` is true when
+    the server is known to have it. ``last`` is the place of the last result that was handed over.
+    ``in_doubt`` is why the connection was lost, if it was.
     """
 
-    at: Endpoints
+    at: ServerPaths
     id: str
-    question: Question | None
+    request: NamedRequest | None
     limit: TimeLimit
     seconds: float
+    is_taken: bool = False
     last: str = ""
     in_doubt: str = ""
 
     def follow(self) -> Conversation[None]:
         """Emits each result of the request as it comes, until the request is complete."""
-        handing_in = self.question is not None
+        handing_in = self.request is not None
         while True:
             came = yield from calling(self._call(handing_in))
             if isinstance(came, ServerReply) and is_busy(came):
@@ -94,6 +95,7 @@ class Following:
             if isinstance(came, NoReply):
                 self.in_doubt = check_sent(self.id, came, self.in_doubt)
             elif came.status == 200:
+                self.is_taken = True
                 if (yield from self._read()):
                     return
             elif not (self.in_doubt and came.status in (_DUPLICATE, _UNKNOWN)):
@@ -102,8 +104,8 @@ class Following:
             yield from self._pause()
 
     def _call(self, handing_in: bool) -> ServerCall:
-        if handing_in and self.question is not None:
-            return self.at.follow(self.question, self.limit.left)
+        if handing_in and self.request is not None:
+            return self.at.follow(self.request, self.limit.left)
         return self.at.resume(self.id, self.last, self.limit.left)
 
     def _raise(self, reply: ServerReply, handing_in: bool) -> NoReturn:
@@ -115,13 +117,15 @@ class Following:
         """Returns whether the server says that it does not know a request we may hand in."""
         if not (isinstance(came, ServerReply) and came.status == _UNKNOWN):
             return False
-        if self.question is None or self.last:
+        if self.request is None or self.is_taken:
             raise UnknownRequest(self.id)
         return True
 
     def _pause(self) -> Conversation[None]:
         pause = self.limit.grow()
         if not self.limit.has(pause):
+            if self.is_taken:
+                raise AnswerPending(self.id)
             raise RequestInDoubt(self.id, self.in_doubt)
         yield Pause(pause)
 
@@ -142,9 +146,9 @@ class Following:
                 raise AnswerPending(self.id)
 
     def _take(self, event: ServerEvent) -> Conversation[bool]:
-        """Emits a result; returns whether the server has had enough of waiting for more."""
+        """Emits a result; returns whether the stream ends before its request does."""
         if event.name == _ERROR:
-            self._check_timeout(event)
+            self._check_error(event)
             return True
         self.last = event.id or self.last
         yield Emit(_result_of(event))
@@ -152,13 +156,13 @@ class Following:
         self.limit = TimeLimit.of(self.seconds, self.limit.clock)
         return False
 
-    def _check_timeout(self, event: ServerEvent) -> None:
-        """Raises what the error says, unless it is only that the request takes long."""
-        facts = json.loads(event.data)
-        status = int(facts.get("code", 500))
-        if status != _TIMEOUT:
-            raise_error(self.id, ServerReply(status, {}, event.data.encode()))
-        self.in_doubt = "the server waited long enough"
+    def _check_error(self, event: ServerEvent) -> None:
+        """Raises what the error says, unless it is only that the stream ends here."""
+        status = int(json.loads(event.data).get("code", 500))
+        reply = ServerReply(status, {}, event.data.encode())
+        if status != _TIMEOUT and not says_nothing(reply):
+            raise_error(self.id, reply)
+        self.in_doubt = "the server ended the stream"
 
 
 def _result_of(event: ServerEvent) -> bytes:

@@ -9,13 +9,14 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any, NoReturn
 
-from ebbflow.client.steps import ServerReply
+from ebbflow.client.steps import Conversation, NoReply, ServerCall, ServerReply
 from ebbflow.core.completion import RequestFailure, RequestStep
 from ebbflow.errors import RequestFailed, RequestInDoubt, RequestRefused, UnknownRequest
 
 _COUNT = "numaflow-array-len"
 _LENGTHS = "numaflow-array-index-len"
-_BUSY = (429, 503)
+_BUSY = 429
+_NO_REPLY = (502, 503, 504)
 _LEAST_PAUSE = 0.05
 
 
@@ -61,9 +62,28 @@ class RequestStatus:
     steps: tuple[RequestStep, ...]
 
 
+def calling(call: ServerCall) -> Conversation[ServerReply | NoReply]:
+    """Has a call carried out and returns what came of it.
+
+    A server that stops, or a gateway that heard nothing from it, does not say whether the request
+    was taken: that is no better than a lost connection.
+    """
+    came = yield call
+    if not isinstance(came, ServerReply | NoReply):
+        raise TypeError(f"a call cannot come to {came!r}")
+    if isinstance(came, ServerReply) and says_nothing(came):
+        return NoReply(f"the server replied with {came.status}: {message_of(came)}", sent=True)
+    return came
+
+
+def says_nothing(reply: ServerReply) -> bool:
+    """Returns whether a reply leaves open what has become of the request."""
+    return reply.status in _NO_REPLY
+
+
 def is_busy(reply: ServerReply) -> bool:
     """Returns whether the server takes nothing at the moment, and may do so later."""
-    return reply.status in _BUSY
+    return reply.status == _BUSY
 
 
 def read_pause(reply: ServerReply) -> float:
@@ -141,10 +161,9 @@ def raise_error(id: str, reply: ServerReply) -> NoReturn:
     if "vertex" in facts:
         reason, error = facts.get("reason") or "", facts.get("error") or ""
         raise RequestFailed(id, facts["vertex"], reason, error)
-    message = str(facts.get("message") or facts.get("reason") or reply.body[:200].decode("latin-1"))
-    if reply.status >= 500 and not is_busy(reply):
-        raise RequestInDoubt(id, f"the server replied with {reply.status}: {message}")
-    raise RequestRefused(id, reply.status, message)
+    if reply.status >= 500:
+        raise RequestInDoubt(id, f"the server replied with {reply.status}: {message_of(reply)}")
+    raise RequestRefused(id, reply.status, message_of(reply))
 
 
 def raise_not_found(id: str, reply: ServerReply) -> NoReturn:
@@ -152,6 +171,12 @@ def raise_not_found(id: str, reply: ServerReply) -> NoReturn:
     if reply.status == 404:
         raise UnknownRequest(id)
     raise_error(id, reply)
+
+
+def message_of(reply: ServerReply) -> str:
+    """Returns what the server has to say about a problem."""
+    facts = _facts_of(reply)
+    return str(facts.get("message") or facts.get("reason") or reply.body[:200].decode("latin-1"))
 
 
 def _facts_of(reply: ServerReply) -> dict[str, Any]:

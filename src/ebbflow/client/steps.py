@@ -69,19 +69,3 @@ class NoReply:
 Step = ServerCall | MoreEvents | Pause | Emit
 Came = ServerReply | NoReply | bytes | None
 Conversation = Generator[Step, Came, T]
-
-
-def calling(call: ServerCall) -> Conversation[ServerReply | NoReply]:
-    """Has a call carried out and returns what came of it.
-
-    A gateway that got no reply has none for us either: the request may have been taken.
-    """
-    came = yield call
-    if not isinstance(came, ServerReply | NoReply):
-        raise TypeError(f"a call cannot come to {came!r}")
-    if isinstance(came, ServerReply) and came.status in _OF_A_GATEWAY:
-        return NoReply(f"a gateway replied with {came.status}", sent=True)
-    return came
-
-
-_OF_A_GATEWAY = (502, 504)

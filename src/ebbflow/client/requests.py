@@ -17,7 +17,7 @@ _JSON = "application/json"
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class NamedRequest:
     """One request of the caller, under the id that it keeps however often it is sent."""
 
     id: str
@@ -27,7 +27,7 @@ class Question:
     @classmethod
     def of(
         cls, value: Any, id: str | None, keys: Iterable[str], headers: Mapping[str, str]
-    ) -> Question:
+    ) -> NamedRequest:
         """Returns the request for a value: bytes, text, or anything that JSON can say."""
         body, kind = _encode(value)
         sent = {"content-type": kind, **headers}
@@ -51,22 +51,22 @@ def _header_of(keys: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoints:
+class ServerPaths:
     """The calls of a serving pipeline. ``id_header`` is the one its spec names."""
 
     id_header: str
 
-    def post(self, question: Question, way: str, wait: float) -> ServerCall:
+    def post(self, request: NamedRequest, way: str, wait: float) -> ServerCall:
         """Returns the call that hands a request in, the ``sync`` or the ``async`` way."""
         query = {"timeout": f"{wait:.3f}"} if way == "sync" else {}
         return ServerCall(
-            "POST", f"/v1/process/{way}", wait, query, self._headers_of(question), question.body
+            "POST", f"/v1/process/{way}", wait, query, self._headers_of(request), request.body
         )
 
-    def follow(self, question: Question, wait: float) -> ServerCall:
+    def follow(self, request: NamedRequest, wait: float) -> ServerCall:
         """Returns the call that hands a request in and follows its results."""
-        path, headers = "/v1/process/sse", self._headers_of(question)
-        return ServerCall("POST", path, wait, {}, headers, question.body, follows=True)
+        path, headers = "/v1/process/sse", self._headers_of(request)
+        return ServerCall("POST", path, wait, {}, headers, request.body, follows=True)
 
     def resume(self, id: str, last_event: str, wait: float) -> ServerCall:
         """Returns the call that follows the results of a request, behind the last one seen."""
@@ -77,5 +77,5 @@ class Endpoints:
         """Returns the call that looks for a request: ``fetch`` its results, or its ``status``."""
         return ServerCall("GET", f"/v1/process/{what}", wait, {"id": id})
 
-    def _headers_of(self, question: Question) -> dict[str, str]:
-        return {**question.headers, self.id_header: question.id}
+    def _headers_of(self, request: NamedRequest) -> dict[str, str]:
+        return {**request.headers, self.id_header: request.id}
