@@ -13,7 +13,7 @@ from ebbflow.buffers.permissions import Groups, Permissions, VertexStreams, deri
 
 LABEL = st.from_regex(r"[a-z]([-a-z0-9]{0,4}[a-z0-9])?", fullmatch=True)
 VERTICES = st.lists(
-    st.builds(VertexStreams, LABEL, st.integers(1, 3), *([st.booleans()] * 4)),
+    st.builds(VertexStreams, LABEL, st.integers(1, 3), *([st.booleans()] * 5)),
     min_size=1,
     max_size=4,
     unique_by=lambda vertex: vertex.vertex,
@@ -124,6 +124,26 @@ def test_what_a_pipeline_does_not_have_is_not_listed():
     assert [subject for subject in both if subject.startswith("ebb.p.returned")] == [
         "ebb.p.returned.in.0"
     ]
+
+
+def test_where_a_source_serves_every_vertex_may_tell_its_trail():
+    serving = [VertexStreams("in", 1, True, serves=True), VertexStreams("out", 2, True)]
+    silent = [VertexStreams("in", 1, True), VertexStreams("out", 2, True)]
+    more, less = (
+        subjects(derive_permissions(Names("p"), each).publish) for each in (serving, silent)
+    )
+    assert set(less) < set(more)
+    assert set(more) - set(less) == {
+        "$JS.API.CONSUMER.CREATE.ebb_p_trail.*",
+        "$JS.API.CONSUMER.DELETE.ebb_p_trail.*",
+        "$JS.API.CONSUMER.MSG.NEXT.ebb_p_trail.*",
+        "$JS.API.STREAM.CREATE.ebb_p_trail",
+        "$JS.API.STREAM.DELETE.ebb_p_trail",
+        "$JS.API.STREAM.INFO.ebb_p_trail",
+        "$JS.API.STREAM.UPDATE.ebb_p_trail",
+        "ebb.p.trail.in",
+        "ebb.p.trail.out",
+    }
 
 
 def test_a_vertex_whose_batches_are_planned_needs_no_consumers():

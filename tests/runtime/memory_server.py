@@ -12,6 +12,7 @@ import pyarrow as pa
 from ebbflow.core import frames
 from ebbflow.core.position import Mark, Position
 from ebbflow.core.publications import Publication, Stage
+from ebbflow.core.trail import TrailRow, read_trail
 from ebbflow.errors import Fenced
 from tests.runtime.following import Follower
 
@@ -42,7 +43,11 @@ class Server:
     revision: int = 1
     ledger: dict[str, dict] = field(default_factory=dict)
     """What messages have been through that are back at their source."""
+    trail: list[TrailRow] = field(default_factory=list)
+    untrue: list[TrailRow] = field(default_factory=list)
+    """The rows of the trail that named something which was not stored when they came."""
     _seen: set[tuple] = field(default_factory=set)
+    _stored: set[tuple[str, str]] = field(default_factory=set)
 
     def publish(self, publication: Publication) -> None:
         """Take a message, unless its stream has seen its id before."""
@@ -56,13 +61,32 @@ class Server:
         elif publication.stage is Stage.ANSWER:
             self.answers.append(publication.key.partition(".")[0])
         elif publication.stage is Stage.OUTPUT:
-            self.outputs += frames.decode(publication.payload).column("id").to_pylist()
+            ids = frames.decode(publication.payload).column("id").to_pylist()
+            self.outputs += ids
+            self._stored |= {(publication.target, one) for one in ids}
             buffer = (publication.target, publication.partition)
             self.followers.setdefault(buffer, self.reader()).store(publication)
+        elif publication.stage is Stage.TRAIL:
+            self._hear(read_trail(publication.payload))
         elif publication.due is None:
             self._came_due(publication.payload, publication.msg_id)
         else:
             self.waiting.append((publication.due, publication.payload, publication.msg_id))
+
+    def _hear(self, rows: list[TrailRow]) -> None:
+        self.trail += rows
+        self.untrue += [row for row in rows if not self._is_true(row)]
+
+    def _is_true(self, row: TrailRow) -> bool:
+        """Whether everything is there that the row says it has left."""
+        match row.outcome:
+            case "dead_lettered":
+                there = row.id in self.letters
+            case "redelivered":
+                there = row.id in self.coming_back()
+            case _:
+                there = not row.answers or row.request in self.answers
+        return there and all((output.to, output.id) in self._stored for output in row.sent)
 
     def _came_due(self, payload: bytes, msg_id: str) -> None:
         self.due.append(frames.decode(payload))

@@ -275,7 +275,7 @@ def lost_by(rules: Rules, **which: bool) -> list[tuple]:
     ]
 
 
-OUTPUTS_FIRST = (Stage.OUTPUT, Stage.ANSWER, Stage.DEAD_LETTER, Stage.REDELIVER)
+OUTPUTS_FIRST = (Stage.OUTPUT, Stage.ANSWER, Stage.DEAD_LETTER, Stage.REDELIVER, Stage.TRAIL)
 
 
 def test_the_rules_under_test_leave_no_stage_out():

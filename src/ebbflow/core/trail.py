@@ -38,13 +38,11 @@ from ebbflow.outcome import (
     Succeeded,
 )
 
-ACCEPTED = "accepted"
-"""The source has stored the request; its task has not seen it yet."""
 SENT = "sent"
 """Outputs of a message have gone on before its end; another row tells the end."""
 REDELIVERED = "redelivered"
 DEAD_LETTERED = "dead_lettered"
-_GOES_ON = frozenset({ACCEPTED, SENT, REDELIVERED})
+_GOES_ON = frozenset({SENT, REDELIVERED})
 NOT_ROUTED = Dropped("no edge takes its tags")
 
 _PLAIN, _PACKED = b"EBBT\x01\x00", b"EBBT\x01\x01"
@@ -67,10 +65,10 @@ class SentTo(NamedTuple):
 class TrailRow(NamedTuple):
     """What became of one delivery of a message at a vertex.
 
-    ``outcome`` is accepted, sent, redelivered, done, dropped, fallback, served, on_success or
-    dead_lettered. ``reason`` and ``error`` say why it was redelivered, dropped or dead-lettered,
-    ``due`` when it comes again. ``answers`` is how many answers it has stored; of a store of the
-    user's own, 1 if there is any.
+    ``outcome`` is sent, redelivered, done, dropped, fallback, served, on_success or dead_lettered.
+    ``reason`` and ``error`` say why it was redelivered, dropped or dead-lettered, ``due`` when it
+    comes again. ``answers`` is how many answers it has stored; of a store of the user's own, 1 if
+    there is any.
     """
 
     request: str
@@ -115,6 +113,8 @@ def publish_trail(
             partition,
             f"{key}:trail:{_fingerprint(rows[start:end])}",
             _pack(texts[start:end]),
+            # In order: behind the end of its message, what was sent before would come too late.
+            ordered=True,
         )
         start = end
 

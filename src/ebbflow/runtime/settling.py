@@ -1,7 +1,7 @@
 """How a task settles chunks: in the one order that loses nothing and doubles nothing.
 
     intent → source told of the chunk before → histories → redeliveries, dead letters, answers,
-    outputs → done
+    outputs, trail → done
 
 Whatever stops in between, the next task finds the intent, cuts the same chunk again and settles it
 again: what is stored already is known by its id. The next chunk's intent is also the record that
@@ -190,8 +190,8 @@ class Settling:
         # The server knows copies for two minutes only. A replay that does not look before it
         # publishes stores dead letters and redeliveries a second time.
         missing = await self._journal.without_stored(settlement, position.repeated)
-        # Redeliveries, dead letters, answers, outputs: the order of ``Stage``. What is to come back
-        # is stored before what is passed on.
+        # Redeliveries, dead letters, answers, outputs, trail: the order of ``Stage``. What is to
+        # come back is stored before what is passed on, and all of it before it is told.
         discarded = await self._journal.publish(missing)
         return missing.counts_without(discarded)
 
