@@ -41,7 +41,7 @@ class MonoVertex(Builder):
     ``partitions`` is the number of tasks, one if left out. ``limits``, ``breaker`` and mappings for
     ``on_error`` and ``on_unavailable`` have YAML's fields, in camel case or snake case, as for the
     steps of a ``Pipeline``. ``serving_store`` is a class of
-    yours or ``{"nats": {"bucket": "answers"}}``. ``inter_step_buffer`` is about the streams of
+    yours, ``"nats"`` or ``{"nats": {"ttl": "1h"}}``. ``inter_step_buffer`` is about the streams of
     redeliveries and dead letters, with YAML's fields: ``{"replicas": 3}``.
     """
 
@@ -113,13 +113,14 @@ class MonoVertex(Builder):
         mode: SinkMode = "batch",
         log: bool = False,
         blackhole: bool = False,
+        serve: bool = False,
         fallback: SinkChoice | None = None,
         on_success: SinkChoice | None = None,
         retry: Policy | None = None,
         on_failure: OnFailure | None = None,
         **kinds: Unpack[SinkKinds],
     ) -> Self:
-        """Writes to user code, or with ``log=True`` or ``blackhole=True``.
+        """Writes to user code, or with ``log=True``, ``blackhole=True`` or ``serve=True``.
 
         ``mode`` says what one call of the code gets. ``fallback`` gets the messages that the sink
         cannot write, ``on_success`` those that it passes on.
@@ -130,6 +131,7 @@ class MonoVertex(Builder):
             mode=mode,
             log=log,
             blackhole=blackhole,
+            serve=serve,
             fallback=fallback,
             on_success=on_success,
             retry=retry,

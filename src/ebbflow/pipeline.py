@@ -77,7 +77,7 @@ class SinkOptions(VertexOptions, SinkKinds):
 class Pipeline(Builder):
     """Builds a pipeline step by step; ``run`` runs it and ``spec`` gives the checked model.
 
-    ``serving_store`` is a class of yours or ``{"nats": {"bucket": "answers"}}``. ``limits`` and
+    ``serving_store`` is a class of yours, ``"nats"`` or ``{"nats": {"ttl": "1h"}}``. ``limits`` and
     ``ordered`` hold for every step that does not say otherwise. ``inter_step_buffer`` has YAML's
     fields: ``{"replicas": 3, "publish": {"ack_wait": "30s"}}``.
     """
@@ -163,6 +163,7 @@ class Pipeline(Builder):
         mode: SinkMode = "batch",
         log: bool = False,
         blackhole: bool = False,
+        serve: bool = False,
         fallback: SinkChoice | None = None,
         on_success: SinkChoice | None = None,
         retry: Policy | None = None,
@@ -185,6 +186,7 @@ class Pipeline(Builder):
             mode=mode,
             log=log,
             blackhole=blackhole,
+            serve=serve,
             fallback=fallback,
             on_success=on_success,
             retry=retry,

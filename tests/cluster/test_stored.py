@@ -12,10 +12,10 @@ import pytest
 
 from ebbflow import Pipeline
 from ebbflow.buffers import streams
-from ebbflow.buffers.answers import NatsStore, bucket_config
+from ebbflow.buffers.answers import AnswerBucket, bucket_config
 from ebbflow.buffers.positions import PositionStore, read_all
 from ebbflow.core.position import Held, Position
-from ebbflow.core.publications import answer_key
+from ebbflow.core.answers import answer_key
 from ebbflow.nats import api
 from ebbflow.nats.publish import BUFFER, publish
 from ebbflow.nats.stored import read_last

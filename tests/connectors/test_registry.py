@@ -30,6 +30,7 @@ GIVEN_SOURCES: dict[str, dict[str, Any]] = {
 GIVEN_SINKS: dict[str, dict[str, Any]] = {
     "log": {},
     "blackhole": {},
+    "serve": {},
     "udsink": {"python": "tests.connectors.user_code.queue:Queue"},
     "http": {"url": "http://localhost"},
     "file": {"path": "lines.txt"},

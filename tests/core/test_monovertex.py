@@ -300,6 +300,20 @@ def test_every_answer_of_a_root_is_stored_whatever_its_other_messages_came_to(al
     assert len({p.msg_id for p in settlement.publications}) == 3
 
 
+def test_the_answers_of_a_root_are_in_the_order_of_its_messages_though_one_was_retried():
+    tried = []
+
+    def fail_once(i):
+        tried.append(i)
+        return Response.failure(i, "no") if len(tried) == 1 else Response.serve(i, b"0")
+
+    answers = {c: lambda i, c=c: Response.serve(i, c.encode()) for c in "bcdefghijkl"}
+    strategy = RetryStrategy(Backoff(interval=1, steps=3), "retry")
+    vertex = Vertex(letters_of, sink=Sink(a=fail_once, **answers), strategy=strategy, serves=True)
+    settlement = settled(vertex.run("abcdefghijkl"))
+    assert b"".join(p.payload for p in settlement.publications) == b"0bcdefghijkl"
+
+
 @pytest.mark.parametrize(
     "stops",
     [lambda i: Response.nack(i, BUSY), lambda i: Response.failure(i, "no")],

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pytest
 
 from ebbflow import Message, MonoVertex, NackOptions, Pipeline, Response
-from ebbflow.buffers.answers import NatsStore
+from ebbflow.buffers.answers import AnswerBucket
 from ebbflow.nats.locate import open_link, start_embedded
 
 pytestmark = pytest.mark.slow

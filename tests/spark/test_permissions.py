@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from ebbflow import Message, MonoVertex, Nack, Pipeline, Response
 from ebbflow.buffers import streams
-from ebbflow.buffers.answers import NatsStore
+from ebbflow.buffers.answers import AnswerBucket
 from ebbflow.buffers.names import Names
 from ebbflow.buffers.permissions import Permissions
 from ebbflow.cli.main import app

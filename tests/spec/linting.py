@@ -11,7 +11,6 @@ from ebbflow.spec.lint import lint
 
 OWN_SOURCE = "is not supported; write a udsource with a client of your choice"
 OWN_SINK = "is not supported; write a udsink with a client of your choice"
-NO_SERVE = "is not supported; name a servingStore, and have a udsink answer with Response.serve"
 NO_SIDE_INPUTS = "is not supported; have user code read such values itself, in its open()"
 NO_RATE_LIMIT = "is not supported; bound what is worked on at a time with limits.concurrency"
 NO_GROUP_BY = "is not supported; aggregate in a Spark job that reads what a jetstream sink writes"

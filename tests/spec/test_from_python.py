@@ -135,7 +135,7 @@ def test_fields_that_are_no_mapping_are_a_problem_like_any_other(
 
 
 def test_the_kinds_that_editors_complete_are_those_of_the_registry() -> None:
-    by_argument = {"udsource", "udsink", "log", "blackhole"}
+    by_argument = {"udsource", "udsink", "log", "blackhole", "serve"}
     assert SourceKinds.__annotations__.keys() == SOURCES.keys() - by_argument
     assert SinkKinds.__annotations__.keys() == SINKS.keys() - by_argument
 

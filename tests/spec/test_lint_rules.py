@@ -12,7 +12,6 @@ from ebbflow.spec.findings import CODES
 from tests.spec.linting import (
     NO_GROUP_BY,
     NO_RATE_LIMIT,
-    NO_SERVE,
     NO_SIDE_INPUTS,
     OWN_SINK,
     OWN_SOURCE,
@@ -379,7 +378,7 @@ SINKS_BEHIND = [
     ),
     (
         "onSuccess: {serve: {}}",
-        [f"8:45: EB901 the serve sink {NO_SERVE}"],
+        ["8:45: EB211 onSuccess cannot be a serve sink: make it the sink of a vertex"],
     ),
     (
         "fallback: {}, retryStrategy: {onFailure: fallback}",
@@ -422,6 +421,7 @@ NO_FALLBACK = {
 }
 
 STORES = [
+    ("{nats: {}}", []),
     ("{nats: {bucket: answers}}", []),
     ("{nats: {bucket: Answers_2-b, ttl: 10m}}", []),
     ("{python: 'handlers:Store'}", []),
@@ -438,7 +438,6 @@ STORES = [
         ["5:17: EB207 'servingStore' can be only one of nats and python"],
     ),
     ("{redis: {}}", ["5:18: EB101 unknown field 'redis'; valid here: container, python, nats"]),
-    ("{nats: {}}", ["5:24: EB102 'bucket' is missing"]),
     ("{nats: {bucket: 5}}", ["5:33: EB103 'bucket' must be text, not 5; put it in quotes"]),
     (
         "{nats: {bucket: my.answers}}",
@@ -479,11 +478,6 @@ NOT_YET = [
         "{log: {}}",
         "{sqs: {}}",
         f"8:24: EB901 the sqs sink {OWN_SINK}",
-    ),
-    (
-        "{log: {}}",
-        "{serve: {}}",
-        f"8:24: EB901 the serve sink {NO_SERVE}",
     ),
     (
         "{name: out,",
@@ -632,10 +626,18 @@ def test_a_serving_store_is_a_bucket_or_a_class(
     assert problems_of(changed("spec:\n", f"spec:\n  servingStore: {store}\n")) == expected
 
 
-def test_a_wrong_store_does_not_hide_other_problems(problems_of: Lint) -> None:
-    text = changed("spec:\n", "spec:\n  servingStore: {nats: {}}\n").replace("to: out", "to: ot")
+def test_a_serve_sink_needs_a_store(problems_of: Lint) -> None:
+    text = changed("{log: {}}", "{serve: {}}")
     assert problems_of(text) == [
-        "5:24: EB102 'bucket' is missing",
+        "8:24: EB211 the serve sink has no store: name one with servingStore: {nats: {}}"
+    ]
+    assert problems_of(text.replace("spec:\n", "spec:\n  servingStore: {nats: {}}\n")) == []
+
+
+def test_a_wrong_store_does_not_hide_other_problems(problems_of: Lint) -> None:
+    text = changed("spec:\n", "spec:\n  servingStore: {nats: {ttl: 60}}\n").replace("to: out", "to: ot")
+    assert problems_of(text) == [
+        "5:30: EB105 'ttl': 60 has no unit; write for example 1s",
         "12:24: EB301 there is no vertex 'ot'; did you mean 'out'?",
     ]
 

@@ -7,11 +7,17 @@ the user's own is a class with ``put`` and ``get``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from operator import attrgetter
 from typing import Any, Protocol
 
-from ebbflow.core.publications import answer_key
-from ebbflow.nats.link import Link
+from ebbflow.core.answers import EVERY_KEY, Answer, answer_key, read_answer
+from ebbflow.errors import EbbflowError
+from ebbflow.nats import api
+from ebbflow.nats.client import SecuredClient
+from ebbflow.nats.follow import Follower
+from ebbflow.nats.pull import EPOCH, Deliveries
 from ebbflow.nats.stored import read_last
 
 
@@ -46,15 +52,63 @@ def bucket_config(bucket: str, ttl_ms: int, replicas: int = 1) -> dict[str, Any]
     }
 
 
-class NatsStore:
-    """The built-in store, for reading answers."""
+class AnswerBucket:
+    """The answers in a bucket, for reading. Used on the client's loop."""
 
-    def __init__(self, link: Link, bucket: str) -> None:
-        self._link = link
-        self._bucket = bucket
+    def __init__(self, client: SecuredClient, bucket: str) -> None:
+        self._client = client
+        self.stream = f"KV_{bucket}"
+        self._prefix = f"$KV.{bucket}."
 
-    def get(self, id: str) -> list[bytes]:
-        """Returns all answers to a request so far, in the order in which they were stored."""
-        subject = f"$KV.{self._bucket}.{answer_key(id)}.>"
-        entries = self._link.run(read_last(self._link.client, f"KV_{self._bucket}", subject))
-        return [entry.payload for entry in entries]
+    async def get(self, request: str) -> list[Answer]:
+        """Returns all answers to a request so far, in their order; none if there is no bucket."""
+        subject = f"{self._prefix}{answer_key(request)}.*.*.*"
+        entries = await read_last(self._client, self.stream, subject)
+        answers = (
+            read_answer(self._key_of(entry.subject), entry.headers, entry.payload, entry.seq)
+            for entry in entries
+        )
+        return sorted(filter(None, answers), key=attrgetter("order"))
+
+    async def follow(
+        self,
+        take: Callable[[Sequence[Answer]], None],
+        fail: Callable[[EbbflowError], None],
+        after: int | None = None,
+    ) -> Follower:
+        """Hands on answers as they are stored, until what is returned is closed.
+
+        They come in the order of storing, behind the sequence ``after``, or else from now on. An
+        answer that is written again, as after a crash, comes again. ``take`` gets those that have
+        arrived together; ``fail`` the error after which none come.
+        """
+        if after is None:
+            after = (await api.read_info(self._client, self.stream))["last_seq"]
+
+        def hand_on(deliveries: Deliveries) -> None:
+            take(self.read(deliveries))
+
+        subject = self._prefix + EVERY_KEY
+        follower = Follower(
+            self._client, self.stream, subject, after, take=hand_on, fail=fail, waiting=lambda: 0
+        )
+        await follower.open()
+        return follower
+
+    def read(self, deliveries: Deliveries) -> list[Answer]:
+        """Returns the answers that a consumer has delivered."""
+        parcel = deliveries.parcel
+        answers = (
+            read_answer(
+                self._key_of(subject.decode()),
+                parcel.headers(row) or {},
+                parcel.payload(row),
+                deliveries.seqs[row],
+                EPOCH + timedelta(microseconds=deliveries.nanos[row] // 1000),
+            )
+            for row, subject in enumerate(parcel.subjects)
+        )
+        return list(filter(None, answers))
+
+    def _key_of(self, subject: str) -> str:
+        return subject.removeprefix(self._prefix)

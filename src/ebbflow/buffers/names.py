@@ -83,6 +83,11 @@ class Names:
         return f"{vertex}.{partition}"
 
     @property
+    def answers(self) -> str:
+        """The key-value bucket of answers, unless the spec names another."""
+        return f"ebb_{self.pipeline}_answers"
+
+    @property
     def inbox(self) -> str:
         """The first name of all subjects where the pipeline's own requests are answered.
 

@@ -100,8 +100,7 @@ def derive_permissions(
             *(names.trail_subject(vertex.vertex) for vertex in vertices),
         ]
     if bucket is not None:
-        calls = _list_calls([f"KV_{bucket}"], "STREAM.CREATE.{}", "STREAM.UPDATE.{}")
-        publish["write answers"] = [*calls, f"$KV.{bucket}.>"]
+        publish["write and read answers"] = _list_for_answers(names, bucket)
     subscribe = {
         "answers to its requests": [f"{names.inbox}.>"],
         "the word to stop, and what tasks tell": [names.control_subject, names.event_subject()],
@@ -116,6 +115,16 @@ def _list_calls(streams: Iterable[str], *calls: str) -> list[str]:
 
 def _list_reads(streams: Iterable[str]) -> list[str]:
     return _list_calls(streams, "DIRECT.GET.{}", "STREAM.MSG.GET.{}")
+
+
+def _list_for_answers(names: Names, bucket: str) -> list[str]:
+    stream = f"KV_{bucket}"
+    calls = _list_calls([stream], "STREAM.CREATE.{}", "STREAM.UPDATE.{}", "STREAM.INFO.{}")
+    follow = ("CONSUMER.CREATE.{}.*", "CONSUMER.MSG.NEXT.{}.*", "CONSUMER.DELETE.{}.*")
+    # Its own bucket goes with --fresh; one that it may share stays.
+    fresh = _list_calls([stream], "STREAM.DELETE.{}") if bucket == names.answers else []
+    reads = [*_list_reads([stream]), *_list_calls([stream], *follow)]
+    return [*calls, *fresh, *reads, f"$KV.{bucket}.>"]
 
 
 def _list_returned(names: Names, vertex: VertexStreams) -> list[str]:

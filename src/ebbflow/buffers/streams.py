@@ -29,6 +29,8 @@ DUPLICATE_WINDOW = 120
 DEFAULT_BUFFER_BYTES = 1024**3
 TRAIL_TTL = 2 * 60 * 60 * 1000
 """The milliseconds that a trail is kept, unless the store of the answers has a time to live."""
+ANSWERS = "ebbflow.answers"
+"""The metadata of the positions' bucket that names the bucket of the answers."""
 
 
 def _stream(name: str, subjects: list[str], replicas: int, **options: Any) -> dict[str, Any]:
@@ -97,8 +99,11 @@ def trail_config(names: Names, ttl_ms: int, replicas: int = 1) -> dict[str, Any]
     )
 
 
-def positions_config(names: Names, replicas: int = 1) -> dict[str, Any]:
-    """Describes the key-value bucket of positions, as any NATS tool knows buckets."""
+def positions_config(names: Names, replicas: int = 1, answers: str | None = None) -> dict[str, Any]:
+    """Describes the key-value bucket of positions, as any NATS tool knows buckets.
+
+    It says in which bucket the pipeline keeps its ``answers``, if in any.
+    """
     return _stream(
         f"KV_{names.positions}",
         [f"$KV.{names.positions}.>"],
@@ -107,6 +112,7 @@ def positions_config(names: Names, replicas: int = 1) -> dict[str, Any]:
         discard="new",
         allow_rollup_hdrs=True,
         deny_delete=True,
+        metadata={} if answers is None else {ANSWERS: answers},
     )
 
 

@@ -54,10 +54,15 @@ class BlackholeSink:
 
 
 @dataclass(frozen=True, slots=True)
+class ServeSink:
+    """Store every message as an answer to its request."""
+
+
+@dataclass(frozen=True, slots=True)
 class SparkSink:
     """Write batches of messages with Spark."""
 
     settings: SparkSinkSettings
 
 
-SinkPlan = UserSink | LogSink | BlackholeSink | SparkSink
+SinkPlan = UserSink | LogSink | BlackholeSink | ServeSink | SparkSink

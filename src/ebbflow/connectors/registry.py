@@ -18,6 +18,7 @@ from ebbflow.connectors.kafka.spec import KafkaSinkSpec, KafkaSourceSpec
 from ebbflow.connectors.log.spec import LogSpec
 from ebbflow.connectors.nats.spec import NatsSinkSpec, NatsSourceSpec
 from ebbflow.connectors.section import SinkSection, SourceSection
+from ebbflow.connectors.serve.spec import ServeSinkSpec
 from ebbflow.connectors.serving.spec import ServingSourceSpec
 from ebbflow.connectors.spark.spec import SparkSinkSpec, SparkSourceSpec
 from ebbflow.connectors.user_code.spec import UserSinkSpec, UserSourceSpec
@@ -67,6 +68,7 @@ SOURCES: dict[str, SourceKind] = {
 SINKS: dict[str, SinkKind] = {
     "log": SinkKind(LogSpec),
     "blackhole": SinkKind(BlackholeSpec),
+    "serve": SinkKind(ServeSinkSpec, answers=True),
     "udsink": SinkKind(UserSinkSpec, answers=True),
     "http": SinkKind(HttpSinkSpec),
     "file": SinkKind(FileSinkSpec),
@@ -88,6 +90,5 @@ SOURCES_NOT_YET = {
 SINKS_NOT_YET = {
     "pulsar": _OWN_SINK,
     "sqs": _OWN_SINK,
-    "serve": "name a servingStore, and have a udsink answer with Response.serve",
 }
 """Numaflow's sinks that are not here."""

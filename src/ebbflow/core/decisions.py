@@ -142,6 +142,10 @@ class Decisions:
         """Leaves the payload to be stored as the answer to the input's request."""
         self._served[index] = payload
 
+    def serve_all(self, payloads: Sequence[bytes]) -> None:
+        """Leaves a payload for each input to be stored as the answer to its request."""
+        self._served = dict(enumerate(payloads))
+
     def take_failed(self, indexes: Iterable[int] | None = None) -> dict[int, Failure]:
         """Returns the failed inputs, or those at the indexes, and forgets that they failed."""
         chosen = list(self._failed if indexes is None else indexes)

@@ -18,6 +18,7 @@ from operator import itemgetter
 import pyarrow as pa
 
 from ebbflow.core import frames
+from ebbflow.core.answers import way_order
 from ebbflow.core.contract import SENT_TO_FALLBACK
 from ebbflow.core.decisions import Decisions
 from ebbflow.core.frames import Rows
@@ -130,7 +131,7 @@ class _Run:
         self._ends: dict[int, Outcome] = {}
         self._taken: list[Sequence[int]] = []
         """The roots of messages that are simply done."""
-        self._answers: defaultdict[int, list[bytes]] = defaultdict(list)
+        self._answers: defaultdict[int, list[tuple[str, bytes]]] = defaultdict(list)
         self._levels = {way: _Level() for way in Way if way is not Way.ON}
 
     def run(self) -> None:
@@ -202,7 +203,8 @@ class _Run:
             part = self._part(batch)
             run_sinks(part, self._mono.sinks, self._pause)
             for index, payloads in part.answers.items():
-                self._answers[roots[index]] += payloads
+                message = part.rows.column("id")[index]
+                self._answers[roots[index]] += [(message, payload) for payload in payloads]
             self._record_written(roots, part)
             # The on-success sink took these beside the primary.
             also = sum(isinstance(end, Succeeded) for end in part.outcomes.values())
@@ -265,9 +267,11 @@ class _Run:
         self._forget_weak()
         for root, end in self._ends.items():
             self._verdict.decisions.finish(root, end)
-        for root, payloads in self._answers.items():
+        for root, answers in self._answers.items():
             if not isinstance(self._ends.get(root), _STOPS):
-                self._verdict.decisions.answer(root, payloads)
+                if len(answers) > 1:  # a message that was retried comes last; its answer does not
+                    answers.sort(key=lambda answer: way_order(answer[0]))
+                self._verdict.decisions.answer(root, [payload for _, payload in answers])
 
 
 def _strength(outcome: Outcome) -> tuple[int, bool]:

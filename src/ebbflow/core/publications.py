@@ -13,10 +13,7 @@ and its messages are lost; with more (a time, a number of tries) the same messag
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import math
-import re
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ebbflow.core import frames
+from ebbflow.core.answers import answer_headers, answer_key
 from ebbflow.core.dead_letter import MARK, Letter
 from ebbflow.core.frames import Rows
 from ebbflow.core.outputs import NOBODY
@@ -44,8 +42,6 @@ _LETTER_FACTS = (
     *("id", "value", "keys", "headers", "metadata"),
     *("event_time", "first_seen", "deliveries"),
 )
-_LONGEST_KEY = 200
-_SAFE_KEY = re.compile(rf"[-/_=a-zA-Z0-9]{{1,{_LONGEST_KEY}}}")
 
 
 class Stage(IntEnum):
@@ -210,8 +206,8 @@ def build_answers(
     rows = Rows(chunk.rows.batch)
     for index, payloads in sorted(answers.items()):
         assert place.bucket is not None
-        request = answer_key(request_id(rows, index))
-        own = frames.fingerprint([rows.column("id")[index]])
+        request, message = answer_key(request_id(rows, index)), rows.column("id")[index]
+        own, headers = frames.fingerprint([message]), answer_headers(message)
         for number, payload in enumerate(payloads):
             yield Publication(
                 Stage.ANSWER,
@@ -219,19 +215,9 @@ def build_answers(
                 place.partition,
                 f"{chunk.key}:answer:{own}.{number}",
                 payload,
+                headers,
                 key=f"{request}.{place.vertex}.{own}.{number}",
             )
-
-
-def answer_key(request: str) -> str:
-    """Returns the request's id as one part of a key; different ids stay different."""
-    if _SAFE_KEY.fullmatch(request) and not request.startswith("="):
-        return request
-    encoded = base64.urlsafe_b64encode(request.encode()).decode()
-    if len(encoded) <= _LONGEST_KEY:
-        return "=" + encoded
-    # A subject has to stay short; the hash is as good as the id, but for reading it.
-    return "==" + hashlib.blake2b(request.encode(), digest_size=32).hexdigest()
 
 
 def build_outputs(

@@ -10,7 +10,15 @@ from typing import assert_never
 
 from ebbflow.connectors.blackhole import sink as blackhole
 from ebbflow.connectors.log import sink as log
-from ebbflow.connectors.plans import BlackholeSink, LogSink, SinkPlan, SparkSink, UserSink
+from ebbflow.connectors.plans import (
+    BlackholeSink,
+    LogSink,
+    ServeSink,
+    SinkPlan,
+    SparkSink,
+    UserSink,
+)
+from ebbflow.connectors.serve import sink as serve
 from ebbflow.core.blame import Outage
 from ebbflow.core.calling import (
     Handler,
@@ -216,6 +224,8 @@ class Operators:
                 return _in_its_environment(handler, call)
             case LogSink():
                 return partial(log.write, emit=self._emit, role=name)
+            case ServeSink():
+                return serve.write
             case BlackholeSink() | SparkSink():  # what Spark has written is just as done
                 return blackhole.write
             case never:

@@ -62,7 +62,7 @@ def make_plans(
         "namespace": spec.metadata.namespace or "default",
         "publish": _publish(spec.inter_step_buffer.publish),
         "trail": any(step.streams.serves for step in spec.steps),
-        **_bucket(spec.serving_store),
+        **_bucket(spec),
     }
     if spec.kind == "MonoVertex":
         return [_mono(spec, shared)]
@@ -79,10 +79,11 @@ def _publish(options: sections.Publish) -> PublishRetry:
     )
 
 
-def _bucket(store: sections.ServingStoreSpec | None) -> dict[str, Any]:
+def _bucket(spec: Spec) -> dict[str, Any]:
+    store = spec.serving_store
     if store is None or store.nats is None:
         return {}
-    return {"bucket": store.nats.bucket, "bucket_ttl": store.nats.ttl}
+    return {"bucket": spec.bucket, "bucket_ttl": store.nats.ttl}
 
 
 def _downstream_order(spec: PipelineSpec) -> list[Vertex]:

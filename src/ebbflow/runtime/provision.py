@@ -37,10 +37,13 @@ async def provision(link: Link, plans: Sequence[VertexPlan], replicas: int = 1) 
     """Makes every stream exist as the plans want it."""
     names = Names(plans[0].pipeline)
     await _refuse_leftovers(link, plans, names)
+    bucket = plans[0].bucket
     configs = [
-        streams.positions_config(names, replicas),
+        streams.positions_config(names, replicas, bucket),
         streams.dead_letter_config(names, replicas),
     ]
+    if bucket is not None:
+        configs.append(bucket_config(bucket, plans[0].bucket_ttl, replicas))
     if any(plan.returns for plan in plans):
         configs.append(streams.ledger_config(names, replicas))
     if any(plan.remembers for plan in plans):
@@ -54,8 +57,6 @@ async def provision(link: Link, plans: Sequence[VertexPlan], replicas: int = 1) 
             configs.append(streams.redelivery_config(names, vertex, partition, replicas))
             if plan.has_buffer:
                 configs.append(streams.buffer_config(names, vertex, partition, frames, replicas))
-        if plan.bucket is not None:
-            configs.append(bucket_config(plan.bucket, plan.bucket_ttl, replicas))
     for config in configs:
         await streams.ensure(link.client, config)
 
@@ -95,7 +96,8 @@ async def remove(link: Link, pipeline: str) -> None:
     """Deletes everything the pipeline has stored, dead letters too."""
     client = link.client
     stored = await api.list_streams(client, f"ebb_{pipeline}_")
-    stored += await api.list_streams(client, f"KV_{Names(pipeline).positions}")
+    # A bucket that the spec names may hold answers of other pipelines, too, and stays.
+    stored += await api.list_streams(client, f"KV_ebb_{pipeline}_")
     await api.delete(client, stored)
 
 
@@ -129,6 +131,4 @@ def _exhausted(position: Position, run: str) -> bool:
 
 def permissions_of(spec: Spec) -> Permissions:
     """Returns the least that a run needs; no secret of a connector is read for it."""
-    store = spec.serving_store
-    bucket = store.nats.bucket if store is not None and store.nats is not None else None
-    return derive_permissions(Names(spec.name), [step.streams for step in spec.steps], bucket)
+    return derive_permissions(Names(spec.name), [step.streams for step in spec.steps], spec.bucket)

@@ -33,8 +33,8 @@ SinkChoice = CodeChoice | Literal["log", "blackhole"] | Mapping[str, Any]
 A text with a colon is code.
 """
 
-Store = CodeChoice | Mapping[str, Any]
-"""A store for answers: a class of the user's, or ``{"nats": {"bucket": "answers"}}``."""
+Store = CodeChoice | Literal["nats"] | Mapping[str, Any]
+"""A store for answers: a class of the user's, ``"nats"``, or ``{"nats": {"ttl": "1h"}}``."""
 
 Part = dict[str, Any]
 
@@ -117,6 +117,7 @@ def sink(
     mode: SinkMode,
     log: bool,
     blackhole: bool,
+    serve: bool,
     fallback: SinkChoice | None,
     on_success: SinkChoice | None,
     retry: Policy | None,
@@ -130,6 +131,8 @@ def sink(
         part["log"] = {}
     if blackhole:
         part["blackhole"] = {}
+    if serve:
+        part["serve"] = {}
     if fallback is not None:
         part["fallback"] = _chosen_sink(fallback)
     if on_success is not None:
@@ -143,8 +146,12 @@ def conditions(tags: str | Iterable[str], operator: TagOperator) -> Part:
 
 
 def store(choice: Store) -> Part:
-    """Returns a store for answers."""
-    return dict(choice) if isinstance(choice, Mapping) else code_fields(choice)
+    """Returns a store for answers; a text without a colon is a kind of store."""
+    if isinstance(choice, Mapping):
+        return dict(choice)
+    if isinstance(choice, str) and ":" not in choice:
+        return {choice: {}}
+    return code_fields(choice)
 
 
 def backoff(policy: Policy) -> Any:

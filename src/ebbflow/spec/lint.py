@@ -21,6 +21,7 @@ from ebbflow.spec.findings import FieldPath, Finding
 from ebbflow.spec.kinds import Readable, check_header, is_companion, is_of_another_system, model_of
 from ebbflow.spec.model import PipelineSpec, Spec
 from ebbflow.spec.notes import notes_on
+from ebbflow.spec.rules.answers import check_answers
 from ebbflow.spec.rules.graph import check_graph
 from ebbflow.spec.rules.spark import check_batches, check_no_batches
 from ebbflow.spec.rules.support import check_kind, check_support
@@ -208,6 +209,7 @@ def _rules(spec: Readable, search: Path | None) -> Iterable[Finding]:
         yield from check_monovertex(spec, search)
         yield from check_no_batches(spec)
     yield from check_store(spec.serving_store, search)
+    yield from check_answers(spec)
     yield from check_support(spec)
 
 

@@ -21,7 +21,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StrictBool, StrictStr
 
-from ebbflow.buffers.names import VertexStreams
+from ebbflow.buffers.names import Names, VertexStreams
 from ebbflow.connectors.registry import SOURCES
 from ebbflow.schema import fields
 from ebbflow.schema.fields import Section
@@ -129,6 +129,14 @@ class Resource(ResourceFields):
     def serving_store(self) -> ServingStoreSpec | None:
         """Where answers are put, if anywhere."""
         return self.spec.serving_store
+
+    @property
+    def bucket(self) -> str | None:
+        """The bucket that answers are put in, if they are put in NATS."""
+        store = self.serving_store
+        if store is None or store.nats is None:
+            return None
+        return store.nats.bucket or Names(self.name).answers
 
     @property
     def paused(self) -> bool:

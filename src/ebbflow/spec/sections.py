@@ -225,9 +225,9 @@ class SinkSpec(SinkTarget):
 
 
 class NatsStoreSpec(Section):
-    """Answers in a JetStream key-value bucket, kept for ``ttl``."""
+    """Answers in a JetStream key-value bucket, kept for ``ttl``; without a name its own one."""
 
-    bucket: fields.Bucket
+    bucket: fields.Bucket | None = None
     ttl: fields.Millis = 2 * 60 * 60 * 1_000
 
 

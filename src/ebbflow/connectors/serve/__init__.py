@@ -1,0 +1,1 @@
+"""The serve sink, and stores of the user's own."""

@@ -1,0 +1,14 @@
+"""The serve sink in a spec."""
+
+from __future__ import annotations
+
+from ebbflow.connectors.plans import ServeSink
+from ebbflow.connectors.section import SinkSection
+
+
+class ServeSinkSpec(SinkSection):
+    """Stores the value of every message as an answer to its request. Has no settings."""
+
+    def plan(self, retried: bool) -> ServeSink:
+        """Returns the plan of a serve sink."""
+        return ServeSink()

@@ -1,0 +1,141 @@
+"""Answers of sinks: the key under which each is stored, and the order of a request's answers.
+
+The key of an answer is ``<request>.<vertex>.<message>.<number>``: the request's id as one part of
+a key, a hash of the id of the message that answered, and the number of the answer among those of
+that message. So several messages of a request can answer, a replay after a crash writes the same
+entry again, and nothing else in a bucket has a key of four parts.
+
+The answers to a request are in the order in which maps yielded what they came from, whenever they
+were stored. It follows from the ids of the messages, which an answer carries as a header.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from json.encoder import encode_basestring_ascii
+from typing import Any
+
+MESSAGE_ID = "Ebbflow-Id"
+"""The header of an answer that has the id of the message that answered, as in a dead letter."""
+
+EVERY_KEY = "*.*.*.*"
+"""The keys of all answers in a bucket."""
+
+_LONGEST_KEY = 200
+_SAFE_KEY = re.compile(rf"[-/_=a-zA-Z0-9]{{1,{_LONGEST_KEY}}}")
+# No longer than what every int() takes: an id may be of any length.
+_DIGITS = re.compile(r"([0-9]{1,18})")
+_STEP = re.compile(r"(.*)\.([0-9]{1,18})", re.DOTALL)
+
+Order = tuple[Any, ...]
+"""The place of an answer among those to its request: lower comes first."""
+
+
+def answer_key(request: str) -> str:
+    """Returns the request's id as one part of a key; different ids stay different."""
+    if _SAFE_KEY.fullmatch(request) and not request.startswith("="):
+        return request
+    encoded = base64.urlsafe_b64encode(request.encode()).decode()
+    if len(encoded) <= _LONGEST_KEY:
+        return "=" + encoded
+    # A subject has to stay short; the hash is as good as the id, but for reading it.
+    return "==" + hashlib.blake2b(request.encode(), digest_size=32).hexdigest()
+
+
+def request_of(token: str) -> str:
+    """Returns the id of the request that ``answer_key`` made this part of a key from.
+
+    Of an id that was too long for a key there is only the hash, which is returned as it is.
+    """
+    if not token.startswith("=") or token.startswith("=="):
+        return token
+    return base64.urlsafe_b64decode(token[1:]).decode()
+
+
+def answer_headers(message: str) -> dict[str, str]:
+    """Returns the headers of an answer; ``message`` is the id of the message that answered."""
+    return {MESSAGE_ID: encode_basestring_ascii(message)}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer to a request, as it is stored. Made by Ebbflow, and read-only.
+
+    ``token`` is the request's id as a part of a key; ``name`` is the rest of the key, which no
+    other answer to the request has. ``message`` is the id of the message that was answered for.
+    ``arrived`` counts up as answers are stored in the bucket, and ``stored`` is when that was. Of
+    an answer in a store of the user's only the payload and its number there are known.
+    """
+
+    token: str
+    name: str
+    message: str
+    payload: bytes
+    arrived: int
+    stored: datetime | None = None
+
+    @property
+    def request(self) -> str:
+        """The id of the request; of one that is too long for a key, its hash."""
+        return request_of(self.token)
+
+    @property
+    def vertex(self) -> str:
+        """The sink that answered."""
+        return self.name.rpartition(".")[0].partition(".")[0]
+
+    @property
+    def number(self) -> int:
+        """The number of the answer among those of its message, from 0."""
+        return int(self.name.rpartition(".")[2])
+
+    @property
+    def order(self) -> Order:
+        """The place among the answers to the request: lower comes first."""
+        return (*way_order(self.message), self.vertex, self.number)
+
+
+def read_answer(
+    key: str,
+    headers: Mapping[str, str],
+    payload: bytes,
+    arrived: int,
+    stored: datetime | None = None,
+) -> Answer | None:
+    """Returns the answer that an entry of a bucket holds.
+
+    ``None`` for an entry that is no answer: a mark that one was deleted, or somebody else's.
+    """
+    if MESSAGE_ID not in headers:
+        return None
+    token, _, name = key.partition(".")
+    return Answer(token, name, json.loads(headers[MESSAGE_ID]), payload, arrived, stored)
+
+
+def own_answers(request: str, payloads: Iterable[bytes]) -> list[Answer]:
+    """Returns the answers that a store of the user's has for a request, in its order."""
+    token = answer_key(request)
+    return [Answer(token, str(n), "", payload, n) for n, payload in enumerate(payloads)]
+
+
+def way_order(message: str) -> Order:
+    """Returns what the ids of messages are sorted by, so that they stand as maps yielded them.
+
+    An id is the way of the message: its source's id and the steps, ``in-12/split.3/enrich``. Of
+    messages with the same way so far the step decides, by its name and its number, as a number.
+    """
+    root, *steps = message.split("/")
+    # Texts and numbers take turns, so that equal places hold what can be compared.
+    parts = [int(p) if n % 2 else p for n, p in enumerate(_DIGITS.split(root))]
+    return (tuple(parts), tuple(map(_step_order, steps)))
+
+
+def _step_order(step: str) -> tuple[str, int]:
+    numbered = _STEP.fullmatch(step)
+    return (numbered[1], int(numbered[2])) if numbered else (step, 0)
