@@ -334,6 +334,7 @@ FIELD_MEANING = {
     "udf.dataframe": "a function from DataFrame to DataFrame, in place of code",
     "log": "prints every message",
     "blackhole": "forgets every message",
+    "serve": "stores the value of every message as an [answer](../guides/sinks.md#answers)",
     "mode": "what one call gets and how it answers: see [maps](../guides/maps.md)",
     "vertices[].partitions": "the number of buffers and Spark tasks",
     "spec.partitions": "the number of Spark tasks; left out, `replicas`, else 1",
@@ -353,7 +354,8 @@ FIELD_MEANING = {
     "ordered.enabled": "messages with the same keys stay in order: see "
     "[routing](../guides/routing.md); a vertex that says nothing does as the pipeline",
     "desiredPhase": "`Paused`: sources read nothing new; messages that were read go on",
-    "nats.bucket": "the key-value bucket for answers; letters, digits, `_` and `-`",
+    "nats.bucket": "the key-value bucket for answers; letters, digits, `_` and `-`. Left out, "
+    "`ebb_<pipeline>_answers`",
     "nats.ttl": "how long answers are kept",
     "servingStore.python": "a class with `put` and `get`, in place of `nats`",
     "backoff.interval": "the first wait",

@@ -18,6 +18,7 @@ The public names, each to be imported from the module that lists it:
                                       NackOptions Source SourceMessage NackOffset ServingStore
                         a run         Summary Counts Watcher VertexView
                         dead letters  DeadLetters StoredLetter Letter
+                        answers       answers StoredAnswers Answer
                         errors        EbbflowError SetupError AccessError JetStreamUnavailable
                                       EngineLost SpecError Problem TargetError SourceError
                                       CallTimeout ContractViolation MessageTooLarge Unavailable
@@ -69,12 +70,15 @@ from ebbflow.version import __version__
 
 if TYPE_CHECKING:
     from ebbflow.buffers.answers import ServingStore
+    from ebbflow.core.answers import Answer
     from ebbflow.core.dead_letter import Letter
     from ebbflow.deadletters import DeadLetters, StoredLetter
     from ebbflow.runtime.run_report import Summary, VertexView, Watcher
+    from ebbflow.stored_answers import StoredAnswers, answers
 
 __all__ = [
     "AccessError",
+    "Answer",
     "Backoff",
     "CallTimeout",
     "ContractViolation",
@@ -103,6 +107,7 @@ __all__ = [
     "SourceMessage",
     "SpecError",
     "Status",
+    "StoredAnswers",
     "StoredLetter",
     "Summary",
     "TargetError",
@@ -110,17 +115,21 @@ __all__ = [
     "VertexView",
     "Watcher",
     "__version__",
+    "answers",
     "nack",
 ]
 
 _IMPORTED_WHEN_USED = {
+    "Answer": "ebbflow.core.answers",
     "DeadLetters": "ebbflow.deadletters",
     "Letter": "ebbflow.core.dead_letter",
     "ServingStore": "ebbflow.buffers.answers",
+    "StoredAnswers": "ebbflow.stored_answers",
     "StoredLetter": "ebbflow.deadletters",
     "Summary": "ebbflow.runtime.run_report",
     "VertexView": "ebbflow.runtime.run_report",
     "Watcher": "ebbflow.runtime.run_report",
+    "answers": "ebbflow.stored_answers",
 }
 
 

@@ -23,9 +23,10 @@ from typing import Any, Self
 import pyarrow as pa
 
 from ebbflow.buffers.names import Names
+from ebbflow.buffers.streams import explain_unknown
 from ebbflow.core import frames
 from ebbflow.core.dead_letter import PREFIX, Letter
-from ebbflow.errors import EbbflowError, SetupError
+from ebbflow.errors import EbbflowError
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link_to_pipeline
@@ -66,7 +67,7 @@ class DeadLetters:
         self._names = Names(pipeline)
         self._streams = set(link.run(api.list_streams(link.client, "ebb_")))
         if self._names.dead_letters not in self._streams:
-            raise _explain_unknown(pipeline, self._streams)
+            raise explain_unknown(pipeline, self._streams)
         self._routes: dict[str, Sequence[int]] = {}
 
     @classmethod
@@ -303,16 +304,6 @@ def _cut_pages(letters: Iterable[StoredLetter]) -> Iterator[Sequence[StoredLette
             page, size = [], 0
     if page:
         yield page
-
-
-def _explain_unknown(pipeline: str, existing: Iterable[str]) -> SetupError:
-    first, last = Names("|").dead_letters.split("|")
-    known = sorted(
-        name.removeprefix(first).removesuffix(last) for name in existing if name.endswith(last)
-    )
-    place = "Name another place with --state DIR or --nats URL."
-    step = f"Known here: {', '.join(known)}. {place}" if known else place
-    return SetupError(f"No pipeline {pipeline!r} has run here.", step)
 
 
 def _explain_refused(replayed: int, refused: Refused, dry_run: bool) -> str:

@@ -109,11 +109,17 @@ def test_what_a_pipeline_does_not_have_is_not_listed():
     vertices = [VertexStreams("in", 1, False, returns=True), VertexStreams("out", 1, False)]
     whole = subjects(derive_permissions(Names("p"), vertices[:1], "answers").publish)
     assert set(whole) - set(plain) == {
+        "$JS.API.CONSUMER.CREATE.KV_answers.*",
+        "$JS.API.CONSUMER.DELETE.KV_answers.*",
+        "$JS.API.CONSUMER.MSG.NEXT.KV_answers.*",
+        "$JS.API.DIRECT.GET.KV_answers",
         "$JS.API.DIRECT.GET.ebb_p_returned",
         "$JS.API.STREAM.CREATE.KV_answers",
         "$JS.API.STREAM.CREATE.ebb_p_returned",
         "$JS.API.STREAM.DELETE.ebb_p_returned",
+        "$JS.API.STREAM.INFO.KV_answers",
         "$JS.API.STREAM.INFO.ebb_p_returned",
+        "$JS.API.STREAM.MSG.GET.KV_answers",
         "$JS.API.STREAM.MSG.GET.ebb_p_returned",
         "$JS.API.STREAM.PURGE.ebb_p_returned",
         "$JS.API.STREAM.UPDATE.KV_answers",

@@ -14,8 +14,8 @@ from ebbflow import Pipeline
 from ebbflow.buffers import streams
 from ebbflow.buffers.answers import AnswerBucket, bucket_config
 from ebbflow.buffers.positions import PositionStore, read_all
+from ebbflow.core.answers import answer_headers, answer_key
 from ebbflow.core.position import Held, Position
-from ebbflow.core.answers import answer_key
 from ebbflow.nats import api
 from ebbflow.nats.publish import BUFFER, publish
 from ebbflow.nats.stored import read_last
@@ -94,8 +94,9 @@ def test_answers_are_found_as_soon_as_they_are_stored(cluster, names):
 
         def answer(request):
             for part in range(20):
-                subject = f"$KV.{bucket}.{answer_key(request)}.{part}"
-                late.acting.run(publish(client, subject, b"%d" % part, retry=BUFFER))
+                subject = f"$KV.{bucket}.{answer_key(request)}.out.{part}.0"
+                headers = answer_headers(f"in/split.{part}")
+                late.acting.run(publish(client, subject, b"%d" % part, headers, retry=BUFFER))
 
         for number in late.rounds():
             request = f"request {number}"
@@ -107,9 +108,10 @@ def test_answers_are_found_as_soon_as_they_are_stored(cluster, names):
             )
             payloads = [[one.payload for one in answers] for answers in found]
             assert payloads == [[b"%d" % part for part in range(20)]] * READS
-        store = NatsStore(late.reading, bucket)
-        assert len(store.get("request 0")) == 20
-        assert store.get("unknown") == []
+        reading, answers = late.reading.run, AnswerBucket(late.reading.client, bucket)
+        stored = [answer.payload for answer in reading(answers.get("request 0"))]
+        assert stored == [b"%d" % part for part in range(20)]
+        assert reading(answers.get("unknown")) == []
 
 
 def test_the_state_of_a_stream_never_goes_back_while_leaders_change(cluster, names):

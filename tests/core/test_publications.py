@@ -1,6 +1,5 @@
 """All outcomes settled together, keyed and discarding edges, ordered lanes, and answers."""
 
-import re
 from collections import Counter, defaultdict
 from datetime import timedelta
 from typing import Any
@@ -305,6 +304,7 @@ def test_outputs_say_who_wrote_them_and_up_to_when_everything_was_seen():
 
 
 # --- answers -------------------------------------------------------------------------------------
+
 
 def test_an_answer_has_an_entry_of_its_own_under_its_request():
     """So that several messages of a request can answer, and a replay answers the same again."""

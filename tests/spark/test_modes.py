@@ -11,9 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from ebbflow import Message, MonoVertex, NackOptions, Pipeline, Response
-from ebbflow.buffers.answers import AnswerBucket
-from ebbflow.nats.locate import open_link, start_embedded
+from ebbflow import Message, MonoVertex, NackOptions, Pipeline, Response, answers
 
 pytestmark = pytest.mark.slow
 
@@ -148,30 +146,35 @@ def test_user_code_finds_its_place_in_the_environment(run, journal):
 @pytest.mark.guarantee("outcomes-hold")
 def test_answers_are_stored_under_the_request_and_found_again(run, tmp_path):
     def serve(data):
-        return [Response.serve(d.id, f"answer to {value(d)}".encode()) for d in data]
+        return [Response.serve(d.id, b"answer to " + d.value) for d in data]
 
-    pipeline = Pipeline("test", serving_store={"nats": {"bucket": "answers", "ttl": "1h"}})
+    def split(datum):
+        return [Message(b"%d.%d" % (value(datum), n)) for n in range(12)]
+
+    pipeline = Pipeline("test", serving_store={"nats": {"bucket": "elsewhere", "ttl": "1h"}})
     pipeline = pipeline.source("in", generator={"messages": 10})
-    summary = run(pipeline.map("m", lambda d: [Message(d.value)] * 2).sink("out", serve))
+    summary = run(pipeline.map("m", split).sink("out", serve).sink("as-is", serve=True))
 
-    assert summary.vertices["out"].served == 20
-    with start_embedded(tmp_path / "state") as server, open_link(server) as link:
-        answers = NatsStore(link, "answers")
-        assert answers.get("in-3") == [b"answer to 3"] * 2
-        assert answers.get("in-99") == []
+    assert {summary.vertices[sink].served for sink in ("out", "as-is")} == {120}
+    with answers("test", state=tmp_path / "state") as stored:
+        in_order = [
+            (sink, text % (3, n))
+            for n in range(12)
+            for sink, text in (("as-is", b"%d.%d"), ("out", b"answer to %d.%d"))
+        ]
+        assert [(a.vertex, a.payload) for a in stored.get("in-3")] == in_order
+        assert stored.get("in-99") == ()
+        assert Counter(a.request for a in stored.list()) == {f"in-{n}": 24 for n in range(10)}
 
 
 def test_a_monovertex_stores_every_answer_that_came_of_a_request(run, tmp_path):
-    def serve(data):
-        return [Response.serve(d.id, d.value) for d in data]
-
-    mono = MonoVertex("test", serving_store={"nats": {"bucket": "answers"}})
-    mono = mono.source(generator={"messages": 5})
-    counts = run(mono.map(lambda d: [Message(b"one"), Message(b"two")]).sink(serve))
+    mono = MonoVertex("test", serving_store="nats").source(generator={"messages": 5})
+    mono = mono.map(lambda d: [Message(b"%d" % n) for n in range(12)]).sink(serve=True)
+    counts = run(mono)
 
     assert counts.vertices["test"].served == 5
-    with start_embedded(tmp_path / "state") as server, open_link(server) as link:
-        assert sorted(NatsStore(link, "answers").get("test-3")) == [b"one", b"two"]
+    with answers("test", state=tmp_path / "state") as stored:
+        assert [a.payload for a in stored.get("test-3")] == [b"%d" % n for n in range(12)]
 
 
 @pytest.mark.guarantee("outcomes-hold")

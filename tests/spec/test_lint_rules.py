@@ -635,7 +635,9 @@ def test_a_serve_sink_needs_a_store(problems_of: Lint) -> None:
 
 
 def test_a_wrong_store_does_not_hide_other_problems(problems_of: Lint) -> None:
-    text = changed("spec:\n", "spec:\n  servingStore: {nats: {ttl: 60}}\n").replace("to: out", "to: ot")
+    text = changed("spec:\n", "spec:\n  servingStore: {nats: {ttl: 60}}\n").replace(
+        "to: out", "to: ot"
+    )
     assert problems_of(text) == [
         "5:30: EB105 'ttl': 60 has no unit; write for example 1s",
         "12:24: EB301 there is no vertex 'ot'; did you mean 'out'?",

@@ -7,14 +7,15 @@ the user's own is a class with ``put`` and ``get``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+from collections.abc import AsyncGenerator, Callable, Sequence
+from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Any, Protocol
 
-from ebbflow.core.answers import EVERY_KEY, Answer, answer_key, read_answer
+from ebbflow.core.answers import Answer, key_pattern, read_answer
 from ebbflow.errors import EbbflowError
 from ebbflow.nats import api
+from ebbflow.nats.behind import read_behind
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.follow import Follower
 from ebbflow.nats.pull import EPOCH, Deliveries
@@ -62,41 +63,57 @@ class AnswerBucket:
 
     async def get(self, request: str) -> list[Answer]:
         """Returns all answers to a request so far, in their order; none if there is no bucket."""
-        subject = f"{self._prefix}{answer_key(request)}.*.*.*"
-        entries = await read_last(self._client, self.stream, subject)
         answers = (
-            read_answer(self._key_of(entry.subject), entry.headers, entry.payload, entry.seq)
-            for entry in entries
+            read_answer(
+                self._key_of(entry.subject),
+                entry.headers,
+                entry.payload,
+                entry.seq,
+                datetime.fromisoformat(entry.stored),
+            )
+            for entry in await read_last(self._client, self.stream, self._subject(request))
         )
         return sorted(filter(None, answers), key=attrgetter("order"))
+
+    async def read_all(self) -> AsyncGenerator[list[Answer], None]:
+        """Yields the answers that are there now, oldest first, many at a time."""
+        async for batch in read_behind(self._client, self.stream, self._subject(), 0):
+            yield self._read(batch)
 
     async def follow(
         self,
         take: Callable[[Sequence[Answer]], None],
         fail: Callable[[EbbflowError], None],
-        after: int | None = None,
+        request: str | None = None,
     ) -> Follower:
         """Hands on answers as they are stored, until what is returned is closed.
 
-        They come in the order of storing, behind the sequence ``after``, or else from now on. An
-        answer that is written again, as after a crash, comes again. ``take`` gets those that have
-        arrived together; ``fail`` the error after which none come.
+        Those to one request, all that there are, or else of any, from now on. An answer that is
+        written again, as after a crash, comes again. ``take`` gets those that have arrived
+        together; ``fail`` the error after which none come.
         """
-        if after is None:
-            after = (await api.read_info(self._client, self.stream))["last_seq"]
 
         def hand_on(deliveries: Deliveries) -> None:
-            take(self.read(deliveries))
+            take(self._read(deliveries))
 
-        subject = self._prefix + EVERY_KEY
+        after = await self._find_last() if request is None else 0
         follower = Follower(
-            self._client, self.stream, subject, after, take=hand_on, fail=fail, waiting=lambda: 0
+            self._client,
+            self.stream,
+            self._subject(request),
+            after,
+            take=hand_on,
+            fail=fail,
+            waiting=lambda: 0,
         )
         await follower.open()
         return follower
 
-    def read(self, deliveries: Deliveries) -> list[Answer]:
-        """Returns the answers that a consumer has delivered."""
+    async def _find_last(self) -> int:
+        state = await api.read_info(self._client, self.stream)
+        return int(state["last_seq"])
+
+    def _read(self, deliveries: Deliveries) -> list[Answer]:
         parcel = deliveries.parcel
         answers = (
             read_answer(
@@ -109,6 +126,10 @@ class AnswerBucket:
             for row, subject in enumerate(parcel.subjects)
         )
         return list(filter(None, answers))
+
+    def _subject(self, request: str | None = None) -> str:
+        """Returns the subject of all answers, or of those to one request."""
+        return self._prefix + key_pattern(request)
 
     def _key_of(self, subject: str) -> str:
         return subject.removeprefix(self._prefix)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from nats.aio.client import Client
@@ -167,3 +168,14 @@ def _explain(config: dict[str, Any], error: ApiError) -> SetupError:
             "Make room on its disk, or raise max_file_store in its configuration.",
         )
     return SetupError(f"NATS refused stream {name}: {error}.")
+
+
+def explain_unknown(pipeline: str, existing: Iterable[str]) -> SetupError:
+    """Returns the error about a pipeline that has none of the streams that exist."""
+    first, last = Names("|").dead_letters.split("|")
+    known = sorted(
+        name.removeprefix(first).removesuffix(last) for name in existing if name.endswith(last)
+    )
+    place = "Name another place with --state DIR or --nats URL."
+    step = f"Known here: {', '.join(known)}. {place}" if known else place
+    return SetupError(f"No pipeline {pipeline!r} has run here.", step)

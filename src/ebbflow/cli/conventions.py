@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+import base64
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from ebbflow.durations import milliseconds
+
 if TYPE_CHECKING:
     from ebbflow.spec.lint import SpecFile
 
 DEFAULT_STATE = Path(".ebbflow")
+
+
+def parse_seconds(text: str, option: str) -> float:
+    """Returns the seconds of a time that the user has typed for an option."""
+    try:
+        value = milliseconds(text) / 1000
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}.", param_hint=option) from error
+    if not value:
+        raise typer.BadParameter("must be longer than 0.", param_hint=option)
+    return value
+
+
+def json_bytes(value: bytes) -> str | dict[str, str]:
+    """Returns bytes for JSON: as text, or in base64 if they are none."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode()}
 
 
 def echo_notes(file: SpecFile) -> None:
@@ -63,6 +85,9 @@ NatsOption = Annotated[
         envvar="EBBFLOW_NATS_URL",
         show_default=False,
     ),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="The command prints one JSON object per line.")
 ]
 PipelineArgument = Annotated[
     str, typer.Argument(help="The command acts on the pipeline of this name.", show_default=False)

@@ -6,7 +6,6 @@ server for as long as they take.
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
 from collections.abc import Iterator
@@ -17,7 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ebbflow.cli.conventions import DEFAULT_STATE, NatsOption, PipelineArgument, StateOption
+from ebbflow.cli.conventions import (
+    DEFAULT_STATE,
+    JsonOption,
+    NatsOption,
+    PipelineArgument,
+    StateOption,
+    json_bytes,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,9 +49,6 @@ IdsArgument = Annotated[
 AllOption = Annotated[bool, typer.Option("--all", help="The command takes every letter.")]
 VertexOption = Annotated[
     str | None, typer.Option(metavar="NAME", help="The command takes only letters of this vertex.")
-]
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="The command prints one JSON object per line.")
 ]
 
 
@@ -237,21 +240,14 @@ def _facts(stored: StoredLetter, whole: bool = False) -> dict[str, Any]:
     facts |= {name: getattr(letter, name) for name in letter.__dataclass_fields__}
     for name in ("first_seen", "last_seen", "event_time"):
         facts[name] = facts[name].isoformat() if facts[name] else None
-    facts["value"] = _json_bytes(letter.value)
+    facts["value"] = json_bytes(letter.value)
     facts["metadata"] = {
-        group: {key: _json_bytes(value) for key, value in entries.items()}
+        group: {key: json_bytes(value) for key, value in entries.items()}
         for group, entries in letter.metadata.items()
     }
     for name in () if whole else ("value", "traceback", "headers", "metadata"):
         del facts[name]
     return facts
-
-
-def _json_bytes(value: bytes) -> str | dict[str, str]:
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(value).decode()}
 
 
 def _describe(stored: StoredLetter) -> str:

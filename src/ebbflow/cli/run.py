@@ -23,8 +23,8 @@ from ebbflow.cli.conventions import (
     SpecArgument,
     StateOption,
     echo_notes,
+    parse_seconds,
 )
-from ebbflow.durations import milliseconds
 from ebbflow.errors import EbbflowError
 
 if TYPE_CHECKING:
@@ -38,16 +38,6 @@ class Durability(StrEnum):
 
     FAST = "fast"
     SAFE = "safe"
-
-
-def _seconds(text: str, option: str) -> float:
-    try:
-        value = milliseconds(text) / 1000
-    except ValueError as error:
-        raise typer.BadParameter(f"{error}.", param_hint=option) from error
-    if not value:
-        raise typer.BadParameter("must be longer than 0.", param_hint=option)
-    return value
 
 
 def _settings(pairs: list[str]) -> dict[str, str]:
@@ -121,8 +111,8 @@ def run(
 ) -> None:
     """Run a pipeline until it is drained, timed out or stopped with Ctrl-C."""
     settings = _settings(conf or [])
-    limit = timedelta(seconds=_seconds(timeout, "--timeout")) if timeout is not None else None
-    epoch_seconds = _seconds(epoch, "--epoch")
+    limit = timedelta(seconds=parse_seconds(timeout, "--timeout")) if timeout is not None else None
+    epoch_seconds = parse_seconds(epoch, "--epoch")
     _check_summary(summary)
     # Imported here: Spark takes a while to import, and most mistakes are found without it.
     from ebbflow.spec.lint import read_specs

@@ -24,9 +24,6 @@ from typing import Any
 MESSAGE_ID = "Ebbflow-Id"
 """The header of an answer that has the id of the message that answered, as in a dead letter."""
 
-EVERY_KEY = "*.*.*.*"
-"""The keys of all answers in a bucket."""
-
 _LONGEST_KEY = 200
 _SAFE_KEY = re.compile(rf"[-/_=a-zA-Z0-9]{{1,{_LONGEST_KEY}}}")
 # No longer than what every int() takes: an id may be of any length.
@@ -46,6 +43,11 @@ def answer_key(request: str) -> str:
         return "=" + encoded
     # A subject has to stay short; the hash is as good as the id, but for reading it.
     return "==" + hashlib.blake2b(request.encode(), digest_size=32).hexdigest()
+
+
+def key_pattern(request: str | None) -> str:
+    """Returns the pattern of the keys of all answers in a bucket, or of those to one request."""
+    return f"{'*' if request is None else answer_key(request)}.*.*.*"
 
 
 def request_of(token: str) -> str:

@@ -38,12 +38,13 @@ _MOST_SUBJECTS = 1000
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """One message of a stream."""
+    """One message of a stream; ``stored`` is when, as the server writes it."""
 
     seq: int
     subject: str
     headers: dict[str, str]
     payload: bytes
+    stored: str = ""
 
 
 async def read_last(client: SecuredClient, stream: str, subject: str) -> list[StoredMessage]:
@@ -152,7 +153,8 @@ async def read_one(client: SecuredClient, stream: str, **which: Any) -> StoredMe
     message = answer["message"]
     headers = read_headers(b64decode(message.get("hdrs", "")))
     payload = b64decode(message.get("data", ""))
-    return StoredMessage(message["seq"], message["subject"], headers, payload)
+    seq, subject = message["seq"], message["subject"]
+    return StoredMessage(seq, subject, headers, payload, message["time"])
 
 
 async def _direct_read(
@@ -199,4 +201,5 @@ async def _ask(
 
 def _to_stored(message: Msg, headers: dict[str, str]) -> StoredMessage:
     subject, seq = headers.pop("Nats-Subject", ""), int(headers.pop("Nats-Sequence", 0))
-    return StoredMessage(seq, subject, headers, message.data)
+    stored = headers.pop("Nats-Time-Stamp", "")
+    return StoredMessage(seq, subject, headers, message.data, stored)

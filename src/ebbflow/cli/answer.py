@@ -1,0 +1,199 @@
+"""``ebbflow answer``: get the answers to a request, list answers, watch them as they are stored.
+
+The commands use the server of a pipeline that runs. If it does not run, they start the embedded
+server for as long as they take. A store of the user's own is found by the pipeline's file.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import AbstractContextManager
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ebbflow.cli.conventions import (
+    DEFAULT_STATE,
+    BindOption,
+    ContainersOption,
+    JsonOption,
+    NameOption,
+    NatsOption,
+    SecretsOption,
+    StateOption,
+    json_bytes,
+    parse_seconds,
+)
+from ebbflow.errors import EbbflowError
+
+if TYPE_CHECKING:
+    from ebbflow.core.answers import Answer
+    from ebbflow.stored_answers import StoredAnswers
+
+_SHOWN = 60
+_FILES = (".yaml", ".yml")
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Look at the answers that sinks have stored.",
+)
+
+WhereArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="PIPELINE",
+        help="The command reads the answers of the pipeline of this name, or in this YAML file.",
+        show_default=False,
+    ),
+]
+RequestArgument = Annotated[
+    str, typer.Argument(metavar="REQUEST", help="The id of the request.", show_default=False)
+]
+
+
+def _open(
+    pipeline: str, state: Path, nats: str | None, **choices: Any
+) -> AbstractContextManager[StoredAnswers]:
+    from ebbflow.stored_answers import answers, open_answers
+
+    if not pipeline.endswith(_FILES):
+        return answers(pipeline, state=state, nats=nats)
+    from ebbflow.spec.lint import load
+
+    file = Path(pipeline)
+    return open_answers(load(file, **choices), file.parent, state=state, nats=nats)
+
+
+# --- commands -----------------------------------------------------------------------------------
+
+
+@app.command()
+def get(
+    pipeline: WhereArgument,
+    request: RequestArgument,
+    as_json: JsonOption = False,
+    state: StateOption = DEFAULT_STATE,
+    nats: NatsOption = None,
+    name: NameOption = None,
+    secrets: SecretsOption = None,
+    bind: BindOption = None,
+    containers: ContainersOption = None,
+) -> None:
+    """Print the answers to one request, each on a line of its own, in the order of results."""
+    choices = {"name": name, "secrets": secrets, "bind": bind, "containers": containers}
+    with _open(pipeline, state, nats, **choices) as stored:
+        chosen = stored.get(request)
+    if not chosen:
+        raise EbbflowError(
+            f"There is no answer to request {request!r} in {pipeline}, or not yet. "
+            f"See which there are with: ebbflow answer list {pipeline}"
+        )
+    for answer in chosen:
+        if as_json:
+            typer.echo(json.dumps(_facts(answer)))
+        else:
+            typer.echo(answer.payload, nl=not answer.payload.endswith(b"\n"))
+
+
+@app.command("list")
+def list_answers(
+    pipeline: WhereArgument,
+    limit: Annotated[int, typer.Option(min=1, help="The list ends after this many answers.")] = 50,
+    as_json: JsonOption = False,
+    state: StateOption = DEFAULT_STATE,
+    nats: NatsOption = None,
+) -> None:
+    """List the answers that are stored, oldest first."""
+    with _open(pipeline, state, nats) as stored:
+        listed = stored.list(limit + 1)
+        if as_json:
+            for answer in islice(listed, limit):
+                typer.echo(json.dumps(_facts(answer)))
+            return
+        shown = [*listed]
+    if shown:
+        _print_table(shown[:limit])
+    typer.echo(_count(shown, limit))
+
+
+@app.command()
+def watch(
+    pipeline: WhereArgument,
+    request: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[REQUEST]",
+            help="The command shows only answers to this request, those that are there first.",
+            show_default=False,
+        ),
+    ] = None,
+    timeout: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="The command ends after this time: 90s, 5m, 1h30m."),
+    ] = None,
+    as_json: JsonOption = False,
+    state: StateOption = DEFAULT_STATE,
+    nats: NatsOption = None,
+) -> None:
+    """Print answers as they are stored, until Ctrl-C."""
+    if timeout is not None:
+        parse_seconds(timeout, "--timeout")
+    with _open(pipeline, state, nats) as stored:
+        for answer in stored.watch(request, timeout=timeout):
+            typer.echo(json.dumps(_facts(answer)) if as_json else _line(answer))
+
+
+# --- how answers look ---------------------------------------------------------------------------
+
+
+def _facts(answer: Answer) -> dict[str, Any]:
+    """Returns the answer for programs; bytes that are no text become ``{"base64": …}``."""
+    return {
+        "request": answer.request,
+        "vertex": answer.vertex,
+        "message": answer.message,
+        "number": answer.number,
+        "stored": answer.stored.isoformat() if answer.stored else None,
+        "payload": json_bytes(answer.payload),
+    }
+
+
+def _cut(answer: Answer) -> str:
+    from ebbflow.display import one_line
+
+    text = one_line(answer.payload[: 4 * _SHOWN].decode("utf-8", "backslashreplace"))
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+def _line(answer: Answer) -> str:
+    from ebbflow.display import one_line
+
+    return f"{one_line(answer.request)} {answer.vertex}: {_cut(answer)}"
+
+
+def _print_table(listed: list[Answer]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from ebbflow.display import console_for, one_line
+
+    table = Table()
+    for name in ("request", "vertex", "message", "answer", "stored (UTC)"):
+        table.add_column(name, overflow="fold")
+    table.add_column("bytes", justify="right")
+    for answer in listed:
+        stored = answer.stored.strftime("%Y-%m-%d %H:%M:%S") if answer.stored else ""
+        words = [answer.request, answer.vertex, answer.message, _cut(answer), stored]
+        table.add_row(*(Text(one_line(word)) for word in words), f"{len(answer.payload):,}")
+    console_for(sys.stdout).print(table)
+
+
+def _count(shown: list[Answer], limit: int) -> str:
+    if len(shown) > limit:
+        return f"the first {limit:,} answers; see more with --limit {10 * limit}"
+    return "1 answer" if len(shown) == 1 else f"{len(shown):,} answers"
