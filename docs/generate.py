@@ -53,8 +53,9 @@ from ebbflow.spec import sections
 from ebbflow.spec.bindings import Binding
 from ebbflow.spec.findings import CODES
 from ebbflow.spec.kubernetes import MONOVERTEX_NO_EFFECT, NO_EFFECT
-from ebbflow.spec.model import EffectiveLimits, MonoVertexSpec, PipelineSpec
-from ebbflow.spec.rules.support import KINDS_NOT_YET, NOT_YET
+from ebbflow.spec.model import EffectiveLimits, MonoVertexSpec, PipelineBody, PipelineSpec
+from ebbflow.spec.rules.support import NOT_YET
+from ebbflow.spec.serving import SERVING_NO_EFFECT, ServingPipelineSpec
 from ebbflow.testing.conformance.suite import SINK_RULES, SOURCE_RULES
 from ebbflow.wire.images.table import BUILT_IN, BuiltIn
 
@@ -71,6 +72,7 @@ GROUPS = {
     "EB3": "Edges",
     "EB4": "User code",
     "EB5": "Retries",
+    "EB6": "Serving",
     "EB9": "Not there yet",
 }
 
@@ -170,20 +172,29 @@ def lint_codes() -> str:
 
 
 def spec() -> str:
-    """Every field of both kinds, those without effect, and what is refused."""
+    """Every field of the three kinds, those without effect, and what is refused."""
     columns = ("field", "value", "default", "meaning")
     return "\n\n".join(
         [
             "# Spec",
-            "A file holds a Numaflow `Pipeline` or `MonoVertex` (`numaflow.numaproj.io/v1alpha1`). "
+            "A file holds a Numaflow `Pipeline`, `MonoVertex` or `ServingPipeline` "
+            "(`numaflow.numaproj.io/v1alpha1`). "
             "Beyond Numaflow there are `python` beside each `container`, `mode` of a udf, "
-            "`onError`, `onUnavailable`, `breaker`, `servingStore`, `partitions` of a MonoVertex "
-            "and `messages` of the generator. Unknown fields are refused.",
+            "`onError`, `onUnavailable`, `breaker`, `servingStore`, `partitions` of a MonoVertex, "
+            "`messages` of the generator, and a `serving` source with fields of its own in a "
+            "Pipeline or MonoVertex. Unknown fields are refused.",
             "## Fields of a Pipeline",
             table(columns, spec_fields(PipelineSpec, "", NO_EFFECT, FOLDED)),
             "## Fields of a MonoVertex",
             table(
                 columns, spec_fields(MonoVertexSpec, "", MONOVERTEX_NO_EFFECT, FOLDED | AS_ABOVE)
+            ),
+            "## Fields of a ServingPipeline",
+            "It runs as the Pipeline in `spec.pipeline`, whose serving source has the fields of "
+            "`spec.serving`. Without a `store` answers are kept in NATS.",
+            table(
+                columns,
+                spec_fields(ServingPipelineSpec, "", SERVING_NO_EFFECT, FOLDED | AS_PIPELINE),
             ),
             "## Containers",
             "The [function](../guides/functions.md) in a `container` reads as in Kubernetes. The "
@@ -240,7 +251,12 @@ def spec() -> str:
 
 def no_effect() -> Iterator[tuple[str, ...]]:
     """The fields that are accepted without effect, by kind and place."""
-    for kind, places in (("Pipeline", NO_EFFECT), ("MonoVertex", MONOVERTEX_NO_EFFECT)):
+    kinds_of_spec = {
+        "Pipeline": NO_EFFECT,
+        "MonoVertex": MONOVERTEX_NO_EFFECT,
+        "ServingPipeline": SERVING_NO_EFFECT,
+    }
+    for kind, places in kinds_of_spec.items():
         for where, names in places.items():
             yield kind, f"`{where or '(top)'}`", ", ".join(f"`{name}`" for name in names)
 
@@ -256,8 +272,6 @@ def missing() -> Iterator[tuple[str, ...]]:
             places[feature.name].append(f"`{short}`")
     for feature_name, names in places.items():
         yield feature_name, ", ".join(names), instead[feature_name]
-    for kind, way in KINDS_NOT_YET.items():
-        yield f"the kind {kind}", f"`kind: {kind}`", way
     yield "GSSAPI and OAUTHBEARER of Kafka", "`sasl`", "log in with PLAIN or SCRAM, or with `tls`"
 
 
@@ -297,6 +311,10 @@ AS_ABOVE: dict[type[BaseModel], tuple[str, str]] = {
     ),
     sections.Udf: ("as `spec.vertices[].udf` above", "the map; may be left out"),
     sections.SinkSpec: ("as `spec.vertices[].sink` above", "where messages end; required"),
+}
+AS_PIPELINE: dict[type[BaseModel], tuple[str, str]] = {
+    PipelineBody: ("as `spec` of a Pipeline above", "the pipeline; its source is `serving: {}`"),
+    sections.ServingStoreSpec: ("as `spec.servingStore` above", "where answers are kept"),
 }
 """Sections that are told in one line, because they are told in full elsewhere on the page."""
 

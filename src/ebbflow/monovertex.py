@@ -24,6 +24,7 @@ from ebbflow.spec import from_python as parts
 from ebbflow.spec.from_python import (
     CodeChoice,
     Policy,
+    ServingOptions,
     SinkChoice,
     SinkKinds,
     SourceKinds,
@@ -91,6 +92,24 @@ class MonoVertex(Builder):
         failed.
         """
         part = parts.source(code, kinds, transformer, retry, on_failure)
+        return self._give(self._body, "source", part)
+
+    @named_options
+    def serve(
+        self,
+        *,
+        transformer: CodeChoice | None = None,
+        retry: Policy | None = None,
+        on_failure: OnFailure | None = None,
+        **options: Unpack[ServingOptions],
+    ) -> Self:
+        """Takes requests in over HTTP, in place of ``source``; callers get what the sink serves.
+
+        ``ports={"http": 8080}`` and the like are YAML's fields. Answers are kept in the
+        ``serving_store``, in NATS if there is none.
+        """
+        self._body.setdefault("servingStore", parts.store("nats"))
+        part = parts.serving_source(options, transformer, retry, on_failure)
         return self._give(self._body, "source", part)
 
     @named_options

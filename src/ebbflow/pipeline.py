@@ -20,6 +20,10 @@ A sink may have others behind it, and may be called again for what it reports as
     .sink("store", store, retry={"interval": "1s", "steps": 3}, on_failure="fallback",
           fallback="log")
 
+A pipeline answers requests if it begins with ``serve``, and a sink serves what it gets::
+
+    Pipeline("ask").serve("in", ports={"http": 8080}).map("think", think).sink("out", serve=True)
+
 ``retry`` is a ``Backoff`` or its fields. ``fallback`` and ``on_success`` are user code, ``"log"``
 or ``"blackhole"``; a text with a colon in it is user code.
 
@@ -39,6 +43,7 @@ from ebbflow.spec import from_python as parts
 from ebbflow.spec.from_python import (
     CodeChoice,
     Policy,
+    ServingOptions,
     SinkChoice,
     SinkKinds,
     SourceKinds,
@@ -68,6 +73,10 @@ class VertexOptions(TypedDict, total=False):
 
 class SourceOptions(VertexOptions, SourceKinds):
     """The options of a source, and the places its messages can come from."""
+
+
+class ServeOptions(VertexOptions, ServingOptions):
+    """The options of a serving source: of its vertex, and how it takes requests in."""
 
 
 class SinkOptions(VertexOptions, SinkKinds):
@@ -120,6 +129,27 @@ class Pipeline(Builder):
         say what happens to messages that it reports as failed.
         """
         part = parts.source(code, options, transformer, retry, on_failure)
+        self._add({"name": name, "source": part}, options)
+        self._previous = name
+        return self
+
+    @named_options
+    def serve(
+        self,
+        name: str,
+        *,
+        transformer: CodeChoice | None = None,
+        retry: Policy | None = None,
+        on_failure: OnFailure | None = None,
+        **options: Unpack[ServeOptions],
+    ) -> Self:
+        """Adds a source that takes requests in over HTTP; callers get what sinks serve.
+
+        ``ports={"http": 8080}`` and the like are YAML's fields. Answers are kept in the pipeline's
+        ``serving_store``, in NATS if it says none. The rest is as for ``source``.
+        """
+        self._body.setdefault("servingStore", parts.store("nats"))
+        part = parts.serving_source(options, transformer, retry, on_failure)
         self._add({"name": name, "source": part}, options)
         self._previous = name
         return self

@@ -146,15 +146,19 @@ BATCHES = {
 def test_what_a_run_will_make_is_known_from_the_spec_alone(vertex: str, tmp_path: Path) -> None:
     vertices = [
         {"name": "in", "source": {vertex: SOURCES[vertex]} if vertex in SOURCES else GENERATOR},
-        {"name": "step", **BATCHES.get(vertex, {"sink": {"log": {}}})},
+        {"name": "step", **BATCHES.get(vertex, {"sink": {"serve": {}}})},
     ]
+    store = {"nats": {}}
     edges = [{"from": "in", "to": "step"}]
     if "udf" in vertices[1]:
         vertices.append({"name": "out", "sink": {"log": {}}})
         edges.append({"from": "step", "to": "out"})
     spec = tmp_path / "tiny.yaml"
     head, _, _ = PIPELINE.partition("spec:")
-    spec.write_text(head + json.dumps({"spec": {"vertices": vertices, "edges": edges}})[1:-1])
+    spec.write_text(
+        head
+        + json.dumps({"spec": {"vertices": vertices, "edges": edges, "servingStore": store}})[1:-1]
+    )
     pipeline = load(spec)
     for plan in make_plans(pipeline, Addresses.of("nats://localhost"), 0, None):
         streams = pipeline.vertex(plan.vertex).streams
@@ -162,6 +166,7 @@ def test_what_a_run_will_make_is_known_from_the_spec_alone(vertex: str, tmp_path
         assert streams.returns == isinstance(plan.source, SourcePlan)
         assert (streams.has_buffer and plan.is_source) == isinstance(plan.source, FeedPlan)
         assert streams.remembers == (vertex == "http" and plan.is_source)
+        assert streams.serves == (vertex == "serving" and plan.is_source)
         assert streams.batched == (vertex in BATCHES and plan.vertex == "step")
 
 

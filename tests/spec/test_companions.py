@@ -142,7 +142,7 @@ def test_a_misspelt_kind_of_numaflow_is_not_taken_for_another_systems(problems_o
     assert problems_of(wrong + PIPELINE) == [
         "1:13: EB005 unknown apiVersion 'numaflow.numaproj.io/v1'; expected "
         "numaflow.numaproj.io/v1alpha1",
-        "2:7: EB005 unknown kind 'Pipelin'; expected Pipeline or MonoVertex",
+        "2:7: EB005 unknown kind 'Pipelin'; expected Pipeline, MonoVertex or ServingPipeline",
     ]
 
 
@@ -152,41 +152,3 @@ def test_a_file_without_a_pipeline_is_refused_when_one_is_to_run(
     assert problems_of(SERVICE) == []
     with pytest.raises(SpecError, match="1:1: EB004 there is no pipeline in this file"):
         load(folder / "pipeline.yaml")
-
-
-# --- serving pipelines --------------------------------------------------------------------------
-
-SERVING = """\
-apiVersion: numaflow.numaproj.io/v1alpha1
-kind: ServingPipeline
-metadata: {name: answers}
-spec:
-  serving:
-    service: true
-    msgIDHeaderKey: X-Request-Id
-    requestTimeoutSeconds: 30
-    auth: {token: {name: web, key: token}}
-    ports: {https: 8444}
-    store: {container: {image: 'store:1'}}
-    replicas: 2
-    nodeSelector: {disk: fast}
-  pipeline:
-    vertices:
-    - {name: in, source: {serving: {}}}
-    - {name: out, sink: {serve: {}}}
-    edges:
-    - {from: in, to: out}
-"""
-
-
-def test_a_serving_pipeline_is_refused_in_one_sentence(problems_of: Lint) -> None:
-    assert problems_of(SERVING) == [
-        "2:7: EB901 kind ServingPipeline is not supported; make its spec.pipeline a Pipeline "
-        "with an http source and a servingStore"
-    ]
-
-
-def test_the_fields_of_a_serving_pipeline_are_checked(problems_of: Lint) -> None:
-    assert problems_of(SERVING.replace("requestTimeoutSeconds: 30", "requestTimeout: 30"))[1:] == [
-        "8:5: EB101 unknown field 'requestTimeout'; did you mean 'requestTimeoutSeconds'?"
-    ]

@@ -44,16 +44,20 @@ EDGES = "".join(GOOD.partition("  edges:\n")[1:])
 TO_OUT = "{from: enrich, to: out}"
 
 HEADER = [
-    ("kind: Pipeline\n", "", ["1:1: EB102 'kind' is missing; write kind: Pipeline or MonoVertex"]),
+    (
+        "kind: Pipeline\n",
+        "",
+        ["1:1: EB102 'kind' is missing; write kind: Pipeline, MonoVertex or ServingPipeline"],
+    ),
     (
         "Pipeline\n",
         "Deployment\n",
-        ["2:7: EB005 unknown kind 'Deployment'; expected Pipeline or MonoVertex"],
+        ["2:7: EB005 unknown kind 'Deployment'; expected Pipeline, MonoVertex or ServingPipeline"],
     ),
     (
         "Pipeline\n",
         "[Pipeline]\n",
-        ["2:7: EB005 unknown kind a list; expected Pipeline or MonoVertex"],
+        ["2:7: EB005 unknown kind a list; expected Pipeline, MonoVertex or ServingPipeline"],
     ),
     (
         "v1alpha1",

@@ -233,7 +233,7 @@ def test_a_missing_sink_is_reported_once(problems_of: Lint) -> None:
 
 def test_a_document_without_a_kind_is_read_as_what_it_looks_like(problems_of: Lint) -> None:
     assert problems_of(changed("kind: MonoVertex\n", "")) == [
-        "1:1: EB102 'kind' is missing; write kind: Pipeline or MonoVertex"
+        "1:1: EB102 'kind' is missing; write kind: Pipeline, MonoVertex or ServingPipeline"
     ]
 
 

@@ -80,10 +80,8 @@ def _publish(options: sections.Publish) -> PublishRetry:
 
 
 def _bucket(spec: Spec) -> dict[str, Any]:
-    store = spec.serving_store
-    if store is None or store.nats is None:
-        return {}
-    return {"bucket": spec.bucket, "bucket_ttl": store.nats.ttl}
+    store = spec.nats_store
+    return {} if store is None else {"bucket": spec.bucket, "bucket_ttl": store.ttl}
 
 
 def _downstream_order(spec: PipelineSpec) -> list[Vertex]:

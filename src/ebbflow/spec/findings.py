@@ -48,6 +48,9 @@ CODES: dict[str, str] = {
     "EB403": "user code that cannot be made, or called with what its place gives",
     "EB501": "a back-off whose cap is below its interval",
     "EB502": "onFailure is fallback, but there is no fallback sink",
+    "EB601": "serving sources or stores of a pipeline that are missing, or that are too many",
+    "EB602": "a serving source without a store for answers, or without a sink that answers",
+    "EB603": "something that would leave whoever waits for an answer without one",
     "EB901": "a feature of Numaflow that Ebbflow does not have yet",
     "EB902": "a container that no function is bound to",
 }

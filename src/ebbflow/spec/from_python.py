@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_type_hints
 
@@ -62,6 +62,21 @@ class SinkKinds(TypedDict, total=False):
     spark: Mapping[str, Any]
 
 
+class ServingOptions(TypedDict, total=False):
+    """How requests are taken in and answered: YAML's fields of a serving source."""
+
+    host: str
+    ports: Mapping[str, Any]
+    auth: Mapping[str, Any]
+    tls: Mapping[str, Any]
+    read_timeout: Any
+    ack_wait: Any
+    max_in_flight: int
+    msg_id_header_key: str
+    request_timeout_seconds: int
+    cors: Sequence[str]
+
+
 def fields_of(fields: Any) -> Any:
     """Returns a copy of the fields; what is no mapping stays as it is, for lint to report."""
     return dict(fields) if isinstance(fields, Mapping) else fields
@@ -94,6 +109,17 @@ def source(
     if transformer is not None or retried:
         part["transformer"] = {**code_fields(transformer), **retried}
     return part
+
+
+def serving_source(
+    options: Mapping[str, Any],
+    transformer: CodeChoice | None,
+    retry: Policy | None,
+    on_failure: OnFailure | None,
+) -> Part:
+    """Returns a serving source; the retries are its transformer's."""
+    settings = kinds_of(options, ServingOptions.__annotations__)
+    return source(None, {"serving": settings}, transformer, retry, on_failure)
 
 
 def udf(

@@ -1,7 +1,7 @@
 """The kinds of document that a file may hold, and how to tell which kind one is of.
 
-Pipelines and MonoVertices can be run. Companions stand beside them. Documents of other systems, as
-a Service of Kubernetes, are nobody's business here and are left alone.
+Pipelines, MonoVertices and ServingPipelines can be run. Companions stand beside them. Documents of
+other systems, as a Service of Kubernetes, are nobody's business here and are left alone.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from ebbflow.spec.findings import Finding
 from ebbflow.spec.model import API_VERSION, MonoVertexSpec, PipelineSpec, Spec
 from ebbflow.spec.serving import ServingPipelineSpec
 
-RUNNABLE: dict[str, type[Spec]] = {"Pipeline": PipelineSpec, "MonoVertex": MonoVertexSpec}
+Runnable = Spec | ServingPipelineSpec
 """What can be run."""
 
-Readable = Spec | ServingPipelineSpec | CompanionDocument
+RUNNABLE: dict[str, type[Runnable]] = {
+    "Pipeline": PipelineSpec,
+    "MonoVertex": MonoVertexSpec,
+    "ServingPipeline": ServingPipelineSpec,
+}
+
+Readable = Runnable | CompanionDocument
 """What a document can hold."""
 
-KINDS: dict[str, type[Readable]] = {
-    **RUNNABLE,
-    "ServingPipeline": ServingPipelineSpec,
-    **COMPANIONS,
-}
+KINDS: dict[str, type[Readable]] = {**RUNNABLE, **COMPANIONS}
 """Every kind of document that is read."""
 
 _GROUP = API_VERSION.partition("/")[0]
@@ -38,6 +40,13 @@ def model_of(data: Mapping[str, Any]) -> type[Readable] | None:
         return KINDS.get(str(data["kind"]))
     spec = data.get("spec")
     return MonoVertexSpec if isinstance(spec, dict) and "source" in spec else PipelineSpec
+
+
+def spec_of(resource: Readable) -> Spec | None:
+    """Returns what runs for a resource; ``None`` for one that stands beside others."""
+    if isinstance(resource, ServingPipelineSpec):
+        return resource.as_pipeline
+    return resource if isinstance(resource, Spec) else None
 
 
 def is_companion(data: Any) -> bool:
@@ -65,7 +74,8 @@ def check_header(data: Any) -> Iterator[Finding]:
     if data.get("apiVersion") != version:
         yield from _wrong("apiVersion", data, version)
     if kind not in tuple(KINDS):
-        yield from _wrong("kind", data, " or ".join(RUNNABLE))
+        *first, last = RUNNABLE
+        yield from _wrong("kind", data, f"{', '.join(first)} or {last}")
 
 
 def _wrong(field: str, data: Mapping[str, Any], expected: str) -> Iterator[Finding]:

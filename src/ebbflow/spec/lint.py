@@ -7,7 +7,7 @@ differs. Problems come in the order in which a reader meets them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,14 +18,24 @@ from ebbflow.spec.bindings import BESIDE, Bindings, find_file, read_bindings
 from ebbflow.spec.companions import values_in
 from ebbflow.spec.document import Document, read
 from ebbflow.spec.findings import FieldPath, Finding
-from ebbflow.spec.kinds import Readable, check_header, is_companion, is_of_another_system, model_of
+from ebbflow.spec.kinds import (
+    Readable,
+    Runnable,
+    check_header,
+    is_companion,
+    is_of_another_system,
+    model_of,
+    spec_of,
+)
 from ebbflow.spec.model import PipelineSpec, Spec
 from ebbflow.spec.notes import notes_on
 from ebbflow.spec.rules.answers import check_answers
 from ebbflow.spec.rules.graph import check_graph
+from ebbflow.spec.rules.serving import check_serving, check_serving_pipeline
 from ebbflow.spec.rules.spark import check_batches, check_no_batches
-from ebbflow.spec.rules.support import check_kind, check_support
+from ebbflow.spec.rules.support import check_support
 from ebbflow.spec.rules.vertices import check_monovertex, check_name, check_store, check_vertices
+from ebbflow.spec.serving import ServingPipelineSpec
 from ebbflow.spec.validate import concerns, validate
 from ebbflow.suggest import did_you_mean
 
@@ -111,12 +121,13 @@ def read_specs(
     binder, unbound = _read_binder(file, bind, containers, values)
     pipelines = [each for each in ours if each not in beside]
     read_as, wrong = _examine_all(pipelines, file.parent, values, binder)
-    specs = tuple(each for each in read_as if isinstance(each, Spec))
+    runnable = [each for each in read_as if isinstance(each, Runnable)]
+    specs = tuple(spec for each in runnable if (spec := spec_of(each)) is not None)
     problems = sorted(
         [*problems, *wrong_beside, *wrong], key=lambda problem: (problem.line, problem.column)
     )
     problems = [*unbound, *problems]
-    notes = () if problems else notes_on(specs, companions, others)
+    notes = () if problems else notes_on(runnable, companions, others)
     return SpecFile(str(path), specs, tuple(problems), notes, binder)
 
 
@@ -164,7 +175,7 @@ def _examine_all(
 def _examine_document(
     data: Any, search: Path, values: ClusterValues | None, binder: Binder | None
 ) -> tuple[Readable | None, list[Finding]]:
-    header = [*check_header(data), *check_kind(data)]
+    header = [*check_header(data)]
     model = model_of(data) if isinstance(data, dict) else None
     if model is None:
         return None, header
@@ -186,8 +197,8 @@ def _examine(
     spec, wrong = validate(model, data, python_names=python_names, values=values)
     if spec is None:
         return None, wrong
-    if binder is not None and isinstance(spec, Spec):
-        binder.bind(spec)
+    if binder is not None and (runs := spec_of(spec)) is not None:
+        binder.bind(runs)
     echoes = [finding.path for finding in wrong]
     more = [
         finding
@@ -198,6 +209,10 @@ def _examine(
 
 
 def _rules(spec: Readable, search: Path | None) -> Iterable[Finding]:
+    if isinstance(spec, ServingPipelineSpec):
+        for finding in _rules(spec.as_pipeline, search):
+            yield replace(finding, path=spec.place(finding.path))
+        yield from check_serving_pipeline(spec)
     if not isinstance(spec, Spec):
         return
     yield from check_name(spec.name, ("metadata", "name"))
@@ -210,6 +225,7 @@ def _rules(spec: Readable, search: Path | None) -> Iterable[Finding]:
         yield from check_no_batches(spec)
     yield from check_store(spec.serving_store, search)
     yield from check_answers(spec)
+    yield from check_serving(spec)
     yield from check_support(spec)
 
 

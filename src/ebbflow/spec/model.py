@@ -39,6 +39,7 @@ from ebbflow.spec.sections import (
     InterStepBuffer,
     Lifecycle,
     Limits,
+    NatsStoreSpec,
     OnError,
     OnUnavailable,
     Ordered,
@@ -131,12 +132,27 @@ class Resource(ResourceFields):
         return self.spec.serving_store
 
     @property
-    def bucket(self) -> str | None:
-        """The bucket that answers are put in, if they are put in NATS."""
+    def steps(self) -> tuple[Vertex | MonoVertexSpec, ...]:
+        """All that has streams of its own."""
+        raise NotImplementedError
+
+    @property
+    def nats_store(self) -> NatsStoreSpec | None:
+        """The store in NATS, if there is one.
+
+        A serving source always has one, for what it knows about requests: the answers to them may
+        be in a store of the user's.
+        """
         store = self.serving_store
-        if store is None or store.nats is None:
-            return None
-        return store.nats.bucket or Names(self.name).answers
+        if store is not None and store.nats is not None:
+            return store.nats
+        return NatsStoreSpec() if any(step.streams.serves for step in self.steps) else None
+
+    @property
+    def bucket(self) -> str | None:
+        """The bucket of that store."""
+        store = self.nats_store
+        return None if store is None else store.bucket or Names(self.name).answers
 
     @property
     def paused(self) -> bool:

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from ebbflow.schema.fields import WITHOUT_EFFECT, Section
 from ebbflow.spec.companions import BufferServiceDocument
 from ebbflow.spec.document import Document
-from ebbflow.spec.kinds import Readable
-from ebbflow.spec.model import Spec
+from ebbflow.spec.kinds import Readable, Runnable
 
 
 def notes_on(
-    specs: Iterable[Spec], companions: Iterable[Readable], others: Sequence[Document]
+    specs: Iterable[Runnable], companions: Iterable[Readable], others: Sequence[Document]
 ) -> tuple[str, ...]:
     """Returns a line for what has no effect and a line for what is not read at all."""
     idle = [field for spec in specs for field in fields_without_effect(spec)]
@@ -26,7 +25,7 @@ def notes_on(
     return tuple(f"{what}: {', '.join(names)}" for what, names in notes if names)
 
 
-def fields_without_effect(spec: Spec) -> list[str]:
+def fields_without_effect(spec: Runnable) -> list[str]:
     """Returns the fields that are set without effect, each once, however many vertices set it.
 
     Labels and the like are not among them: they mean nothing to a run in Numaflow either.

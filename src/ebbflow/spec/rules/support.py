@@ -59,19 +59,6 @@ NOT_YET: dict[str, Missing] = {
 }
 """Field → the feature that it needs."""
 
-KINDS_NOT_YET = {
-    "ServingPipeline": "make its spec.pipeline a Pipeline with an http source and a servingStore"
-}
-"""Numaflow's kinds of resource that are read and not run, and what to do instead."""
-
-
-def check_kind(data: Any) -> Iterator[Finding]:
-    """Reports a kind of document that is not run, in one sentence for all of it."""
-    kind = data.get("kind") if isinstance(data, dict) else None
-    if kind in tuple(KINDS_NOT_YET):
-        missing = Missing(f"kind {kind}", KINDS_NOT_YET[kind])
-        yield Finding("EB901", missing.message, ("kind",))
-
 
 def check_support(spec: Spec) -> Iterator[Finding]:
     """Reports each use of a feature that is not there."""

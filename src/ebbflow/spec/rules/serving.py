@@ -1,0 +1,107 @@
+"""Rules about pipelines that answer requests: nobody who asks is left without an answer.
+
+A caller hears what became of a request because every vertex writes down what became of its
+messages. What drops messages silently, or decides about whole batches, cannot do that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ebbflow.connectors.registry import SINKS, SOURCES
+from ebbflow.connectors.serve.spec import ServeSinkSpec
+from ebbflow.spec.findings import FieldPath, Finding
+from ebbflow.spec.model import PipelineSpec, Spec, Vertex
+from ebbflow.spec.sections import SinkSpec, SourceSpec
+from ebbflow.spec.serving import ServingPipelineSpec
+
+
+def check_serving(spec: Spec) -> Iterator[Finding]:
+    """Reports what a pipeline with a serving source lacks, and what it cannot have."""
+    places = list(_serving_sources(spec))
+    if not places:
+        return
+    place = places[0]
+    for another in places[1:]:
+        message = "there is already a serving source: a pipeline answers at one place"
+        yield Finding("EB601", message, another, at_key=True)
+    sinks = list(_sinks(spec))
+    # A sink that only serves has been reported to lack a store.
+    if spec.serving_store is None and not any(map(_only_serves, sinks)):
+        message = "there is no store for the answers: name one with servingStore: {nats: {}}"
+        yield Finding("EB602", message, place, at_key=True)
+    if sinks and not any(map(_may_answer, sinks)):
+        kinds = " or ".join(name for name, kind in SINKS.items() if kind.answers)
+        message = f"no sink answers the requests: one of them must be {kinds}"
+        yield Finding("EB602", message, place, at_key=True)
+    if isinstance(spec, PipelineSpec):
+        yield from _unanswered(spec)
+
+
+def check_serving_pipeline(spec: ServingPipelineSpec) -> Iterator[Finding]:
+    """Reports what a ServingPipeline lacks beyond its pipeline, and what it says twice."""
+    path: FieldPath = ("spec", "pipeline")
+    body = spec.spec.pipeline
+    sources = list(_serving_sources(spec.as_pipeline))
+    if body.vertices and not sources:
+        message = "no source takes requests: give one vertex source: {serving: {}}"
+        yield Finding("EB601", message, (*path, "vertices"), at_key=True)
+    for index, vertex in enumerate(body.vertices):
+        section = getattr(vertex.source, "serving", None)
+        if section is not None and section.model_fields_set:
+            message = "in a ServingPipeline these fields belong in spec.serving; write serving: {}"
+            where = (*path, "vertices", index, "source", "serving")
+            yield Finding("EB601", message, where)
+    if spec.spec.serving.store is not None and body.serving_store is not None:
+        message = "there is already a store in spec.serving.store"
+        yield Finding("EB601", message, (*path, "servingStore"), at_key=True)
+
+
+def _serving_sources(spec: Spec) -> Iterator[FieldPath]:
+    """Yields where the serving sources are."""
+    if not isinstance(spec, PipelineSpec):
+        yield from _kinds_that_serve(spec.spec.source, ("spec", "source"))
+        return
+    for index, vertex in enumerate(spec.vertices):
+        yield from _kinds_that_serve(vertex.source, ("spec", "vertices", index, "source"))
+
+
+def _kinds_that_serve(source: SourceSpec | None, path: FieldPath) -> Iterator[FieldPath]:
+    for kind in source.kinds if source is not None else ():
+        if kind in SOURCES and SOURCES[kind].serves:
+            yield (*path, kind)
+
+
+def _sinks(spec: Spec) -> Iterator[SinkSpec]:
+    steps = spec.vertices if isinstance(spec, PipelineSpec) else (spec.spec,)
+    return (step.sink for step in steps if step.sink is not None)
+
+
+def _only_serves(sink: SinkSpec) -> bool:
+    return any(isinstance(getattr(sink, kind), ServeSinkSpec) for kind in sink.kinds)
+
+
+def _may_answer(sink: SinkSpec) -> bool:
+    # One that says no kind, or one that is not there, has been reported.
+    return not sink.kinds or any(kind not in SINKS or SINKS[kind].answers for kind in sink.kinds)
+
+
+def _unanswered(spec: PipelineSpec) -> Iterator[Finding]:
+    """Reports what would end messages without a word to whoever waits for their answers."""
+    for index, edge in enumerate(spec.edges):
+        if edge.on_full == "discardLatest":
+            message = "callers would never hear of what a full buffer drops; use retryUntilSuccess"
+            yield Finding("EB603", message, ("spec", "edges", index, "onFull"))
+    for index, vertex in enumerate(spec.vertices):
+        if (where := _batched(vertex)) is not None:
+            message = f"{vertex.name!r} works on batches, and callers would wait for them in vain"
+            path = ("spec", "vertices", index, *where)
+            yield Finding("EB603", f"{message}; use code for messages", path, at_key=True)
+
+
+def _batched(vertex: Vertex) -> FieldPath | None:
+    if vertex.udf is not None and vertex.udf.query is not None:
+        return ("udf", vertex.udf.query)
+    if vertex.sink is not None and vertex.sink.batched is not None:
+        return ("sink", vertex.sink.batched)
+    return None

@@ -1,0 +1,281 @@
+"""Serving pipelines and serving sources: what they are read as, and what lint says about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebbflow import MonoVertex, Pipeline, Response, SpecError
+from ebbflow.buffers.feed import FeedPlan, StorePlan
+from ebbflow.connectors.serving.settings import ServingSettings
+from ebbflow.connectors.serving.spec import ServingFields
+from ebbflow.nats.address import Addresses
+from ebbflow.runtime.planning import make_plans
+from ebbflow.runtime.provision import permissions_of
+from ebbflow.spec.from_python import ServingOptions
+from ebbflow.spec.lint import load, read_specs
+from ebbflow.spec.model import PipelineSpec, Spec
+
+Lint = Callable[[str], list[str]]
+
+SERVING = """\
+apiVersion: numaflow.numaproj.io/v1alpha1
+kind: ServingPipeline
+metadata: {name: ask}
+spec:
+  serving:
+    service: true
+    msgIDHeaderKey: X-Request-Id
+    requestTimeoutSeconds: 30
+    auth: {token: {name: web, key: token}}
+    ports: {https: 8444}
+    cors: ['https://shop.example']
+    store: {container: {image: 'store:1', command: [bin/store]}}
+    replicas: 2
+    nodeSelector: {disk: fast}
+  pipeline:
+    limits: {readTimeout: 20ms}
+    vertices:
+    - {name: in, scale: {min: 1}, source: {serving: {}}}
+    - {name: out, sink: {serve: {}}}
+    edges:
+    - {from: in, to: out}
+"""
+
+PIPELINE = """\
+apiVersion: numaflow.numaproj.io/v1alpha1
+kind: Pipeline
+metadata: {name: ask}
+spec:
+  servingStore: {nats: {}}
+  vertices:
+  - {name: in, source: {serving: {}}}
+  - {name: map, udf: {python: 'json:loads'}}
+  - {name: out, sink: {serve: {}}}
+  edges:
+  - {from: in, to: map}
+  - {from: map, to: out}
+"""
+
+MONOVERTEX = """\
+apiVersion: numaflow.numaproj.io/v1alpha1
+kind: MonoVertex
+metadata: {name: ask}
+spec:
+  servingStore: {nats: {ttl: 10m}}
+  source: {serving: {ports: {http: 0}}}
+  sink: {serve: {}}
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    (folder / "pipeline.yaml").write_text(text)
+    return folder / "pipeline.yaml"
+
+
+def feed_of(spec: Spec) -> FeedPlan:
+    """The plan of what feeds the pipeline's first vertex."""
+    source = make_plans(spec, Addresses.of("nats://localhost"), 0, "folder")[0].source
+    assert isinstance(source, FeedPlan)
+    return source
+
+
+# --- a ServingPipeline is a Pipeline ------------------------------------------------------------
+
+
+@pytest.fixture
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spec:
+    monkeypatch.setenv("EBBFLOW_SECRET_WEB__TOKEN", "opensesame")
+    return load(written(tmp_path, SERVING))
+
+
+def test_a_serving_pipeline_runs_as_the_pipeline_of_its_name(ask: Spec) -> None:
+    assert isinstance(ask, PipelineSpec)
+    assert (ask.kind, ask.name) == ("Pipeline", "ask")
+    assert [vertex.name for vertex in ask.vertices] == ["in", "out"]
+
+
+def test_the_settings_of_the_service_are_those_of_the_source(ask: Spec) -> None:
+    settings = feed_of(ask).settings
+    assert isinstance(settings, ServingSettings)
+    assert settings.id_header == "X-Request-Id"
+    assert settings.request_timeout == 30
+    assert settings.cors == ("https://shop.example",)
+    assert [endpoint.port for endpoint in settings.endpoints] == [8444]
+    assert settings.token is not None
+    assert settings.token.reveal() == "opensesame"
+
+
+def test_the_store_of_the_service_is_that_of_the_pipeline(ask: Spec) -> None:
+    store = feed_of(ask).store
+    assert store is not None
+    assert (store.bucket, store.ttl, store.search) == ("ebb_ask_answers", 7_200_000, "folder")
+    # What is known about requests is in the bucket, and answers are in the container's store.
+    assert store.code is not None
+    assert "$KV.ebb_ask_answers.>" in permissions_of(ask).to_config()
+
+
+def test_answers_are_kept_in_nats_if_there_is_no_store(tmp_path: Path) -> None:
+    spec = load(written(tmp_path, without_store(SERVING).replace("    auth", "    #")))
+    assert feed_of(spec).store == StorePlan("ebb_ask_answers", 7_200_000, None, "folder")
+
+
+def test_the_fields_without_effect_are_told(tmp_path: Path) -> None:
+    read = read_specs(written(tmp_path, SERVING))
+    (note,) = read.notes
+    assert note.removeprefix("without effect here: ").split(", ") == [
+        "spec.serving.nodeSelector",
+        "spec.serving.service",
+        "spec.serving.replicas",
+        "spec.pipeline.vertices[].scale",
+        "spec.pipeline.limits.readTimeout",
+    ]
+
+
+def without_store(text: str) -> str:
+    return text.replace("    store: {container: {image: 'store:1', command: [bin/store]}}\n", "")
+
+
+# --- what is wrong with one ---------------------------------------------------------------------
+
+WRONG_SERVING = [
+    ("requestTimeoutSeconds: 30", "requestTimeout: 30",
+     "8:5: EB101 unknown field 'requestTimeout'; did you mean 'requestTimeoutSeconds'?"),
+    ("requestTimeoutSeconds: 30", "requestTimeoutSeconds: 0",
+     "8:28: EB104 'requestTimeoutSeconds' must be at least 1, not 0"),
+    ("X-Request-Id", "X Request",
+     "7:21: EB104 'msgIDHeaderKey': 'X Request' is no header"),
+    ("https://shop.example", "shop.example",
+     "11:12: EB104 'cors[0]': 'shop.example' is no origin: write https://HOST, with the port if it "
+     "has one, or '*'"),
+    ("auth: {token: {name: web, key: token}}", "host: 0.0.0.0",
+     "6:5: EB104 'serving': anybody who can reach 0.0.0.0 could send; give it auth: {token: {env: "
+     "NAME}}"),
+    (", command: [bin/store]", "",
+     "12:13: EB902 there is no function for image 'store:1' of 'servingStore'; write in "
+     "bindings.yaml beside this file (or --bind FILE): store:1: {command: [PROGRAM]}, or {python: "
+     "module:attribute}, or {sockets: FOLDER}"),
+    ("to: out", "to: ot", "21:22: EB301 there is no vertex 'ot'; did you mean 'out'?"),
+    ("name: ask", "name: Ask_1",
+     "3:18: EB107 'Ask_1' is not a valid name: use at most 63 lower-case letters, digits and '-', "
+     "starting with a letter and not ending with '-'"),
+    ("{serving: {}}", "{generator: {}}",
+     "17:5: EB601 no source takes requests: give one vertex source: {serving: {}}"),
+    ("{serving: {}}", "{serving: {host: localhost}}",
+     "18:53: EB601 in a ServingPipeline these fields belong in spec.serving; write serving: {}"),
+    ("    limits: ", "    servingStore: {nats: {}}\n    limits: ",
+     "16:5: EB601 there is already a store in spec.serving.store"),
+    ("{serve: {}}", "{log: {}}",
+     "18:44: EB602 no sink answers the requests: one of them must be serve or udsink"),
+    ("to: out}", "to: out, onFull: discardLatest}",
+     "21:35: EB603 callers would never hear of what a full buffer drops; use retryUntilSuccess"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("right", "wrong", "problem"), WRONG_SERVING)
+def test_a_problem_of_a_serving_pipeline_is_told_where_it_is_written(
+    problems_of: Lint, right: str, wrong: str, problem: str
+) -> None:
+    assert right in SERVING
+    assert problems_of(SERVING.replace(right, wrong)) == [problem]
+
+
+# --- serving sources of other kinds -------------------------------------------------------------
+
+STORE = "  servingStore: {nats: {}}\n"
+SQL = "{sql: SELECT * FROM messages}"
+BATCHES = "works on batches, and callers would wait for them in vain; use code for messages"
+TABLE = "  - {name: table, sink: {spark: {format: noop}}}\n  edges:\n  - {from: map, to: table}"
+WRONG_PIPELINES = [
+    (STORE, "",
+     ["8:24: EB211 the serve sink has no store: name one with servingStore: {nats: {}}"]),
+    ("{serve: {}}", "{http: {url: 'http://localhost'}}",
+     ["7:25: EB602 no sink answers the requests: one of them must be serve or udsink"]),
+    ("{python: 'json:loads'}", SQL,
+     [f"8:23: EB603 'map' {BATCHES}"]),
+    ("  edges:", TABLE, [f"10:26: EB603 'table' {BATCHES}"]),
+    ("  edges:", "  - {name: two, source: {serving: {}}}\n  edges:\n  - {from: two, to: map}",
+     ["10:26: EB601 there is already a serving source: a pipeline answers at one place"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("right", "wrong", "problems"), WRONG_PIPELINES)
+def test_what_would_leave_callers_without_an_answer_is_refused(
+    problems_of: Lint, right: str, wrong: str, problems: list[str]
+) -> None:
+    assert right in PIPELINE
+    assert problems_of(PIPELINE.replace(right, wrong)) == problems
+
+
+def test_without_a_serving_source_nothing_of_that_is_refused(problems_of: Lint) -> None:
+    text = PIPELINE.replace("{serving: {}}", "{generator: {}}").replace(STORE, "")
+    text = text.replace("{serve: {}}", "{log: {}}").replace(
+        "to: out}", "to: out, onFull: discardLatest}"
+    )
+    assert problems_of(text.replace("{python: 'json:loads'}", SQL)) == []
+
+
+def test_a_sink_of_the_users_needs_a_store_as_well(problems_of: Lint) -> None:
+    text = PIPELINE.replace(STORE, "").replace("{serve: {}}", "{udsink: {python: 'json:loads'}}")
+    assert problems_of(text) == [
+        "6:25: EB602 there is no store for the answers: name one with servingStore: {nats: {}}"
+    ]
+
+
+def test_a_mono_vertex_serves_as_well(problems_of: Lint, tmp_path: Path) -> None:
+    spec = load(written(tmp_path, MONOVERTEX))
+    assert feed_of(spec).store == StorePlan("ebb_ask_answers", 600_000, None, "folder")
+    assert problems_of(MONOVERTEX.replace("sink: {serve: {}}", "sink: {log: {}}")) == [
+        "6:12: EB602 no sink answers the requests: one of them must be serve or udsink"
+    ]
+
+
+# --- the builders -------------------------------------------------------------------------------
+
+
+def answer(data: list[Any]) -> list[Response]:
+    return [Response.serve(datum.id, datum.value) for datum in data]
+
+
+BUILT: list[tuple[Callable[[], Any], str]] = [
+    (
+        lambda: Pipeline("ask").serve("in").map("map", "json:loads").sink("out", serve=True),
+        PIPELINE,
+    ),
+    (
+        lambda: (
+            MonoVertex("ask", serving_store={"nats": {"ttl": "10m"}})
+            .serve(ports={"http": 0})
+            .sink(serve=True)
+        ),
+        MONOVERTEX,
+    ),
+]
+
+
+@pytest.mark.parametrize(("build", "text"), BUILT, ids=["pipeline", "monovertex"])
+def test_the_builders_make_what_yaml_says(
+    build: Callable[[], Any], text: str, tmp_path: Path
+) -> None:
+    assert build().spec == load(written(tmp_path, text))
+
+
+def test_the_options_that_editors_complete_are_the_fields_of_the_section() -> None:
+    assert ServingOptions.__annotations__.keys() == ServingFields.model_fields.keys()
+
+
+def test_a_problem_of_a_builder_names_the_vertex() -> None:
+    with pytest.raises(SpecError) as raised:
+        _ = Pipeline("ask").serve("in", cors=["shop"], partitions=2).sink("out", log=True).spec
+    assert [str(problem) for problem in raised.value.problems] == [
+        "pipeline ask, vertex in: EB104 'cors[0]': 'shop' is no origin: write https://HOST, with "
+        "the port if it has one, or '*'",
+    ]
+
+
+def test_a_misspelt_option_is_refused_where_it_is_written() -> None:
+    with pytest.raises(TypeError, match=r"Pipeline.serve\(\) has no option 'port'; did you mean"):
+        Pipeline("ask").serve("in", port=8080)  # type: ignore[call-arg]
