@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ebbflow.buffers.answers import AnswerBucket
 from ebbflow.buffers.names import Names
@@ -155,7 +155,7 @@ class _InBucket(StoredAnswers):
             while (batch := self._link.run(take_batch())) is not None:
                 yield from batch
         finally:
-            self._link.run(batches.aclose())
+            self._end(batches.aclose())
 
     def watch(
         self, request: str | None = None, *, timeout: Duration | None = None
@@ -167,7 +167,12 @@ class _InBucket(StoredAnswers):
             for batch in self._take(arrived, seconds):
                 yield from batch
         finally:
-            self._link.run(follower.close())
+            self._end(follower.close())
+
+    def _end(self, closing: Coroutine[Any, Any, None]) -> None:
+        # An iterator that nobody went on with may outlive the connection, which ends it as well.
+        with suppress(RuntimeError):
+            self._link.run(closing)
 
     def _take(
         self, arrived: SimpleQueue[Sequence[Answer] | EbbflowError], seconds: float | None
