@@ -17,7 +17,7 @@ import json
 import secrets
 from bisect import bisect_right
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -42,6 +42,30 @@ CERTAIN_WITHIN = DUPLICATE_WINDOW - 10.0
 
 _ROW_BYTES = 128
 _LATE = 0.05
+
+
+class Entry(Protocol):
+    """One request that is to be stored, with the messages in it.
+
+    ``rows`` are its messages, if it is not one alone. ``named_id`` is the id that its sender named,
+    if copies are to be known by it.
+    """
+
+    envelope: Envelope
+    value: bytes
+    rows: pa.RecordBatch | None
+    count: int
+    size: int
+
+    @property
+    def named_id(self) -> str | None:
+        """As above."""
+
+    def settle(self, refusal: Refusal | None) -> None:
+        """Hears that it is stored, or why not. Called once."""
+
+    def answer(self, refusal: Refusal | None) -> None:
+        """Hears that nothing is certain yet, before it is settled."""
 
 
 class Post(Body):
@@ -90,6 +114,11 @@ class Post(Body):
 
     # --- as the store sees it -------------------------------------------------------------------
 
+    @property
+    def named_id(self) -> str | None:
+        """The id that its sender named."""
+        return self.envelope.id if self.envelope.has_own_id else None
+
     def settle(self, refusal: Refusal | None) -> None:
         """Answers, if that was not done before, and gives its room back. Called once."""
         self._room.release()
@@ -116,7 +145,7 @@ class Group:
     """Posts that go into one frame. Each is told after ``ack_wait`` that nothing is certain."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ack_wait: float) -> None:
-        self.posts: list[Post] = []
+        self.posts: list[Entry] = []
         self.count = 0
         self.size = 0
         self._loop = loop
@@ -125,7 +154,7 @@ class Group:
         self._left_in_doubt = 0
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, post: Post) -> None:
+    def add(self, post: Entry) -> None:
         """Takes a post in."""
         self.posts.append(post)
         self.count += post.count
@@ -137,7 +166,7 @@ class Group:
     @property
     def ids(self) -> list[str]:
         """The ids that were named by senders."""
-        return [post.envelope.id for post in self.posts if post.envelope.has_own_id]
+        return [name for post in self.posts if (name := post.named_id) is not None]
 
     def rows(self) -> pa.RecordBatch:
         """Returns all its messages."""
@@ -161,23 +190,32 @@ class Group:
 
 
 class PostStore:
-    """The posts of one vertex that are on their way into its buffer."""
+    """The posts of one vertex that are on their way into its buffer.
 
-    def __init__(self, buffers: Buffers, known_ids: KnownIds, ack_wait: float) -> None:
+    Without ``known_ids`` no entry has a named id.
+    """
+
+    def __init__(self, buffers: Buffers, known_ids: KnownIds | None, ack_wait: float) -> None:
         self._buffers = buffers
-        self._known_ids = known_ids
+        self._ids = known_ids
         self._ack_wait = ack_wait
         self._loop = asyncio.get_running_loop()
         self._most_bytes = min(frames.MAX_BYTES, buffers.largest_frame // 2)
         self._group = Group(self._loop, ack_wait)
         self._in_flight: set[Group] = set()
-        self._by_id: dict[str, list[Post]] = {}
+        self._by_id: dict[str, list[Entry]] = {}
         """Posts that are not settled, by the id that their sender named; the first is stored."""
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def add(self, post: Post) -> None:
+    @property
+    def _known_ids(self) -> KnownIds:
+        assert self._ids is not None, "an entry with a named id needs known ids"
+        return self._ids
+
+    def add(self, post: Entry) -> None:
         """Has a post stored and settled."""
-        if post.envelope.has_own_id and not self._is_first(post):
+        message_id = post.named_id
+        if message_id is not None and not self._is_first(post, message_id):
             return
         group = self._group
         if group.posts and not self._has_room(group, post):
@@ -187,13 +225,12 @@ class PostStore:
         if len(group.posts) == 1 and not self._in_flight:
             self._send_soon()
 
-    def _has_room(self, group: Group, post: Post) -> bool:
+    def _has_room(self, group: Group, post: Entry) -> bool:
         size = group.size + post.size
         return size <= self._most_bytes and group.count + post.count <= frames.MAX_ROWS
 
-    def _is_first(self, post: Post) -> bool:
+    def _is_first(self, post: Entry, message_id: str) -> bool:
         """Returns whether the post is to be stored; a copy is settled with the first."""
-        message_id = post.envelope.id
         if message_id in self._known_ids:
             post.settle(None)
             return False
@@ -264,7 +301,7 @@ class PostStore:
             return Refusal(500, f"the http source failed: {type(error).__name__}")
         return None
 
-    async def _write_down(self, posts: Sequence[Post], ids: Sequence[str]) -> None:
+    async def _write_down(self, posts: Sequence[Entry], ids: Sequence[str]) -> None:
         """Settles posts that are stored, when their ids are known to the next run as well."""
         refusal = None
         try:
@@ -273,9 +310,10 @@ class PostStore:
             refusal = _uncertain(str(error) or type(error).__name__)
         self._settle(posts, refusal)
 
-    def _settle(self, posts: Sequence[Post], refusal: Refusal | None) -> None:
+    def _settle(self, posts: Sequence[Entry], refusal: Refusal | None) -> None:
         for post in posts:
-            same = self._by_id.pop(post.envelope.id, None) if post.envelope.has_own_id else None
+            message_id = post.named_id
+            same = None if message_id is None else self._by_id.pop(message_id, None)
             for waiting in same or (post,):
                 waiting.settle(refusal)
 

@@ -1,33 +1,50 @@
-"""The book of requests: which are open, which have ended, and with what."""
+"""The book of requests: which are open, how they end, and what becomes known of them meanwhile.
+
+A request is accepted when its row is stored in the source's buffer. From then on the trail tells
+what becomes of it and of all that comes of it, and the book says when it is complete. Everything
+that it knows follows from what is stored: after a crash it reads the rows that wait in the buffer
+and the trail from its last checkpoint on, so that no request is forgotten and none ends twice.
+
+One book at a time keeps the requests of a source, because one run at a time has the pipeline. So
+it knows every request that is open, and an id that is neither open nor written down is new.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from typing import Protocol
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from operator import attrgetter
 
 from ebbflow.buffers.feed import Spot
-from ebbflow.connectors.http.request import Envelope
-from ebbflow.connectors.serving.served_request import ServedAnswer, ServedRequest
+from ebbflow.buffers.names import Names
+from ebbflow.buffers.trail import TrailFollower
+from ebbflow.connectors.http.body import check_size
+from ebbflow.connectors.http.post_store import PostStore
+from ebbflow.connectors.http.request import Envelope, Refusal, rows_of, too_many, unavailable
+from ebbflow.connectors.serving.answers import AnswerSource
+from ebbflow.connectors.serving.open_request import AnswersSoFar, OpenRequest
+from ebbflow.connectors.serving.records import RequestRecords
+from ebbflow.connectors.serving.recovery import read_life, read_waiting
+from ebbflow.connectors.serving.register import RequestRegister
+from ebbflow.connectors.serving.served_request import ServedRequest
+from ebbflow.connectors.serving.submission import Submission
+from ebbflow.core.answers import Answer
+from ebbflow.errors import EbbflowError
 from ebbflow.nats.link import Link
 
-TakeAnswer = Callable[[str, ServedAnswer], None]
-"""Gets the key of a request (``answer_key``) and an answer of it, as it has been stored."""
+MOST_OPEN = 100_000
+"""The most requests that may be open; others are refused until some have ended."""
 
-
-class AnswerSource(Protocol):
-    """The store as the book reads it, on the link's loop.
-
-    A store that nobody can follow never calls ``take``: its answers are read when a request ends.
-    """
-
-    async def follow(self, take: TakeAnswer) -> None:
-        """Calls ``take`` with each answer that is stored from now on, until it is closed."""
-
-    async def get(self, request: str) -> list[ServedAnswer]:
-        """Returns the answers of a request so far, in the order of their results."""
-
-    async def close(self) -> None:
-        """Follows no more."""
+_CHECKPOINT_EVERY = 2.0
+_MISSING = 1.0
+_CLOSE_WITHIN = 5.0
+_UNCERTAIN = 503
+STOPPING = "the run is stopping"
 
 
 class RequestBook:
@@ -37,22 +54,85 @@ class RequestBook:
     """
 
     def __init__(self, link: Link, spot: Spot, answers: AnswerSource, ack_wait: float) -> None:
-        raise NotImplementedError
+        assert spot.store is not None, "a source that serves has a store"
+        self._link = link
+        self._spot = spot
+        self._names = Names(spot.pipeline)
+        self._answers = answers
+        self._ack_wait = ack_wait
+        # A store of the user's own tells nobody when it is given an answer.
+        self._is_followed = spot.store.code is None
+        self._records = RequestRecords(link.client, spot.store.bucket, spot.pipeline)
+        self._register = RequestRegister(spot.vertex, self._records)
+        self._awaited: dict[str, OpenRequest] = {}
+        self._failure: str | None = "requests of earlier runs are being read"
+        self._trail: TrailFollower | None = None
+        self._checkpoints: asyncio.Task[None] | None = None
+
+    @property
+    def failure(self) -> str | None:
+        """The reason why it accepts nothing at the moment; ``None`` while it does."""
+        return self._failure
 
     async def open(self) -> None:
         """Reads what is open from earlier runs, and follows what becomes of requests."""
-        raise NotImplementedError
+        link, vertex = self._link, self._spot.vertex
+        self._store = PostStore(replace(self._spot, link=link).buffers, None, self._ack_wait)
+        await self._answers.follow(self._take_answers, self._fail)
+        life = await read_life(link.client, self._names.trail)
+        checkpoint = await self._records.read_checkpoint(vertex, life)
+        # Before the trail's end is looked for: a row that leaves the buffer is in the trail.
+        waiting = await read_waiting(link, self._names, vertex, self._spot.partitions)
+        self._register.begin_recovery(checkpoint, waiting)
+        trail = TrailFollower(
+            link.client, self._names, checkpoint.begin, self._register.take, self._fail
+        )
+        self._trail = trail
+        await trail.open()
+        await trail.catch_up()
+        await self._register.end_recovery(waiting)
+        self._checkpoints = asyncio.get_running_loop().create_task(self._write_checkpoints(life))
+        # The first column that Arrow makes has it import pandas: not while somebody waits.
+        rows_of([])
+        self._failure = None
+
+    def _fail(self, error: EbbflowError) -> None:
+        self._failure = str(error)
+
+    async def _write_checkpoints(self, life: str) -> None:
+        written = None
+        while True:
+            await asyncio.sleep(_CHECKPOINT_EVERY)
+            checkpoint = replace(self._register.checkpoint, life=life)
+            if checkpoint != written:
+                await self._records.write_checkpoint(self._spot.vertex, checkpoint)
+                written = checkpoint
 
     async def close(self) -> None:
-        """Writes down how far it is and follows no more; open requests stay open."""
-        raise NotImplementedError
+        """Writes down how far it is and follows no more; open requests stay open.
+
+        Whoever waits for one hears that the run stops, and may fetch it from the next.
+        """
+        self._failure = STOPPING
+        for request in [*self._register.open.values(), *self._awaited.values()]:
+            request.leave()
+        if self._checkpoints is not None:
+            self._checkpoints.cancel()
+        if self._trail is not None:
+            await self._trail.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_WITHIN):
+                await self._records.flush()
+        await self._answers.close()
+
+    # --- accepting ------------------------------------------------------------------------------
 
     async def submit(self, envelope: Envelope, body: bytes) -> None:
         """Accepts a request: it is durable when this returns.
 
         ``Refusal`` with 409 for an id that is known, 429, 503 or 413 when it is not accepted.
         """
-        raise NotImplementedError
+        await self._accept(self._make_request(envelope, body), envelope, body)
 
     async def ask(self, envelope: Envelope, body: bytes, seconds: float) -> ServedRequest:
         """Accepts a request and returns it when it has ended: ``submit`` and ``wait`` in one.
@@ -60,26 +140,178 @@ class RequestBook:
         It is the cheaper way, because answers are kept as they come. ``TimeoutError`` when it was
         accepted and has not ended in time; ``Refusal`` when it was not accepted.
         """
-        raise NotImplementedError
+        deadline = asyncio.get_running_loop().time() + seconds
+        request = self._make_request(envelope, body)
+        with self._awaiting(request, self._is_followed):
+            await self._accept(request, envelope, body)
+            async with asyncio.timeout_at(deadline):
+                return await self._wait_for_end(request)
+
+    def _make_request(self, envelope: Envelope, body: bytes) -> OpenRequest:
+        """Returns a request that is not open yet; ``Refusal`` if it cannot be accepted."""
+        check_size(len(body), self._spot.largest)
+        if self._failure is not None:
+            raise unavailable(self._failure)
+        if self._register.knows(envelope.id):
+            raise _known(envelope.id)
+        if len(self._register.open) >= MOST_OPEN:
+            raise too_many(f"{MOST_OPEN:,} requests are open")
+        accepted = datetime.fromtimestamp(envelope.seen / 1_000_000, UTC)
+        return OpenRequest(self._spot.vertex, envelope.id, accepted)
+
+    async def _accept(self, request: OpenRequest, envelope: Envelope, body: bytes) -> None:
+        # Before anything is awaited: of two requests with the same id one is refused.
+        self._register.add(request)
+        try:
+            if envelope.has_own_id and await self._records.read(request.id) is not None:
+                raise _known(request.id)
+            submission = Submission(envelope, body, partial(self._settle, request))
+            self._store.add(submission)
+        except BaseException:
+            self._register.remove(request)
+            raise
+        # From here on it may be stored, whoever stops waiting.
+        refusal = await submission.told
+        if refusal is not None:
+            raise _in_doubt(request.id) if refusal.status == _UNCERTAIN else refusal
+
+    def _settle(self, request: OpenRequest, refusal: Refusal | None) -> None:
+        """Forgets a request that is not stored, so that its id is free again."""
+        if refusal is not None and refusal.status != _UNCERTAIN:
+            self._register.remove(request)
+
+    # --- looking --------------------------------------------------------------------------------
+
+    async def status(self, id: str) -> ServedRequest | None:
+        """Returns a request without its answers; none if nobody knows it."""
+        request = self._register.open.get(id)
+        if request is not None:
+            return request.describe()
+        return self._register.get_ended(id) or await self._records.read(id)
+
+    async def find(self, id: str) -> ServedRequest | None:
+        """Returns a request, with its answers if it is completed; none if nobody knows it."""
+        request = await self.status(id)
+        return request if request is None else await self._with_answers(request)
+
+    async def _with_answers(self, request: ServedRequest) -> ServedRequest:
+        if request.status != "completed" or not request.answer_count:
+            return request
+        try:
+            answers = await self._answers.get(request.id)
+        except Exception as error:  # whatever a store of the user's raises
+            why = f"{type(error).__name__}: {error}"
+            raise unavailable(
+                f"request {request.id} is completed, but its answers cannot be read at the moment; "
+                f"fetch it later: {why}"
+            ) from error
+        return replace(request, answers=tuple(answers))
+
+    # --- waiting --------------------------------------------------------------------------------
 
     async def wait(self, id: str, seconds: float) -> ServedRequest:
         """Returns a request with its answers when it has ended; ``TimeoutError`` after a while.
 
         ``KeyError`` for an id that nobody knows.
         """
-        raise NotImplementedError
+        request = self._register.open.get(id)
+        if request is None:
+            return await self._find_known(id)
+        with self._awaiting(request):
+            async with asyncio.timeout(seconds):
+                return await self._wait_for_end(request)
 
-    async def find(self, id: str) -> ServedRequest | None:
-        """Returns a request, with its answers if it is completed; none if nobody knows it."""
-        raise NotImplementedError
-
-    async def status(self, id: str) -> ServedRequest | None:
-        """Returns a request without its answers; none if nobody knows it."""
-        raise NotImplementedError
-
-    def watch(self, id: str) -> AsyncIterator[ServedAnswer | ServedRequest]:
+    async def watch(self, id: str) -> AsyncIterator[Answer | ServedRequest]:
         """Yields answers as they come, those that are there first, and last the ended request.
 
         ``KeyError``, at the first step, for an id that nobody knows.
         """
-        raise NotImplementedError
+        request = self._register.open.get(id)
+        known: set[str] = set()
+        if request is None:
+            ended = await self._find_known(id)
+        else:
+            with self._awaiting(request) as coming:
+                async for answer in self._list_until_end(request, coming, known):
+                    yield answer
+                ended = await self._wait_for_end(request)
+        for answer in sorted(ended.answers, key=attrgetter("arrived")):
+            if answer.name not in known:
+                yield answer
+        yield ended
+
+    async def _find_known(self, id: str) -> ServedRequest:
+        request = await self.find(id)
+        if request is None:
+            raise KeyError(id)
+        return request
+
+    @contextmanager
+    def _awaiting(self, request: OpenRequest, is_whole: bool = False) -> Iterator[AnswersSoFar]:
+        """Keeps the answers to a request for as long as somebody waits for them."""
+        if request.answers is None:
+            request.answers = AnswersSoFar(is_whole)
+            self._awaited[request.token] = request
+        answers = request.answers
+        answers.waiting += 1
+        try:
+            yield answers
+        finally:
+            answers.waiting -= 1
+            if not answers.waiting:
+                request.answers = None
+                self._awaited.pop(request.token, None)
+
+    def _take_answers(self, answers: Sequence[Answer]) -> None:
+        for answer in answers:
+            request = self._awaited.get(answer.token)
+            if request is not None:
+                request.take(answer)
+
+    async def _list_until_end(
+        self, request: OpenRequest, coming: AnswersSoFar, known: set[str]
+    ) -> AsyncIterator[Answer]:
+        if self._is_followed and not coming.is_whole:
+            for answer in await self._answers.get(request.id):
+                coming.add(answer)
+        while True:
+            new = coming.beside(known)
+            for answer in new:
+                known.add(answer.name)
+                yield answer
+            if new:
+                continue  # others may have come meanwhile
+            if request.end is not None:
+                return
+            await _wait_for_change(request)
+
+    async def _wait_for_end(self, request: OpenRequest) -> ServedRequest:
+        """Returns the ended request with its answers."""
+        while request.end is None:
+            await _wait_for_change(request)
+        if request.answers is not None and request.answers.is_whole:
+            # They are stored when the trail says so, but come by another way.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_MISSING):
+                    while not request.has_everything:
+                        await _wait_for_change(request)
+        if request.has_everything and request.answers is not None:
+            return replace(request.end, answers=request.answers.in_order())
+        return await self._with_answers(request.end)
+
+
+async def _wait_for_change(request: OpenRequest) -> None:
+    if request.is_left:
+        raise unavailable(f"{STOPPING}; fetch request {request.id} when it has started again")
+    await request.wait_for_change()
+
+
+def _known(request: str) -> Refusal:
+    return Refusal(409, f"there is a request with the id {request} already")
+
+
+def _in_doubt(request: str) -> Refusal:
+    return unavailable(
+        f"JetStream has not confirmed request {request}, which may be accepted all the same: "
+        "ask for its status"
+    )

@@ -1,0 +1,123 @@
+"""A request that has not ended: what is known of its way, and who waits for it.
+
+Answers are kept only while somebody waits for them: of a request that nobody waits for they are
+read from the store when they are fetched. Everything happens on one loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import datetime
+from operator import attrgetter
+
+from ebbflow.connectors.serving.served_request import ServedRequest, Status
+from ebbflow.core.answers import Answer, answer_key
+from ebbflow.core.completion import Completion
+
+
+class AnswersSoFar:
+    """The answers to a request that have come while somebody waits for them.
+
+    ``is_whole`` if somebody has waited from the beginning, so that none can be missing.
+    """
+
+    __slots__ = ("_by_name", "is_whole", "waiting")
+
+    def __init__(self, is_whole: bool) -> None:
+        self.is_whole = is_whole
+        self.waiting = 0
+        self._by_name: dict[str, Answer] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def add(self, answer: Answer) -> None:
+        """Takes an answer in; one that is stored again takes the place of the first."""
+        self._by_name[answer.name] = answer
+
+    def in_order(self) -> tuple[Answer, ...]:
+        """Returns them in the order of the request's results."""
+        return tuple(sorted(self._by_name.values(), key=attrgetter("order")))
+
+    def beside(self, known: set[str]) -> list[Answer]:
+        """Returns those that are not known by name, in the order of their arrival."""
+        answers = [answer for name, answer in self._by_name.items() if name not in known]
+        return sorted(answers, key=attrgetter("arrived"))
+
+
+class OpenRequest:
+    """One request, from its acceptance to its end.
+
+    ``begun`` is the sequence of the first frame of the trail that tells of it. ``end`` is there
+    when it has ended. ``is_left`` when the book was closed before.
+    """
+
+    __slots__ = (
+        "_change", "accepted", "answers", "begun", "completion", "end", "id", "is_left", "token",
+    )  # fmt: skip
+
+    def __init__(self, source: str, request: str, accepted: datetime) -> None:
+        self.id = request
+        self.token = answer_key(request)
+        self.accepted = accepted
+        self.completion = Completion(source, request)
+        self.begun: int | None = None
+        self.answers: AnswersSoFar | None = None
+        self.end: ServedRequest | None = None
+        self.is_left = False
+        self._change: asyncio.Future[None] | None = None
+
+    def describe(self) -> ServedRequest:
+        """Returns how far it is."""
+        return ServedRequest(
+            self.id,
+            "in-progress",
+            self.accepted,
+            answer_count=self.completion.answers,
+            steps=self.completion.steps,
+            steps_left_out=self.completion.steps_left_out,
+        )
+
+    def finish(self, at: datetime) -> ServedRequest:
+        """Ends it, completed or failed, and wakes those that wait."""
+        failure = self.completion.failure
+        status: Status = "failed" if failure else "completed"
+        self.end = replace(self.describe(), status=status, ended=at, failure=failure)
+        self.wake()
+        return self.end
+
+    def leave(self) -> None:
+        """Hears that the book is closed, and wakes those that wait."""
+        self.is_left = True
+        self.wake()
+
+    def take(self, answer: Answer) -> None:
+        """Takes an answer in for those that wait."""
+        if self.answers is not None:
+            self.answers.add(answer)
+            self.wake()
+
+    # --- waiting --------------------------------------------------------------------------------
+
+    @property
+    def has_everything(self) -> bool:
+        """Whether it has ended and those that wait have all that it came to."""
+        if self.end is None:
+            return False
+        answers = self.answers
+        is_here = answers is not None and answers.is_whole and len(answers) >= self.end.answer_count
+        return is_here or self.end.failure is not None
+
+    def wake(self) -> None:
+        """Wakes all that wait for a change."""
+        change, self._change = self._change, None
+        if change is not None:
+            change.set_result(None)
+
+    async def wait_for_change(self) -> None:
+        """Returns when an answer has come, it has ended, or the book was closed."""
+        if self._change is None:
+            self._change = asyncio.get_running_loop().create_future()
+        # Others wait for the same: whoever is cancelled must not end it.
+        await asyncio.shield(self._change)

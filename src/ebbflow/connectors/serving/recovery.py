@@ -1,0 +1,54 @@
+"""What the source's buffer says of requests after a crash.
+
+A request is stored when its row is in the buffer of the source. The row leaves it only when the
+source's task is done with it, and by then the trail tells of it. So the rows behind the position
+and the trail together know every request that was accepted.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from ebbflow.buffers.names import Names
+from ebbflow.buffers.positions import read_all
+from ebbflow.core import frames
+from ebbflow.core.position import Mark
+from ebbflow.nats import api
+from ebbflow.nats.behind import read_behind
+from ebbflow.nats.client import SecuredClient
+from ebbflow.nats.link import Link
+
+
+async def read_life(client: SecuredClient, stream: str) -> str:
+    """Returns when a stream was made: another one under its name has other sequences."""
+    facts = await api.call(client, f"STREAM.INFO.{stream}")
+    return str(facts["created"])
+
+
+async def read_waiting(
+    link: Link, names: Names, vertex: str, partitions: int
+) -> dict[str, datetime]:
+    """Returns the requests whose rows the source has not settled, and when they were accepted."""
+    positions = await read_all(link, names)
+    waiting: dict[str, datetime] = {}
+    for partition in range(partitions):
+        position = positions.get((vertex, partition))
+        done = position.done.inlet if position else Mark()
+        waiting |= await _read_buffer(link, names, vertex, partition, done)
+    return waiting
+
+
+async def _read_buffer(
+    link: Link, names: Names, vertex: str, partition: int, done: Mark
+) -> dict[str, datetime]:
+    stream, subject = names.buffer(vertex, partition), names.buffer_subject(vertex, partition)
+    waiting: dict[str, datetime] = {}
+    row = done.row
+    async for deliveries in read_behind(link.client, stream, subject, done.seq):
+        for number in range(len(deliveries)):
+            # Of the first frame behind the mark some rows may be done.
+            batch = frames.decode(deliveries.parcel.view(number)).slice(row)
+            row = 0
+            ids, times = (batch.column(name).to_pylist() for name in ("id", "first_seen"))
+            waiting |= dict(zip(ids, times, strict=True))
+    return waiting

@@ -1,0 +1,153 @@
+"""The register of requests: those that are open, and those that have ended lately.
+
+It takes in the trail and says which requests end by it. How a request ended is written down before
+the checkpoint passes it, and an ended request is forgotten only when it is written down. So what a
+crash takes is in the trail behind the checkpoint, or in the buffer of the source.
+
+After a crash the trail tells of requests that ended before, too: their rows may have been written
+again, or a branch of them went on. Only what has no record is taken up again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import partial
+
+from ebbflow.buffers.trail import TrailFrame
+from ebbflow.connectors.serving.open_request import OpenRequest
+from ebbflow.connectors.serving.records import Checkpoint, RequestRecords
+from ebbflow.connectors.serving.served_request import ServedRequest
+from ebbflow.core.trail import TrailRow
+
+MOST_ENDED = 10_000
+"""The most ended requests that are kept in memory; others are read from the bucket."""
+
+_IN_FLIGHT = 64
+
+
+class RequestRegister:
+    """The requests of one source. Everything happens on the link's loop."""
+
+    def __init__(self, source: str, records: RequestRecords) -> None:
+        self.open: dict[str, OpenRequest] = {}
+        self._source = source
+        self._records = records
+        self._ended: OrderedDict[str, ServedRequest] = OrderedDict()
+        # By the sequence of the trail where they began, or ended: in ascending order.
+        self._begun: OrderedDict[str, int] = OrderedDict()
+        self._unwritten: OrderedDict[str, int] = OrderedDict()
+        self._seen = 0
+        self._written_before = 0
+        self._recovered: list[ServedRequest] | None = None
+
+    # --- requests -------------------------------------------------------------------------------
+
+    def knows(self, request: str) -> bool:
+        """Returns whether the request is open or has ended lately."""
+        return request in self.open or request in self._ended
+
+    def get_ended(self, request: str) -> ServedRequest | None:
+        """Returns a request that has ended lately."""
+        return self._ended.get(request)
+
+    def add(self, request: OpenRequest) -> None:
+        """Takes up a request, before its row is stored: the trail may tell of it at once."""
+        self.open[request.id] = request
+
+    def remove(self, request: OpenRequest) -> None:
+        """Forgets a request whose row is not stored."""
+        if self.open.get(request.id) is request:
+            del self.open[request.id]
+            self._begun.pop(request.id, None)
+
+    # --- the trail ------------------------------------------------------------------------------
+
+    def take(self, frames: Sequence[TrailFrame]) -> None:
+        """Takes in what the trail tells."""
+        for frame in frames:
+            for row in frame.rows:
+                request = self.open.get(row.request) or self._take_up(row)
+                if request is not None:
+                    self._note(request, frame, row)
+            self._seen = frame.seq
+
+    def _note(self, request: OpenRequest, frame: TrailFrame, row: TrailRow) -> None:
+        if request.begun is None:
+            request.begun = self._begun[request.id] = frame.seq
+        request.completion.add(frame.vertex, row)
+        if request.completion.is_complete or request.completion.failure is not None:
+            self._end(request, row.at, frame.seq)
+
+    def _end(self, request: OpenRequest, at: datetime, seq: int) -> None:
+        del self.open[request.id]
+        ended = self._ended[request.id] = request.finish(at)
+        self._unwritten[request.id] = seq
+        if self._recovered is None:
+            self._write(ended)
+        elif seq > self._written_before:
+            self._recovered.append(ended)
+        else:
+            self._note_written(request.id)
+
+    def _write(self, ended: ServedRequest) -> None:
+        self._records.write(ended, partial(self._note_written, ended.id))
+
+    def _note_written(self, request: str) -> None:
+        del self._unwritten[request], self._begun[request]
+        while len(self._ended) > MOST_ENDED:
+            oldest = next(iter(self._ended))
+            # What is not written down is known here alone.
+            if oldest in self._unwritten:
+                break
+            del self._ended[oldest]
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """How far the requests are, for the next run."""
+        begin = min(next(iter(self._begun.values()), self._seen + 1), self._seen + 1) - 1
+        return Checkpoint(begin, next(iter(self._unwritten.values()), self._seen + 1) - 1)
+
+    # --- after a crash --------------------------------------------------------------------------
+
+    def begin_recovery(self, checkpoint: Checkpoint, waiting: Mapping[str, datetime]) -> None:
+        """Takes up requests whose rows wait in the buffer, and those that the trail tells of."""
+        self._seen, self._written_before = checkpoint.begin, checkpoint.written
+        self._recovered = []
+        for request, accepted in waiting.items():
+            self.add(OpenRequest(self._source, request, accepted))
+
+    def _take_up(self, row: TrailRow) -> OpenRequest | None:
+        """Opens a request that an earlier run has accepted; nothing else is unknown and open."""
+        # Any row will do: that of the root may stand behind those of what it sent.
+        if self._recovered is None or row.request in self._ended:
+            return None
+        request = OpenRequest(self._source, row.request, row.at)
+        self.add(request)
+        return request
+
+    async def end_recovery(self, waiting: Mapping[str, datetime]) -> None:
+        """Keeps of what was taken up those that are open, when the trail was read to its end."""
+        ended, self._recovered = self._recovered or [], None
+        for request in [*self.open.values()]:
+            # Rows without their root are of a request that ended before, or of another source.
+            if not request.completion.knows_root and request.id not in waiting:
+                self.remove(request)
+        gate = asyncio.Semaphore(_IN_FLIGHT)
+
+        async def settle(request: str) -> None:
+            async with gate:
+                self._settle_recovered(request, await self._records.read(request))
+
+        await asyncio.gather(*map(settle, [*(served.id for served in ended), *self.open]))
+
+    def _settle_recovered(self, request: str, record: ServedRequest | None) -> None:
+        if request in self._unwritten and record is not None:
+            self._ended[request] = record
+            self._note_written(request)
+        elif request in self._unwritten:
+            self._write(self._ended[request])
+        elif record is not None and request in self.open:
+            self.remove(self.open[request])
