@@ -216,7 +216,7 @@ class HttpConnection(asyncio.Protocol):
         try:
             self._receiver = self._host.open(head, exchange)
         except Exception as error:
-            self._refuse(_refusal_of(error))
+            self._refuse(refusal_of(error))
         if any(name == b"expect" for name, _ in self._about_the_body):
             self._answer_expectation(exchange)
 
@@ -246,7 +246,7 @@ class HttpConnection(asyncio.Protocol):
             try:
                 self._receiver.feed(piece)
             except Exception as error:
-                self._refuse(_refusal_of(error))
+                self._refuse(refusal_of(error))
 
     def on_message_complete(self) -> None:
         """Hands on that the request is complete."""
@@ -262,7 +262,7 @@ class HttpConnection(asyncio.Protocol):
             try:
                 receiver.finish()
             except Exception as error:
-                refusal = _refusal_of(error)
+                refusal = refusal_of(error)
         if refusal is not None:
             exchange.refuse(refusal)
 
@@ -377,7 +377,7 @@ def _not_http() -> Refusal:
     return Refusal(400, "this is not a valid HTTP request")
 
 
-def _refusal_of(error: Exception) -> Refusal:
+def refusal_of(error: Exception) -> Refusal:
     """Returns what the client is told about an error, be it its own or the server's."""
     if isinstance(error, Refusal):
         return error

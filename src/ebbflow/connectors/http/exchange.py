@@ -42,8 +42,8 @@ class Exchange:
     """
 
     __slots__ = (
-        "_is_chunked", "_is_current", "_outlet", "_room", "_shows_body", "closes", "describe",
-        "is_complete", "lines", "on_lost", "ready",
+        "_has_begun", "_is_chunked", "_is_current", "_outlet", "_room", "_shows_body", "closes",
+        "describe", "is_complete", "lines", "on_lost", "ready",
     )  # fmt: skip
 
     def __init__(self, outlet: Outlet, method: bytes = b"", is_current: bool = True) -> None:
@@ -51,7 +51,7 @@ class Exchange:
         self._outlet = outlet
         self._shows_body = method != b"HEAD"
         self._is_current = is_current
-        self._is_chunked = False
+        self._is_chunked = self._has_begun = False
         self._room: asyncio.Future[None] | None = None
         self.ready = b""
         self.is_complete = False
@@ -89,6 +89,7 @@ class Exchange:
 
     def begin(self, status: int, headers: Mapping[str, str] | None, content_type: str) -> None:
         """Begins an answer whose length nobody knows: ``send`` and ``end`` follow."""
+        self._has_begun = True
         self._is_chunked = self._is_current
         self.closes |= not self._is_current
         coding = b"transfer-encoding: chunked\r\n" if self._is_chunked else b""
@@ -120,9 +121,12 @@ class Exchange:
         self.is_complete = True
         self._outlet.flush()
 
-    def abort(self) -> None:
-        """Closes the connection, so that the client does not take what it has for the whole."""
-        self._outlet.abort()
+    def fail(self, refusal: Refusal) -> None:
+        """Refuses; an answer that has begun is cut off, so that nobody takes it for the whole."""
+        if self._has_begun:
+            self._outlet.abort()
+        elif not self.is_complete:
+            self.refuse(refusal)
 
     # --- as the connection sees it --------------------------------------------------------------
 

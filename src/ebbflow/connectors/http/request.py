@@ -151,15 +151,19 @@ class Envelope:
 
     def __init__(self, raw: Iterable[tuple[bytes, bytes]], now: int) -> None:
         """Reads the headers, in lower case and in their order; ``Refusal`` if they are wrong."""
-        headers = _join(raw)
+        headers = join_headers(raw)
         own_id = headers.get(ID)
-        self.id = _make_id() if own_id is None else _check_id(own_id)
+        self.id = _make_id() if own_id is None else check_id(own_id)
         self.has_own_id = own_id is not None
+        self.is_batch = _is_ndjson(headers.get("content-type", "")) and _is_plain(headers)
+        self.announced = _announced_size(headers)
+        self._read(headers, now)
+
+    def _read(self, headers: Mapping[str, str], now: int) -> None:
+        """Reads what all messages have in common."""
         self.seen = now
         self.event_time = _read_time(headers[TIME]) if TIME in headers else now
         self.keys = _split_keys(headers[KEYS]) if KEYS in headers else []
-        self.is_batch = _is_ndjson(headers.get("content-type", "")) and _is_plain(headers)
-        self.announced = _announced_size(headers)
         self.headers = _keep_of_the_message(headers)
         self.size = sum(map(len, headers)) + sum(map(len, headers.values()))
 
@@ -210,7 +214,7 @@ def _numbers() -> pa.StringArray:
     return pa.array(map(str, range(MOST_LINES)), pa.string())
 
 
-def _join(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+def join_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     """Returns one text for each name, as HTTP has it: several are a list with commas."""
     headers: dict[str, str] = {}
     for raw_name, raw_text in raw:
@@ -240,9 +244,10 @@ def _make_id() -> str:
     return f"{_process}{next(_numbered):016x}"
 
 
-def _check_id(text: str) -> str:
+def check_id(text: str, name: str = ID) -> str:
+    """Returns an id that somebody named; ``Refusal`` if it is none."""
     if _ID.fullmatch(text) is None:
-        raise Refusal(400, f"{ID} must be 1 to 256 visible ASCII characters")
+        raise Refusal(400, f"{name} must be 1 to 256 visible ASCII characters")
     return text
 
 
