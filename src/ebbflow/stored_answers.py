@@ -111,10 +111,10 @@ def open_answers(
 def _open_bucket(pipeline: str, state: str | Path, nats: str | None) -> Iterator[StoredAnswers]:
     inbox = Names(pipeline).inbox
     with open_link_to_pipeline(Path(state), nats, inbox=inbox) as link:
-        yield _InBucket(link, link.run(_find_bucket(link, pipeline)))
+        yield _InBucket(link, link.run(find_bucket(link, pipeline)))
 
 
-async def _find_bucket(link: Link, pipeline: str) -> str:
+async def find_bucket(link: Link, pipeline: str) -> str:
     """Returns the bucket that the last run of the pipeline has named beside its positions."""
     client, positions = link.client, f"KV_{Names(pipeline).positions}"
     try:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ebbflow.cli import answer, dlq, doctor, lint, permissions, resume, run, serve_udf
+from ebbflow.cli import answer, dlq, doctor, lint, permissions, resume, run, serve_udf, trace
 from ebbflow.cli.conventions import EXIT_CODE_HELP, ExitCode
 from ebbflow.cli.demo.command import demo
 from ebbflow.errors import EbbflowError, EngineLost, SpecError
@@ -59,6 +59,7 @@ app.command()(resume.resume)
 app.command()(doctor.doctor)
 app.command()(permissions.permissions)
 app.command("serve-udf")(serve_udf.serve_udf)
+app.command()(trace.trace)
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(answer.app, name="answer")
 

@@ -58,7 +58,8 @@ class Desk:
             names.pipeline, "in", 1, 1024, link, None, print, folder, False, store=store
         )
         for config in (
-            streams.positions_config(names),
+            streams.positions_config(names, answers=self.bucket),
+            streams.dead_letter_config(names),
             streams.buffer_config(names, "in", 0, 100),
             streams.trail_config(names, TTL),
             bucket_config(self.bucket, TTL),

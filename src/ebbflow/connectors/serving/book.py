@@ -102,11 +102,12 @@ class RequestBook:
     async def _write_checkpoints(self, life: str) -> None:
         written = None
         while True:
-            await asyncio.sleep(_CHECKPOINT_EVERY)
+            # One at once, so that others know which vertex keeps a book.
             checkpoint = replace(self._register.checkpoint, life=life)
             if checkpoint != written:
                 await self._records.write_checkpoint(self._spot.vertex, checkpoint)
                 written = checkpoint
+            await asyncio.sleep(_CHECKPOINT_EVERY)
 
     async def close(self) -> None:
         """Writes down how far it is and follows no more; open requests stay open.

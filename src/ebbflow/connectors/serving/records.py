@@ -17,7 +17,7 @@ from ebbflow.core.answers import answer_key
 from ebbflow.nats.bulk import publish_all
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.publish import BUFFER, publish
-from ebbflow.nats.stored import read_one
+from ebbflow.nats.stored import read_last, read_one
 from ebbflow.nats.wire import Publishes
 
 _AT_ONCE = 500
@@ -95,17 +95,29 @@ class RequestRecords:
 
     async def read_checkpoint(self, vertex: str, life: str) -> Checkpoint:
         """Returns the last checkpoint of a trail; one at its beginning if there is none."""
-        subject = f"{self._prefix}{_CHECKPOINT}.{self._pipeline}.{vertex}"
-        message = await read_one(self._client, self._stream, last_by_subj=subject)
-        written = Checkpoint(**json.loads(message.payload)) if message else Checkpoint()
-        # The bucket may outlive the trail. Sequences of another one would have this one unread.
-        return written if written.life == life else Checkpoint(life=life)
+        return (await self.read_checkpoints(life, vertex)).get(vertex, Checkpoint(life=life))
+
+    async def read_checkpoints(self, life: str, vertex: str = "*") -> dict[str, Checkpoint]:
+        """Returns the last checkpoint of a trail for each source that serves."""
+        messages = await read_last(self._client, self._stream, self._checkpoint_subject(vertex))
+        return {
+            message.subject.rpartition(".")[2]: _read_checkpoint(message.payload, life)
+            for message in messages
+        }
 
     async def write_checkpoint(self, vertex: str, checkpoint: Checkpoint) -> None:
         """Replaces the checkpoint; returns when that is confirmed."""
-        subject = f"{self._prefix}{_CHECKPOINT}.{self._pipeline}.{vertex}"
-        payload = json.dumps(asdict(checkpoint)).encode()
+        subject, payload = self._checkpoint_subject(vertex), json.dumps(asdict(checkpoint)).encode()
         await publish(self._client, subject, payload, retry=BUFFER)
+
+    def _checkpoint_subject(self, vertex: str) -> str:
+        return f"{self._prefix}{_CHECKPOINT}.{self._pipeline}.{vertex}"
 
     def _subject_of(self, request: str) -> str:
         return f"{self._prefix}{answer_key(request)}.{self._pipeline}"
+
+
+def _read_checkpoint(raw: bytes, life: str) -> Checkpoint:
+    written = Checkpoint(**json.loads(raw))
+    # The bucket may outlive the trail. Sequences of another one would have this one unread.
+    return written if written.life == life else Checkpoint(life=life)

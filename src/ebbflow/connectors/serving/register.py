@@ -107,8 +107,9 @@ class RequestRegister:
     @property
     def checkpoint(self) -> Checkpoint:
         """How far the requests are, for the next run."""
-        begin = min(next(iter(self._begun.values()), self._seen + 1), self._seen + 1) - 1
-        return Checkpoint(begin, next(iter(self._unwritten.values()), self._seen + 1) - 1)
+        begun, unwritten = self._begun.values(), self._unwritten.values()
+        behind = self._seen + 1
+        return Checkpoint(next(iter(begun), behind) - 1, next(iter(unwritten), behind) - 1)
 
     # --- after a crash --------------------------------------------------------------------------
 

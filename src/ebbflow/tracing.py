@@ -1,0 +1,101 @@
+"""The way of a request through a pipeline, read from anywhere that reaches its NATS server.
+
+Of a request that has ended, its record is read; of one that is open, the trail behind the last
+checkpoint, and the buffer of the source if no vertex has taken it yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from ebbflow.buffers.names import Names
+from ebbflow.buffers.streams import explain_unknown
+from ebbflow.buffers.trail import TrailFrame, read_trail_behind
+from ebbflow.connectors.serving.open_request import OpenRequest
+from ebbflow.connectors.serving.records import RequestRecords
+from ebbflow.connectors.serving.recovery import read_life, read_waiting
+from ebbflow.connectors.serving.served_request import ServedRequest
+from ebbflow.core.trail import TrailRow
+from ebbflow.errors import EbbflowError, SetupError
+from ebbflow.nats import api
+from ebbflow.nats.link import Link
+from ebbflow.nats.locate import open_link_to_pipeline
+from ebbflow.stored_answers import find_bucket
+
+
+def trace_request(
+    pipeline: str, request: str, *, state: str | Path = ".ebbflow", nats: str | None = None
+) -> ServedRequest:
+    """Returns what is known of a request, without its answers.
+
+    An embedded server that nobody runs is started for as long as it takes. ``SetupError`` if the
+    pipeline has not run there or answers no requests, ``EbbflowError`` if nobody knows the request.
+    """
+    names = Names(pipeline)
+    with open_link_to_pipeline(Path(state), nats, inbox=names.inbox) as link:
+        known = link.run(_trace(link, names, request))
+    if known is None:
+        raise EbbflowError(
+            f"There is no request {request!r} in {pipeline}: it has not come in, or was forgotten "
+            "after the time to live of the answers."
+        )
+    return known
+
+
+async def _trace(link: Link, names: Names, request: str) -> ServedRequest | None:
+    streams = await api.list_streams(link.client, "ebb_")
+    if names.dead_letters not in streams:
+        raise explain_unknown(names.pipeline, streams)
+    if names.trail not in streams:
+        raise SetupError(
+            f"Pipeline {names.pipeline!r} answers no requests, so nobody keeps their ways.",
+            "Give it a serving source.",
+        )
+    bucket = await find_bucket(link, names.pipeline)
+    records = RequestRecords(link.client, bucket, names.pipeline)
+    if (ended := await records.read(request)) is not None:
+        return ended
+    life = await read_life(link.client, names.trail)
+    for vertex, checkpoint in (await records.read_checkpoints(life)).items():
+        # Before the trail: a row that leaves the buffer meanwhile is there by then.
+        partitions = sum(names.buffer(vertex, number) in streams for number in range(len(streams)))
+        waiting = await read_waiting(link, names, vertex, partitions)
+        way = OpenWay(vertex, request, waiting.get(request))
+        async for frames in read_trail_behind(link.client, names, checkpoint.begin):
+            way.take(frames)
+        if (known := way.describe()) is not None:
+            return known
+    return None
+
+
+class OpenWay:
+    """The way of a request that has no record. ``accepted`` is when, if its row still waits."""
+
+    def __init__(self, source: str, request: str, accepted: datetime | None) -> None:
+        self._source = source
+        self._request = request
+        self._is_waiting = accepted is not None
+        self._open = OpenRequest(source, request, accepted) if accepted else None
+
+    def take(self, frames: Sequence[TrailFrame]) -> None:
+        """Takes in what the trail tells of the request."""
+        for frame in frames:
+            for row in frame.rows:
+                if row.request == self._request:
+                    self._note(frame.vertex, row)
+
+    def _note(self, vertex: str, row: TrailRow) -> None:
+        if self._open is None:
+            self._open = OpenRequest(self._source, self._request, row.at)
+        completion = self._open.completion
+        completion.add(vertex, row)
+        if self._open.end is None and (completion.is_complete or completion.failure is not None):
+            self._open.finish(row.at)
+
+    def describe(self) -> ServedRequest | None:
+        """Returns what is known; nothing if the request is not of this source."""
+        if self._open is None or not (self._is_waiting or self._open.completion.knows_root):
+            return None
+        return self._open.end or self._open.describe()

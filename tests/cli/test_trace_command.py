@@ -1,0 +1,93 @@
+"""``ebbflow trace``: the way of a request, wherever it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from ebbflow.buffers.names import Names
+from ebbflow.cli.main import app
+from ebbflow.core.position import Mark
+from ebbflow.nats.link import Link
+from tests.connectors.serving.desk import Desk, at, row
+
+Trace = Callable[..., Result]
+
+
+@pytest.fixture
+def desk(link: Link, names: Names, tmp_path: Path) -> Desk:
+    return Desk(link, tmp_path, names)
+
+
+@pytest.fixture
+def trace(desk: Desk, state: Path) -> Trace:
+    """``ebbflow trace`` on the test's own pipeline."""
+
+    def invoke(*args: str, pipeline: str = desk.names.pipeline) -> Result:
+        return CliRunner().invoke(app, ["trace", pipeline, *args, "--state", str(state)])
+
+    return invoke
+
+
+def cells(result: Result) -> list[list[str]]:
+    lines = [line for line in result.stdout.splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+
+
+def test_the_way_of_a_request_while_it_is_open_and_when_it_has_ended(
+    desk: Desk, trace: Trace
+) -> None:
+    with desk.opened() as book:
+        desk.submit(book, "r")
+        assert "it waits in the buffer of its source" in trace("r").stdout
+
+        desk.tell("in", row("r", "done", "out:r/1", at=at(1)))
+        desk.tell("out", row("r/1", "redelivered", reason="busy", due=at(5), at=at(2)))
+        desk.settle(Mark(1))
+        result = trace("r")
+        assert result.stdout.splitlines()[:4] == [
+            "request:   r",
+            "status:    in-progress",
+            "accepted:  2027-01-15 08:00:01.000",
+            "ended:     not yet",
+        ]
+        again = "busy; due 2027-01-15 08:00:05.000"
+        assert cells(result) == [
+            ["2027-01-15 08:00:01.000", "in", "r", "1", "done", ""],
+            ["2027-01-15 08:00:02.000", "out", "r/1", "1", "redelivered", again],
+        ]
+
+        dead = row("r/1", "dead_lettered", deliveries=2, reason="failures", error="No: 1", at=at(6))
+        desk.tell("out", dead)
+        desk.wait(book, "r")
+        desk.run(book._records.flush())
+    result = trace("r")
+    assert "status:    failed" in result.stdout
+    assert "failure:   at out: failures: No: 1" in result.stdout
+    facts = json.loads(trace("r", "--json").stdout)
+    assert facts["failure"] == {"vertex": "out", "reason": "failures", "error": "No: 1"}
+    assert [step["outcome"] for step in facts["steps"]] == ["done", "redelivered", "dead_lettered"]
+    assert facts["steps"][1]["due"] == at(5).isoformat()
+
+
+def test_a_request_whose_record_is_not_written_yet(desk: Desk, trace: Trace) -> None:
+    with desk.opened() as book:
+        desk.submit(book, "r")
+        desk.run(book._trail.close())
+        desk.serve("r", b"answer")
+        assert "status:    completed" in trace("r").stdout
+        assert "answers:   1" in trace("r").stdout
+
+
+def test_what_nobody_knows_is_said_in_one_line(desk: Desk, trace: Trace, link: Link) -> None:
+    with desk.opened():
+        unknown = trace("other")
+    assert unknown.exit_code == 3
+    assert unknown.stderr.startswith(
+        f"ebbflow: There is no request 'other' in {desk.names.pipeline}"
+    )
+    assert "No pipeline 'nowhere' has run here" in trace("r", pipeline="nowhere").stderr
