@@ -187,9 +187,9 @@ def test_the_request_is_that_of_the_header_whatever_user_code_makes_of_it():
 @settings(max_examples=40)
 @given(decided, decided)
 def test_ids_tell_trails_apart_that_say_different_things_and_only_those(first, second):
-    def told(decisions: list[Any], later: int) -> tuple[set[str], list[TrailRow]]:
+    def told(decisions: list[Any], later: int) -> tuple[set[str], list[tuple]]:
         settlement = settled(mapped(decisions), now=NOW + timedelta(seconds=later))
-        facts = [row._replace(at=NOW, due=None) for row in trail_of(settlement)]
+        facts = [(row.id, row.outcome, row.answers, row.sent) for row in trail_of(settlement)]
         return {p.msg_id for p in settlement.publications if p.stage is Stage.TRAIL}, facts
 
     one, other, again = told(first, 0), told(second, 7), told(first, 7)
