@@ -21,6 +21,7 @@ from ebbflow.core.retry import RetryStrategy
 from ebbflow.core.routing import Edge
 from ebbflow.core.settlement import Settlement, settle
 from ebbflow.core.sinks import Sinks
+from ebbflow.core.trail import read_trail
 from ebbflow.core.verdict import Verdict
 from ebbflow.durations import Backoff
 from ebbflow.outcome import DeadLetter, FellBack, Redeliver, Retry, Served, Succeeded
@@ -107,8 +108,8 @@ class Vertex:
         return verdict
 
 
-def settled(verdict: Verdict) -> Settlement:
-    place = Place("mono", 0, [], 1_000_000, "answers")
+def settled(verdict: Verdict, trail: bool = False) -> Settlement:
+    place = Place("mono", 0, [], 1_000_000, "answers", trail)
     return settle(Chunk("k", verdict.rows), verdict, place, NOW)
 
 
@@ -547,7 +548,7 @@ def test_whatever_user_code_does_every_root_has_exactly_one_end(
     )
     ids = [f"m{n}" for n in range(count)]
     verdict = vertex.run(*ids, failures=failures)
-    settlement = settled(verdict)
+    settlement = settled(verdict, trail=True)
     counts = settlement.counts
     assert counts.read == counts.ended == count
     assert set(verdict.outcomes) <= set(range(count))
@@ -560,3 +561,12 @@ def test_whatever_user_code_does_every_root_has_exactly_one_end(
     back = [p for p in settlement.publications if p.stage is Stage.REDELIVER]
     again = [i for p in back for i in frames.decode(p.payload).column("id").to_pylist()]
     assert len(set(again)) == len(again) == counts.redelivered
+    told = [
+        r for p in settlement.publications if p.stage is Stage.TRAIL for r in read_trail(p.payload)
+    ]
+    ends = Counter(row.outcome for row in told)
+    assert [row.id for row in told] == ids, "of the roots, and of them alone"
+    assert sum(row.answers for row in told) == stages[Stage.ANSWER]
+    assert ends["dead_lettered"] == counts.dead_lettered
+    assert ends["redelivered"] == counts.redelivered
+    assert ends["fallback"] == counts.fallback
