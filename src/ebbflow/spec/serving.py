@@ -16,7 +16,7 @@ from ebbflow.connectors.serving.spec import ServingFields, ServingSourceSpec
 from ebbflow.schema import fields
 from ebbflow.schema.fields import WITHOUT_EFFECT, Section
 from ebbflow.spec.findings import FieldPath
-from ebbflow.spec.kubernetes import NoEffect, PodTemplateFields, ResourceFields
+from ebbflow.spec.kubernetes import NO_EFFECT, NoEffect, PodTemplateFields, ResourceFields
 from ebbflow.spec.model import API_VERSION, Metadata, PipelineBody, PipelineSpec, Vertex
 from ebbflow.spec.sections import NatsStoreSpec, ServingStoreSpec
 
@@ -90,7 +90,7 @@ def _default_store() -> ServingStoreSpec:
 
 
 SERVING_NO_EFFECT: dict[str, tuple[str, ...]] = {
-    "": tuple(str(field.alias) for field in ResourceFields.model_fields.values()),
+    **{place: NO_EFFECT[place] for place in ("", "metadata")},
     "spec.serving": tuple(str(field.alias) for field in ServiceFields.model_fields.values()),
 }
 """Where in a ServingPipeline, beyond its pipeline, → the fields without effect there."""
