@@ -1,0 +1,74 @@
+"""A run says that it is ready while every task of every vertex is at work, and only then."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ebbflow import Datum, Message, Pipeline
+from ebbflow.cli.main import app
+from ebbflow.testing.background_run import BackgroundRun, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]
+
+PATIENCE = 60.0
+
+
+class Model:
+    """User code that opens, dies and fails when a file says so."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def open(self) -> None:
+        until((self.folder / "loaded").exists, PATIENCE)
+
+    def __call__(self, datum: Datum) -> Message:
+        if (self.folder / "deadly").exists():
+            (self.folder / "deadly").unlink()
+            os._exit(9)
+        if (self.folder / "buggy").exists():
+            raise KeyError("customer")
+        return Message(datum.value)
+
+
+def test_a_run_is_ready_while_all_vertices_are_at_work(tmp_path: Path) -> None:
+    pipeline = (
+        Pipeline("test")
+        .source("in", generator={"rpu": 100})
+        .map(
+            "model",
+            partial(Model, tmp_path),
+            partitions=2,
+            on_error={"steps": 0},
+            breaker={"share": 0.5, "window": 20},
+        )
+        .sink("out", blackhole=True)
+    )
+    live = BackgroundRun(pipeline, tmp_path / "state")
+    is_ready = live._run.is_ready
+    try:
+        assert until(lambda: live.views["in"].counts.written > 0, PATIENCE)
+        assert not is_ready()
+        (tmp_path / "loaded").touch()
+        assert until(is_ready, PATIENCE)
+
+        (tmp_path / "deadly").touch()
+        assert until(lambda: not is_ready(), PATIENCE)
+        assert until(lambda: live.failures != [], PATIENCE)
+        assert until(is_ready, PATIENCE)
+
+        (tmp_path / "buggy").touch()
+        assert until(lambda: not is_ready(), PATIENCE)
+        assert until(lambda: bool(live.views["model"].halted), PATIENCE)
+        (tmp_path / "buggy").unlink()
+        state = str(tmp_path / "state")
+        assert CliRunner().invoke(app, ["resume", "test", "model", "--state", state]).exit_code == 0
+        assert until(is_ready, PATIENCE)
+    finally:
+        live.stop()
+    assert not is_ready()
