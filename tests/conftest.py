@@ -17,6 +17,7 @@ from tests.connectors.kafka.fixture import kafka
 from tests.disk import small_disk
 from tests.nats.fixtures import authority, ensure, link, names
 from tests.nats.outside import outside
+from tests.sharing import SharedServers
 from tests.spark.runs import another_journal, journal, run, server_letters, store
 from tests.thorough import register_profiles
 from tests.wire.functions import fixture as functions
@@ -49,6 +50,12 @@ def pytest_configure() -> None:
     # Many tests start processes. Without it each would compile what it imports, which is most of
     # the work of a short one.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SharedServers:
+    """Hand out files that need the same server together."""
+    return SharedServers(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

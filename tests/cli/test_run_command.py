@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -156,11 +157,17 @@ def ebbflow(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([EBBFLOW, *args], cwd=folder, capture_output=True, text=True, timeout=120)
 
 
+DRAIN = ("run", "tiny.yaml", "--drain", "--timeout", "60s", "--summary", "s.json")
+
+
 @pytest.mark.slow
-def test_a_run_prints_messages_counts_and_what_to_do_next(spec: Path) -> None:
+def test_a_run_prints_messages_counts_and_what_to_do_next(
+    spec: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first run is a process, the others have the session of the tests."""
     folder = spec.parent
-    drain = ("run", "tiny.yaml", "--drain", "--timeout", "60s", "--summary", "s.json")
-    first = ebbflow(folder, *drain)
+    monkeypatch.chdir(folder)
+    first = ebbflow(folder, *DRAIN)
     assert first.returncode == 0, first.stderr
     lines = first.stdout.splitlines()
     assert len(lines) == 49
@@ -172,29 +179,29 @@ def test_a_run_prints_messages_counts_and_what_to_do_next(spec: Path) -> None:
     assert counts["enrich"]["dead_lettered"] == 1
     assert [p.name for p in folder.glob("*s.json*")] == ["s.json"]
 
-    listed = ebbflow(folder, "dlq", "list", "tiny", "--json")
+    listed = invoke("dlq", "list", "tiny", "--json")
     assert json.loads(listed.stdout)["error"] == "ValueError: not seven"
     handlers = folder / "handlers.py"
     handlers.write_text(HANDLERS.replace("== 7", "== -1"))
-    assert ebbflow(folder, "dlq", "replay", "tiny", "--all").stdout == "1 dead letter sent back\n"
-    again = ebbflow(folder, *drain)
+    assert invoke("dlq", "replay", "tiny", "--all").stdout == "1 dead letter sent back\n"
+    again = invoke(*DRAIN)
     assert [line.split()[1] for line in again.stdout.splitlines()] == ["id=in-7/enrich"]
 
-    idle = ebbflow(folder, *drain)
+    idle = invoke(*DRAIN)
     assert idle.stderr.endswith(
         "Nothing was read: the sources gave all they have in an earlier run.\n"
         "Forget that and start over: ebbflow run tiny.yaml --fresh\n"
     )
 
 
-@pytest.mark.slow
 def test_a_drain_that_takes_too_long_exits_with_4_and_still_writes_the_summary(
-    spec: Path,
+    spec: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(spec.parent)
     spec.write_text(SPEC.replace("messages: 50", "rpu: 5"))
-    result = ebbflow(spec.parent, "run", "tiny.yaml", "--drain", "--timeout", "2s",
-                     "--summary", "s.json", "--state", "elsewhere")  # fmt: skip
-    assert result.returncode == 4
+    result = invoke("run", "tiny.yaml", "--drain", "--timeout", "2s",
+                    "--summary", "s.json", "--state", "elsewhere")  # fmt: skip
+    assert result.exit_code == 4
     assert "timeout after" in result.stderr
     assert "Traceback" not in result.stderr
-    assert json.loads((spec.parent / "s.json").read_text())["ended"] == "timeout"
+    assert json.loads(Path("s.json").read_text())["ended"] == "timeout"

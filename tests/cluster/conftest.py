@@ -13,7 +13,7 @@ from tests.cluster.cluster import Cluster
 _numbers = count()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(tmp_path_factory.mktemp("cluster")).running() as cluster:
         yield cluster
