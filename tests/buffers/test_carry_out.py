@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 
 from ebbflow.buffers import streams
+from ebbflow.buffers.answers import bucket_config
 from ebbflow.buffers.carry_out import publish_all
+from ebbflow.core.answers import answer_headers
 from ebbflow.core.publications import Publication, Stage
 from ebbflow.core.settlement import Settlement
-from ebbflow.errors import NoStreamResponse
+from ebbflow.errors import MessageTooLarge, NoStreamResponse, PublishTimeout
 from ebbflow.nats import api
 from ebbflow.nats.publish import BUFFER, Tally
 from ebbflow.outcome import Counts
@@ -22,6 +24,16 @@ HASTY = replace(BUFFER, wait=0.01, attempts=3, ack_wait=0.2)
 def settlement_of(*ids, discards=False):
     outputs = [Publication(Stage.OUTPUT, "out", 0, i, b"frame", discards=discards) for i in ids]
     return Settlement(outputs, Counts(read=len(ids), done=len(ids)), {})
+
+
+def answers_of(bucket, *payloads):
+    answers = [
+        Publication(
+            Stage.ANSWER, bucket, 0, f"k:{n}", payload, answer_headers("in-1"), key=f"r.{n}"
+        )
+        for n, payload in enumerate(payloads)
+    ]
+    return Settlement(answers, Counts(read=len(answers), done=len(answers)), {})
 
 
 @pytest.fixture
@@ -73,3 +85,53 @@ def test_what_may_be_discarded_does_not_wait(publish, buffer_of_one):
 
     assert gone.msg_id == "second"
     assert (tally.attempts, tally.full) == (2, 1)
+
+
+# --- a message for each row ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def bucket(link, names, ensure):
+    """A bucket with room for so many entries."""
+
+    def make(entries=-1):
+        ensure(bucket_config(names.answers, 60_000) | {"max_msgs": entries})
+        return names.answers
+
+    return make
+
+
+def test_the_answers_of_a_chunk_are_stored_once_however_often_it_is_replayed(link, publish, bucket):
+    payloads = [b"%d" % n for n in range(3_000)]
+    settlement, tally = answers_of(bucket(), *payloads), Tally()
+    for _ in range(2):
+        assert publish(settlement, tally).result(30) == []
+    assert (tally.attempts, tally.confirmed, tally.failures) == (6_000, 6_000, 0)
+    state = link.run(api.read_state(link.client, f"KV_{bucket()}"))
+    assert state == api.StreamState(3_000, 3_000)
+
+
+@pytest.mark.guarantee("back-pressure-loses-nothing")
+def test_answers_wait_for_room(link, publish, bucket):
+    name, tally = bucket(entries=2), Tally()
+    waiting = publish(answers_of(name, b"a", b"b", b"c", b"d"), tally)
+    with pytest.raises(concurrent.futures.TimeoutError):
+        waiting.result(3 * HASTY.ack_wait)
+    assert not waiting.done()
+    bucket(entries=4)
+    assert waiting.result(5) == []
+    assert link.run(api.read_state(link.client, f"KV_{name}")).messages == 4
+    assert tally.full > 3
+
+
+def test_answers_that_no_stream_takes_end_with_an_error(publish, names):
+    with pytest.raises((NoStreamResponse, PublishTimeout)):
+        publish(answers_of(names.answers, b"a", b"b"), Tally()).result(5)
+
+
+def test_what_no_message_can_hold_is_refused_before_anything_is_sent(link, publish, bucket):
+    name = bucket()
+    with pytest.raises(MessageTooLarge):
+        publish(answers_of(name, b"a", b"b" * link.client.max_payload), Tally()).result(5)
+    assert link.run(api.read_state(link.client, f"KV_{name}")).messages == 0
+    assert link.client.is_connected

@@ -15,10 +15,22 @@ from ebbflow.core.frames import fingerprint
 from ebbflow.core.publications import Publication, Stage
 from ebbflow.core.settlement import Settlement
 from ebbflow.errors import BufferFull
+from ebbflow.nats import bulk
 from ebbflow.nats.client import SecuredClient
-from ebbflow.nats.publish import BUFFER, PublishRetry, Tally, publish, publish_when_room
+from ebbflow.nats.publish import (
+    BUFFER,
+    MSG_ID,
+    PublishRetry,
+    Tally,
+    check_size,
+    publish,
+    publish_when_room,
+)
+from ebbflow.nats.wire import Publishes
 
 IN_FLIGHT = 256
+# Stages with a message for each row of the chunk; in no order, and nothing of them is given up.
+_A_MESSAGE_EACH = frozenset({Stage.DEAD_LETTER, Stage.ANSWER})
 
 
 async def publish_all(
@@ -49,6 +61,9 @@ async def publish_all(
         if len(stage) == 1:  # as a small chunk has it: without a task of its own
             await publish_lane(stage)
             continue
+        if stage[0].stage in _A_MESSAGE_EACH:
+            await _publish_in_bulk(client, names, stage, retry, tally)
+            continue
         lanes = _split_lanes(stage)
         try:
             async with asyncio.TaskGroup() as group:
@@ -57,6 +72,36 @@ async def publish_all(
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
     return discarded
+
+
+async def _publish_in_bulk(
+    client: SecuredClient,
+    names: Names,
+    stage: list[Publication],
+    retry: PublishRetry,
+    tally: Tally | None,
+) -> None:
+    """Publishes messages many at a time; returns when all of them are confirmed."""
+    rows = _encode(client, names, stage)
+    while failures := await bulk.publish_all(client, rows, retry, tally):
+        for error in failures.values():
+            if not isinstance(error, BufferFull):
+                raise error
+        # The same messages again, with the same ids: each is stored once.
+        rows = rows.pick(sorted(failures))
+        await asyncio.sleep(retry.wait)
+
+
+def _encode(client: SecuredClient, names: Names, stage: list[Publication]) -> Publishes:
+    """Returns the messages for the wire; ``MessageTooLarge`` before any of them is sent."""
+    rows = Publishes.of(
+        (subject, headers | {MSG_ID: publication.msg_id}, publication.payload)
+        for publication in stage
+        for subject, headers in (address(names, publication),)
+    )
+    for headers, payload in zip(rows.headers, rows.payloads, strict=True):
+        check_size(client.max_payload, payload, headers)
+    return rows
 
 
 def _split_lanes(stage: list[Publication]) -> list[list[Publication]]:

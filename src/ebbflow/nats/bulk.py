@@ -18,7 +18,7 @@ from typing import Any, TypeGuard, TypeVar
 from ebbflow.acks import Ack
 from ebbflow.errors import PublishError
 from ebbflow.nats.client import SecuredClient
-from ebbflow.nats.publish import PublishRetry, Sending
+from ebbflow.nats.publish import PublishRetry, Sending, Tally
 from ebbflow.nats.requests import Answer
 from ebbflow.nats.wire import Publishes, read_headers
 
@@ -29,13 +29,13 @@ _BY_THEMSELVES = 500
 
 
 async def publish_all(
-    client: SecuredClient, rows: Publishes, retry: PublishRetry
+    client: SecuredClient, rows: Publishes, retry: PublishRetry, tally: Tally | None = None
 ) -> dict[int, PublishError]:
     """Publishes all rows; returns those that are not confirmed, each with the reason.
 
     Each row is on its own: others go on when one fails.
     """
-    began = time.monotonic()
+    began, tally = time.monotonic(), tally or Tally()
     answers: list[Answer] = [None] * len(rows)
     if was_sent := client.is_connected:
         silence = min(retry.attempt_timeout, retry.ack_wait)
@@ -46,13 +46,16 @@ async def publish_all(
     async def go_on(row: int) -> None:
         async with gate:
             subject, headers = rows.subjects[row].decode(), read_headers(rows.headers[row])
-            sending = Sending(client, subject, rows.payloads[row], headers, retry, began=began)
+            payload = rows.payloads[row]
+            sending = Sending(client, subject, payload, headers, retry, tally=tally, began=began)
             try:
                 await (sending.go_on(answers[row]) if was_sent else sending.confirm())
             except PublishError as error:
                 failures[row] = error
 
     left = [row for row, answer in enumerate(answers) if not _is_stored(answer)]
+    tally.attempts += len(rows) - len(left)
+    tally.confirmed += len(rows) - len(left)
     await asyncio.gather(*map(go_on, left))
     return failures
 
