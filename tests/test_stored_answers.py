@@ -67,9 +67,10 @@ def shop(state: Path) -> Iterator[Answering]:
         shop = Answering(link, "shop", "chosen")
         shop.serve(r1__split_10=[b"ten"], r2=[b"\xff\x00"], r1__split=[b"zero", b"more"])
         shop.serve("also", r1__split_2=[b"two"])
-        streamless = streams.dead_letter_config(Names("mute"))
-        link.run(streams.ensure(link.client, streamless))
-        link.run(streams.ensure(link.client, streams.positions_config(Names("mute"))))
+        for name, own_store in (("mute", False), ("shelf", True)):
+            link.run(streams.ensure(link.client, streams.dead_letter_config(Names(name))))
+            config = streams.positions_config(Names(name), own_store=own_store)
+            link.run(streams.ensure(link.client, config))
         yield shop
 
 
@@ -131,8 +132,11 @@ def test_all_requests_are_watched_from_now_on(state: Path, shop: Answering) -> N
 
 
 def test_what_is_not_there_is_said(state: Path, shop: Answering) -> None:
-    nowhere = r"No pipeline 'shpo' has run here\. Known here: mute, shop\."
-    for name, error in (("shpo", nowhere), ("mute", "Pipeline 'mute' keeps no answers in NATS")):
+    for name, error in (
+        ("shpo", r"No pipeline 'shpo' has run here\. Known here: mute, shelf, shop\."),
+        ("mute", r"Pipeline 'mute' keeps no answers\. Give it servingStore"),
+        ("shelf", r"Pipeline 'shelf' keeps its answers in a store of your own\. Name its YAML"),
+    ):
         with pytest.raises(SetupError, match=error), answers(name, state=state):
             pass
 

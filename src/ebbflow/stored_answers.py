@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ebbflow.buffers.answers import AnswerBucket
 from ebbflow.buffers.names import Names
-from ebbflow.buffers.streams import ANSWERS, explain_unknown
+from ebbflow.buffers.streams import ANSWERS, OWN_STORE, explain_unknown
 from ebbflow.builder import Builder
 from ebbflow.connectors.serve.store import OwnStore
 from ebbflow.core.answers import Answer
@@ -111,11 +111,26 @@ def open_answers(
 def _open_bucket(pipeline: str, state: str | Path, nats: str | None) -> Iterator[StoredAnswers]:
     inbox = Names(pipeline).inbox
     with open_link_to_pipeline(Path(state), nats, inbox=inbox) as link:
+        if OWN_STORE in link.run(_read_metadata(link, pipeline)):
+            raise SetupError(
+                f"Pipeline {pipeline!r} keeps its answers in a store of your own.",
+                "Name its YAML file; in Python give answers() its Path, or the pipeline itself.",
+            )
         yield _InBucket(link, link.run(find_bucket(link, pipeline)))
 
 
 async def find_bucket(link: Link, pipeline: str) -> str:
     """Returns the bucket that the last run of the pipeline has named beside its positions."""
+    bucket = (await _read_metadata(link, pipeline)).get(ANSWERS)
+    if bucket is None:
+        raise SetupError(
+            f"Pipeline {pipeline!r} keeps no answers.", "Give it servingStore: {nats: {}}."
+        )
+    return bucket
+
+
+async def _read_metadata(link: Link, pipeline: str) -> dict[str, str]:
+    """Returns what the last run of the pipeline has said beside its positions."""
     client, positions = link.client, f"KV_{Names(pipeline).positions}"
     try:
         facts = await api.call(client, f"STREAM.INFO.{positions}")
@@ -123,13 +138,7 @@ async def find_bucket(link: Link, pipeline: str) -> str:
         if error.code != api.NOT_FOUND:
             raise
         raise explain_unknown(pipeline, await api.list_streams(client, "ebb_")) from None
-    bucket = (facts["config"].get("metadata") or {}).get(ANSWERS)
-    if bucket is None:
-        raise SetupError(
-            f"Pipeline {pipeline!r} keeps no answers in NATS.",
-            "Give it servingStore: {nats: {}}, or name its file to read a store of your own.",
-        )
-    return str(bucket)
+    return facts["config"].get("metadata") or {}
 
 
 class _InBucket(StoredAnswers):

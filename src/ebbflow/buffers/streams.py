@@ -32,6 +32,8 @@ TRAIL_TTL = 2 * 60 * 60 * 1000
 """The milliseconds that a trail is kept, unless the store of the answers has a time to live."""
 ANSWERS = "ebbflow.answers"
 """The metadata of the positions' bucket that names the bucket of the answers."""
+OWN_STORE = "ebbflow.own-store"
+"""The metadata that says that the answers are in a store of the user's own."""
 
 
 def _stream(name: str, subjects: list[str], replicas: int, **options: Any) -> dict[str, Any]:
@@ -100,11 +102,15 @@ def trail_config(names: Names, ttl_ms: int, replicas: int = 1) -> dict[str, Any]
     )
 
 
-def positions_config(names: Names, replicas: int = 1, answers: str | None = None) -> dict[str, Any]:
+def positions_config(
+    names: Names, replicas: int = 1, answers: str | None = None, own_store: bool = False
+) -> dict[str, Any]:
     """Describes the key-value bucket of positions, as any NATS tool knows buckets.
 
-    It says in which bucket the pipeline keeps its ``answers``, if in any.
+    Its metadata say in which bucket the pipeline keeps its ``answers``, if in any, and whether it
+    keeps them in a store of the user's.
     """
+    metadata = {} if answers is None else {ANSWERS: answers}
     return _stream(
         f"KV_{names.positions}",
         [f"$KV.{names.positions}.>"],
@@ -113,7 +119,7 @@ def positions_config(names: Names, replicas: int = 1, answers: str | None = None
         discard="new",
         allow_rollup_hdrs=True,
         deny_delete=True,
-        metadata={} if answers is None else {ANSWERS: answers},
+        metadata=metadata | ({OWN_STORE: "true"} if own_store else {}),
     )
 
 

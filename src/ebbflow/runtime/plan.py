@@ -168,6 +168,12 @@ class VertexPlan:
         one_by_one = isinstance(role, UserMap) and role.mode == "unary"
         return self.concurrency if one_by_one else self.batch_size
 
+    @property
+    def has_own_store(self) -> bool:
+        """Whether its answers go to a store of the user's."""
+        role = self.role.sinks if isinstance(self.role, MonoPlan) else self.role
+        return isinstance(role, SinksPlan) and role.store is not None
+
     def rows_of(self, part: UserMap | UserSink) -> int:
         """Returns the most rows that one call of a columnar map or sink gets."""
         if isinstance(part, UserMap) and part.rows is not None:

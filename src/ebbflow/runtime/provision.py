@@ -37,9 +37,9 @@ async def provision(link: Link, plans: Sequence[VertexPlan], replicas: int = 1) 
     """Makes every stream exist as the plans want it."""
     names = Names(plans[0].pipeline)
     await _refuse_leftovers(link, plans, names)
-    bucket = plans[0].bucket
+    bucket, own_store = plans[0].bucket, any(plan.has_own_store for plan in plans)
     configs = [
-        streams.positions_config(names, replicas, bucket),
+        streams.positions_config(names, replicas, bucket, own_store),
         streams.dead_letter_config(names, replicas),
     ]
     if bucket is not None:
