@@ -313,8 +313,8 @@ class MemoryJournal:
                 self._server.late += remaining[: self._chances.zombie]
                 raise
             self._server.publish(remaining.pop(0))
-        assert self._whole is not None
-        self.on_settled(self._whole)
+        whole, self._whole = self._whole or settlement, None
+        self.on_settled(whole)
         return []
 
     def submit(self, step: Coroutine[Any, Any, Any]) -> Flight:

@@ -1,5 +1,6 @@
 """Chunks that publish nothing, as those of a sink: one record for several, and nothing is lost."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbflow.core.position import Mark
+from ebbflow.outcome import Counts
 from ebbflow.runtime.gathering import AT_BUFFER
 from ebbflow.runtime.settling import Settling
 from tests.runtime.crash_model import AtHand, Chances, Rules, UserCode
@@ -25,7 +27,7 @@ tasks = st.lists(
     ),
     max_size=5,
 )
-scripts = st.lists(st.sampled_from(["drop", "drop", "drop", "forward", "nack", "dead"]))
+scripts = st.lists(st.sampled_from(["drop", "drop", "serve", "forward", "nack", "dead"]))
 
 
 class Watched(Server):
@@ -81,10 +83,18 @@ def test_a_chunk_of_a_steady_trickle_is_recorded_with_the_next_one(every, writes
     assert len(server.written_at) == pytest.approx(writes * report.chunks, rel=0.2)
 
 
-def test_no_intent_is_written_for_a_chunk_that_publishes_nothing():
-    server = Watched(inlet_of(1, 1, 1))
-    ModelTask(server, UserCode(["drop"] * 3), Rules(), Chances(Random(1))).run()
+@pytest.mark.parametrize("trail", [False, True])
+@pytest.mark.parametrize("kind", ["drop", "serve"])
+def test_no_intent_is_written_for_a_chunk_that_publishes_nothing_but_answers(kind, trail):
+    class Task(ModelTask):
+        place = replace(ModelTask.place, trail=trail)
+
+    server = Watched(inlet_of(*[1] * 5))
+    Task(server, UserCode([kind] * 5), Rules(), Chances(AtHand(1))).run()
     assert not any(position.replays for _, position in server.written_at)
+    assert len(server.written_at) < 5
+    assert len(server.answers) == (5 if kind == "serve" else 0)
+    assert len(server.trail) == (5 if trail else 0)
 
 
 def test_a_chunk_that_joins_one_in_flight_would_take_its_counts(monkeypatch):
@@ -96,8 +106,9 @@ def test_a_chunk_that_joins_one_in_flight_would_take_its_counts(monkeypatch):
         ModelTask(server, UserCode(script), Rules(), Chances(Random(2))).run()
         return server.position.counts.ended
 
-    def join(self, chunk) -> None:
+    def join(self, chunk) -> Counts:
         self._unrecorded = self._unrecorded.joined(chunk) if self._unrecorded else chunk
+        return self._unrecorded.counts
 
     assert counts() == 8
     monkeypatch.setattr(Settling, "_join", join)

@@ -86,11 +86,15 @@ def test_so_has_every_row_of_a_stream_map(sizes, script, given_crashes):
 @settings(max_examples=30)
 @given(inlets, st.sampled_from(["forward", "two", "serve", "drop", "dead"]), crashes)
 def test_code_that_decides_the_same_is_told_the_same(sizes, kind, given_crashes):
-    """A replay of a chunk that was told before is known as a copy, although it comes later."""
+    """A replay of a chunk that was told before is known as a copy, although it comes later.
+
+    Unless it had no intent: then it may be cut otherwise, and is told again.
+    """
     server = Server(inlet_of(*sizes))
     run_to_the_end(server, UserCode([kind] * 1_000), given_crashes, kind=ToldTask)
     rows = [(row.id, row.outcome) for row in server.trail]
-    assert len(set(rows)) == len(rows) == sum(sizes)
+    assert len(set(rows)) == sum(sizes)
+    assert len(rows) == sum(sizes) or kind in ("serve", "drop")
 
 
 def test_a_pipeline_that_does_not_serve_publishes_nothing_more():

@@ -60,9 +60,14 @@ class Settlement:
     histories: pa.RecordBatch | None = None
 
     @property
-    def writes_nothing(self) -> bool:
-        """Whether there is nothing to store for the chunk but that it is done."""
-        return not self.publications and self.histories is None
+    def needs_intent(self) -> bool:
+        """Whether a replay has to cut the same chunk again, to publish what it publishes.
+
+        Answers and trails need none: from a chunk that is cut otherwise comes the same answer under
+        the same key, and the same trail once more, which its readers take as a set.
+        """
+        again = {Stage.ANSWER, Stage.TRAIL}
+        return self.histories is not None or any(p.stage not in again for p in self.publications)
 
     def stages(self) -> Iterator[list[Publication]]:
         """Yields the publications of each stage that has any, in order."""

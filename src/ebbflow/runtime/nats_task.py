@@ -133,7 +133,8 @@ class VertexTask:
             events=self.events,
             clock=self._clock,
             feeders=plan.feeders,
-            interval=AT_SOURCE if plan.is_source else AT_BUFFER,
+            # Somebody waits for each message of a source that serves.
+            interval=AT_SOURCE if plan.is_source and not plan.serves else AT_BUFFER,
         )
 
     def _open_intake(self, done: Span) -> Intake:

@@ -6,8 +6,8 @@
 Whatever stops in between, the next task finds the intent, cuts the same chunk again and settles it
 again: what is stored already is known by its id. The next chunk's intent is also the record that
 this one is done, so there is one write for both, and user code works on the next chunk while this
-one is being published. A chunk that publishes nothing has no intent: it waits to be recorded with
-the next ones.
+one is being published. A chunk that publishes nothing, or nothing but answers and its trail, has no
+intent: it waits to be recorded with the next ones.
 
 The order is the guarantee. The comments in this module say which wrong edit loses a message and
 which doubles one; the tests of crashes run this module and fail when the order is changed.
@@ -119,12 +119,14 @@ class Settling:
     def begin(self, settlement: Settlement, chunk: ChunkEnd) -> None:
         """Starts to settle a chunk, when the one before it is confirmed; they are recorded at once.
 
-        Returns while it is being published. A chunk with nothing to publish, as a sink's, waits a
+        Returns while it is being published. A chunk that needs no intent, as a sink's, waits a
         moment to be recorded with the next ones.
         """
         self._note_gap()
-        if settlement.writes_nothing and chunk.back is None and self._may_join():
-            self._join(chunk)
+        if not settlement.needs_intent and chunk.back is None and self._may_join():
+            counts = self._join(chunk)
+            if settlement.publications:
+                self._in_flight = self._journal.submit(self._answer(settlement, counts))
             return
         self._start(settlement, chunk.end)
         self._begun = self._clock.monotonic()
@@ -142,8 +144,9 @@ class Settling:
         """Whether what is not recorded has not waited for long."""
         return self._unrecorded is None or self.record_soon() > 0
 
-    def _join(self, chunk: ChunkEnd) -> None:
-        # Without an intent: nothing of this chunk is published, so no replay has to cut it again.
+    def _join(self, chunk: ChunkEnd) -> Counts:
+        """Adds a chunk to what is to be recorded; returns the counts of all of that."""
+        # Without an intent: no replay has to cut this chunk again (``Settlement.needs_intent``).
         # What is in flight is confirmed first, here as in ``_start``: the record covers both.
         self.confirm()
         if self._unrecorded is None:
@@ -151,6 +154,11 @@ class Settling:
             self._unrecorded = chunk
         else:
             self._unrecorded = self._unrecorded.joined(chunk)
+        return self._unrecorded.counts
+
+    async def _answer(self, settlement: Settlement, counts: Counts) -> Counts:
+        await self._journal.publish(settlement)
+        return counts
 
     def emit(self, part: Settlement, end: Span) -> int:
         """Publishes a part of the chunk at hand, up to ``end``; returns the rows written.
