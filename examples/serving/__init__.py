@@ -1,0 +1,1 @@
+"""Pipelines that answer requests: a model, and a join with a table."""
