@@ -136,6 +136,7 @@ def test_a_request_that_takes_long_is_waited_for_beyond_the_patience_of_the_serv
     assert server.taken == {"r-1": 1}
 
 
+@pytest.mark.guarantee("a-client-asks-once")
 def test_a_request_is_found_by_its_id_when_the_connection_was_cut_behind_it(
     server: ServingServer, client: Any
 ) -> None:
@@ -145,6 +146,7 @@ def test_a_request_is_found_by_its_id_when_the_connection_was_cut_behind_it(
     assert server.calls == ["POST sync", "GET status", "GET fetch"]
 
 
+@pytest.mark.guarantee("a-client-asks-once")
 def test_a_server_that_stops_may_have_taken_the_request(server: ServingServer, client: Any) -> None:
     server.faults = [STOPPING]
     assert client.ask("once").results == (b"once",)
@@ -154,6 +156,7 @@ def test_a_server_that_stops_may_have_taken_the_request(server: ServingServer, c
         client.ask("twice", timeout="100ms")
 
 
+@pytest.mark.guarantee("a-client-asks-once")
 def test_a_request_that_never_arrived_is_asked_again_under_its_id(
     server: ServingServer, client: Any
 ) -> None:
@@ -163,6 +166,7 @@ def test_a_request_that_never_arrived_is_asked_again_under_its_id(
     assert server.calls == ["POST sync", "GET status", "GET status", "POST sync"]
 
 
+@pytest.mark.guarantee("a-client-asks-once")
 def test_a_copy_of_its_own_is_no_duplicate(server: ServingServer, client: Any) -> None:
     """The look came before the server had taken the request, the second post after."""
     server.faults = [CUT_BEFORE]
@@ -182,6 +186,7 @@ def test_a_copy_of_its_own_is_no_duplicate(server: ServingServer, client: Any) -
     assert server.calls[:3] == ["POST sync", "GET status", "POST sync"]
 
 
+@pytest.mark.guarantee("a-client-asks-once")
 def test_a_submitted_request_is_handed_in_once_too(server: ServingServer, client: Any) -> None:
     server.faults = [CUT_AFTER]
     id = client.submit("once")
@@ -191,6 +196,7 @@ def test_a_submitted_request_is_handed_in_once_too(server: ServingServer, client
     assert server.taken["r-2"] == 1
 
 
+@pytest.mark.guarantee("a-client-asks-once")
 def test_a_connection_that_stays_lost_leaves_the_request_in_doubt(
     server: ServingServer, client: Any
 ) -> None:
@@ -291,6 +297,7 @@ def test_a_stream_goes_on_behind_the_last_result(
     assert list(server.taken.values()) == [1]
 
 
+@pytest.mark.guarantee("a-client-asks-once")
 def test_a_stream_that_never_began_is_asked_for_once(server: ServingServer, client: Any) -> None:
     server.faults = [CUT_BEFORE]
     assert list(client.stream("words b a")) == [b"b", b"a"]

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ebbflow.client.steps import Conversation, NoReply, ServerCall, ServerReply
-from ebbflow.core.completion import RequestFailure, RequestStep
 from ebbflow.errors import RequestFailed, RequestInDoubt, RequestRefused, UnknownRequest
+
+if TYPE_CHECKING:
+    from ebbflow.core.completion import RequestFailure, RequestStep
 
 _COUNT = "numaflow-array-len"
 _LENGTHS = "numaflow-array-index-len"
@@ -126,6 +128,9 @@ def read_status(id: str, reply: ServerReply) -> RequestStatus:
     """Returns the state of a request; raises a ``RequestError`` if there is none."""
     if reply.status != 200:
         raise_not_found(id, reply)
+    # Brings Arrow with it, which who only asks does not need.
+    from ebbflow.core.completion import RequestFailure
+
     facts = json.loads(reply.body)
     failure = facts.get("failure")
     return RequestStatus(
@@ -139,6 +144,8 @@ def read_status(id: str, reply: ServerReply) -> RequestStatus:
 
 
 def _step(facts: Mapping[str, Any]) -> RequestStep:
+    from ebbflow.core.completion import RequestStep
+
     return RequestStep(
         vertex=facts["vertex"],
         message=facts["message"],
