@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -863,15 +864,15 @@ def guides() -> dict[Path, str]:
     """The guides that have tables made from the code, by their path, with these as they are now."""
     texts = {path: path.read_text(encoding="utf-8") for path in (DOCS / "guides").rglob("*.md")}
     return {
-        path: with_tables(text)
+        path: with_tables(text, path.parent)
         for path, text in sorted(texts.items())
         if FIELDS.search(text) or IMAGES.search(text)
     }
 
 
-def with_tables(text: str) -> str:
+def with_tables(text: str, folder: Path) -> str:
     """A guide with its tables as they are now."""
-    text = FIELDS.sub(lambda found: f"{found[1]}{fields_of(found[2])}\n{found[3]}", text)
+    text = FIELDS.sub(lambda found: f"{found[1]}{fields_of(found[2], folder)}\n{found[3]}", text)
     return IMAGES.sub(lambda found: f"{found[1]}{images()}\n{found[2]}", text)
 
 
@@ -887,11 +888,11 @@ def images() -> str:
     return table(("image", "section", "what it does"), rows)
 
 
-def fields_of(section: str) -> str:
+def fields_of(section: str, folder: Path) -> str:
     """The table of a section's fields, such as ``source.http``, by names that begin in it."""
     start = f"`spec.vertices[].{section}."
     rows = [
-        (f"`{path.removeprefix(start)}", *(linked_from_guide(text) for text in rest))
+        (f"`{path.removeprefix(start)}", *(linked_from(folder, text) for text in rest))
         for path, *rest in spec_fields(PipelineSpec, "", NO_EFFECT, FOLDED)
         if path.startswith(start)
     ]
@@ -899,10 +900,18 @@ def fields_of(section: str) -> str:
     return table(("field", "value", "default", "meaning"), rows)
 
 
-def linked_from_guide(text: str) -> str:
-    """A text of the page about the spec with its links as they are from guides/connectors."""
-    text = text.replace("](../guides/", "](../").replace("](#", "](../../reference/spec.md#")
-    return text.replace("](../connectors/", "](")
+LINK = re.compile(r"\](?!\(https:)\(([^)#]*)(#?[^)]*)\)")
+"""A link in Markdown: its file, which may be left out, and its heading."""
+
+
+def linked_from(folder: Path, text: str) -> str:
+    """A text of the page about the spec with its links as they are from another folder."""
+
+    def moved(link: re.Match[str]) -> str:
+        target = os.path.normpath(REFERENCE / (link[1] or "spec.md"))
+        return f"]({Path(os.path.relpath(target, folder)).as_posix()}{link[2]})"
+
+    return LINK.sub(moved, text)
 
 
 # --- modules ------------------------------------------------------------------------------------

@@ -93,6 +93,7 @@ def requests(draw: st.DrawFn, replays: bool = True) -> list[Told]:
     return rows
 
 
+@pytest.mark.guarantee("a-request-is-complete-when-its-messages-have-ended")
 @given(requests(), st.data())
 def test_a_request_is_complete_when_all_that_came_of_it_has_ended(rows, data):
     copies = data.draw(st.lists(st.sampled_from(rows), max_size=10))
@@ -107,6 +108,7 @@ def test_a_request_is_complete_when_all_that_came_of_it_has_ended(rows, data):
     assert completion.knows_root
 
 
+@pytest.mark.guarantee("a-request-is-complete-when-its-messages-have-ended")
 @given(requests(replays=False), st.data())
 def test_a_request_is_never_complete_while_a_message_of_it_has_not_ended(rows, data):
     last = data.draw(st.sampled_from([one for one in rows if one[1].is_final]))
@@ -132,6 +134,7 @@ def test_the_order_of_rows_changes_nothing(rows, data):
         }
 
 
+@pytest.mark.guarantee("a-request-is-complete-when-its-messages-have-ended")
 @given(requests(), st.data())
 def test_a_dead_letter_fails_the_request_at_once_and_the_rest_goes_on(rows, data):
     at = data.draw(st.sampled_from([n for n, one in enumerate(rows) if one[1].is_final]))

@@ -83,3 +83,11 @@ def commands(text: str) -> list[tuple[str, list[str]]]:
         elif found:
             found[-1][1].append(line)
     return found
+
+
+def pattern(expected: list[str]) -> str:
+    """Three dots stand for anything, also for several lines."""
+    text = "\n".join(expected).replace("\n...\n", "...").removeprefix("...\n")
+    pieces = [re.escape(piece) for piece in text.split("...")]
+    start = ".*" if expected[0] == "..." else ""
+    return start + ".*".join(pieces) + r"\s*"

@@ -22,7 +22,7 @@ from tests.docs.pages import BLOCKS, PAGES, ROOT, Block, Page, commands
 
 LANGUAGES = {"python", "yaml", "console", "text"}
 # Programs that are there anyway, beside ebbflow and make.
-OTHERS = {"mkdir", "cd", ".", "pip", "python3"}
+OTHERS = {"mkdir", "cd", ".", "pip", "python3", "curl"}
 
 
 def of(*languages: str) -> list[Block]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import PAGES, commands
+from tests.docs.pages import PAGES, commands, pattern
 
 TUTORIAL = next(page for page in PAGES if page.path.name == "tutorial.md")
 
@@ -41,11 +41,3 @@ def printed(command: str, folder: Path) -> str:
     )
     assert done.returncode == 0, done.stdout
     return done.stdout
-
-
-def pattern(expected: list[str]) -> str:
-    """Three dots stand for anything, also for several lines."""
-    text = "\n".join(expected).replace("\n...\n", "...").removeprefix("...\n")
-    pieces = [re.escape(piece) for piece in text.split("...")]
-    start = ".*" if expected[0] == "..." else ""
-    return start + ".*".join(pieces) + r"\s*"

@@ -59,6 +59,7 @@ def untold(server: Server) -> set[str]:
     return ids - {row.id for row in server.trail if row.is_final}
 
 
+@pytest.mark.guarantee("a-request-is-complete-when-its-messages-have-ended")
 @pytest.mark.parametrize("kind", [ToldTask, ToldOrderedTask])
 @settings(max_examples=40)
 @given(sizes=inlets, script=scripts, given_crashes=crashes, chance=st.none() | st.randoms())

@@ -47,6 +47,7 @@ def test_requests_that_come_together_share_a_frame(desk):
         assert len(desk.waiting()) < 10
 
 
+@pytest.mark.guarantee("an-id-is-taken-once")
 def test_an_id_is_refused_while_its_request_is_open_and_when_it_has_ended(desk, monkeypatch):
     monkeypatch.setattr(register, "MOST_ENDED", 0)
     with desk.opened() as book:
@@ -60,6 +61,7 @@ def test_an_id_is_refused_while_its_request_is_open_and_when_it_has_ended(desk, 
         assert len(desk.waiting()) == 1
 
 
+@pytest.mark.guarantee("an-id-is-taken-once")
 def test_of_two_requests_with_one_id_at_the_same_time_one_is_accepted(desk):
     async def submit_both(book):
         ends = (book.submit(make_envelope("same"), b"?") for _ in range(2))
@@ -106,6 +108,7 @@ def test_no_more_than_a_bounded_number_of_requests_is_open(desk, monkeypatch):
 # --- the end of a request -----------------------------------------------------------------------
 
 
+@pytest.mark.guarantee("a-request-is-complete-when-its-messages-have-ended")
 def test_a_request_ends_with_the_last_message_that_came_of_it(desk):
     with desk.opened() as book:
         desk.submit(book, "r")
@@ -132,6 +135,7 @@ def test_a_request_ends_with_the_last_message_that_came_of_it(desk):
         assert desk.run(book.find("r")) == ended
 
 
+@pytest.mark.guarantee("a-request-is-complete-when-its-messages-have-ended")
 def test_a_dropped_request_is_completed_without_answers(desk):
     with desk.opened() as book:
         desk.submit(book, "r")
@@ -140,6 +144,7 @@ def test_a_dropped_request_is_completed_without_answers(desk):
         assert (ended.status, payloads(ended)) == ("completed", [])
 
 
+@pytest.mark.guarantee("a-request-is-complete-when-its-messages-have-ended")
 def test_a_dead_letter_fails_a_request_at_once(desk):
     with desk.opened() as book:
         desk.submit(book, "r")
@@ -184,6 +189,7 @@ def test_answers_that_nobody_follows_are_read_from_the_store(desk, monkeypatch):
         assert payloads(asking.result(10)) == [b"stored"]
 
 
+@pytest.mark.guarantee("a-request-that-was-taken-is-answered")
 def test_a_caller_that_goes_away_leaves_its_request(desk):
     async def ask(book):
         await book.ask(make_envelope("r"), b"?", 10)
@@ -283,6 +289,7 @@ def write_checkpoint(desk, book):
     desk.run(write())
 
 
+@pytest.mark.guarantee("a-request-that-was-taken-is-answered")
 def test_requests_survive_a_crash_wherever_they_are(desk):
     book = desk.open()
     for id in ("waiting", "begun", "sent", "nacked", "done", "failed"):
@@ -309,6 +316,7 @@ def test_requests_survive_a_crash_wherever_they_are(desk):
             assert desk.wait(book, id).status == "completed"
 
 
+@pytest.mark.guarantee("a-request-that-was-taken-is-answered")
 def test_a_request_that_no_task_has_taken_yet_survives_a_crash(desk):
     book = desk.open()
     for n in range(5):

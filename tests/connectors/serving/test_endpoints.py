@@ -112,6 +112,7 @@ def test_a_request_that_has_failed_is_500_with_where_and_why(server):
     assert answer.headers["X-Numaflow-Id"] == "failed"
 
 
+@pytest.mark.guarantee("a-request-that-was-taken-is-answered")
 def test_a_caller_that_waits_too_long_hears_the_id_to_fetch(server):
     answer = server.post("sync?timeout=0.05", b"wait", X_Numaflow_Id="late")
 
@@ -567,6 +568,7 @@ def test_the_page_needs_no_other_file(server):
 # --- many, and the end --------------------------------------------------------------------------
 
 
+@pytest.mark.guarantee("an-id-is-taken-once")
 def test_each_answer_belongs_to_its_request_however_many_ask_at_once(server):
     def ask(number):
         connection = server.connect()
