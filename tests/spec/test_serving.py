@@ -13,6 +13,7 @@ from ebbflow.buffers.feed import FeedPlan, StorePlan
 from ebbflow.connectors.serving.settings import ServingSettings
 from ebbflow.connectors.serving.spec import ServingFields
 from ebbflow.nats.address import Addresses
+from ebbflow.runtime.plan import SinksPlan
 from ebbflow.runtime.planning import make_plans
 from ebbflow.runtime.provision import permissions_of
 from ebbflow.spec.from_python import ServingOptions
@@ -121,6 +122,21 @@ def test_the_store_of_the_service_is_that_of_the_pipeline(ask: Spec) -> None:
 def test_answers_are_kept_in_nats_if_there_is_no_store(tmp_path: Path) -> None:
     spec = load(written(tmp_path, without_store(SERVING).replace("    auth", "    #")))
     assert feed_of(spec).store == StorePlan("ebb_ask_answers", 7_200_000, None, "folder")
+
+
+def test_a_store_in_python_has_the_variables_of_its_container(tmp_path: Path) -> None:
+    (tmp_path / "answers.py").write_text(
+        "class Store:\n    def put(self, id, payloads): ...\n    def get(self, id): return []\n"
+    )
+    (tmp_path / "bindings.yaml").write_text("store: {python: 'answers:Store'}")
+    text = SERVING.replace(", command: [bin/store]", ", env: [{name: URL, value: redis}]")
+    spec = load(written(tmp_path, text.replace("    auth", "    #")))
+    store = feed_of(spec).store
+    assert store is not None
+    assert (store.code, store.env) == ("answers:Store", (("URL", "redis"),))
+    sinks = make_plans(spec, Addresses.of("nats://localhost"), 0, None)[1].role
+    assert isinstance(sinks, SinksPlan)
+    assert (sinks.store, sinks.store_env) == ("answers:Store", (("URL", "redis"),))
 
 
 def test_the_fields_without_effect_are_told(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.wire.document_runs import Expectation, Post, run_document
+from tests.wire.document_runs import Expectation, Post, Question, run_document
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]
 
@@ -58,6 +58,9 @@ EXPECTED = {
         {"first": ("primary",), "second": ("fallback",), "third": ("onSuccess",)},
         read={"crossroads": 4},
     ),
+    "echo": Expectation(questions=(Question("hello,you", ("hello,you",)),)),
+    "memory": Expectation(questions=(Question("hello,you", ("hello,you",)),)),
+    "pieces": Expectation(questions=(Question("hello,you", ("hello", "you")),)),
 }  # fmt: skip
 """What each of our documents comes to."""
 
@@ -111,6 +114,10 @@ ORIGINALS = {
     "test/monovertex-e2e/testdata/streaming-mono-vertex.yaml": (
         "second-choice", {"second-choice-kept": "streaming-mvtx-output"},
     ),
+    "examples/30-serving-pipeline.yaml": ("echo", {}),
+    "examples/31-serving-custom-store.yaml": ("memory", {}),
+    "examples/32-serving-sse-pipeline.yaml": ("pieces", {}),
+    "test/serving-e2e/testdata/serving-pipeline-cat.yaml": ("echo", {}),
     "test/e2e/testdata/metadata-pipeline.yaml": ("spreading", {"paper": "sink"}),
     "test/monovertex-e2e/testdata/metadata-monovertex.yaml": (
         "spreading", {"paper": "mono-vertex"},

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ import pyarrow as pa
 from ebbflow.acks import Ack
 from ebbflow.buffers.names import Names
 from ebbflow.core import frames
+from ebbflow.core.variables import Variables
 from ebbflow.errors import PermanentPublishError
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import BUFFER, publish, publish_when_room
@@ -56,15 +57,16 @@ class Feed(Protocol):
 class StorePlan:
     """Where the answers of a pipeline are: in a bucket in NATS, or in a store of the user's own.
 
-    ``code`` makes that store, ``search`` is the folder that has it; without it answers are in the
-    ``bucket``. The bucket is there in either case, for what a serving source knows about requests,
-    and keeps each entry for ``ttl`` milliseconds.
+    ``code`` makes that store, ``search`` is the folder that has it and ``env`` are the variables of
+    its container; without code answers are in the ``bucket``. The bucket is there in either case,
+    for what a serving source knows about requests, and keeps each entry for ``ttl`` milliseconds.
     """
 
     bucket: str
     ttl: int
     code: Code | None = None
     search: str | None = None
+    env: Variables = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,7 +209,7 @@ class Operators:
             on_success=self._sink(role.on_success, "on_success") if role.on_success else None,
             strategy=role.strategy,
             serves=role.serves,
-            store=self._store(role.store) if role.store else None,
+            store=self._store(role.store, role.store_env) if role.store else None,
         )
 
     def _sink(self, role: SinkPlan, name: str) -> Operator:
@@ -231,11 +231,11 @@ class Operators:
             case never:
                 assert_never(never)
 
-    def _store(self, code: Code) -> Store:
-        handler = self._handler("store", code)
+    def _store(self, code: Code, env: Variables) -> Store:
+        handler = self._handler("store", code, env)
 
         def put(request: str, payloads: Sequence[bytes]) -> None:
-            with RUNNING:
+            with RUNNING, in_environment(env):
                 handler.finish(handler.instance.put(request, payloads))
 
         return Store(put, handler.blame)

@@ -51,7 +51,10 @@ class UserMap:
 
 @dataclass(frozen=True, slots=True)
 class SinksPlan:
-    """A sink and those beside it. ``store`` is the user's own, ``serves`` if there is any."""
+    """A sink and those beside it. ``store`` is the user's own, ``serves`` if there is any.
+
+    ``store_env`` are the variables of the store's container.
+    """
 
     primary: SinkPlan
     fallback: SinkPlan | None = None
@@ -59,6 +62,7 @@ class SinksPlan:
     strategy: RetryStrategy | None = None
     serves: bool = False
     store: Code | None = None
+    store_env: Variables = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,6 @@ from ebbflow.runtime.plan import (
     VertexPlan,
 )
 from ebbflow.runtime.source_process.client import COLUMNS_LIMIT, SourcePlan
-from ebbflow.schema.literals import Code
 
 if TYPE_CHECKING:
     from ebbflow.spec import sections
@@ -239,27 +238,30 @@ def _map(
 
 
 def _sinks(sink: sections.SinkSpec, store: sections.ServingStoreSpec | None) -> SinksPlan:
-    retried = sink.retry_strategy is not None
+    retried, own = sink.retry_strategy is not None, _own_store(store)
     return SinksPlan(
         primary=sink.section.plan(retried),
         fallback=sink.fallback.section.plan(retried) if sink.fallback else None,
         on_success=sink.on_success.section.plan(retried) if sink.on_success else None,
         strategy=_strategy(sink.retry_strategy),
         serves=store is not None,
-        store=_store_code(store),
+        store=own.code if own else None,
+        store_env=own.variables if own else (),
     )
 
 
-def _store_code(store: sections.ServingStoreSpec | None) -> Code | None:
-    return store.code if store is not None and store.nats is None else None
+def _own_store(store: sections.ServingStoreSpec | None) -> sections.ServingStoreSpec | None:
+    """Returns the store if it is one of the user's own."""
+    return store if store is not None and store.nats is None else None
 
 
 def _store(store: sections.ServingStoreSpec | None, shared: dict[str, Any]) -> StorePlan | None:
     """Returns where feeds find the answers of the pipeline, if there is a bucket for them."""
     if "bucket" not in shared:
         return None
-    bucket, ttl = shared["bucket"], shared["bucket_ttl"]
-    return StorePlan(bucket, ttl, _store_code(store), shared["search"])
+    plan = StorePlan(shared["bucket"], shared["bucket_ttl"], search=shared["search"])
+    own = _own_store(store)
+    return plan if own is None else replace(plan, code=own.code, env=own.variables)
 
 
 def _strategy(section: sections.RetrySpec | None) -> RetryStrategy | None:

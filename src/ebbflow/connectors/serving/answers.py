@@ -14,6 +14,7 @@ from typing import Protocol
 from ebbflow.buffers.answers import AnswerBucket
 from ebbflow.connectors.serve.store import OwnStore
 from ebbflow.core.answers import Answer
+from ebbflow.core.variables import Variables
 from ebbflow.errors import EbbflowError
 from ebbflow.nats.follow import Follower
 from ebbflow.schema.literals import Code
@@ -66,9 +67,10 @@ class OwnStoreAnswers:
     and the next call opens the store anew.
     """
 
-    def __init__(self, code: Code, search: str | None) -> None:
+    def __init__(self, code: Code, search: str | None, env: Variables = ()) -> None:
         self._code = code
         self._search = search
+        self._env = env
         self._store: OwnStore | None = None
         self._thread = ThreadPoolExecutor(1, "serving-store")
 
@@ -86,7 +88,7 @@ class OwnStoreAnswers:
 
     def _ask(self, request: str) -> list[Answer]:
         if self._store is None:
-            self._store = OwnStore(self._code, self._search)
+            self._store = OwnStore(self._code, self._search, self._env)
         try:
             return self._store.get(request)
         except BaseException:

@@ -157,7 +157,7 @@ def open_answers(link: Link, store: StorePlan | None) -> AnswerSource:
     assert store is not None, "a pipeline that serves has a store"
     if store.code is None:
         return BucketAnswers(AnswerBucket(link.client, store.bucket))
-    return OwnStoreAnswers(store.code, store.search)
+    return OwnStoreAnswers(store.code, store.search, store.env)
 
 
 def show(body: bytes, content_type: str, headers: Mapping[str, str] | None = None) -> Opener:
