@@ -78,6 +78,7 @@ def payloads(found: Sequence[Answer]) -> list[bytes]:
     return [answer.payload for answer in found]
 
 
+@pytest.mark.guarantee("outcomes-hold")
 def test_answers_to_a_request_come_in_the_order_of_its_results(
     state: Path, shop: Answering
 ) -> None:
