@@ -206,8 +206,6 @@ SQL = "{sql: SELECT * FROM messages}"
 BATCHES = "works on batches, and callers would wait for them in vain; use code for messages"
 TABLE = "  - {name: table, sink: {spark: {format: noop}}}\n  edges:\n  - {from: map, to: table}"
 WRONG_PIPELINES = [
-    (STORE, "",
-     ["8:24: EB211 the serve sink has no store: name one with servingStore: {nats: {}}"]),
     ("{serve: {}}", "{http: {url: 'http://localhost'}}",
      ["7:25: EB602 no sink answers the requests: one of them must be serve or udsink"]),
     ("{python: 'json:loads'}", SQL,
@@ -234,11 +232,14 @@ def test_without_a_serving_source_nothing_of_that_is_refused(problems_of: Lint) 
     assert problems_of(text.replace("{python: 'json:loads'}", SQL)) == []
 
 
-def test_a_sink_of_the_users_needs_a_store_as_well(problems_of: Lint) -> None:
-    text = PIPELINE.replace(STORE, "").replace("{serve: {}}", "{udsink: {python: 'json:loads'}}")
-    assert problems_of(text) == [
-        "6:25: EB602 there is no store for the answers: name one with servingStore: {nats: {}}"
-    ]
+@pytest.mark.parametrize("sink", ["{serve: {}}", "{udsink: {python: 'json:loads'}}"])
+def test_where_a_source_serves_answers_are_kept_in_nats_if_nothing_else_is_said(
+    tmp_path: Path, sink: str
+) -> None:
+    spec = load(written(tmp_path, PIPELINE.replace(STORE, "").replace("{serve: {}}", sink)))
+    assert feed_of(spec).store == StorePlan(f"ebb_{spec.name}_answers", 7_200_000, None, "folder")
+    plans = make_plans(spec, Addresses.of("nats://localhost"), 1_000_000, None)
+    assert [plan.role.serves for plan in plans if isinstance(plan.role, SinksPlan)] == [True]
 
 
 def test_a_mono_vertex_serves_as_well(problems_of: Lint, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ CODES: dict[str, str] = {
     "EB501": "a back-off whose cap is below its interval",
     "EB502": "onFailure is fallback, but there is no fallback sink",
     "EB601": "serving sources or stores of a pipeline that are missing, or that are too many",
-    "EB602": "a serving source without a store for answers, or without a sink that answers",
+    "EB602": "a serving source without a sink that answers",
     "EB603": "something that would leave whoever waits for an answer without one",
     "EB901": "a feature of Numaflow that Ebbflow does not have yet",
     "EB902": "a container that no function is bound to",

@@ -128,8 +128,15 @@ class Resource(ResourceFields):
 
     @property
     def serving_store(self) -> ServingStoreSpec | None:
-        """Where answers are put, if anywhere."""
-        return self.spec.serving_store
+        """Where answers are put, if anywhere; in NATS if a source serves and nothing is said."""
+        if self.spec.serving_store is not None or not any(map(_serves, self.sources)):
+            return self.spec.serving_store
+        return ServingStoreSpec(nats=NatsStoreSpec())
+
+    @property
+    def sources(self) -> tuple[SourceSpec, ...]:
+        """Where its messages come from, as written."""
+        raise NotImplementedError
 
     @property
     def steps(self) -> tuple[Vertex | MonoVertexSpec, ...]:
@@ -146,7 +153,7 @@ class Resource(ResourceFields):
         store = self.serving_store
         if store is not None and store.nats is not None:
             return store.nats
-        return NatsStoreSpec() if any(step.streams.serves for step in self.steps) else None
+        return NatsStoreSpec() if any(map(_serves, self.sources)) else None
 
     @property
     def bucket(self) -> str | None:
@@ -158,6 +165,11 @@ class Resource(ResourceFields):
     def paused(self) -> bool:
         """True if it is to do nothing for now."""
         return self.spec.lifecycle.paused
+
+
+def _serves(source: SourceSpec) -> bool:
+    """Returns whether the source takes requests; one of no kind, or of an unknown one, does not."""
+    return any(kind in SOURCES and SOURCES[kind].serves for kind in source.kinds)
 
 
 def _streams_of(step: Vertex | MonoVertexSpec) -> VertexStreams:
@@ -245,6 +257,11 @@ class PipelineSpec(Resource):
         return self.spec.vertices
 
     @property
+    def sources(self) -> tuple[SourceSpec, ...]:
+        """Where its messages come from, as written."""
+        return tuple(v.source for v in self.vertices if v.source is not None)
+
+    @property
     def edges(self) -> tuple[EdgeSpec, ...]:
         """All edges, as written."""
         return self.spec.edges
@@ -315,6 +332,11 @@ class MonoVertexSpec(Resource):
     def steps(self) -> tuple[MonoVertexSpec, ...]:
         """All that has streams of its own: itself."""
         return (self,)
+
+    @property
+    def sources(self) -> tuple[SourceSpec, ...]:
+        """Where its messages come from, as written."""
+        return () if self.spec.source is None else (self.spec.source,)
 
     @property
     def source(self) -> SourceSpec:

@@ -18,7 +18,7 @@ from ebbflow.schema.fields import WITHOUT_EFFECT, Section
 from ebbflow.spec.findings import FieldPath
 from ebbflow.spec.kubernetes import NO_EFFECT, NoEffect, PodTemplateFields, ResourceFields
 from ebbflow.spec.model import API_VERSION, Metadata, PipelineBody, PipelineSpec, Vertex
-from ebbflow.spec.sections import NatsStoreSpec, ServingStoreSpec
+from ebbflow.spec.sections import ServingStoreSpec
 
 
 class ServiceFields(PodTemplateFields):
@@ -58,7 +58,7 @@ class ServingPipelineSpec(ResourceFields):
         body, service = self.spec.pipeline, self.spec.serving
         changes = {
             "vertices": tuple(_served(vertex, service) for vertex in body.vertices),
-            "serving_store": service.store or body.serving_store or _default_store(),
+            "serving_store": service.store or body.serving_store,
         }
         return PipelineSpec(metadata=self.metadata, spec=body.model_copy(update=changes))
 
@@ -83,10 +83,6 @@ def _served(vertex: Vertex, service: ServingService) -> Vertex:
     return vertex.model_copy(
         update={"source": vertex.source.model_copy(update={"serving": section})}
     )
-
-
-def _default_store() -> ServingStoreSpec:
-    return ServingStoreSpec(nats=NatsStoreSpec())
 
 
 SERVING_NO_EFFECT: dict[str, tuple[str, ...]] = {

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ebbflow.connectors.registry import SINKS, SOURCES
-from ebbflow.connectors.serve.spec import ServeSinkSpec
 from ebbflow.spec.findings import FieldPath, Finding
 from ebbflow.spec.model import PipelineSpec, Spec, Vertex
 from ebbflow.spec.sections import SinkSpec, SourceSpec
@@ -26,10 +25,6 @@ def check_serving(spec: Spec) -> Iterator[Finding]:
         message = "there is already a serving source: a pipeline answers at one place"
         yield Finding("EB601", message, another, at_key=True)
     sinks = list(_sinks(spec))
-    # A sink that only serves has been reported to lack a store.
-    if spec.serving_store is None and not any(map(_only_serves, sinks)):
-        message = "there is no store for the answers: name one with servingStore: {nats: {}}"
-        yield Finding("EB602", message, place, at_key=True)
     if sinks and not any(map(_may_answer, sinks)):
         kinds = " or ".join(name for name, kind in SINKS.items() if kind.answers)
         message = f"no sink answers the requests: one of them must be {kinds}"
@@ -75,10 +70,6 @@ def _kinds_that_serve(source: SourceSpec | None, path: FieldPath) -> Iterator[Fi
 def _sinks(spec: Spec) -> Iterator[SinkSpec]:
     steps = spec.vertices if isinstance(spec, PipelineSpec) else (spec.spec,)
     return (step.sink for step in steps if step.sink is not None)
-
-
-def _only_serves(sink: SinkSpec) -> bool:
-    return any(isinstance(getattr(sink, kind), ServeSinkSpec) for kind in sink.kinds)
 
 
 def _may_answer(sink: SinkSpec) -> bool:
