@@ -40,6 +40,7 @@ class HttpSourceUnderTest(SourceUnderTest):
 
     keeps_keys = True
     keeps_waiting = False
+    path = "/vertices/in"
     lines = 100
 
     def __init__(self) -> None:
@@ -77,7 +78,7 @@ class HttpSourceUnderTest(SourceUnderTest):
         if not hasattr(self._threads, "connection"):
             self._threads.connection = http.client.HTTPConnection("127.0.0.1", self.port)
         try:
-            self._threads.connection.request("POST", "/vertices/in", body, headers)
+            self._threads.connection.request("POST", self.path, body, headers)
             response = self._threads.connection.getresponse()
             return response.status, response.read().decode()
         except (http.client.HTTPException, ConnectionError):

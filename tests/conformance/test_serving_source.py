@@ -1,0 +1,33 @@
+"""The serving source keeps the rules that all sources keep."""
+
+from __future__ import annotations
+
+import pytest
+
+from ebbflow.testing import SOURCE_RULES, SourceTrial
+from tests.conformance.test_http_connectors import HttpSourceUnderTest
+
+pytestmark = pytest.mark.slow
+
+
+class ServingSourceUnderTest(HttpSourceUnderTest):
+    """Callers that ask one by one, and leave the answers to others."""
+
+    path = "/v1/process/async"
+    lines = 1
+    flood = 1_000
+
+    def source(self):
+        return {"serving": {"ports": {"http": self.port}}}
+
+
+@pytest.fixture(scope="module")
+def trial(tmp_path_factory):
+    with SourceTrial(ServingSourceUnderTest(), tmp_path_factory.mktemp("serving")) as trial:
+        yield trial
+
+
+@pytest.mark.guarantee("connectors-keep-the-same-rules")
+@pytest.mark.parametrize("rule", SOURCE_RULES)
+def test_the_serving_source(rule, trial):
+    rule(trial)
