@@ -21,7 +21,8 @@ from ebbflow.buffers import streams
 from ebbflow.buffers.names import Names
 from ebbflow.buffers.permissions import Permissions
 from ebbflow.cli.main import app
-from ebbflow.errors import AccessError, SetupError
+from ebbflow.client import Client
+from ebbflow.errors import AccessError, RequestFailed, SetupError
 from ebbflow.nats import api
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.locate import open_link
@@ -30,6 +31,7 @@ from ebbflow.publishing import Login
 from ebbflow.runtime.provision import permissions_of
 from ebbflow.runtime.run_report import Silent, VertexView
 from ebbflow.spark.run import run_pipeline
+from ebbflow.testing.background_run import BackgroundRun
 from tests.buffers.test_permissions import matches, subjects
 from tests.connectors.user_code.queue import QueueFile, RedeliveringQueue
 from tests.nats.securing import nats_server, reload
@@ -71,8 +73,12 @@ class Watched:
 
     def dlq(self, *arguments: str) -> str:
         """A command with dead letters, as the login of the pipeline."""
+        return self.run("dlq", *arguments)
+
+    def run(self, *arguments: str) -> str:
+        """A command, as the login of the pipeline."""
         login = {"EBBFLOW_NATS_USER": "me", "EBBFLOW_NATS_PASSWORD": "m"}
-        result = CliRunner().invoke(app, ["dlq", *arguments, "--nats", self.url], env=login)
+        result = CliRunner().invoke(app, [*arguments, "--nats", self.url], env=login)
         assert result.exit_code == 0, result.output
         return result.output
 
@@ -232,6 +238,50 @@ def test_a_monovertex_whose_source_takes_messages_back_needs_its_own(run, server
             "$JS.API.DIRECT.GET.ebb_m_returned",
             "$JS.API.STREAM.MSG.GET.ebb_m_returned",
         ]
+
+
+class Serving(BackgroundRun):
+    """A pipeline that answers requests, with the login of the server."""
+
+    def __init__(self, pipeline: Pipeline, server: Watched, state: Path) -> None:
+        self.url = ""
+        super().__init__(pipeline, state, nats=server.url, login=Login(user="me", password="m"))
+
+    def stage(self, text: str) -> None:
+        if found := re.search(r"requests at (http://\S+)/v1/process", text):
+            self.url = found[1]
+
+
+@pytest.mark.guarantee("printed-permissions-are-enough")
+def test_a_pipeline_that_answers_requests_needs_what_is_printed(spark, server, tmp_path):
+    ports = {"http": 0, "https": 0}
+    pipeline = (
+        Pipeline("s")
+        .serve("in", ports=ports, transformer=troubled, on_error=QUICK)
+        .sink("out", answer, on_error=QUICK)
+    )
+    allowed = permissions_of(pipeline.spec)
+    with server.serving(allowed):
+        first = Serving(pipeline, server, tmp_path / "state")
+        with Client(first.url) as client:
+            for value in (0, 2, 5):
+                assert client.ask({"value": value}).results == (b"an answer",)
+            with pytest.raises(RequestFailed, match="cannot be"):
+                client.ask({"value": 3})
+            client.submit({"value": 1}, id="mine")
+            assert client.wait("mine").results == (b"an answer",)
+            assert len([*client.stream({"value": 4})]) == 1
+            assert client.status("mine").status == "completed"
+        first.stop()
+        second = Serving(pipeline, server, tmp_path / "state")
+        with Client(second.url) as client:
+            assert client.fetch("mine").results == (b"an answer",)
+        second.stop()
+        assert "completed" in server.run("trace", "s", "mine")
+        assert server.violations() == []
+        # The rest is for other versions, for --fresh, for dead letters and for clusters.
+        idle = [subject for subject in unused(allowed, server) if "_trail" in subject]
+        assert idle == ["$JS.API.STREAM.UPDATE.ebb_s_trail", "$JS.API.STREAM.DELETE.ebb_s_trail"]
 
 
 def test_a_vertex_whose_batches_are_planned_needs_what_is_printed(run, server):
