@@ -1,0 +1,136 @@
+"""Whatever is told in which order, wherever a crash comes: each request ends once, as it must."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebbflow.buffers.trail import TrailFrame
+from ebbflow.connectors.serving.open_request import OpenRequest
+from ebbflow.connectors.serving.records import Checkpoint
+from ebbflow.connectors.serving.register import RequestRegister
+from ebbflow.connectors.serving.served_request import ServedRequest
+from ebbflow.core.trail import TrailRow
+from tests.connectors.serving.desk import at, row
+
+
+class Written:
+    """Records that are stored when the test says so."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, ServedRequest] = {}
+        self.begun: list[tuple[ServedRequest, Callable[[], None]]] = []
+
+    def write(self, request: ServedRequest, on_stored: Callable[[], None]) -> None:
+        self.begun.append((request, on_stored))
+
+    async def read(self, request: str) -> ServedRequest | None:
+        return self.stored.get(request)
+
+    def confirm(self) -> None:
+        begun, self.begun = self.begun, []
+        for request, on_stored in begun:
+            assert request.id not in self.stored, "a request has ended twice"
+            self.stored[request.id] = request
+            on_stored()
+
+
+def ways(request: str) -> dict[str, list[tuple[str, TrailRow]]]:
+    """What the trail may tell of a request, by how it ends."""
+    sent = ("in", row(request, "done", f"out:{request}/1", f"out:{request}/2"))
+    again = ("out", row(f"{request}/1", "redelivered"))
+    first, second = (("out", row(f"{request}/{n}", "served", answers=1)) for n in (1, 2))
+    dead = ("out", row(f"{request}/1", "dead_lettered", reason="no"))
+    return {
+        "completed": [sent, again, second, first],
+        # A vertex may be faster than the one before it is at telling.
+        "completed early": [first, sent, second],
+        "dropped": [("in", row(request, "redelivered")), ("in", row(request, "dropped"))],
+        "failed": [sent, dead, second],
+    }
+
+
+@dataclass
+class World:
+    """A trail, what is stored beside it, and the register of the present run."""
+
+    told: list[TrailFrame] = field(default_factory=list)
+    records: Written = field(default_factory=Written)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    untold: dict[str, list[tuple[str, TrailRow]]] = field(default_factory=dict)
+    waiting: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.register = self._make_register()
+
+    def _make_register(self) -> RequestRegister:
+        return RequestRegister("in", self.records)  # type: ignore[arg-type]
+
+    def accept(self, request: str, way: list[tuple[str, TrailRow]]) -> None:
+        self.register.add(OpenRequest("in", request, at(0)))
+        self.untold[request] = way
+        self.waiting.add(request)
+
+    def tell(self, vertex: str, *rows: TrailRow) -> None:
+        frame = TrailFrame(len(self.told) + 1, vertex, list(rows))
+        self.told.append(frame)
+        self.register.take([frame])
+
+    def tell_next(self, request: str) -> None:
+        vertex, one = self.untold[request].pop(0)
+        self.tell(vertex, one)
+
+    def settle(self) -> None:
+        """The source's tasks are done with all that the trail tells of."""
+        self.waiting -= {one.id for frame in self.told for one in frame.rows}
+
+    def crash(self) -> None:
+        self.records.begun.clear()
+        self.register = self._make_register()
+        waiting = dict.fromkeys(self.waiting, at(0))
+        self.register.begin_recovery(self.checkpoint, waiting)
+        self.register.take(self.told[self.checkpoint.begin :])
+        asyncio.run(self.register.end_recovery(waiting))
+
+
+@given(st.data())
+def test_each_request_ends_once_wherever_crashes_come(data):
+    world, ends = World(), {}
+    words = "accept tell tell tell repeat other confirm checkpoint settle crash"
+    actions = st.sampled_from(words.split())
+    for action in data.draw(st.lists(actions, max_size=40)):
+        match action:
+            case "accept":
+                request = f"r{len(ends)}"
+                ends[request], way = data.draw(st.sampled_from([*ways(request).items()]))
+                world.accept(request, way)
+            case "tell" if any(world.untold.values()):
+                left = [request for request, way in world.untold.items() if way]
+                world.tell_next(data.draw(st.sampled_from(left)))
+            case "repeat" if world.told:
+                frame = data.draw(st.sampled_from(world.told))
+                world.tell(frame.vertex, *frame.rows)
+            case "other":
+                world.tell("out", row("x", request="of another source"))
+            case "confirm":
+                world.records.confirm()
+            case "checkpoint":
+                world.checkpoint = world.register.checkpoint
+            case "settle":
+                world.settle()
+            case "crash":
+                world.crash()
+    for request, way in world.untold.items():
+        assert world.register.knows(request) or request in world.records.stored
+        while way:
+            world.tell_next(request)
+    world.records.confirm()
+    assert {id: end.status for id, end in world.records.stored.items()} == {
+        request: "failed" if end == "failed" else "completed" for request, end in ends.items()
+    }
+    assert not world.register.open
+    assert world.register.checkpoint == Checkpoint(len(world.told), len(world.told))
