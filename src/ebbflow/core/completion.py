@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter
 
 from ebbflow.core.trail import DEAD_LETTERED, TrailRow
 
@@ -61,11 +62,11 @@ class Completion:
     """What is known of the messages of one request.
 
     ``failure`` is the first dead letter. ``knows_root`` if a row was of the root.
-    ``steps_left_out`` counts the steps over ``MOST_STEPS``.
+    ``steps_left_out`` counts the rows over ``MOST_STEPS``.
     """
 
     __slots__ = (
-        "_answers", "_ended", "_open", "_root", "_steps", "failure", "knows_root", "steps_left_out",
+        "_answers", "_ended", "_open", "_root", "_rows", "failure", "knows_root", "steps_left_out",
     )  # fmt: skip
 
     def __init__(self, source: str, request: str) -> None:
@@ -76,7 +77,8 @@ class Completion:
         self._open: set[MessageAt] = {self._root}
         self._ended: set[MessageAt] = set()
         self._answers: dict[MessageAt, int] = {}
-        self._steps: dict[tuple[MessageAt, int, str], RequestStep] = {}
+        # As they came: steps are asked for much less often than rows come.
+        self._rows: list[tuple[str, TrailRow]] = []
 
     @property
     def is_complete(self) -> bool:
@@ -90,8 +92,13 @@ class Completion:
 
     @property
     def steps(self) -> tuple[RequestStep, ...]:
-        """What is known of its way, by time."""
-        return tuple(sorted(self._steps.values(), key=lambda step: step.at))
+        """What is known of its way, by time; copies of a row are one step."""
+        steps: dict[tuple[str, str, int, str], RequestStep] = {}
+        for vertex, row in self._rows:
+            key = vertex, row.id, row.deliveries, row.outcome
+            if key not in steps:
+                steps[key] = RequestStep.of(vertex, row)
+        return tuple(sorted(steps.values(), key=attrgetter("at")))
 
     def add(self, vertex: str, row: TrailRow) -> None:
         """Takes in a row of the trail of a vertex."""
@@ -111,13 +118,7 @@ class Completion:
             self._answers[message] = max(row.answers, self._answers.get(message, 0))
         if row.outcome == DEAD_LETTERED and self.failure is None:
             self.failure = RequestFailure(vertex, row.reason or "", row.error)
-        self._note_step(message, RequestStep.of(vertex, row))
-
-    def _note_step(self, message: MessageAt, step: RequestStep) -> None:
-        key = message, step.deliveries, step.outcome
-        if key in self._steps:
-            return
-        if len(self._steps) < MOST_STEPS:
-            self._steps[key] = step
+        if len(self._rows) < MOST_STEPS:
+            self._rows.append((vertex, row))
         else:
             self.steps_left_out += 1

@@ -7,7 +7,6 @@ read from the store when they are fetched. Everything happens on one loop.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from datetime import datetime
 from operator import attrgetter
 
@@ -70,10 +69,15 @@ class OpenRequest:
 
     def describe(self) -> ServedRequest:
         """Returns how far it is."""
+        return self._describe("in-progress")
+
+    def _describe(self, status: Status, ended: datetime | None = None) -> ServedRequest:
         return ServedRequest(
             self.id,
-            "in-progress",
+            status,
             self.accepted,
+            ended,
+            self.completion.failure,
             answer_count=self.completion.answers,
             steps=self.completion.steps,
             steps_left_out=self.completion.steps_left_out,
@@ -81,9 +85,7 @@ class OpenRequest:
 
     def finish(self, at: datetime) -> ServedRequest:
         """Ends it, completed or failed, and wakes those that wait."""
-        failure = self.completion.failure
-        status: Status = "failed" if failure else "completed"
-        self.end = replace(self.describe(), status=status, ended=at, failure=failure)
+        self.end = self._describe("failed" if self.completion.failure else "completed", at)
         self.wake()
         return self.end
 
