@@ -146,9 +146,10 @@ class Asked:
 class Asking:
     """A feed that runs, seen from outside."""
 
-    def __init__(self, link: Link, feed: ServingFeed, book: BookInMemory, url: str) -> None:
-        self.link, self.feed, self.book, self.url = link, feed, book, url
-        self.port = int(url.rpartition(":")[2])
+    def __init__(self, feed: ServingFeed, line: str) -> None:
+        self.feed, self.book = feed, feed._book
+        self.url = line.partition(" at ")[2].partition("/v1/process")[0]
+        self.port = int(self.url.rpartition(":")[2])
 
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
@@ -196,15 +197,24 @@ def asking(
         async def _open_book(self, link: Link) -> Any:
             return book
 
-    lines: list[str] = []
     pipeline = f"p-{secrets.token_hex(4)}"
-    spot = Spot(
-        pipeline, "in", 1, largest, link, None, lines.append, memory, False, is_ready=is_ready
-    )
-    feed = Feed(ServingSettings(endpoints, **settings), spot)
+    spot = Spot(pipeline, "in", 1, largest, link, None, print, memory, False, is_ready=is_ready)
+    with started(Feed, spot, endpoints, **settings) as asked:
+        yield asked
+
+
+@contextmanager
+def started(
+    kind: type[ServingFeed],
+    spot: Spot,
+    endpoints: tuple[Endpoint, ...] = (LOOPBACK,),
+    **settings: Any,
+) -> Iterator[Asking]:
+    """A feed, until the context ends."""
+    lines: list[str] = []
+    feed = kind(ServingSettings(endpoints, **settings), replace(spot, tell=lines.append))
     feed.start()
     try:
-        url = lines[-1].partition(" at ")[2].partition("/v1/process")[0]
-        yield Asking(link, feed, book, url)
+        yield Asking(feed, lines[-1])
     finally:
         feed.stop()

@@ -445,6 +445,22 @@ def test_a_slow_reader_holds_up_its_own_stream_only_and_one_that_stops_is_let_go
         client.close()
 
 
+def test_a_connection_that_is_to_be_closed_does_not_wait_for_a_client_that_never_reads(
+    link, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("ebbflow.connectors.http.connection._PATIENCE", 0.3)
+    with asking(link, tmp_path, largest=20_000_000, read_timeout=5.0) as server:
+        connections = server.feed._doors.listeners[0].connections
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", server.port))
+        head = b"POST /v1/process/sync HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        client.sendall(head + b"Content-Length: 10000000\r\n\r\n" + b"x" * 10_000_000)
+        wait_for(lambda: any(connection._transport.is_closing() for connection in connections))
+        wait_for(lambda: not connections)
+        client.close()
+
+
 # --- who may ask --------------------------------------------------------------------------------
 
 

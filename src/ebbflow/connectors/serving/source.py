@@ -8,6 +8,7 @@ those of its http sources.
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Mapping
 
 from ebbflow.buffers.answers import AnswerBucket
@@ -16,7 +17,7 @@ from ebbflow.connectors.http.connection import Receiver, RequestHead
 from ebbflow.connectors.http.doors import Doors
 from ebbflow.connectors.http.exchange import JSON, Exchange
 from ebbflow.connectors.http.health import BodilessRequest
-from ebbflow.connectors.http.request import rows_of, unavailable
+from ebbflow.connectors.http.request import unavailable
 from ebbflow.connectors.serving.answers import AnswerSource, BucketAnswers, OwnStoreAnswers
 from ebbflow.connectors.serving.book import RequestBook
 from ebbflow.connectors.serving.cors import Cors
@@ -65,16 +66,16 @@ class ServingFeed:
         try:
             self._doors.acquire(self._settings.read_timeout)
             # On the listeners' loop: a request changes threads for nothing.
-            link = self._doors.link
-            link.run(self._prepare(link))
+            self._doors.link.run(self._prepare(self._doors.link))
+            # A look at all that was imported would keep callers waiting for a tenth of a second.
+            gc.collect()
+            gc.freeze()
             self._doors.open(self._routes(), "answers requests", "/v1/process")
         except BaseException:
-            self._doors.release()
+            self.stop()
             raise
 
     async def _prepare(self, link: Link) -> None:
-        # The first column that Arrow makes has it import pandas: not while somebody waits.
-        rows_of([])
         book = await self._open_book(link)
         self._endpoints = Endpoints(book, self._settings, self._spot.largest)
         self._book = book
@@ -92,10 +93,11 @@ class ServingFeed:
             with contextlib.suppress(TimeoutError):
                 self._doors.link.run(self._end(), timeout=_END)
             self._doors.release()
+            gc.unfreeze()
 
     async def _end(self) -> None:
-        await self._endpoints.end(_GRACE)
         if self._book is not None:
+            await self._endpoints.end(_GRACE)
             await self._book.close()
 
     # --- as the listener sees it ----------------------------------------------------------------
