@@ -30,7 +30,7 @@ from ebbflow.runtime.chunk_size import pace_for
 from ebbflow.runtime.deciding import DecisionRules, Times, no_times, source_times
 from ebbflow.runtime.events import Events
 from ebbflow.runtime.gate import Gate, VertexCode
-from ebbflow.runtime.gathering import AT_BUFFER, AT_SOURCE
+from ebbflow.runtime.gathering import AT_BUFFER, AT_REQUESTS, AT_SOURCE
 from ebbflow.runtime.handlers import breaker_of, patience_of
 from ebbflow.runtime.intake import Intake, OrderedIntake
 from ebbflow.runtime.journal import InFlight, Report, SystemClock
@@ -133,8 +133,7 @@ class VertexTask:
             events=self.events,
             clock=self._clock,
             feeders=plan.feeders,
-            # Somebody waits for each message of a source that serves.
-            interval=AT_SOURCE if plan.is_source and not plan.serves else AT_BUFFER,
+            interval=_interval(plan),
         )
 
     def _open_intake(self, done: Span) -> Intake:
@@ -151,6 +150,13 @@ def _rules(plan: VertexPlan, partition: int) -> DecisionRules:
     # An ordered vertex must not pass on what a held row may still have to come before.
     emits = bool(plan.edges) and not plan.ordered
     return DecisionRules(place, plan.on_error, plan.largest, emits, _times(plan))
+
+
+def _interval(plan: VertexPlan) -> float:
+    """Returns how long the rows of a trickle are gathered."""
+    if plan.serves:
+        return AT_REQUESTS
+    return AT_SOURCE if plan.is_source else AT_BUFFER
 
 
 def _times(plan: VertexPlan) -> Times:

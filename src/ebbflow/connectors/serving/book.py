@@ -272,6 +272,7 @@ class RequestBook:
     async def _list_until_end(
         self, request: OpenRequest, coming: AnswersSoFar, known: set[str]
     ) -> AsyncIterator[Answer]:
+        coming.is_watched = True
         if self._is_followed and not coming.is_whole:
             for answer in await self._answers.get(request.id):
                 coming.add(answer)
@@ -290,7 +291,7 @@ class RequestBook:
         """Returns the ended request with its answers."""
         while request.end is None:
             await _wait_for_change(request)
-        if request.answers is not None and request.answers.is_whole:
+        if request.answers is not None and request.answers.is_whole and not request.has_everything:
             # They are stored when the trail says so, but come by another way.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_MISSING):

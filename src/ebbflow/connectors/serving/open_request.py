@@ -19,12 +19,14 @@ class AnswersSoFar:
     """The answers to a request that have come while somebody waits for them.
 
     ``is_whole`` if somebody has waited from the beginning, so that none can be missing.
+    ``is_watched`` if somebody wants each as it comes.
     """
 
-    __slots__ = ("_by_name", "is_whole", "waiting")
+    __slots__ = ("_by_name", "is_watched", "is_whole", "waiting")
 
     def __init__(self, is_whole: bool) -> None:
         self.is_whole = is_whole
+        self.is_watched = False
         self.waiting = 0
         self._by_name: dict[str, Answer] = {}
 
@@ -98,7 +100,9 @@ class OpenRequest:
         """Takes an answer in for those that wait."""
         if self.answers is not None:
             self.answers.add(answer)
-            self.wake()
+            # Who waits for the end alone is woken once, by the trail, which comes behind answers.
+            if self.answers.is_watched or self.end is not None:
+                self.wake()
 
     # --- waiting --------------------------------------------------------------------------------
 
@@ -118,7 +122,10 @@ class OpenRequest:
             change.set_result(None)
 
     async def wait_for_change(self) -> None:
-        """Returns when an answer has come, it has ended, or the book was closed."""
+        """Returns when it has ended, the book was closed, or an answer has come that counts.
+
+        One counts for those that watch, and for all when the request has ended before it came.
+        """
         if self._change is None:
             self._change = asyncio.get_running_loop().create_future()
         # Others wait for the same: whoever is cancelled must not end it.

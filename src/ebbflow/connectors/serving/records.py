@@ -21,7 +21,7 @@ from ebbflow.nats.stored import read_last, read_one
 from ebbflow.nats.wire import Publishes
 
 _AT_ONCE = 500
-_PAUSE = 1.0
+_GATHER, _PAUSE = 0.05, 1.0
 _CHECKPOINT = "checkpoint"
 
 
@@ -71,9 +71,10 @@ class RequestRecords:
 
     async def _write_all(self) -> None:
         try:
-            # What ends in the same turn of the loop goes with it.
-            await asyncio.sleep(0)
             while self._unwritten:
+                # What ends meanwhile goes with it. Nobody waits for a record: until it is stored,
+                # the request is known in memory, and after a crash from the trail.
+                await asyncio.sleep(_GATHER)
                 some, self._unwritten = self._unwritten[:_AT_ONCE], self._unwritten[_AT_ONCE:]
                 await self._write(some)
         finally:
