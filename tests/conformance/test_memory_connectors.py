@@ -16,6 +16,7 @@ from ebbflow.testing import (
     SourceTrial,
     SourceUnderTest,
 )
+from tests.conformance.waiving import blocked_elsewhere
 
 pytestmark = pytest.mark.slow
 
@@ -24,8 +25,10 @@ class MemorySourceUnderTest(SourceUnderTest):
     keeps_keys = True
     keeps_headers = True
 
-    def __init__(self, source: MemorySource) -> None:
+    def __init__(self, source: MemorySource, redelivers: bool) -> None:
         self._source = source
+        if not redelivers:
+            self.waived = blocked_elsewhere("the source that redelivers")
 
     def source(self):
         return self._source.code
@@ -51,7 +54,7 @@ KINDS = {
 @pytest.fixture(scope="module", params=KINDS.values(), ids=KINDS)
 def source_trial(request, tmp_path_factory):
     with MemorySource(**request.param) as source:
-        under_test = MemorySourceUnderTest(source)
+        under_test = MemorySourceUnderTest(source, request.param["redelivers"])
         with SourceTrial(under_test, tmp_path_factory.mktemp("state")) as trial:
             yield trial
 

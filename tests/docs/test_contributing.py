@@ -24,8 +24,8 @@ class Checkout:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         source = folder / "src" / "ebbflow"
-        unwanted = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(Path(ebbflow.__file__).parent, source, ignore=unwanted)
+        # With the times of the files, so that what is compiled beside them holds.
+        shutil.copytree(Path(ebbflow.__file__).parent, source)
         self.connectors = source / "connectors"
         (self.connectors / "sqlite").mkdir()
         (self.connectors / "sqlite" / "__init__.py").write_text('"""SQLite as a sink."""\n')

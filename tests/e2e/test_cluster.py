@@ -15,14 +15,21 @@ import psutil
 import pyspark
 import pytest
 
+from ebbflow.spark.class_archive import ClassArchive
+from ebbflow.spark.session import java_version
 from tests.e2e.conftest import Whole
 
 # Many JVMs are started, one after another.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 HOME = Path(pyspark.__file__).parent
-# These JVMs live for a minute: compiling them to the last bit would be most of their work.
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+def quick_java() -> str:
+    """Options for JVMs that live for a minute, and mostly load and compile their classes."""
+    archive = ClassArchive(java_version()).java_option()
+    is_there = "-XX:SharedArchiveFile=" in archive
+    return f"-XX:TieredStopAtLevel=1 {archive if is_there else '-XX:+UseSerialGC'}"
 
 
 def spark_class(log: Path, *arguments: str) -> subprocess.Popen[bytes]:
@@ -34,7 +41,7 @@ def spark_class(log: Path, *arguments: str) -> subprocess.Popen[bytes]:
             "SPARK_LOCAL_IP": "127.0.0.1",
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_WORKER_DIR": str(log.parent / "work"),
-            "SPARK_DAEMON_JAVA_OPTS": QUICK_JAVA,
+            "SPARK_DAEMON_JAVA_OPTS": quick_java(),
         },
         stdout=open(log, "wb"),
         stderr=subprocess.STDOUT,
@@ -63,7 +70,12 @@ class Cluster:
         )  # fmt: skip
         self.url = await_text(log, r"spark://127\.0\.0\.1:\d+")
 
-    def add_worker(self, cores: int) -> None:
+    def add_workers(self, *cores: int) -> None:
+        """Add a Worker for each number of cores; they start side by side."""
+        for log in [self._start_worker(number) for number in cores]:
+            await_text(log, "Successfully registered with master")
+
+    def _start_worker(self, cores: int) -> Path:
         self._number += 1
         log = self._folder / f"worker-{self._number}.log"
         member = spark_class(
@@ -71,7 +83,7 @@ class Cluster:
             "--webui-port", "0", "--cores", str(cores), "--memory", "1g", self.url,
         )  # fmt: skip
         self._workers.append(member)
-        await_text(log, "Successfully registered with master")
+        return log
 
     def lose_a_worker(self) -> None:
         """Kill a Worker and its executors."""
@@ -87,8 +99,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster with four slots, two on each of its Workers."""
     made = Cluster(tmp_path_factory.mktemp("cluster"))
     try:
-        made.add_worker(2)
-        made.add_worker(2)
+        made.add_workers(2, 2)
         yield made
     finally:
         made.close()
@@ -116,7 +127,7 @@ class OnCluster:
         log = whole.folder / "output.log"
         process = whole.start(
             *("--epoch", "10m", "--timeout", "400s", "--master", cluster.url, "--plain"),
-            *("--conf", f"spark.executor.extraJavaOptions={QUICK_JAVA}"),
+            *("--conf", f"spark.executor.extraJavaOptions={quick_java()}"),
             log=log,
         )
         whole.wait_until(lambda: len(whole.stored()) > 100, process)
@@ -127,7 +138,7 @@ class OnCluster:
             before = len(whole.stored())
             whole.wait_until(lambda n=before: len(whole.stored()) > n, process)
         start = len(log.read_text())
-        cluster.add_worker(2)
+        cluster.add_workers(2)
         await_text(log, "all 3 tasks have slots again", start)
         process.send_signal(signal.SIGTERM)
         self.code = process.wait(90)

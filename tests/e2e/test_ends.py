@@ -1,6 +1,6 @@
 """However a run is made to end: the right code, no trace, nothing left behind, nothing lost.
 
-One pipeline in one folder is run six times. Each run is ended in another way, and the next goes on
+One pipeline in one folder is run five times. Each run is ended in another way, and the next goes on
 where it was.
 """
 
@@ -114,11 +114,11 @@ class Life:
 
 
 def end_beside_a_second_instance(life):
-    """End a run as a service manager does, after another one in the same folder was refused."""
+    """End a run as a terminal does on a key, after another one in the same folder was refused."""
 
     def end(process):
         life.refused = (*finish(life.whole.start("--drain")), process.pid)
-        process.send_signal(signal.SIGTERM)
+        os.killpg(process.pid, signal.SIGQUIT)
 
     return end
 
@@ -145,9 +145,7 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Life]:
     lived = Life(whole)
     try:
         whole.write({"rpu": 300})
-        lived.run("a signal to the driver", end_beside_a_second_instance(lived))
-        quit_group = lambda process: os.killpg(process.pid, signal.SIGQUIT)  # noqa: E731
-        lived.run("a signal to the group", quit_group, group=True)
+        lived.run("a signal to the group", end_beside_a_second_instance(lived), group=True)
         lived.run_in_a_terminal("a closed terminal")
         lived.run("a signal to everybody", signal_everybody)
         lived.run("a killed driver", kill_nats_and_then_the_driver(lived))
@@ -169,9 +167,9 @@ def stopped(life: Life, name: str) -> Ended:
 
 
 @pytest.mark.guarantee("a-stop-loses-no-work")
-@pytest.mark.parametrize("name", ["a signal to the driver", "a signal to the group"])
-def test_a_signal_settles_what_is_in_hand_and_closes_user_code(life, name):
-    ended = stopped(life, name)
+def test_a_signal_settles_what_is_in_hand_and_closes_user_code(life):
+    """One to the driver alone: ``test_secured_run.py``."""
+    ended = stopped(life, "a signal to the group")
 
     assert ended.is_exact
     assert ended.marks == {"opened": 1, "closed": 1}

@@ -1,4 +1,7 @@
-"""A whole run over TLS with creds and the least permissions; no secret is left in any text."""
+"""A whole run over TLS with creds and the least permissions; no secret is left in any text.
+
+A signal to its driver alone, as a service manager sends it, ends it in good order.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +53,10 @@ def everything_under(folder: Path) -> str:
     return "".join(file.read_text(errors="replace") for file in files)
 
 
+@pytest.mark.guarantee("a-stop-loses-no-work")
 @pytest.mark.guarantee("secrets-are-in-no-text")
 def test_a_run_over_tls_with_creds_leaves_no_secret_in_any_text(whole, tmp_path_factory):
-    whole.write({"rpu": 200, "duration": "1s"})
+    whole.write({"rpu": 200})
     allowed = permissions_of(load(whole.folder / "pipeline.yaml"))
     lists = {
         kind: {"allow": list(chain.from_iterable(groups.values()))}
@@ -68,7 +72,7 @@ def test_a_run_over_tls_with_creds_leaves_no_secret_in_any_text(whole, tmp_path_
     config = operator.config + authority.tls_block(server, "localhost") + "max_control_line: 64KB"
     with nats_server(server, config) as port:
         process = whole.start(
-            *("--plain", "--nats", f"tls://localhost:{port}"),
+            *("--plain", "--summary", "s.json", "--nats", f"tls://localhost:{port}"),
             *("--conf", "spark.ui.enabled=true", "--conf", f"spark.ui.port={ui}"),
             EBBFLOW_NATS_CREDS_FILE=str(keys / "me.creds"),
             EBBFLOW_NATS_CA_FILE=str(keys / "ca.pem"),
@@ -82,6 +86,9 @@ def test_a_run_over_tls_with_creds_leaves_no_secret_in_any_text(whole, tmp_path_
     assert "stopped after" in output
     numbers = whole.stored()
     assert numbers == list(range(len(numbers)))
+    assert whole.marks() == ["closed", "opened"]
+    counts = json.loads((whole.folder / "s.json").read_text())["vertices"]
+    assert counts["out"]["done"] == len(numbers)
     for secret in secrets_in(creds):
         for text in (output, spark, everything_under(whole.folder)):
             assert secret not in text

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,20 @@ class Failures(Silent):
         for name, view in views.items():
             if view.failure:
                 print(f"{name} was restarted {view.restarts} times: {view.failure}")
+
+
+class StopWhen(Failures):
+    """Ends the run, as Ctrl-C does, as soon as the vertices are as a test wants them."""
+
+    def __init__(self, reached: Callable[[Mapping[str, VertexView]], bool]) -> None:
+        self._reached = reached
+        self._has_stopped = False
+
+    def look(self, views: Mapping[str, VertexView]) -> None:
+        super().look(views)
+        if not self._has_stopped and self._reached(views):
+            self._has_stopped = True
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pytest
 
 from ebbflow import Message, MonoVertex, NackOptions, Pipeline, Response, answers
+from tests.spark.runs import StopWhen
 
 pytestmark = pytest.mark.slow
 
@@ -199,7 +200,7 @@ def test_a_store_of_the_users_own_is_given_the_answers(run, journal):
 
 def test_a_paused_pipeline_reads_nothing_new_and_finishes_what_it_has(run, journal, store):
     first = generated(9_000, rpu=300).map("m", lambda d: Message(str(value(d)).encode()))
-    run(first.sink("out", store), drain=False, timeout="7s")
+    run(first.sink("out", store), drain=False, watcher=StopWhen(lambda v: v["out"].counts.done))
     before = len(journal.read())
     assert 0 < before < 9_000
 

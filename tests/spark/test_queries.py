@@ -13,7 +13,7 @@ from ebbflow.buffers.positions import PositionStore
 from ebbflow.errors import SetupError
 from ebbflow.nats.embedded import StateFolder
 from ebbflow.nats.locate import open_link
-from tests.spark.runs import Failures
+from tests.spark.runs import Failures, StopWhen
 
 pytestmark = pytest.mark.slow
 
@@ -230,12 +230,17 @@ def test_a_query_that_cannot_work_is_refused_before_anything_runs(run, step, tol
 
 
 def test_a_query_that_names_unknown_messages_fails_the_vertex_and_loses_nothing(run, tmp_path):
-    told = Told()
+    failures = []
+
+    def has_failed(views):
+        failures.extend(filter(None, [views["q"].failure]))
+        return bool(failures)
+
     query = "SELECT concat(id, 'x') AS id, value FROM messages"
     pipeline = numbers(5).map("q", sql=query).sink("out", blackhole=True)
-    summary = run(pipeline, watcher=told, timeout="4s")
+    summary = run(pipeline, watcher=StopWhen(has_failed))
 
-    assert told.failures[0] == (
+    assert failures[0] == (
         "ContractViolation: q: gave the unknown id 'in-0x' as id. Give the id of an input for each "
         "row, or leave the column out."
     )

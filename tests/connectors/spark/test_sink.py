@@ -12,7 +12,7 @@ import pytest
 
 from ebbflow import Message, Pipeline, Response
 from ebbflow.errors import SetupError
-from tests.spark.runs import Failures
+from tests.spark.runs import Failures, StopWhen
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]
 
@@ -194,12 +194,12 @@ def test_a_secret_is_in_no_error(run, derby, monkeypatch):
     secret = {"options": options, "secretOptions": {"driver": {"env": "TEST_DRIVER"}}}
     told = []
 
-    class Watching(Failures):
-        def look(self, views):
-            told.extend(view.failure for view in views.values() if view.failure)
+    def has_failed(views):
+        told.extend(view.failure for view in views.values() if view.failure)
+        return bool(told)
 
     pipeline = orders(1).sink("db", spark=into(derby, **secret))
-    run(pipeline, watcher=Watching(), timeout="3s")
+    run(pipeline, watcher=StopWhen(has_failed))
 
     assert set(told) == {"ClassNotFoundException: ***"}
     assert "hidden" not in repr(pipeline.spec)
