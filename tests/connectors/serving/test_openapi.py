@@ -56,7 +56,7 @@ def test_the_document_is_valid(document):
 )
 def test_no_input_makes_the_server_fail_and_every_answer_is_as_described(operations, name, mode):
     @given(operations[name].as_strategy(generation_mode=mode))
-    @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
     def call(case):
         case.call_and_validate(timeout=20)
 
