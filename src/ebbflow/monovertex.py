@@ -108,7 +108,6 @@ class MonoVertex(Builder):
         ``ports={"http": 8080}`` and the like are YAML's fields. Answers are kept in the
         ``serving_store``, in NATS if there is none.
         """
-        self._body.setdefault("servingStore", parts.store("nats"))
         part = parts.serving_source(options, transformer, retry, on_failure)
         return self._give(self._body, "source", part)
 

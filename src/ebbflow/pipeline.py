@@ -148,7 +148,6 @@ class Pipeline(Builder):
         ``ports={"http": 8080}`` and the like are YAML's fields. Answers are kept in the pipeline's
         ``serving_store``, in NATS if it says none. The rest is as for ``source``.
         """
-        self._body.setdefault("servingStore", parts.store("nats"))
         part = parts.serving_source(options, transformer, retry, on_failure)
         self._add({"name": name, "source": part}, options)
         self._previous = name

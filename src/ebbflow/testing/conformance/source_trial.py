@@ -20,9 +20,7 @@ from enum import IntEnum
 from functools import partial
 from pathlib import Path
 
-from ebbflow.connectors.registry import SOURCES
 from ebbflow.pipeline import Pipeline
-from ebbflow.spec.from_python import Store
 from ebbflow.testing.background_run import until, until_none
 from ebbflow.testing.conformance import samples
 from ebbflow.testing.conformance.samples import calls_wanted, name_of
@@ -139,9 +137,7 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
         deciding = partial(
             ScriptedTransformer, self.seen.calls_journal, self._gate, self.state / "killed"
         )
-        # Nobody's request is without a store; the suite's sink answers none, and that is an end.
-        store: Store | None = "nats" if any(SOURCES[kind].serves for kind in kinds) else None
-        pipeline = Pipeline(self.name, serving_store=store).source(
+        pipeline = Pipeline(self.name).source(
             "in", code, transformer=deciding, limits=_LIMITS, on_error=_ON_ERROR, **kinds
         )
         return pipeline.sink("out", partial(RecordingSink, self.seen.arrivals_journal))
