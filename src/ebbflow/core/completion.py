@@ -24,6 +24,9 @@ MOST_STEPS = 200
 MessageAt = tuple[str, str]
 """A vertex, and the id of a message there."""
 
+ToldRow = tuple[str, TrailRow]
+"""A row of the trail, and the vertex that told it."""
+
 
 @dataclass(frozen=True, slots=True)
 class RequestStep:
@@ -77,8 +80,8 @@ class Completion:
         self._open: set[MessageAt] = {self._root}
         self._ended: set[MessageAt] = set()
         self._answers: dict[MessageAt, int] = {}
-        # As they came: steps are asked for much less often than rows come.
-        self._rows: list[tuple[str, TrailRow]] = []
+        # Steps are made of them when they are asked for, much less often than rows come.
+        self._rows: dict[ToldRow, None] = {}
 
     @property
     def is_complete(self) -> bool:
@@ -100,6 +103,11 @@ class Completion:
                 steps[key] = RequestStep.of(vertex, row)
         return tuple(sorted(steps.values(), key=attrgetter("at")))
 
+    @property
+    def rows(self) -> tuple[ToldRow, ...] | None:
+        """All that it was told, each row once; ``None`` if that was too much to be kept."""
+        return None if self.steps_left_out else tuple(self._rows)
+
     def add(self, vertex: str, row: TrailRow) -> None:
         """Takes in a row of the trail of a vertex."""
         message = vertex, row.id
@@ -118,7 +126,9 @@ class Completion:
             self._answers[message] = max(row.answers, self._answers.get(message, 0))
         if row.outcome == DEAD_LETTERED and self.failure is None:
             self.failure = RequestFailure(vertex, row.reason or "", row.error)
-        if len(self._rows) < MOST_STEPS:
-            self._rows.append((vertex, row))
-        else:
-            self.steps_left_out += 1
+        told = vertex, row
+        if told not in self._rows:
+            if len(self._rows) < MOST_STEPS:
+                self._rows[told] = None
+            else:
+                self.steps_left_out += 1

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
 from ebbflow.connectors.serving import book as books
 from ebbflow.connectors.serving import register
-from ebbflow.connectors.serving.recovery import read_life
 from ebbflow.core.answers import Answer, own_answers
 from ebbflow.core.position import Mark
 from ebbflow.nats import api
@@ -283,8 +281,7 @@ def kill(desk, book):
 def write_checkpoint(desk, book):
     async def write():
         await book._records.flush()
-        life = await read_life(desk.link.client, desk.names.trail)
-        await book._records.write_checkpoint("in", replace(book._register.checkpoint, life=life))
+        await book._write_checkpoint()
 
     desk.run(write())
 
@@ -363,6 +360,25 @@ def test_a_checkpoint_passes_only_what_has_ended_and_is_written_down(desk):
         desk.wait(book, "open")
         desk.run(book._records.flush())
         assert (book._register.checkpoint.begin, book._register.checkpoint.written) == (5, 5)
+
+
+def test_what_is_far_back_in_the_trail_is_told_again_at_its_end(desk, monkeypatch):
+    monkeypatch.setattr(books, "_FAR_BEHIND", 3)
+    with desk.opened() as book:
+        desk.submit(book, "slow")
+        desk.tell("in", row("slow", "done", "out:slow/1", "out:slow/2"))
+        desk.tell("out", row("slow/1", "served", answers=1))
+        for n in range(5):
+            desk.tell("in", row(f"other{n}"))
+        desk.run(book._tell_again(book._trail))
+        assert book._register.checkpoint.begin == 7
+        write_checkpoint(desk, book)
+    with desk.opened() as book:
+        desk.answer("slow", b"answer", message="slow/1")
+        desk.tell("out", row("slow/2", "redelivered"), row("slow/2", deliveries=2))
+        ended = desk.wait(book, "slow")
+        assert payloads(ended) == [b"answer"]
+        assert [step.message for step in ended.steps] == ["slow", "slow/1", "slow/2", "slow/2"]
 
 
 def test_a_checkpoint_of_an_earlier_life_is_not_used(desk, link):

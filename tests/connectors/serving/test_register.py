@@ -14,6 +14,7 @@ from ebbflow.connectors.serving.open_request import OpenRequest
 from ebbflow.connectors.serving.records import Checkpoint
 from ebbflow.connectors.serving.register import RequestRegister
 from ebbflow.connectors.serving.served_request import ServedRequest
+from ebbflow.core.completion import MOST_STEPS
 from ebbflow.core.trail import TrailRow
 from tests.connectors.serving.desk import at, row
 
@@ -84,6 +85,16 @@ class World:
         vertex, one = self.untold[request].pop(0)
         self.tell(vertex, one)
 
+    def tell_again(self, frames: int, is_late: bool) -> None:
+        """What is far back is told again; a row may come in between."""
+        if behind := self.register.list_behind(frames, at(-1)):
+            if is_late and (left := [request for request, way in self.untold.items() if way]):
+                self.tell_next(left[0])
+            seq = len(self.told) + 1
+            for vertex, one in [told for retelling in behind for told in retelling.rows]:
+                self.tell(vertex, one)
+            self.register.note_told_again(behind, seq, at(0))
+
     def settle(self) -> None:
         """The source's tasks are done with all that the trail tells of."""
         self.waiting -= {one.id for frame in self.told for one in frame.rows}
@@ -100,7 +111,7 @@ class World:
 @given(st.data())
 def test_each_request_ends_once_wherever_crashes_come(data):
     world, ends = World(), {}
-    words = "accept tell tell tell repeat other confirm checkpoint settle crash"
+    words = "accept tell tell tell repeat other again confirm checkpoint settle crash restart"
     actions = st.sampled_from(words.split())
     for action in data.draw(st.lists(actions, max_size=40)):
         match action:
@@ -114,6 +125,8 @@ def test_each_request_ends_once_wherever_crashes_come(data):
             case "repeat" if world.told:
                 frame = data.draw(st.sampled_from(world.told))
                 world.tell(frame.vertex, *frame.rows)
+            case "again":
+                world.tell_again(data.draw(st.sampled_from([0, 5])), data.draw(st.booleans()))
             case "other":
                 world.tell("out", row("x", request="of another source"))
             case "confirm":
@@ -123,6 +136,9 @@ def test_each_request_ends_once_wherever_crashes_come(data):
             case "settle":
                 world.settle()
             case "crash":
+                world.crash()
+            case "restart":
+                world.checkpoint = world.register.checkpoint
                 world.crash()
     for request, way in world.untold.items():
         assert world.register.knows(request) or request in world.records.stored
@@ -134,3 +150,45 @@ def test_each_request_ends_once_wherever_crashes_come(data):
     }
     assert not world.register.open
     assert world.register.checkpoint == Checkpoint(len(world.told), len(world.told))
+
+
+def opened(*told: int) -> World:
+    """A request of which so many rows were told."""
+    world = World()
+    world.accept("r", ways("r")["completed"])
+    for _ in told:
+        world.tell_next("r")
+    world.settle()
+    return world
+
+
+def test_a_request_that_stays_open_does_not_hold_the_checkpoint_back():
+    world = opened(1, 2)
+    for n in range(20):
+        world.tell("in", row(f"x{n}"))
+    assert world.register.checkpoint.begin == 0
+    world.tell_again(20, is_late=False)
+    world.checkpoint = world.register.checkpoint
+    assert world.checkpoint.begin == 22
+    world.crash()
+    assert world.register.open["r"].completion.steps[0].outcome == "done"
+    world.tell_next("r")
+    world.tell_next("r")
+    assert [request.status for request, _ in world.records.begun] == ["completed"]
+
+
+def test_a_row_that_comes_while_others_are_told_again_is_not_passed_over():
+    world = opened(1, 2)
+    world.tell_again(0, is_late=True)
+    world.checkpoint = world.register.checkpoint
+    world.crash()
+    world.tell_next("r")
+    assert not world.register.open
+
+
+def test_a_request_with_more_rows_than_are_kept_stays_where_it_is():
+    world = World()
+    world.accept("r", [])
+    for n in range(MOST_STEPS + 1):
+        world.tell("in", row("r", "redelivered", deliveries=n))
+    assert world.register.list_behind(0, at(0)) == []

@@ -16,9 +16,11 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from operator import attrgetter
+
+import nats.errors
 
 from ebbflow.buffers.feed import Spot
 from ebbflow.buffers.names import Names
@@ -28,13 +30,14 @@ from ebbflow.connectors.http.post_store import PostStore
 from ebbflow.connectors.http.request import Envelope, Refusal, rows_of, too_many, unavailable
 from ebbflow.connectors.serving.answers import AnswerSource
 from ebbflow.connectors.serving.open_request import AnswersSoFar, OpenRequest
-from ebbflow.connectors.serving.records import RequestRecords
-from ebbflow.connectors.serving.recovery import read_life, read_waiting
+from ebbflow.connectors.serving.records import Checkpoint, RequestRecords
+from ebbflow.connectors.serving.recovery import read_life, read_waiting, tell_again
 from ebbflow.connectors.serving.register import RequestRegister
 from ebbflow.connectors.serving.served_request import ServedRequest
 from ebbflow.connectors.serving.submission import Submission
 from ebbflow.core.answers import Answer
 from ebbflow.errors import EbbflowError
+from ebbflow.nats import api
 from ebbflow.nats.link import Link
 
 MOST_OPEN = 100_000
@@ -42,6 +45,8 @@ MOST_OPEN = 100_000
 
 _CHECKPOINT_EVERY = 2.0
 _MISSING = 1.0
+# So many frames are read within seconds after a crash.
+_FAR_BEHIND = 20_000
 _CLOSE_WITHIN = 5.0
 _UNCERTAIN = 503
 STOPPING = "the run is stopping"
@@ -68,6 +73,7 @@ class RequestBook:
         self._failure: str | None = "requests of earlier runs are being read"
         self._trail: TrailFollower | None = None
         self._checkpoints: asyncio.Task[None] | None = None
+        self._written: Checkpoint | None = None
 
     @property
     def failure(self) -> str | None:
@@ -79,8 +85,8 @@ class RequestBook:
         link, vertex = self._link, self._spot.vertex
         self._store = PostStore(replace(self._spot, link=link).buffers, None, self._ack_wait)
         await self._answers.follow(self._take_answers, self._fail)
-        life = await read_life(link.client, self._names.trail)
-        checkpoint = await self._records.read_checkpoint(vertex, life)
+        self._life = await read_life(link.client, self._names.trail)
+        checkpoint = await self._records.read_checkpoint(vertex, self._life)
         # Before the trail's end is looked for: a row that leaves the buffer is in the trail.
         waiting = await read_waiting(link, self._names, vertex, self._spot.partitions)
         self._register.begin_recovery(checkpoint, waiting)
@@ -91,7 +97,7 @@ class RequestBook:
         await trail.open()
         await trail.catch_up()
         await self._register.end_recovery(waiting)
-        self._checkpoints = asyncio.get_running_loop().create_task(self._write_checkpoints(life))
+        self._checkpoints = asyncio.get_running_loop().create_task(self._write_checkpoints(trail))
         # The first column that Arrow makes has it import pandas: not while somebody waits.
         rows_of([])
         self._failure = None
@@ -99,15 +105,31 @@ class RequestBook:
     def _fail(self, error: EbbflowError) -> None:
         self._failure = str(error)
 
-    async def _write_checkpoints(self, life: str) -> None:
-        written = None
+    async def _write_checkpoints(self, trail: TrailFollower) -> None:
         while True:
-            # One at once, so that others know which vertex keeps a book.
-            checkpoint = replace(self._register.checkpoint, life=life)
-            if checkpoint != written:
-                await self._records.write_checkpoint(self._spot.vertex, checkpoint)
-                written = checkpoint
-            await asyncio.sleep(_CHECKPOINT_EVERY)
+            # The next one makes up for one that fails.
+            with contextlib.suppress(EbbflowError, api.ApiError, nats.errors.Error):
+                # One at once, so that others know which vertex keeps a book.
+                await self._write_checkpoint()
+                await asyncio.sleep(_CHECKPOINT_EVERY)
+                await self._tell_again(trail)
+
+    async def _write_checkpoint(self) -> None:
+        checkpoint = replace(self._register.checkpoint, life=self._life)
+        if checkpoint != self._written:
+            await self._records.write_checkpoint(self._spot.vertex, checkpoint)
+            self._written = checkpoint
+
+    async def _tell_again(self, trail: TrailFollower) -> None:
+        """Moves open requests that are far back in the trail to its end."""
+        assert self._spot.store is not None
+        now = datetime.now(UTC)
+        # Long before the trail forgets what is too old.
+        before = now - timedelta(milliseconds=self._spot.store.ttl / 2)
+        if behind := self._register.list_behind(_FAR_BEHIND, before):
+            seq = await tell_again(self._link.client, self._names, behind)
+            await trail.catch_up()
+            self._register.note_told_again(behind, seq, now)
 
     async def close(self) -> None:
         """Writes down how far it is and follows no more; open requests stay open.
@@ -124,6 +146,8 @@ class RequestBook:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_WITHIN):
                 await self._records.flush()
+                if self._checkpoints is not None:
+                    await self._write_checkpoint()
         await self._answers.close()
 
     # --- accepting ------------------------------------------------------------------------------

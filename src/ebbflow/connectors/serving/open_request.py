@@ -50,12 +50,13 @@ class AnswersSoFar:
 class OpenRequest:
     """One request, from its acceptance to its end.
 
-    ``begun`` is the sequence of the first frame of the trail that tells of it. ``end`` is there
-    when it has ended. ``is_left`` when the book was closed before.
+    ``begun`` is the sequence of the trail from which on all is told of it, and ``told_at`` when
+    that was. ``end`` is there when it has ended. ``is_left`` when the book was closed before.
     """
 
     __slots__ = (
         "_change", "accepted", "answers", "begun", "completion", "end", "id", "is_left", "token",
+        "told_at",
     )  # fmt: skip
 
     def __init__(self, source: str, request: str, accepted: datetime) -> None:
@@ -64,6 +65,7 @@ class OpenRequest:
         self.accepted = accepted
         self.completion = Completion(source, request)
         self.begun: int | None = None
+        self.told_at = accepted
         self.answers: AnswersSoFar | None = None
         self.end: ServedRequest | None = None
         self.is_left = False

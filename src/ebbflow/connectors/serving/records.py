@@ -8,12 +8,16 @@ where on the trail has to be read after a crash. Answers have keys of four parts
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+import nats.errors
+
 from ebbflow.connectors.serving.served_request import ServedRequest
 from ebbflow.core.answers import answer_key
+from ebbflow.errors import EbbflowError
 from ebbflow.nats.bulk import publish_all
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.publish import BUFFER, publish
@@ -85,13 +89,15 @@ class RequestRecords:
             [self._subject_of(request.id).encode() for request, _ in some],
             [request.to_json() for request, _ in some],
         )
-        failures = await publish_all(self._client, rows, BUFFER)
+        left = set(range(len(some)))
+        with contextlib.suppress(EbbflowError, nats.errors.Error):
+            left = set(await publish_all(self._client, rows, BUFFER))
         for row, (_, on_stored) in enumerate(some):
-            if row not in failures:
+            if row not in left:
                 on_stored()
-        if failures:
+        if left:
             # A bucket that is full or was deleted: an ended request must not be forgotten for it.
-            self._unwritten += [some[row] for row in sorted(failures)]
+            self._unwritten += [some[row] for row in sorted(left)]
             await asyncio.sleep(_PAUSE)
 
     async def read_checkpoint(self, vertex: str, life: str) -> Checkpoint:

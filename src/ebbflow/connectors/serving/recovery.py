@@ -1,22 +1,29 @@
-"""What the source's buffer says of requests after a crash.
+"""What is read of requests after a crash, and what is done so that it is little.
 
 A request is stored when its row is in the buffer of the source. The row leaves it only when the
 source's task is done with it, and by then the trail tells of it. So the rows behind the position
-and the trail together know every request that was accepted.
+and the trail together know every request that was accepted. What a trail told long ago is told
+again at its end, with the same words: rows are taken as a set.
 """
 
 from __future__ import annotations
 
+import secrets
+from collections import defaultdict
+from collections.abc import Sequence
 from datetime import datetime
 
 from ebbflow.buffers.names import Names
 from ebbflow.buffers.positions import read_all
+from ebbflow.connectors.serving.register import Retelling
 from ebbflow.core import frames
 from ebbflow.core.position import Mark
+from ebbflow.core.trail import TrailRow, publish_trail
 from ebbflow.nats import api
 from ebbflow.nats.behind import read_behind
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.link import Link
+from ebbflow.nats.publish import BUFFER, publish
 
 
 async def read_life(client: SecuredClient, stream: str) -> str:
@@ -52,3 +59,19 @@ async def _read_buffer(
             ids, times = (batch.column(name).to_pylist() for name in ("id", "first_seen"))
             waiting |= dict(zip(ids, times, strict=True))
     return waiting
+
+
+async def tell_again(client: SecuredClient, names: Names, behind: Sequence[Retelling]) -> int:
+    """Writes the rows of requests to the end of the trail; returns the sequence of the first."""
+    by_vertex: dict[str, list[TrailRow]] = defaultdict(list)
+    for retelling in behind:
+        for vertex, row in retelling.rows:
+            by_vertex[vertex].append(row)
+    seqs = []
+    for vertex, rows in by_vertex.items():
+        for publication in publish_trail(rows, secrets.token_hex(8), vertex):
+            subject = names.trail_subject(vertex)
+            msg_id = publication.msg_id
+            ack = await publish(client, subject, publication.payload, msg_id=msg_id, retry=BUFFER)
+            seqs.append(ack.seq)
+    return min(seqs)

@@ -4,6 +4,9 @@ It takes in the trail and says which requests end by it. How a request ended is 
 the checkpoint passes it, and an ended request is forgotten only when it is written down. So what a
 crash takes is in the trail behind the checkpoint, or in the buffer of the source.
 
+A request that stays open for long would hold the checkpoint back, and its rows become too old to
+be kept. So what is known of it is told again, at the end of the trail.
+
 After a crash the trail tells of requests that ended before, too: their rows may have been written
 again, or a branch of them went on. Only what has no record is taken up again.
 """
@@ -15,17 +18,29 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
+from itertools import islice
+from operator import itemgetter
+from typing import NamedTuple
 
 from ebbflow.buffers.trail import TrailFrame
 from ebbflow.connectors.serving.open_request import OpenRequest
 from ebbflow.connectors.serving.records import Checkpoint, RequestRecords
 from ebbflow.connectors.serving.served_request import ServedRequest
+from ebbflow.core.completion import ToldRow
 from ebbflow.core.trail import TrailRow
 
 MOST_ENDED = 10_000
 """The most ended requests that are kept in memory; others are read from the bucket."""
 
 _IN_FLIGHT = 64
+_AT_ONCE = 1_000
+
+
+class Retelling(NamedTuple):
+    """An open request, and all that was told of it."""
+
+    request: OpenRequest
+    rows: tuple[ToldRow, ...]
 
 
 class RequestRegister:
@@ -77,6 +92,7 @@ class RequestRegister:
     def _note(self, request: OpenRequest, frame: TrailFrame, row: TrailRow) -> None:
         if request.begun is None:
             request.begun = self._begun[request.id] = frame.seq
+            request.told_at = row.at
         request.completion.add(frame.vertex, row)
         if request.completion.is_complete or request.completion.failure is not None:
             self._end(request, row.at, frame.seq)
@@ -110,6 +126,36 @@ class RequestRegister:
         begun, unwritten = self._begun.values(), self._unwritten.values()
         behind = self._seen + 1
         return Checkpoint(next(iter(begun), behind) - 1, next(iter(unwritten), behind) - 1)
+
+    # --- requests that stay open ----------------------------------------------------------------
+
+    def list_behind(self, frames: int, before: datetime) -> list[Retelling]:
+        """Returns the first open requests that were told so many frames ago, or before then.
+
+        Those with too many rows to be told again are left out.
+        """
+        behind = []
+        for request, seq in islice(self._begun.items(), _AT_ONCE):
+            old = self.open.get(request)
+            rows = old.completion.rows if old is not None else None
+            if old is None or rows is None:
+                continue
+            if seq > self._seen - frames and old.told_at >= before:
+                break
+            behind.append(Retelling(old, rows))
+        return behind
+
+    def note_told_again(self, behind: Sequence[Retelling], seq: int, now: datetime) -> None:
+        """Hears that the rows are in the trail again, from ``seq`` on.
+
+        Everything up to ``seq`` must have been taken in: the checkpoint passes all that was before
+        it, so there must be no row that was not told again.
+        """
+        for request, rows in behind:
+            if request.id in self.open and request.completion.rows == rows:
+                request.begun = self._begun[request.id] = seq
+                request.told_at = now
+        self._begun = OrderedDict(sorted(self._begun.items(), key=itemgetter(1)))
 
     # --- after a crash --------------------------------------------------------------------------
 
