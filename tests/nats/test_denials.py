@@ -87,7 +87,7 @@ def at_once(error: type[Exception], text: str) -> Iterator[None]:
     began = time.monotonic()
     with pytest.raises(error) as caught:
         yield
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 3
     assert str(caught.value).startswith(text), str(caught.value)
 
 

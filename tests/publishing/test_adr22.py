@@ -51,7 +51,7 @@ def later(seconds, action):
 
 
 @contextmanager
-def taking(least, most=1.5):
+def taking(least, most=4):
     """What is inside takes at least so many seconds, and not many more."""
     began = time.monotonic()
     yield

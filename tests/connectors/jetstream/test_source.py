@@ -131,8 +131,8 @@ def test_a_read_waits_for_the_first_message_and_returns_with_what_is_there(strea
 
     stream.fill([b"1", b"2"])
     began = time.monotonic()
-    assert read_all(reading, 2)
-    assert time.monotonic() - began < 0.3
+    assert read(reading, 10, 30)
+    assert time.monotonic() - began < 10
 
 
 def test_large_messages_arrive_within_the_bounds_of_memory(stream, source, monkeypatch):
