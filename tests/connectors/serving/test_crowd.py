@@ -1,0 +1,50 @@
+"""Many clients at once: each gets the answer to its own request, though messages overtake."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from benchmarks.outside import free_port
+from benchmarks.work import numbered, work
+from benchmarks.workers.asking import Crowd
+from ebbflow import Message, Nack, Pipeline
+from ebbflow.testing.background_run import BackgroundRun
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]
+
+CLIENTS, REQUESTS = 500, 2_000
+
+
+def answer(datum):
+    if int(datum.value[:8]) % 40 == 0 and datum.deliveries == 1:
+        raise Nack(reason="once")
+    return Message(work(datum.value))
+
+
+async def ask(port):
+    crowd = Crowd(port, "/v1/process/sync", numbered(REQUESTS, 100, seed=1))
+    try:
+        return await crowd.ask(CLIENTS, REQUESTS)
+    finally:
+        crowd.close()
+
+
+def test_500_clients_at_once_get_the_answers_of_their_requests(tmp_path):
+    port = free_port()
+    pipeline = (
+        Pipeline("crowd")
+        .serve("in", ports={"http": port})
+        .map("map", answer, partitions=2)
+        .sink("out", serve=True)
+    )
+    live = BackgroundRun(pipeline, tmp_path / "state")
+    try:
+        told = asyncio.run(ask(port))
+    finally:
+        summary = live.stop()
+
+    assert told["troubles"] == {}
+    assert told["requests"] == REQUESTS
+    assert summary.vertices["map"].redelivered == REQUESTS // 40
