@@ -39,7 +39,9 @@ class AnswersSoFar:
 
     def in_order(self) -> tuple[Answer, ...]:
         """Returns them in the order of the request's results."""
-        return tuple(sorted(self._by_name.values(), key=attrgetter("order")))
+        answers = self._by_name.values()
+        # As a rule there is one, and its order is a parsed id.
+        return tuple(answers if len(answers) == 1 else sorted(answers, key=attrgetter("order")))
 
     def beside(self, known: set[str]) -> list[Answer]:
         """Returns those that are not known by name, in the order of their arrival."""
@@ -55,7 +57,7 @@ class OpenRequest:
     """
 
     __slots__ = (
-        "_change", "accepted", "answers", "begun", "completion", "end", "id", "is_left", "token",
+        "_waiting", "accepted", "answers", "begun", "completion", "end", "id", "is_left", "token",
         "told_at",
     )  # fmt: skip
 
@@ -69,7 +71,7 @@ class OpenRequest:
         self.answers: AnswersSoFar | None = None
         self.end: ServedRequest | None = None
         self.is_left = False
-        self._change: asyncio.Future[None] | None = None
+        self._waiting: set[asyncio.Future[None]] = set()
 
     def describe(self) -> ServedRequest:
         """Returns how far it is."""
@@ -119,16 +121,19 @@ class OpenRequest:
 
     def wake(self) -> None:
         """Wakes all that wait for a change."""
-        change, self._change = self._change, None
-        if change is not None:
-            change.set_result(None)
+        waiting, self._waiting = self._waiting, set()
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
 
     async def wait_for_change(self) -> None:
         """Returns when it has ended, the book was closed, or an answer has come that counts.
 
         One counts for those that watch, and for all when the request has ended before it came.
         """
-        if self._change is None:
-            self._change = asyncio.get_running_loop().create_future()
-        # Others wait for the same: whoever is cancelled must not end it.
-        await asyncio.shield(self._change)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiting.discard(waiter)
