@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from ebbflow.runtime.journal import Clock
 
-AT_SOURCE, AT_REQUESTS, AT_BUFFER = 0.012, 0.006, 0.002
+AT_SOURCE, AT_REQUESTS, AT_BUFFER = 0.012, 0.008, 0.002
 """Seconds from the beginning of a small chunk to that of the next one.
 
-Longer at a source: its chunks set the pace for all vertices behind it, which then seldom wait. Half
-as long where somebody waits for an answer to each message.
+Longer at a source: its chunks set the pace for all vertices behind it, which then seldom wait. Less
+long where somebody waits for an answer to each message.
 """
 
 FEW = 100
