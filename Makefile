@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SEED ?=
+# Tests wait for processes as often as they work: more workers than this machine has cores keep it busy.
+WORKERS ?= 4
 
 # A run starts several processes; each would compile what it imports where Python may not write.
 unexport PYTHONDONTWRITEBYTECODE
@@ -28,7 +30,7 @@ cluster: setup ## Run three NATS nodes on this machine until Ctrl-C (see docs/gu
 	@$(BIN)/python -m examples.cluster.start
 
 test: setup ## Run all tests (make test ARGS="-k nack" for some)
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: setup ## Check style
 	$(BIN)/ruff check .
