@@ -229,11 +229,16 @@ def test_status_shows_the_way_of_a_request(server):
     }
 
 
-def test_an_id_may_have_any_visible_character(server):
-    answer = server.post("async", b"x", X_Numaflow_Id="a/b.c?&%")
+def test_an_id_may_have_any_visible_character_but_a_slash(server):
+    answer = server.post("async", b"x", X_Numaflow_Id="a:b.c?&%")
 
-    assert answer.json["id"] == "a/b.c?&%"
-    assert server.get("fetch?id=a%2Fb.c%3F%26%25").body == b"x"
+    assert answer.json["id"] == "a:b.c?&%"
+    assert server.get("fetch?id=a%3Ab.c%3F%26%25").body == b"x"
+    refused = server.post("async", b"x", X_Numaflow_Id="a/b")
+    assert (refused.status, refused.json["message"]) == (
+        400,
+        "x-numaflow-id must not have a slash in it",
+    )
 
 
 @pytest.mark.parametrize(

@@ -298,7 +298,7 @@ class PostStore:
         except EbbflowError as error:
             return _uncertain(str(error))
         except Exception as error:
-            return Refusal(500, f"the http source failed: {type(error).__name__}")
+            return Refusal(500, f"the source failed: {type(error).__name__}")
         return None
 
     async def _write_down(self, posts: Sequence[Entry], ids: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ebbflow.connectors.http.request import ID, Envelope, check_id, join_headers
+from ebbflow.connectors.http.request import ID, Envelope, Refusal, check_id, join_headers
 from ebbflow.request_ids import make_request_id
 
 
@@ -17,10 +17,19 @@ class RequestEnvelope(Envelope):
         """Reads the headers, in lower case and in their order; ``Refusal`` if they are wrong."""
         headers = join_headers(raw)
         own_id = headers.get(id_header)
-        self.id = make_request_id() if own_id is None else check_id(own_id, id_header)
+        self.id = make_request_id() if own_id is None else check_request_id(own_id, id_header)
         self.has_own_id = own_id is not None
         self.is_batch = False
         self.announced = int(headers.get("content-length", "0"))
         # Answers are stored under this one: nobody may name the id of another request here.
         headers[ID] = self.id
         self._read(headers, now)
+
+
+def check_request_id(text: str, name: str) -> str:
+    """Returns an id that a caller named; ``Refusal`` if it cannot be one."""
+    # The ids of all messages that come of a request begin with its own and a slash: user code that
+    # replaces the headers leaves nothing else to know the request by.
+    if "/" in text:
+        raise Refusal(400, f"{name} must not have a slash in it")
+    return check_id(text, name)

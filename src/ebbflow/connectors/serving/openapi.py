@@ -13,7 +13,7 @@ from ebbflow.version import __version__
 
 Tree = dict[str, Any]
 
-_ID = {"type": "string", "pattern": "^[\\x21-\\x7e]{1,256}$"}
+_ID = {"type": "string", "pattern": "^[\\x21-\\x2e\\x30-\\x7e]{1,256}$"}
 _ANY = {JSON: {}, TEXT: {"schema": {"type": "string"}}, BINARY: {}}
 _EVENT = {
     "type": "object",

@@ -7,7 +7,8 @@ import re
 from urllib.parse import parse_qsl
 
 from ebbflow.connectors.http.connection import RequestHead
-from ebbflow.connectors.http.request import Refusal, check_id
+from ebbflow.connectors.http.request import Refusal
+from ebbflow.connectors.serving.envelope import check_request_id
 
 _NUMBER = re.compile(r"\d{1,18}")
 
@@ -27,7 +28,7 @@ def read_id(head: RequestHead) -> str:
     query = read_query(head)
     if "id" not in query:
         raise Refusal(400, "name the request with ?id=")
-    return check_id(query["id"], "id")
+    return check_request_id(query["id"], "id")
 
 
 def read_timeout(head: RequestHead) -> float | None:
