@@ -12,7 +12,7 @@ WORKERS ?= 4
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo cluster test lint types protos bench chaos clean
+.PHONY: help setup demo cluster test long lint types protos bench chaos clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ cluster: setup ## Run three NATS nodes on this machine until Ctrl-C (see docs/gu
 
 test: setup ## Run all tests (make test ARGS="-k nack" for some)
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+long: setup ## Run the tests that make test leaves out because they take long
+	EBBFLOW_TEST_LONG=1 $(BIN)/pytest -m long $(ARGS)
 
 lint: setup ## Check style
 	$(BIN)/ruff check .

@@ -15,6 +15,7 @@ from tests import disk
 from tests.connectors.kafka import fixture
 from tests.connectors.kafka.fixture import kafka
 from tests.disk import small_disk
+from tests.long_tests import skip_long_tests
 from tests.nats.fixtures import authority, ensure, link, names
 from tests.nats.outside import outside
 from tests.sharing import SharedServers
@@ -59,11 +60,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SharedServer
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files with slow tests first.
+    """Leave out long tests, and put the files with slow ones first.
 
     Workers are handed whole files in this order. A long file at the end would keep one of them
     busy while the others have nothing left to do.
     """
+    skip_long_tests(items)
     slow = {item.path for item in items if _is_slow(item)}
     items.sort(key=lambda item: item.path not in slow)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 
 import pytest
@@ -16,10 +15,7 @@ from benchmarks.ours import EBBFLOW
 from benchmarks.programme import SHORT, Programme, measured
 from benchmarks.serving import Demand
 
-every_part = pytest.mark.skipif(
-    "EBBFLOW_TEST_BENCHMARKS" not in os.environ,
-    reason="takes minutes; EBBFLOW_TEST_BENCHMARKS=1 measures every part of the benchmark",
-)
+every_part = pytest.mark.long
 """One part is measured in every run of the tests: that of all contestants between buffers."""
 
 TINY = Programme(
@@ -46,6 +42,7 @@ QUICK = (EBBFLOW, peers.FLOOR, peers.NATS_PY, peers.FASTSTREAM)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_all_but_sparks_own_streaming_are_measured_in_one_run(spark, tmp_path):
     said = []
     quick = replace(TINY, who=QUICK)

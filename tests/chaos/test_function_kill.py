@@ -11,6 +11,7 @@ from tests.chaos.function_kill import FunctionKills
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark"), pytest.mark.timeout(240)]
 
 
+@pytest.mark.long
 def test_nothing_is_lost_when_the_process_of_a_function_is_killed_again_and_again(
     function_in, tmp_path
 ):

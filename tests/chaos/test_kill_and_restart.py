@@ -12,7 +12,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("form", "kills"), [("pipeline", 2), ("mono", 1)])
+@pytest.mark.parametrize(
+    ("form", "kills"), [("pipeline", 2), pytest.param("mono", 1, marks=pytest.mark.long)]
+)
 def test_nothing_is_lost_when_the_whole_process_tree_is_killed_again_and_again(
     tmp_path, form, kills
 ):

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.guarantee("outages-blame-no-message")
-@pytest.mark.parametrize("role", ["sink", "source"])
+@pytest.mark.parametrize("role", ["sink", pytest.param("source", marks=pytest.mark.long)])
 def test_a_system_that_restarts_costs_no_message_and_no_dead_letter(role):
     tally = Trial(role, seconds=3, rate=200).run()
 

@@ -47,9 +47,9 @@ def test_an_attribute_may_be_inside_a_class(folder: Path) -> None:
 
 
 def test_a_package_beside_the_pipeline_is_found(tmp_path: Path) -> None:
-    (tmp_path / "shop").mkdir()
-    (tmp_path / "shop" / "orders.py").write_text("def enrich(datum): ...\n")
-    assert resolve("shop.orders:enrich", tmp_path).__name__ == "enrich"
+    (tmp_path / "depot").mkdir()
+    (tmp_path / "depot" / "orders.py").write_text("def enrich(datum): ...\n")
+    assert resolve("depot.orders:enrich", tmp_path).__name__ == "enrich"
 
 
 def test_two_pipelines_may_have_modules_of_the_same_name(tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ stop_session(spark)
 
 
 @pytest.mark.guarantee("data-source-writes-once")
+@pytest.mark.long
 def test_a_task_that_is_tried_again_stores_nothing_twice(stream, url, tmp_path):
     # In a process of its own: whether tasks are tried again is up to the session.
     script = tmp_path / "tried_twice.py"

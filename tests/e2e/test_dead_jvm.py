@@ -135,6 +135,7 @@ def test_a_session_of_the_users_own_is_not_replaced(tmp_path):
 
 
 @pytest.mark.guarantee("a-run-goes-on")
+@pytest.mark.long
 def test_out_of_memory_is_told_with_what_to_do(whole):
     whole.write({"rpu": 100})
     (whole.folder / "pipeline.yaml").write_text(

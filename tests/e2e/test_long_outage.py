@@ -60,6 +60,7 @@ def settled_down(whole):
 
 
 @pytest.mark.guarantee("at-least-once")
+@pytest.mark.long
 def test_a_replay_after_the_server_has_forgotten_doubles_nothing(whole):
     steps = whole.folder / "steps.py"
     steps.write_text(steps.read_text() + WORK)

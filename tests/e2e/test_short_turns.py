@@ -22,6 +22,7 @@ work = Slow
 
 
 @pytest.mark.guarantee("a-run-goes-on")
+@pytest.mark.long
 def test_vertices_that_take_turns_make_progress_although_one_is_slow_to_open(whole):
     """A turn is two seconds, and opening takes three."""
     steps = whole.folder / "steps.py"

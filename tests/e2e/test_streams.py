@@ -47,6 +47,7 @@ def pipeline(source, target):
 
 
 @pytest.mark.guarantee("jetstream-sink-stores-once")
+@pytest.mark.long
 def test_a_run_that_is_killed_half_way_copies_every_message_once(whole, outside):
     source, target = outside.stream(), outside.stream()
     source.fill([b"%d" % n for n in range(2_000)], producers=2)

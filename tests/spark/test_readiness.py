@@ -31,7 +31,8 @@ class Model:
         if (self.folder / "deadly").exists():
             (self.folder / "deadly").unlink()
             os._exit(9)
-        if (self.folder / "buggy").exists():
+        # Some pass: if all failed alike, a system might be away, and the vertex would wait for it.
+        if (self.folder / "buggy").exists() and not datum.id.endswith("0"):
             raise KeyError("customer")
         return Message(datum.value)
 

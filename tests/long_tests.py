@@ -1,0 +1,23 @@
+"""Tests that take long: they show at full length what shorter ones show of each part.
+
+``make long`` runs them, and so does ``EBBFLOW_TEST_LONG=1``. Otherwise they are skipped, and the
+summary says so: everything that is tested has to fit into twenty minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+import pytest
+
+_SKIPPED = pytest.mark.skip(reason="takes long; make long runs it, or EBBFLOW_TEST_LONG=1")
+
+
+def skip_long_tests(items: Iterable[pytest.Item]) -> None:
+    """Leaves out what is marked as long, unless it was asked for."""
+    if "EBBFLOW_TEST_LONG" in os.environ:
+        return
+    for item in items:
+        if item.get_closest_marker("long") is not None:
+            item.add_marker(_SKIPPED)
