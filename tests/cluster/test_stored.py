@@ -147,6 +147,7 @@ def test_the_state_of_a_stream_never_goes_back_while_leaders_change(cluster, nam
     assert all(seq >= stored for stored, seq in states)
 
 
+@pytest.mark.long
 @pytest.mark.guarantee("a-cluster-may-lose-a-node")
 def test_reads_wait_for_a_leader_and_one_that_was_replaced_does_not_count(cluster, names):
     """A leader that is halted is replaced, and does not know it yet when it goes on."""

@@ -158,11 +158,13 @@ def check(story: Story, language: str) -> None:
 def test_a_pipeline_of_functions(function_in, tmp_path, language):
     more = [] if language == "python" else [NACKED_BY_SINK, HANGS]
     payloads = [*PAYLOADS, *ASIDE, *more]
+    # Only where a call hangs: on a busy machine one that breaks may take as long to say so.
+    limits = {"callTimeout": "1s"} if HANGS in payloads else {}
     functions = Functions(function_in(language), tmp_path, payloads)
     pipeline = (
         Pipeline("sdks")
         .source("in", functions.serve("source"), transformer=functions.serve("transformer"))
-        .map("map", functions.serve("map"), on_error=QUICK, limits={"callTimeout": "1s"})
+        .map("map", functions.serve("map"), on_error=QUICK, limits=limits)
         .sink("out", functions.serve("sink"), **functions.sinks(), tags="aside", operator="not")
         .map("batch", functions.serve("batch-map"), after="map", tags="aside")
         .map("stream", functions.serve("stream-map"))
