@@ -111,17 +111,22 @@ def open_answers(
 def _open_bucket(pipeline: str, state: str | Path, nats: str | None) -> Iterator[StoredAnswers]:
     inbox = Names(pipeline).inbox
     with open_link_to_pipeline(Path(state), nats, inbox=inbox) as link:
-        if OWN_STORE in link.run(_read_metadata(link, pipeline)):
+        metadata = link.run(_read_metadata(link, pipeline))
+        if OWN_STORE in metadata:
             raise SetupError(
                 f"Pipeline {pipeline!r} keeps its answers in a store of your own.",
                 "Name its YAML file; in Python give answers() its Path, or the pipeline itself.",
             )
-        yield _InBucket(link, link.run(find_bucket(link, pipeline)))
+        yield _InBucket(link, _bucket_in(metadata, pipeline))
 
 
 async def find_bucket(link: Link, pipeline: str) -> str:
     """Returns the bucket that the last run of the pipeline has named beside its positions."""
-    bucket = (await _read_metadata(link, pipeline)).get(ANSWERS)
+    return _bucket_in(await _read_metadata(link, pipeline), pipeline)
+
+
+def _bucket_in(metadata: dict[str, str], pipeline: str) -> str:
+    bucket = metadata.get(ANSWERS)
     if bucket is None:
         raise SetupError(
             f"Pipeline {pipeline!r} keeps no answers.", "Give it servingStore: {nats: {}}."

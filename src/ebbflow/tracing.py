@@ -89,9 +89,8 @@ class OpenWay:
     def _note(self, vertex: str, row: TrailRow) -> None:
         if self._open is None:
             self._open = OpenRequest(self._source, self._request, row.at)
-        completion = self._open.completion
-        completion.add(vertex, row)
-        if self._open.end is None and (completion.is_complete or completion.failure is not None):
+        self._open.completion.add(vertex, row)
+        if self._open.end is None and self._open.completion.has_ended:
             self._open.finish(row.at)
 
     def describe(self) -> ServedRequest | None:

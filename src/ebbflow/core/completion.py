@@ -89,6 +89,11 @@ class Completion:
         return not self._open
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the request has: it is complete, or has failed before."""
+        return self.is_complete or self.failure is not None
+
+    @property
     def answers(self) -> int:
         """How many answers its messages have stored so far."""
         return sum(self._answers.values())

@@ -94,7 +94,7 @@ class RequestRegister:
             request.begun = self._begun[request.id] = frame.seq
             request.told_at = row.at
         request.completion.add(frame.vertex, row)
-        if request.completion.is_complete or request.completion.failure is not None:
+        if request.completion.has_ended:
             self._end(request, row.at, frame.seq)
 
     def _end(self, request: OpenRequest, at: datetime, seq: int) -> None:
