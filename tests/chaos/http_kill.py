@@ -13,9 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,7 +25,8 @@ import aiohttp
 from ebbflow.buffers.names import Names
 from ebbflow.buffers.positions import read_all
 from ebbflow.nats.locate import open_link, start_embedded
-from tests.chaos.kill_and_restart import kill_tree
+from tests.chaos.restarted_run import RestartedRun
+from tests.ports import free_port
 
 PIPELINE = Path(__file__).parent / "pipeline"
 NDJSON = "application/x-ndjson"
@@ -89,9 +87,9 @@ class HttpChaos:
         self._clients = clients
         self._chance = random.Random(seed)
         self._moments = sorted(self._chance.sample(range(messages // 20, messages), kills))
-        self._while_starting = while_starting
+        self._run = RestartedRun(folder, "posts.yaml", self._chance, while_starting)
         self._written = 0
-        self._port = _free_port()
+        self._port = free_port()
         self._posted = Posted()
         spec = (PIPELINE / "posts.yaml").read_text(encoding="utf-8")
         spec = spec.replace("http: 8080", f"http: {self._port}")
@@ -105,24 +103,13 @@ class HttpChaos:
         try:
             kills = asyncio.run(self._post_and_kill())
         finally:
-            if self._process.poll() is None:
-                kill_tree(self._process.pid)
+            self._run.end()
         return self._count(kills, time.monotonic() - began)
 
     # --- the pipeline ---------------------------------------------------------------------------
 
-    def _start(self) -> None:
-        with open(self._folder / "run.log", "ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "ebbflow", "run", "posts.yaml"],
-                cwd=self._folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-
     async def _post_and_kill(self) -> int:
-        self._start()
+        self._run.start()
         kills = 0
         shares = [range(n, self._messages, self._clients) for n in range(self._clients)]
         async with asyncio.TaskGroup() as group:
@@ -135,26 +122,19 @@ class HttpChaos:
                     await asyncio.sleep(self._chance.uniform(0.0, 2.0))
                     await self._kill()
                     kills += 1
-                assert self._process.poll() is None, (self._folder / "run.log").read_text()
+                self._run.check()
                 await asyncio.sleep(0.05)
         await self._arrivals()
-        self._process.send_signal(signal.SIGTERM)
-        self._process.wait(60)
+        self._run.stop()
         return kills
 
     async def _kill(self) -> None:
         """Kill it and start it again, and perhaps the same once more while it starts."""
-        killed = kill_tree(self._process.pid)
-        self._process.wait()
+        killed = self._run.kill()
         self._written = self._size()
         self._moments.pop(0)
         print(f"killed {killed} processes at {len(self._posted.taken)} messages", flush=True)
-        self._start()
-        if self._chance.random() < self._while_starting:
-            await asyncio.sleep(self._chance.uniform(0.5, 6.0))
-            kill_tree(self._process.pid)
-            self._process.wait()
-            self._start()
+        await self._run.start_again()
 
     @property
     def _wants_to_kill(self) -> bool:
@@ -238,11 +218,6 @@ class HttpChaos:
             stored - self._messages,
             sorted(self._posted.taken - lines.keys()),
         )
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return one.getsockname()[1]
 
 
 def main() -> None:

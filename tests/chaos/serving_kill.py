@@ -13,9 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -35,7 +32,8 @@ from ebbflow.client import (
     UnknownRequest,
 )
 from ebbflow.request_ids import make_request_id
-from tests.chaos.kill_and_restart import kill_tree
+from tests.chaos.restarted_run import RestartedRun
+from tests.ports import free_port
 
 PIPELINE = Path(__file__).parent / "pipeline"
 # Some kills come while the pipeline is being started again, the others while requests flow.
@@ -96,8 +94,8 @@ class ServingChaos:
         self._clients = clients
         self._chance = random.Random(seed)
         self._moments = sorted(self._chance.sample(range(requests // 20, requests), kills))
-        self._while_starting = while_starting
-        self._port = _free_port()
+        self._run = RestartedRun(folder, "questions.yaml", self._chance, while_starting)
+        self._port = free_port()
         self._asked = Asked()
         self._begun = 0
         for name in ("questions.yaml", "questions.py"):
@@ -111,23 +109,12 @@ class ServingChaos:
         try:
             return asyncio.run(self._ask_and_kill(began))
         finally:
-            if self._process.poll() is None:
-                kill_tree(self._process.pid)
+            self._run.end()
 
     # --- the pipeline ---------------------------------------------------------------------------
 
-    def _start(self) -> None:
-        with open(self._folder / "run.log", "ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "ebbflow", "run", "questions.yaml"],
-                cwd=self._folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-
     async def _ask_and_kill(self, began: float) -> Tally:
-        self._start()
+        self._run.start()
         kills = 0
         shares = [range(n, self._requests, self._clients) for n in range(self._clients)]
         works = (self._submit, self._ask, self._submit_unnamed)
@@ -146,27 +133,20 @@ class ServingChaos:
                         await asyncio.sleep(self._chance.uniform(0.0, 0.5))
                         await self._kill()
                         kills += 1
-                    assert self._process.poll() is None, (self._folder / "run.log").read_text()
+                    self._run.check()
                     await asyncio.sleep(0.05)
             lost = await self._fetch_all(client, self._asked.accepted)
             unknown = await self._fetch_all(client, self._asked.told)
-        self._process.send_signal(signal.SIGTERM)
-        self._process.wait(60)
+        self._run.stop()
         seconds = time.monotonic() - began
         return Tally(self._requests, kills, seconds, self._asked, len(unknown), lost)
 
     async def _kill(self) -> None:
         """Kill it and start it again, and perhaps the same once more while it starts."""
-        killed = kill_tree(self._process.pid)
-        self._process.wait()
+        killed = self._run.kill()
         self._moments.pop(0)
         print(f"killed {killed} processes at {self._begun} requests", flush=True)
-        self._start()
-        if self._chance.random() < self._while_starting:
-            await asyncio.sleep(self._chance.uniform(0.5, 6.0))
-            kill_tree(self._process.pid)
-            self._process.wait()
-            self._start()
+        await self._run.start_again()
         await self._until_ready()
 
     async def _until_ready(self) -> None:
@@ -178,7 +158,7 @@ class ServingChaos:
             except httpx.HTTPError:
                 pass
             await asyncio.sleep(PAUSE)
-        raise AssertionError((self._folder / "run.log").read_text())
+        raise AssertionError(self._run.log)
 
     @property
     def _url(self) -> str:
@@ -286,11 +266,6 @@ def expected(number: int) -> object:
         case 3:
             return (b"first " + value, b"second " + value)
     return (b"answer to " + value,)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return one.getsockname()[1]
 
 
 def main() -> None:

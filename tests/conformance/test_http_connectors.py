@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import secrets
-import socket
 import threading
 from base64 import b64decode
 
@@ -23,16 +22,12 @@ from ebbflow.testing import (
     SourceUnderTest,
 )
 from tests.connectors.http.receiver import Receiver
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 
 
 # --- the source ---------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return one.getsockname()[1]
 
 
 class HttpSourceUnderTest(SourceUnderTest):

@@ -7,7 +7,6 @@ import re
 import runpy
 import shlex
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from ebbflow.client import Client, RequestFailed
 from ebbflow.spec.lint import load
 from ebbflow.testing.background_run import BackgroundRun, until
 from tests.docs.pages import PAGES, commands, pattern
+from tests.ports import free_port
 
 GUIDE = next(page for page in PAGES if page.path.name == "serving.md")
 BLOCKS = [block for block in GUIDE.blocks if "run" in block.words]
@@ -73,12 +73,6 @@ class Shop:
             return CliRunner().invoke(app, [*words[1:], *state], catch_exceptions=False).stdout
         done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
         return done.stdout.replace("\r\n", "\n")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import socket
 import urllib.request
 from itertools import chain
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from ebbflow.runtime.provision import permissions_of
 from ebbflow.spec.lint import load
 from tests.nats.securing import Authority, Operator, nats_server
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -27,12 +27,6 @@ def secrets_in(creds: str) -> list[str]:
     seed = re.search(r"SU[A-Z0-9]{20,}", creds)[0]
     signature = re.search(r"\.([\w-]{40,})\n", creds)[1]
     return [seed, signature, seed[2:20]]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def shown_by_spark(port: int) -> str:

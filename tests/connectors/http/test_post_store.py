@@ -20,20 +20,13 @@ from ebbflow.connectors.http.request import Envelope, rows_of
 from ebbflow.nats import api
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.nats.stored import read_subject
-from tests.connectors.http.posting import NDJSON, asked, in_background, posting
+from tests.connectors.http.posting import NDJSON, asked, in_background, posting, wait_for
 
 
 @pytest.fixture(scope="module")
 def link(tmp_path_factory):
     with start_embedded(tmp_path_factory.mktemp("nats")) as server, open_link(server) as link:
         yield link
-
-
-def wait_for(condition, seconds=10):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def frames_of(source):

@@ -28,7 +28,8 @@ from ebbflow.connectors.http.settings import Certificate, Endpoint, HttpSourceSe
 from ebbflow.errors import SetupError
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.secret import Secret
-from tests.connectors.http.posting import LOOPBACK, NDJSON, asked, in_background, posting
+from tests.connectors.http.posting import LOOPBACK, NDJSON, asked, in_background, posting, wait_for
+from tests.ports import free_port
 
 
 @pytest.fixture(scope="module")
@@ -56,13 +57,6 @@ def source(link, tmp_path, shared):
 def settled(monkeypatch):
     """All who share a port have been added as soon as one is there."""
     monkeypatch.setattr("ebbflow.connectors.http.listener._SETTLING", 0.0)
-
-
-def wait_for(condition, seconds=10):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 # --- what is stored -----------------------------------------------------------------------------
@@ -681,11 +675,6 @@ def test_without_nats_it_refuses_and_goes_on_when_nats_is_back(tmp_path):
 
     assert (answer.status, answer.reason) == (503, "there is no connection to NATS")
     assert (answer.headers["retry-after"], health.status) == ("1", 503)
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def port_of(server):

@@ -15,13 +15,9 @@ from ebbflow.runtime.provision import permissions_of
 from ebbflow.testing.background_run import BackgroundRun, until
 from tests.connectors.http.posting import NDJSON, Answered, asked
 from tests.nats.securing import nats_server
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,7 +13,7 @@ from ebbflow.connectors.http.settings import Endpoint
 from ebbflow.errors import SetupError
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.secret import Secret
-from tests.connectors.http.posting import in_background
+from tests.connectors.http.posting import in_background, wait_for
 from tests.connectors.serving.asking import asking
 
 UUID_7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
@@ -36,13 +35,6 @@ def server(link, tmp_path_factory):
 def settled(monkeypatch):
     """All who share a port have been added as soon as one is there."""
     monkeypatch.setattr("ebbflow.connectors.http.listener._SETTLING", 0.0)
-
-
-def wait_for(condition, seconds=10):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
 
 
 # --- sync ---------------------------------------------------------------------------------------
