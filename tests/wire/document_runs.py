@@ -191,10 +191,10 @@ class DocumentRun(BackgroundRun):
 
 def _connect(url: SplitResult) -> http.client.HTTPConnection:
     if url.scheme == "http":
-        return http.client.HTTPConnection(url.netloc, timeout=20)
+        return http.client.HTTPConnection(url.netloc, timeout=_PATIENCE)
     # A certificate that a source makes for itself has nobody to vouch for it.
     context = ssl._create_unverified_context()
-    return http.client.HTTPSConnection(url.netloc, timeout=20, context=context)
+    return http.client.HTTPSConnection(url.netloc, timeout=_PATIENCE, context=context)
 
 
 def run_document(document: Path, folder: Path, expected: Expectation) -> Summary:

@@ -82,6 +82,8 @@ PRODUCERS = 4
 _AT_ONCE = 20
 _FLOOD_AT_ONCE = 500
 _STEADY = 0.8
+# A flood takes a busy machine longer than a stage waits for messages that may never come.
+_FLOODED_WITHIN = 60.0
 _FULL_WAIT = 0.02
 # Small, so that a source that stores what it takes in is soon full when the pipeline is blocked.
 _LIMITS = {"buffer_max_length": 100}
@@ -188,9 +190,9 @@ class SourceTrial(TrialRuns[SourceUnderTest]):
     def _wait_until_steady(self, producers: threading.Thread) -> None:
         """Waits until nothing is read any more, and all is put or there is no room for it."""
         self.was_full = False
-        until(lambda: self.was_full or not producers.is_alive(), self.patience)
+        until(lambda: self.was_full or not producers.is_alive(), _FLOODED_WITHIN)
         seen, since = self.under_test.waiting(), time.monotonic()
-        deadline = since + self.patience
+        deadline = since + _FLOODED_WITHIN
         while time.monotonic() < min(since + _STEADY, deadline):
             time.sleep(0.05)
             if (now := self.under_test.waiting()) != seen:
