@@ -22,7 +22,7 @@ DOMAIN = {
 
 LAYERS = (
     "domain", "core", "schema", "pynumaflow", "wire", "nats", "buffers", "connectors", "spec",
-    "runtime", "spark", "facade", "datasource", "testing", "cli",
+    "runtime", "status", "spark", "facade", "datasource", "testing", "cli",
 )  # fmt: skip
 """From left to right: a layer imports what is left of it, and itself."""
 

@@ -1,0 +1,274 @@
+"""The state of a pipeline: the one model that every view of it draws from.
+
+The live table, the commands, the page, the metrics and the end of a run are such views.
+
+``PipelineStatus`` is the whole. The run makes one about twice a second, from positions, from the
+state of its streams and from what its tasks tell, and publishes it once a second, so that it can be
+read from any other process. ``Sample`` is its short form for charts over time. All of it is plain
+data; times have the time zone UTC, and durations are in seconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from ebbflow.core.outage import Waiting
+from ebbflow.nats.publish import Tally
+from ebbflow.outcome import Counts
+from ebbflow.status.json_form import dump_fields, load_fields
+
+Phase = Literal["starting", "running", "paused", "stopping", "ended"]
+Ended = Literal["drained", "timeout", "stopped", "failed"]
+Condition = Literal[
+    "starting",
+    "running",
+    "busy",
+    "waiting",
+    "restarting",
+    "halted",
+    "paused",
+    "stuck",
+    "exhausted",
+    "ended",
+]
+"""What a vertex does; from ``restarting`` to ``stuck`` it needs somebody, but for ``paused``."""
+Level = Literal["error", "warning"]
+STAGES = ("read", "call", "publish", "settle")
+"""The stages of a chunk: gathered, decided by user code, published, recorded as done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Concern:
+    """Something that a person should look at, and what to do next.
+
+    ``vertex`` is ``None`` if it concerns the whole pipeline. An ``error`` makes it unhealthy.
+    """
+
+    level: Level
+    vertex: str | None
+    what: str
+    next_step: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A reason, and how many messages had it."""
+
+    text: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkInHand:
+    """The messages that tasks have taken and not settled, and since when they have the oldest."""
+
+    messages: int
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """The messages that wait for their redelivery, and when the next of them is due.
+
+    ``exact`` is ``False`` if there are so many that their number is an estimate.
+    """
+
+    messages: int
+    next_due: datetime | None = None
+    reasons: tuple[Cause, ...] = ()
+    exact: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class BackPressure:
+    """A full buffer of the next vertex ``to``, for which this one waits."""
+
+    to: str
+    full_since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorGroup:
+    """Errors alike: of one kind, at one line of code, with the same text or much the same.
+
+    ``where`` is the line of user code as ``file.py:12``, if there is one. ``message_id`` names the
+    last message that met it, if it met one, and ``traceback`` is the last one.
+    """
+
+    kind: str
+    text: str
+    where: str | None
+    count: int
+    first: datetime
+    last: datetime
+    message_id: str | None = None
+    traceback: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """The time that a stage of a chunk takes, over the last ``chunks``."""
+
+    p50: float
+    p99: float
+    mean: float
+    chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTimes:
+    """One chunk of a task: when it was begun, the seconds of each stage, and its rows."""
+
+    at: datetime
+    partition: int
+    rows: int
+    read: float
+    call: float
+    publish: float
+    settle: float
+
+
+@dataclass(frozen=True, slots=True)
+class VertexStatus:
+    """The state of one vertex.
+
+    ``words`` say the condition in a line. ``counts`` are of this run, ``totals`` since the pipeline
+    was first started. ``pending`` messages wait in its buffer, which is an estimate unless
+    ``pending_exact``; ``source_pending`` wait at its source, if the source knows.
+    ``in_call`` is for how many seconds user code has been in one call, if that is long.
+    ``dead_letters`` are stored now. ``failure`` says why it makes no progress, ``waiting`` that it
+    waits for a system that is away, ``halted`` that its breaker has stopped it. ``never_opened``
+    if its user code has not been opened in this run yet. ``partitions_up`` tasks are at work.
+    """
+
+    name: str
+    kind: str = "map"
+    partitions: int = 1
+    condition: Condition = "running"
+    words: str = ""
+    counts: Counts = field(default_factory=Counts)
+    totals: Counts = field(default_factory=Counts)
+    rate_in: float = 0.0
+    rate_out: float = 0.0
+    pending: int = 0
+    pending_exact: bool = True
+    source_pending: int | None = None
+    in_hand: WorkInHand | None = None
+    in_call: float | None = None
+    parked: Parked = Parked(0)
+    dead_letters: int = 0
+    dead_letter_causes: tuple[Cause, ...] = ()
+    back_pressure: BackPressure | None = None
+    watermark: datetime | None = None
+    restarts: int = 0
+    failure: str | None = None
+    errors: tuple[ErrorGroup, ...] = ()
+    nack_reasons: tuple[Cause, ...] = ()
+    nack_reason: str | None = None
+    latency: dict[str, Latency] = field(default_factory=dict)
+    publishing: Tally = field(default_factory=Tally)
+    waiting: Waiting | None = None
+    halted: str | None = None
+    exhausted: bool = False
+    never_opened: bool = False
+    partitions_up: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeStatus:
+    """An edge: messages that went along it in this run, their rate, and what waits at its end.
+
+    ``pending`` is of the whole buffer of ``to``, which may have several edges. ``tags`` is the
+    condition in words, empty if all messages follow the edge.
+    """
+
+    frm: str
+    to: str
+    tags: str = ""
+    rate: float = 0.0
+    written: int = 0
+    pending: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStatus:
+    """The state of a pipeline at one moment.
+
+    ``run`` is the id of the run, ``began`` and ``host`` and ``pid`` are of it. ``ended`` says how
+    it ended, once ``phase`` is ``ended``. ``answers`` is ``False`` if nobody has told anything for
+    so long that the run is lost. ``links`` are addresses for people, as ``ui`` or ``spark_ui``.
+    """
+
+    pipeline: str
+    kind: str = "Pipeline"
+    run: str = ""
+    host: str = ""
+    pid: int = 0
+    phase: Phase = "running"
+    ended: Ended | None = None
+    began: datetime | None = None
+    at: datetime | None = None
+    vertices: tuple[VertexStatus, ...] = ()
+    edges: tuple[EdgeStatus, ...] = ()
+    links: dict[str, str] = field(default_factory=dict)
+    ready: bool = False
+    answers: bool = True
+    problems: tuple[Concern, ...] = ()
+
+    def vertex(self, name: str) -> VertexStatus | None:
+        """Returns the vertex of this name, if there is one."""
+        return next((vertex for vertex in self.vertices if vertex.name == name), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns it as ``ebbflow status --json`` and the page's API have it."""
+        document: dict[str, Any] = dump_fields(self)
+        return document
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> PipelineStatus:
+        """Returns the status from what ``to_json`` gave, also in another version."""
+        return load_fields(cls, raw)
+
+    def to_bytes(self) -> bytes:
+        """Returns it as it is published."""
+        return json.dumps(self.to_json(), separators=(",", ":")).encode()
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> PipelineStatus:
+        """Returns the status from what was published."""
+        return cls.from_json(json.loads(raw))
+
+
+@dataclass(frozen=True, slots=True)
+class VertexSample:
+    """The numbers of one vertex for charts; the counts are totals, so that rates follow."""
+
+    read: int = 0
+    written: int = 0
+    redelivered: int = 0
+    dead_lettered: int = 0
+    pending: int = 0
+    parked: int = 0
+    dead_letters: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The numbers of a pipeline at one moment, by vertex."""
+
+    at: datetime
+    vertices: dict[str, VertexSample]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns it as the page's API has it."""
+        document: dict[str, Any] = dump_fields(self)
+        return document
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Sample:
+        """Returns the sample from what ``to_json`` gave."""
+        return load_fields(cls, raw)

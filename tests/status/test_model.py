@@ -1,0 +1,126 @@
+"""The model of a pipeline's state, written and read."""
+
+import dataclasses
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebbflow.core.outage import Waiting
+from ebbflow.nats.publish import Tally
+from ebbflow.outcome import Counts
+from ebbflow.status.model import (
+    BackPressure,
+    Cause,
+    Concern,
+    EdgeStatus,
+    ErrorGroup,
+    Latency,
+    Parked,
+    PipelineStatus,
+    Sample,
+    VertexSample,
+    VertexStatus,
+    WorkInHand,
+)
+
+NOON = datetime(2026, 11, 16, 12, 0, 0, 250_000, tzinfo=UTC)
+
+BUSY = VertexStatus(
+    name="enrich",
+    kind="map",
+    partitions=2,
+    condition="busy",
+    words="in a call for 63 s",
+    counts=Counts(read=4, done=3, redelivered=1),
+    totals=Counts(read=40, done=30, redelivered=10),
+    rate_in=1.5,
+    pending=4,
+    pending_exact=False,
+    source_pending=7,
+    in_hand=WorkInHand(4, NOON),
+    in_call=63.0,
+    parked=Parked(1, NOON, (Cause("waits for the moon", 1),)),
+    dead_letters=2,
+    dead_letter_causes=(Cause("KeyError: 'x'", 2),),
+    back_pressure=BackPressure("out", NOON),
+    watermark=NOON,
+    restarts=1,
+    failure="KeyError: 'password'",
+    errors=(ErrorGroup("KeyError", "'x'", "steps.py:6", 2, NOON, NOON, "in-3", "Traceback …"),),
+    nack_reasons=(Cause("waits for the moon", 1),),
+    nack_reason="waits for the moon",
+    latency={"call": Latency(0.1, 0.2, 0.11, 50)},
+    publishing=Tally(attempts=3, full=1, refusal="no room"),
+    waiting=Waiting("the database", 3.0, 1.0),
+    halted="too many dead letters",
+)
+
+WHOLE = PipelineStatus(
+    pipeline="orders",
+    kind="MonoVertex",
+    run="abc",
+    host="here",
+    pid=17,
+    phase="ended",
+    ended="timeout",
+    began=NOON,
+    at=NOON,
+    vertices=(BUSY, VertexStatus("out")),
+    edges=(EdgeStatus("enrich", "out", "any of a, b", 1.5, 3, 4),),
+    links={"ui": "http://127.0.0.1:9000"},
+    ready=True,
+    problems=(Concern("error", "enrich", "it is stuck", "Look at line 6."),),
+)
+
+
+def test_a_status_comes_back_as_it_was() -> None:
+    assert PipelineStatus.from_bytes(WHOLE.to_bytes()) == WHOLE
+
+
+def test_a_status_is_one_json_document_without_types_of_its_own() -> None:
+    document = json.loads(json.dumps(WHOLE.to_json()))
+    assert document["vertices"][0]["parked"] == {
+        "messages": 1,
+        "next_due": "2026-11-16T12:00:00.250000+00:00",
+        "reasons": [{"text": "waits for the moon", "count": 1}],
+        "exact": True,
+    }
+    assert document == WHOLE.to_json()
+
+
+def test_readers_and_writers_of_other_versions_are_understood() -> None:
+    later = WHOLE.to_json() | {"colour": "blue"}
+    later["vertices"][0]["mood"] = "good"
+    assert PipelineStatus.from_json(later) == WHOLE
+    assert PipelineStatus.from_json({"pipeline": "orders"}) == PipelineStatus("orders")
+
+
+def test_a_record_without_its_name_is_refused() -> None:
+    with pytest.raises(TypeError, match="pipeline"):
+        PipelineStatus.from_json({})
+
+
+def test_every_field_of_the_example_differs_from_its_default() -> None:
+    """Otherwise the test above would not see that a field is not written."""
+    plain = VertexStatus("x")
+    same = {f.name for f in dataclasses.fields(plain) if _is_same(BUSY, plain, f.name)}
+    assert same == {"kind", "rate_out", "exhausted", "never_opened", "partitions_up"}
+
+
+def _is_same(some: Any, other: Any, name: str) -> bool:
+    return bool(getattr(some, name) == getattr(other, name))
+
+
+@given(st.dictionaries(st.text(max_size=8), st.integers(0, 10**12), max_size=4))
+def test_a_sample_comes_back_as_it_was(read: dict[str, int]) -> None:
+    sample = Sample(NOON, {name: VertexSample(number, parked=1) for name, number in read.items()})
+    assert Sample.from_json(json.loads(json.dumps(sample.to_json()))) == sample
+
+
+def test_a_vertex_is_found_by_its_name() -> None:
+    assert WHOLE.vertex("out") == VertexStatus("out")
+    assert WHOLE.vertex("nowhere") is None
