@@ -14,8 +14,8 @@ from typing import Any
 
 import uvicorn
 
-from ebbflow.connectors.http.connection import HttpConnection, RequestHead
-from ebbflow.connectors.http.exchange import Exchange
+from ebbflow.web.connection import HttpConnection, RequestHead
+from ebbflow.web.exchange import Exchange
 
 _ANSWER = b'{"status":"ok"}'
 _HEAD = {

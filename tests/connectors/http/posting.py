@@ -18,12 +18,13 @@ from typing import Any
 from ebbflow.buffers import streams
 from ebbflow.buffers.feed import Feed, Spot
 from ebbflow.buffers.names import Names
-from ebbflow.connectors.http.settings import Endpoint, HttpSourceSettings
+from ebbflow.connectors.http.settings import HttpSourceSettings
 from ebbflow.connectors.http.source import HttpFeed
 from ebbflow.core import frames
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.stored import read_subject
+from ebbflow.web.endpoint import Endpoint
 
 LOOPBACK = Endpoint("127.0.0.1", 0)
 NDJSON = "application/x-ndjson"

@@ -23,11 +23,12 @@ import pytest
 import trustme
 from cryptography import x509
 
-from ebbflow.connectors.http.self_signed import make_certificate
-from ebbflow.connectors.http.settings import Certificate, Endpoint, HttpSourceSettings
+from ebbflow.connectors.http.settings import HttpSourceSettings
 from ebbflow.errors import SetupError
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.secret import Secret
+from ebbflow.web.endpoint import Certificate, Endpoint
+from ebbflow.web.self_signed import make_certificate
 from tests.connectors.http.posting import LOOPBACK, NDJSON, asked, in_background, posting, wait_for
 from tests.ports import free_port
 

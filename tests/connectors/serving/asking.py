@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from ebbflow.buffers.feed import Spot
-from ebbflow.connectors.http.request import Envelope, Refusal
-from ebbflow.connectors.http.settings import Endpoint
+from ebbflow.connectors.http.request import Envelope
 from ebbflow.connectors.serving.served_request import ServedRequest
 from ebbflow.connectors.serving.settings import ServingSettings
 from ebbflow.connectors.serving.source import ServingFeed
 from ebbflow.core.answers import Answer, own_answers
 from ebbflow.core.completion import RequestFailure, RequestStep
 from ebbflow.nats.link import Link
+from ebbflow.web.endpoint import Endpoint
+from ebbflow.web.refusal import Refusal
 
 LOOPBACK = Endpoint("127.0.0.1", 0)
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -16,7 +16,7 @@ from ebbflow.buffers.carry_out import address
 from ebbflow.buffers.feed import Spot, StorePlan
 from ebbflow.buffers.names import Names
 from ebbflow.buffers.positions import PositionStore
-from ebbflow.connectors.http.request import Envelope, Refusal
+from ebbflow.connectors.http.request import Envelope
 from ebbflow.connectors.serving.answers import AnswerSource, BucketAnswers
 from ebbflow.connectors.serving.book import RequestBook
 from ebbflow.connectors.serving.served_request import ServedRequest
@@ -28,6 +28,7 @@ from ebbflow.nats.link import Link
 from ebbflow.nats.publish import publish
 from ebbflow.nats.stored import read_subject
 from ebbflow.outcome import Counts
+from ebbflow.web.refusal import Refusal
 
 TTL = 60_000
 _numbers = count()

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ebbflow.connectors.http.settings import Endpoint
 from ebbflow.errors import SetupError
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.secret import Secret
+from ebbflow.web.endpoint import Endpoint
 from tests.connectors.http.posting import in_background, wait_for
 from tests.connectors.serving.asking import asking
 
@@ -422,7 +422,7 @@ def test_nobody_waits_for_a_client_that_has_gone(server, path):
 def test_a_slow_reader_holds_up_its_own_stream_only_and_one_that_stops_is_let_go(
     link, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("ebbflow.connectors.http.connection._PATIENCE", 0.3)
+    monkeypatch.setattr("ebbflow.web.connection._PATIENCE", 0.3)
     with asking(link, tmp_path, read_timeout=0.5) as server:
         client = socket.socket()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -435,7 +435,7 @@ def test_a_slow_reader_holds_up_its_own_stream_only_and_one_that_stops_is_let_go
         for _ in range(200):
             server.on_loop(server.book.add, "slow", b"x" * 100_000)
         assert server.post("sync", b"y").body == b"y"
-        connections = list(server.feed._doors.listeners[0].connections)
+        connections = list(server.feed._doors.listeners[0].server.connections)
         held = max(connection._transport.get_write_buffer_size() for connection in connections)
         assert 0 < held < 1_000_000
         wait_for(lambda: not server.book.open_calls)
@@ -445,9 +445,9 @@ def test_a_slow_reader_holds_up_its_own_stream_only_and_one_that_stops_is_let_go
 def test_a_connection_that_is_to_be_closed_does_not_wait_for_a_client_that_never_reads(
     link, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("ebbflow.connectors.http.connection._PATIENCE", 0.3)
+    monkeypatch.setattr("ebbflow.web.connection._PATIENCE", 0.3)
     with asking(link, tmp_path, largest=20_000_000, read_timeout=5.0) as server:
-        connections = server.feed._doors.listeners[0].connections
+        connections = server.feed._doors.listeners[0].server.connections
         client = socket.socket()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", server.port))

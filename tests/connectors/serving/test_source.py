@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 
 from ebbflow.buffers import streams
-from ebbflow.connectors.http.settings import Endpoint
 from ebbflow.connectors.serving.source import ServingFeed
 from ebbflow.errors import SetupError
+from ebbflow.web.endpoint import Endpoint
 from tests.connectors.http.posting import in_background, posting
 from tests.connectors.serving.asking import started
 from tests.connectors.serving.desk import Desk, until

@@ -6,12 +6,13 @@ import hmac
 from collections.abc import Mapping, Sequence
 
 from ebbflow.buffers.feed import Spot
-from ebbflow.connectors.http.listener import HttpListener, Taker, acquire, is_loopback, release
-from ebbflow.connectors.http.request import Refusal
-from ebbflow.connectors.http.settings import Endpoint
+from ebbflow.connectors.http.listener import HttpListener, Taker, acquire, release
 from ebbflow.errors import SetupError
 from ebbflow.nats.link import Link
 from ebbflow.secret import Secret
+from ebbflow.web.binding import is_loopback
+from ebbflow.web.endpoint import Endpoint
+from ebbflow.web.refusal import Refusal
 
 _CHALLENGE = {"www-authenticate": "Bearer"}
 

@@ -8,12 +8,12 @@ from typing import Annotated
 from pydantic import Field, StrictInt, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
-from ebbflow.connectors.http.settings import Certificate, Endpoint
 from ebbflow.connectors.section import SourceSection
 from ebbflow.schema import fields
 from ebbflow.schema.fields import Section
 from ebbflow.schema.secret import SecretRef
 from ebbflow.secret import Secret
+from ebbflow.web.endpoint import Certificate, Endpoint
 
 _HTTPS = 8_443
 

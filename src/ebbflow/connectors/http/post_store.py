@@ -23,19 +23,14 @@ import pyarrow as pa
 
 from ebbflow.buffers.feed import Buffers
 from ebbflow.buffers.streams import DUPLICATE_WINDOW
-from ebbflow.connectors.http.body import Body
-from ebbflow.connectors.http.exchange import Exchange
 from ebbflow.connectors.http.known_ids import KnownIds
-from ebbflow.connectors.http.request import (
-    Envelope,
-    Refusal,
-    RequestRoom,
-    rows_of,
-    too_many,
-    unavailable,
-)
+from ebbflow.connectors.http.request import Envelope, rows_of
 from ebbflow.core import frames
 from ebbflow.errors import BufferFull, EbbflowError, MessageTooLarge
+from ebbflow.web.body import Body
+from ebbflow.web.exchange import Exchange
+from ebbflow.web.refusal import Refusal, too_many, unavailable
+from ebbflow.web.room import RequestRoom
 
 CERTAIN_WITHIN = DUPLICATE_WINDOW - 10.0
 """So long a frame is tried. JetStream recognises a copy a bit longer; later it would be stored."""

@@ -1,7 +1,6 @@
 """A request to the HTTP source: its body, the messages in it, or the reason why it is refused.
 
-``Room`` bounds what the requests of one vertex hold in memory at the same time, in number and in
-bytes. Everything else here is about one request and changes nothing outside it.
+All of it is about one request and changes nothing outside it.
 
 What is wrong with a request is a ``Refusal``, with the status and the reason that its sender gets.
 A sender may try again after a 429 (too many requests are on their way, or the buffer is full) and
@@ -11,7 +10,6 @@ refusals are about the request itself.
 
 from __future__ import annotations
 
-import asyncio
 import re
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -22,101 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ebbflow.core import frames
-
-_RETRY_AFTER = 1
-
-
-class Refusal(Exception):
-    """A request that is not taken, and what its sender is told.
-
-    ``retry`` is when to try again, in seconds. ``headers`` go with the answer.
-    """
-
-    def __init__(
-        self,
-        status: int,
-        reason: str,
-        retry: int | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(status, reason)
-        self.status = status
-        self.reason = reason
-        self.headers = dict(headers or {})
-        if retry is not None:
-            self.headers["retry-after"] = str(retry)
-
-
-def too_many(reason: str) -> Refusal:
-    """Returns a 429: there is no room at the moment, and the sender is to come again."""
-    return Refusal(429, reason, retry=_RETRY_AFTER)
-
-
-def unavailable(reason: str) -> Refusal:
-    """Returns a 503: messages cannot be stored at the moment, and the sender is to come again."""
-    return Refusal(503, reason, retry=_RETRY_AFTER)
-
-
-class Room:
-    """Bounds what the requests of one vertex hold in memory. Used on one loop."""
-
-    def __init__(self, requests: int, size: int) -> None:
-        self._requests = requests
-        self._bytes = size
-        self._inside = 0
-        self._held = 0
-        self._empty = asyncio.Event()
-        self._empty.set()
-
-    def reserve(self, size: int) -> RequestRoom:
-        """Holds room for a request with a body of that size; ``Refusal`` when there is none."""
-        self.check(1, size)
-        self._inside += 1
-        self._held += size
-        self._empty.clear()
-        return RequestRoom(self, size)
-
-    def release(self, size: int) -> None:
-        """Ends the hold of a request that held so much."""
-        self._inside -= 1
-        self._held -= size
-        if not self._inside:
-            self._empty.set()
-
-    def check(self, requests: int, size: int) -> None:
-        """Raises ``Refusal`` unless there is room for so much more."""
-        if self._inside + requests > self._requests or self._held + size > self._bytes:
-            raise too_many("too many requests are on their way")
-
-    def grow(self, size: int) -> None:
-        """Has a place hold so much more."""
-        self.check(0, size)
-        self._held += size
-
-    async def wait_until_empty(self) -> None:
-        """Returns when no request is on its way."""
-        await self._empty.wait()
-
-
-class RequestRoom:
-    """The room that one request holds, until it is released."""
-
-    __slots__ = ("_room", "_size")
-
-    def __init__(self, room: Room, size: int) -> None:
-        self._room = room
-        self._size = size
-
-    def cover(self, size: int) -> None:
-        """Makes it large enough for so many bytes; ``Refusal`` when there is no room."""
-        if size > self._size:
-            self._room.grow(size - self._size)
-            self._size = size
-
-    def release(self) -> None:
-        """Gives the room back. Called once."""
-        self._room.release(self._size)
-
+from ebbflow.web.refusal import Refusal
 
 ID, TIME, KEYS = "x-numaflow-id", "x-numaflow-event-time", "x-numaflow-keys"
 NDJSON = "application/x-ndjson"

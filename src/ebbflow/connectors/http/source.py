@@ -17,15 +17,17 @@ from dataclasses import replace
 
 from ebbflow.buffers.feed import Spot
 from ebbflow.buffers.names import Names
-from ebbflow.connectors.http.body import check_size
-from ebbflow.connectors.http.connection import Receiver, RequestHead
 from ebbflow.connectors.http.doors import Doors
-from ebbflow.connectors.http.exchange import Exchange, describe_reason
 from ebbflow.connectors.http.known_ids import KnownIds
 from ebbflow.connectors.http.post_store import CERTAIN_WITHIN, Post, PostStore
-from ebbflow.connectors.http.request import Envelope, Room, rows_of, unavailable
+from ebbflow.connectors.http.request import Envelope, rows_of
 from ebbflow.connectors.http.settings import HttpSourceSettings
 from ebbflow.nats.link import Link
+from ebbflow.web.body import check_size
+from ebbflow.web.connection import Receiver, RequestHead
+from ebbflow.web.exchange import Exchange, describe_reason
+from ebbflow.web.refusal import unavailable
+from ebbflow.web.room import Room
 
 _MOST_BYTES = 64 * 1024 * 1024
 _GRACE = 5.0

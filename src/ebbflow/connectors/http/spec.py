@@ -105,7 +105,7 @@ class HttpSourceSpec(ListeningSection):
 
     def plan(self, pipeline: str, vertex: str) -> FeedPlan:
         """Returns the feed, with all secrets read."""
-        require_extra("The http source", "http", "httptools", "cryptography")
+        require_extra("The http source", "http", "cryptography")
         from ebbflow.buffers.feed import FeedPlan
         from ebbflow.connectors.http.source import HttpFeed
 
@@ -150,7 +150,6 @@ class HttpSinkSpec(SinkSection):
 
     def plan(self, retried: bool) -> UserSink:
         """Returns the sink, with all secrets read."""
-        require_extra("The http sink", "http", "httptools")
         from ebbflow.connectors.http.sink import HttpSink
 
         # A call with a batch sends many requests; one that sends messages alone must not take long.

@@ -25,9 +25,8 @@ import nats.errors
 from ebbflow.buffers.feed import Spot
 from ebbflow.buffers.names import Names
 from ebbflow.buffers.trail import TrailFollower
-from ebbflow.connectors.http.body import check_size
 from ebbflow.connectors.http.post_store import PostStore
-from ebbflow.connectors.http.request import Envelope, Refusal, rows_of, too_many, unavailable
+from ebbflow.connectors.http.request import Envelope, rows_of
 from ebbflow.connectors.serving.answers import AnswerSource
 from ebbflow.connectors.serving.open_request import AnswersSoFar, OpenRequest
 from ebbflow.connectors.serving.records import Checkpoint, RequestRecords
@@ -39,6 +38,8 @@ from ebbflow.core.answers import Answer
 from ebbflow.errors import EbbflowError
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
+from ebbflow.web.body import check_size
+from ebbflow.web.refusal import Refusal, too_many, unavailable
 
 MOST_OPEN = 100_000
 """The most requests that may be open; others are refused until some have ended."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from urllib.parse import urlsplit
 
-from ebbflow.connectors.http.connection import RequestHead
-from ebbflow.connectors.http.exchange import Exchange
-from ebbflow.connectors.http.request import KEYS, TIME, Refusal
+from ebbflow.connectors.http.request import KEYS, TIME
 from ebbflow.connectors.serving.results import LENGTH, LENGTHS
+from ebbflow.web.connection import RequestHead
+from ebbflow.web.exchange import Exchange
+from ebbflow.web.refusal import Refusal
 
 _REMEMBERED = 600
 

@@ -22,14 +22,9 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from ebbflow.connectors.http.body import Body, check_size
-from ebbflow.connectors.http.connection import Receiver, RequestHead, refusal_of
-from ebbflow.connectors.http.exchange import Exchange
-from ebbflow.connectors.http.health import BodilessRequest
-from ebbflow.connectors.http.request import Refusal, RequestRoom, Room, unavailable
 from ebbflow.connectors.serving.book import RequestBook
 from ebbflow.connectors.serving.envelope import RequestEnvelope
-from ebbflow.connectors.serving.query import read_id, read_last_event, read_query, read_timeout
+from ebbflow.connectors.serving.query import read_id, read_last_event, read_timeout
 from ebbflow.connectors.serving.results import (
     answer_request,
     describe_acceptance,
@@ -38,15 +33,20 @@ from ebbflow.connectors.serving.results import (
     encode_json,
 )
 from ebbflow.connectors.serving.settings import ServingSettings
-from ebbflow.connectors.serving.sse import EventStream, format_error, stream_answers
+from ebbflow.connectors.serving.sse import format_error, stream_answers
 from ebbflow.errors import EbbflowError
+from ebbflow.web.body import BodilessRequest, Body, check_size
+from ebbflow.web.connection import Receiver, RequestHead, refusal_of
+from ebbflow.web.event_stream import EventStream
+from ebbflow.web.exchange import Exchange
+from ebbflow.web.query import read_query
+from ebbflow.web.refusal import Refusal, unavailable
+from ebbflow.web.room import RequestRoom, Room
+from ebbflow.web.server import Opener
 
 _MOST_BYTES = 64 * 1024 * 1024
 _NOBODY_KNOWS = "nobody knows a request of this id; it may be too old"
 _IN_PROGRESS = encode_json({"status": "in-progress"})
-
-Opener = Callable[[RequestHead, Exchange], Receiver]
-"""Takes the head of a request and returns who takes its body; ``Refusal`` if nobody does."""
 
 Work = Callable[[], Coroutine[Any, Any, None]]
 """Does what a request asks for."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ebbflow.connectors.http.request import ID, Envelope, Refusal, check_id, join_headers
+from ebbflow.connectors.http.request import ID, Envelope, check_id, join_headers
 from ebbflow.request_ids import make_request_id
+from ebbflow.web.refusal import Refusal
 
 
 class RequestEnvelope(Envelope):

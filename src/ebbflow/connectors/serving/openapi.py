@@ -5,11 +5,11 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from ebbflow.connectors.http.exchange import JSON
 from ebbflow.connectors.http.request import KEYS, TIME
 from ebbflow.connectors.serving.results import BINARY, LENGTH, LENGTHS, TEXT
 from ebbflow.connectors.serving.settings import ServingSettings
 from ebbflow.version import __version__
+from ebbflow.web.exchange import JSON
 
 Tree = dict[str, Any]
 

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from urllib.parse import parse_qsl
 
-from ebbflow.connectors.http.connection import RequestHead
-from ebbflow.connectors.http.request import Refusal
 from ebbflow.connectors.serving.envelope import check_request_id
+from ebbflow.web.connection import RequestHead
+from ebbflow.web.query import read_query
+from ebbflow.web.refusal import Refusal
 
 _NUMBER = re.compile(r"\d{1,18}")
-
-
-def read_query(head: RequestHead) -> dict[str, str]:
-    """Returns the parameters of the address; ``Refusal`` if there is one twice."""
-    text = head.target.partition(b"?")[2].decode("latin-1")
-    pairs = parse_qsl(text, keep_blank_values=True)
-    query = dict(pairs)
-    if len(query) < len(pairs):
-        raise Refusal(400, "a parameter is there twice")
-    return query
 
 
 def read_id(head: RequestHead) -> str:

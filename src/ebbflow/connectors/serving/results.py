@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from ebbflow.connectors.http.exchange import JSON, Exchange
-from ebbflow.connectors.http.request import Refusal
 from ebbflow.connectors.serving.served_request import ServedRequest
+from ebbflow.web.exchange import JSON, Exchange
+from ebbflow.web.refusal import Refusal
 
 LENGTH = "Numaflow-Array-Len"
 LENGTHS = "Numaflow-Array-Index-Len"

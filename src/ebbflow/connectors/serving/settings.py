@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ebbflow.connectors.http.settings import Endpoint
 from ebbflow.secret import Secret
+from ebbflow.web.endpoint import Endpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,19 +13,20 @@ from collections.abc import Mapping
 
 from ebbflow.buffers.answers import AnswerBucket
 from ebbflow.buffers.feed import Spot, StorePlan
-from ebbflow.connectors.http.connection import Receiver, RequestHead
 from ebbflow.connectors.http.doors import Doors
-from ebbflow.connectors.http.exchange import JSON, Exchange
-from ebbflow.connectors.http.health import BodilessRequest
-from ebbflow.connectors.http.request import unavailable
 from ebbflow.connectors.serving.answers import AnswerSource, BucketAnswers, OwnStoreAnswers
 from ebbflow.connectors.serving.book import RequestBook
 from ebbflow.connectors.serving.cors import Cors
-from ebbflow.connectors.serving.endpoints import Endpoints, Opener
+from ebbflow.connectors.serving.endpoints import Endpoints
 from ebbflow.connectors.serving.openapi import PAGE_HEADERS, make_document, make_page
 from ebbflow.connectors.serving.results import describe_problem, encode_json
 from ebbflow.connectors.serving.settings import ServingSettings
 from ebbflow.nats.link import Link
+from ebbflow.web.body import BodilessRequest
+from ebbflow.web.connection import Receiver, RequestHead
+from ebbflow.web.exchange import JSON, Exchange
+from ebbflow.web.refusal import unavailable
+from ebbflow.web.server import Opener
 
 _GRACE = 5.0
 _END = 15.0

@@ -63,7 +63,7 @@ class ServingSourceSpec(ServingFields):
 
     def plan(self, pipeline: str, vertex: str) -> FeedPlan:
         """Returns the feed, with all secrets read."""
-        require_extra("The serving source", "http", "httptools", "cryptography")
+        require_extra("The serving source", "http", "cryptography")
         from ebbflow.buffers.feed import FeedPlan
         from ebbflow.connectors.serving.source import ServingFeed
 

@@ -4,26 +4,17 @@ An answer that is text is an event of the usual kind. One that is not, or that h
 which the format would change, is an event ``base64``. The last event is ``done`` or ``error``, with
 JSON. The id of an event counts up as answers are stored, so a client that comes again with the last
 id that it has seen gets the rest.
-
-A client that reads slowly holds up its own stream and nothing else. In quiet times a comment tells
-proxies that the stream lives, and tells the server when the client does not.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from collections.abc import AsyncIterator
 
-from ebbflow.connectors.http.exchange import Exchange
 from ebbflow.connectors.serving.results import describe_failure, encode_json, is_text
 from ebbflow.connectors.serving.served_request import ServedRequest
 from ebbflow.core.answers import Answer
-
-CONTENT_TYPE = "text/event-stream; charset=utf-8"
-_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-_QUIET = 15.0
-_STILL_HERE = b":\n\n"
+from ebbflow.web.exchange import Exchange
 
 
 def format_answer(answer: Answer) -> bytes:
@@ -60,29 +51,3 @@ async def stream_answers(
         answers += 1
         if event.arrived > after:
             await exchange.send(format_answer(event))
-
-
-class EventStream:
-    """The stream of one client, begun with ``async with``; comments keep it alive."""
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-        self._timer: asyncio.TimerHandle | None = None
-
-    async def __aenter__(self) -> None:
-        self._exchange.begin(200, _HEADERS, CONTENT_TYPE)
-        self._wait()
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if kind is None:
-            self._exchange.end()
-
-    def _wait(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(_QUIET, self._say_still_here)
-
-    def _say_still_here(self) -> None:
-        if self._exchange.has_room:
-            self._exchange.put(_STILL_HERE)
-        self._wait()

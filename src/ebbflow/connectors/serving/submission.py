@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from ebbflow.connectors.http.request import ID, Envelope, Refusal
+from ebbflow.connectors.http.request import ID, Envelope
+from ebbflow.web.refusal import Refusal
 
 _ROW_BYTES = 128
 

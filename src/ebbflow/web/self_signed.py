@@ -14,8 +14,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from ebbflow.connectors.http.settings import Certificate
 from ebbflow.secret import Secret
+from ebbflow.web.endpoint import Certificate
 
 _VALID = timedelta(days=365)
 _CLOCKS_DIFFER = timedelta(hours=1)

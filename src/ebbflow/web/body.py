@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ebbflow.connectors.http.request import Refusal, RequestRoom
+from collections.abc import Callable
+
+from ebbflow.web.refusal import Refusal
+from ebbflow.web.room import RequestRoom
 
 
 class Body:
@@ -36,3 +39,20 @@ def check_size(size: int, largest: int) -> None:
     """Refuses a body that is larger than a message may be."""
     if size > largest:
         raise Refusal(413, f"a body may have {largest:,} bytes, not {size:,} or more")
+
+
+class BodilessRequest:
+    """A request that is answered when it is complete; its body does not matter."""
+
+    def __init__(self, answer: Callable[[], None]) -> None:
+        self._answer = answer
+
+    def feed(self, piece: bytes) -> None:
+        """Forgets it."""
+
+    def finish(self) -> None:
+        """Answers."""
+        self._answer()
+
+    def abandon(self) -> None:
+        """Has nothing to give back."""

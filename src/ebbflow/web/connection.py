@@ -21,8 +21,8 @@ from typing import Protocol
 
 import httptools
 
-from ebbflow.connectors.http.exchange import Exchange
-from ebbflow.connectors.http.request import Refusal
+from ebbflow.web.exchange import Exchange
+from ebbflow.web.refusal import Refusal
 
 _LARGEST_HEAD = 32 * 1024
 _KEEP_ALIVE = 15.0

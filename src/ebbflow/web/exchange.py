@@ -15,7 +15,7 @@ from email.utils import formatdate
 from http import HTTPStatus
 from typing import Protocol
 
-from ebbflow.connectors.http.request import Refusal
+from ebbflow.web.refusal import Refusal
 
 JSON = "application/json"
 

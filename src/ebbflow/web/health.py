@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ebbflow.connectors.http.connection import Receiver, RequestHead
-from ebbflow.connectors.http.exchange import Exchange, describe_reason
-from ebbflow.connectors.http.request import Refusal
+from ebbflow.web.body import BodilessRequest
+from ebbflow.web.connection import Receiver, RequestHead
+from ebbflow.web.exchange import Exchange, describe_reason
+from ebbflow.web.refusal import Refusal
 
 Look = Callable[[], str | None]
 """Returns what is wrong at the moment; ``None`` when all is well."""
@@ -31,20 +32,3 @@ class HealthCheck:
         if (reason := self._look()) is not None:
             raise Refusal(503, reason)
         exchange.respond(*((204, b"") if self._silent else (200, b'{"status":"ok"}')))
-
-
-class BodilessRequest:
-    """A request that is answered when it is complete; its body does not matter."""
-
-    def __init__(self, answer: Callable[[], None]) -> None:
-        self._answer = answer
-
-    def feed(self, piece: bytes) -> None:
-        """Forgets it."""
-
-    def finish(self) -> None:
-        """Answers."""
-        self._answer()
-
-    def abandon(self) -> None:
-        """Has nothing to give back."""

@@ -1,0 +1,1 @@
+"""A small web server on asyncio: for sources that take requests in, and for the page."""
