@@ -46,7 +46,6 @@ from ebbflow.durations import DEFAULT_ON_ERROR, Backoff
 from ebbflow.nats.publish import Tally
 from ebbflow.outcome import COUNTERS
 from ebbflow.runtime.run_options import RunOptions
-from ebbflow.runtime.run_report import Summary
 from ebbflow.schema import fields as kinds
 from ebbflow.schema.container import POD_FIELDS, Container, Resources, Variable, VariablesFrom
 from ebbflow.schema.secret import SecretRef, Tls
@@ -57,6 +56,7 @@ from ebbflow.spec.kubernetes import MONOVERTEX_NO_EFFECT, NO_EFFECT
 from ebbflow.spec.model import EffectiveLimits, MonoVertexSpec, PipelineBody, PipelineSpec
 from ebbflow.spec.rules.support import NOT_YET
 from ebbflow.spec.serving import SERVING_NO_EFFECT, ServingPipelineSpec
+from ebbflow.status.run_report import Summary
 from ebbflow.testing.conformance.suite import SINK_RULES, SOURCE_RULES
 from ebbflow.wire.images.table import BUILT_IN, BuiltIn
 

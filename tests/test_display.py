@@ -1,6 +1,7 @@
 import io
 import os
 import time
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -8,7 +9,7 @@ from rich.console import Console
 from ebbflow.display import LiveTable, PlainLines, Rates, result_table, state_of
 from ebbflow.nats.publish import Tally
 from ebbflow.outcome import Counts
-from ebbflow.runtime.run_report import VertexView
+from ebbflow.status.model import PipelineStatus, VertexStatus
 
 
 class Clock:
@@ -31,8 +32,17 @@ class Plain:
         return self.err.getvalue().splitlines()
 
 
-def view(read: int = 0, restarts: int = 0, failure: str | None = None) -> VertexView:
-    return VertexView(Counts(read=read, done=read), restarts, failure, None)
+def view(read: int = 0, restarts: int = 0, failure: str | None = None) -> VertexStatus:
+    counts = Counts(read=read, done=read)
+    return VertexStatus("v", counts=counts, restarts=restarts, failure=failure)
+
+
+def seen(**vertices: VertexStatus) -> PipelineStatus:
+    """A pipeline of these vertices; ``in_`` is one that is called in."""
+    named = {name.removesuffix("_"): vertex for name, vertex in vertices.items()}
+    return PipelineStatus(
+        "p", vertices=tuple(replace(vertex, name=name) for name, vertex in named.items())
+    )
 
 
 def test_what_vertices_print_goes_to_standard_output_and_all_else_to_standard_error() -> None:
@@ -40,7 +50,7 @@ def test_what_vertices_print_goes_to_standard_output_and_all_else_to_standard_er
     plain.lines.stage("starting Spark")
     plain.lines.line("[bold]as it is\x1b[0m")
     plain.clock.now += 2.5
-    plain.lines.look({"in": view(read=4), "out": view()})
+    plain.lines.look(seen(in_=view(read=4), out=view()))
     assert plain.out.getvalue() == "[bold]as it is\x1b[0m\n"
     assert plain.told == ["    0.0 s  starting Spark", "    2.5 s  in: read=4 done=4"]
 
@@ -48,7 +58,7 @@ def test_what_vertices_print_goes_to_standard_output_and_all_else_to_standard_er
 def test_counts_are_told_when_they_changed_and_not_more_often_than_every_two_seconds() -> None:
     plain = Plain()
     for read in (0, 1, 2, 3, 4, 4, 4, 4, 4, 4, 5):
-        plain.lines.look({"in": view(read)})
+        plain.lines.look(seen(in_=view(read)))
         plain.clock.now += 0.5
     assert plain.told == ["    2.0 s  in: read=4 done=4", "    5.0 s  in: read=5 done=5"]
 
@@ -56,8 +66,8 @@ def test_counts_are_told_when_they_changed_and_not_more_often_than_every_two_sec
 def test_a_restart_is_told_at_once_and_once() -> None:
     plain = Plain()
     for failure in ("KeyError: 'a'", "KeyError: 'a'", None):
-        plain.lines.look({"in": view(restarts=1, failure=failure)})
-    plain.lines.look({"in": view(restarts=2, failure="OSError: full")})
+        plain.lines.look(seen(in_=view(restarts=1, failure=failure)))
+    plain.lines.look(seen(in_=view(restarts=2, failure="OSError: full")))
     assert plain.told == [
         "    0.0 s  in: restarting (restart 1): KeyError: 'a'",
         "    0.0 s  in: restarting (restart 2): OSError: full",
@@ -69,7 +79,7 @@ def test_what_is_told_about_the_run_is_above_the_table_until_something_else_is()
     table = LiveTable(Console(file=screen, force_terminal=True, width=100, color_system=None))
     table.stage("running")
     table.stage("the disk of /srv is full, with 48 KiB left")
-    table.look({"in": view(read=4)})
+    table.look(seen(in_=view(read=4)))
     table.close()
     assert "the disk of /srv is full, with 48 KiB left" in screen.getvalue()
 
@@ -77,7 +87,7 @@ def test_what_is_told_about_the_run_is_above_the_table_until_something_else_is()
 def test_a_source_that_fails_without_its_vertex_is_told_for_each_new_reason() -> None:
     plain = Plain()
     for failure in ("no file", "no file", "no table", None, "no table"):
-        plain.lines.look({"in": view(failure=failure)})
+        plain.lines.look(seen(in_=view(failure=failure)))
     assert plain.told == [
         "    0.0 s  in: restarting: no file",
         "    0.0 s  in: restarting: no table",
@@ -130,9 +140,9 @@ def test_counters_that_counted_nothing_have_no_column() -> None:
 
 def test_a_new_nack_reason_is_told_once() -> None:
     plain = Plain()
-    nacked = VertexView(Counts(), 0, None, "not yet")
-    plain.lines.look({"in": nacked})
-    plain.lines.look({"in": nacked})
+    nacked = VertexStatus("v", nack_reason="not yet")
+    plain.lines.look(seen(in_=nacked))
+    plain.lines.look(seen(in_=nacked))
     assert plain.told == ["    0.0 s  in: redelivered: not yet"]
 
 
@@ -141,8 +151,8 @@ def test_the_table_shows_a_row_a_vertex_with_lines_above_it() -> None:
     table = LiveTable(Console(file=screen, force_terminal=True, width=140, color_system=None))
     table.stage("starting Spark")
     table.stage("running")
-    nacked = VertexView(Counts(read=1200, redelivered=3), 0, None, "not [yet]")
-    table.look({"in": view(5), "enrich": nacked})
+    nacked = VertexStatus("v", counts=Counts(read=1200, redelivered=3), nack_reason="not [yet]")
+    table.look(seen(in_=view(5), enrich=nacked))
     table.line("[bold]printed")
     table.close()
     shown = screen.getvalue()
@@ -156,7 +166,7 @@ def test_the_table_shows_a_row_a_vertex_with_lines_above_it() -> None:
 def test_a_long_call_is_told_when_it_is_seen_and_when_it_is_twice_as_long() -> None:
     plain = Plain()
     for seconds in (12.0, 13.0, 24.5, 30.0, None, 11.0):
-        plain.lines.look({"m": VertexView(Counts(), 0, None, None, in_call=seconds)})
+        plain.lines.look(seen(m=VertexStatus("m", in_call=seconds)))
 
     assert [line.partition("m: ")[2] for line in plain.told] == [
         f"running, in a call for {seconds} s" for seconds in (12, 24, 11)
@@ -166,6 +176,6 @@ def test_a_long_call_is_told_when_it_is_seen_and_when_it_is_twice_as_long() -> N
 def test_what_publishing_has_met_with_is_part_of_the_state():
     tally = Tally(attempts=500, no_responders=2, full=1200)
 
-    assert state_of(VertexView(Counts(), 0, None, None, tally)) == (
+    assert state_of(VertexStatus("m", publishing=tally)) == (
         "running, 2 times without a stream, 1,200 times at a full buffer"
     )

@@ -16,7 +16,7 @@ The public names, each to be imported from the module that lists it:
     ebbflow             building      Pipeline MonoVertex Backoff Function
                         user code     Datum Message Response RowResponse Status nack Nack
                                       NackOptions Source SourceMessage NackOffset ServingStore
-                        a run         Summary Counts Watcher VertexView
+                        a run         Summary Counts Watcher PipelineStatus VertexStatus
                         dead letters  DeadLetters StoredLetter Letter
                         answers       answers StoredAnswers Answer
                         errors        EbbflowError SetupError AccessError JetStreamUnavailable
@@ -73,7 +73,8 @@ if TYPE_CHECKING:
     from ebbflow.core.answers import Answer
     from ebbflow.core.dead_letter import Letter
     from ebbflow.deadletters import DeadLetters, StoredLetter
-    from ebbflow.runtime.run_report import Summary, VertexView, Watcher
+    from ebbflow.status.model import PipelineStatus, VertexStatus
+    from ebbflow.status.run_report import Summary, Watcher
     from ebbflow.stored_answers import StoredAnswers, answers
 
 __all__ = [
@@ -97,6 +98,7 @@ __all__ = [
     "NackOffset",
     "NackOptions",
     "Pipeline",
+    "PipelineStatus",
     "Problem",
     "Response",
     "RowResponse",
@@ -112,7 +114,7 @@ __all__ = [
     "Summary",
     "TargetError",
     "Unavailable",
-    "VertexView",
+    "VertexStatus",
     "Watcher",
     "__version__",
     "answers",
@@ -123,12 +125,13 @@ _IMPORTED_WHEN_USED = {
     "Answer": "ebbflow.core.answers",
     "DeadLetters": "ebbflow.deadletters",
     "Letter": "ebbflow.core.dead_letter",
+    "PipelineStatus": "ebbflow.status.model",
     "ServingStore": "ebbflow.buffers.answers",
     "StoredAnswers": "ebbflow.stored_answers",
     "StoredLetter": "ebbflow.deadletters",
-    "Summary": "ebbflow.runtime.run_report",
-    "VertexView": "ebbflow.runtime.run_report",
-    "Watcher": "ebbflow.runtime.run_report",
+    "Summary": "ebbflow.status.run_report",
+    "VertexStatus": "ebbflow.status.model",
+    "Watcher": "ebbflow.status.run_report",
     "answers": "ebbflow.stored_answers",
 }
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Unpack
 
 if TYPE_CHECKING:
     from ebbflow.runtime.run_options import RunOptionNames
-    from ebbflow.runtime.run_report import Summary, Watcher
     from ebbflow.spec.model import Spec
+    from ebbflow.status.run_report import Summary, Watcher
 
 
 class Builder:

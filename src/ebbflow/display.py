@@ -30,7 +30,7 @@ from ebbflow.outcome import COUNTERS, Counts
 if TYPE_CHECKING:
     from ebbflow.core.outage import Waiting
     from ebbflow.nats.publish import Tally
-    from ebbflow.runtime.run_report import VertexView
+    from ebbflow.status.model import PipelineStatus, VertexStatus
 
 _EVERY = 2.0
 _RATE_OVER = 3.0
@@ -54,7 +54,7 @@ class Display(Protocol):
     def line(self, text: str) -> None:
         """Shows a line that a vertex has printed; called from another thread."""
 
-    def look(self, views: Mapping[str, VertexView]) -> None:
+    def look(self, status: PipelineStatus) -> None:
         """Shows the state of all vertices."""
 
     def close(self) -> None:
@@ -117,10 +117,10 @@ class LiveTable:
         """Prints above the table, as it is."""
         self.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
-    def look(self, views: Mapping[str, VertexView]) -> None:
+    def look(self, status: PipelineStatus) -> None:
         """Redraws the table."""
         if self._live is not None:
-            self._live.update(self._table(views))
+            self._live.update(self._table(status))
 
     def close(self) -> None:
         """Takes the table away; the result of the run takes its place."""
@@ -128,13 +128,13 @@ class LiveTable:
             self._live.stop()
             self._live = None
 
-    def _table(self, views: Mapping[str, VertexView]) -> Table:
-        table, names = counts_table({v: view.counts for v, view in views.items()}, self._title)
+    def _table(self, status: PipelineStatus) -> Table:
+        table, names = counts_table({v.name: v.counts for v in status.vertices}, self._title)
         table.add_column("rate/s", justify="right", no_wrap=True)
         table.add_column("state and last nack reason", overflow="ellipsis", no_wrap=True)
-        for vertex, view in views.items():
-            rate = self._rates.update(vertex, view.counts.read)
-            table.add_row(*_cells(vertex, view.counts, names), f"{rate:,.0f}", _words(view))
+        for view in status.vertices:
+            rate = self._rates.update(view.name, view.counts.read)
+            table.add_row(*_cells(view.name, view.counts, names), f"{rate:,.0f}", _words(view))
         return table
 
 
@@ -164,12 +164,12 @@ def _cells(vertex: str, counts: Counts, names: list[str]) -> list[str]:
     return [vertex, *(f"{getattr(counts, name):,}" for name in names)]
 
 
-def _words(view: VertexView) -> Text:
+def _words(view: VertexStatus) -> Text:
     words = Text(state_of(view), "red" if view.failure else "green")
     return words.append(f"; {one_line(view.nack_reason)}", "") if view.nack_reason else words
 
 
-def state_of(view: VertexView) -> str:
+def state_of(view: VertexStatus) -> str:
     """Returns in words whether a vertex runs, waits or was stopped, and why."""
     if view.halted:
         return one_line(f"stopped taking messages until it is resumed: {view.halted}")
@@ -181,7 +181,7 @@ def state_of(view: VertexView) -> str:
         return one_line(f"restarting{count}: {view.failure}")
     running = f"running, {view.restarts} restarts" if view.restarts else "running"
     calling = [f"in a call for {view.in_call:.0f} s"] if view.in_call else []
-    waiting = [f"{view.pending:,} waiting at the source"] if view.pending else []
+    waiting = [f"{view.source_pending:,} waiting at the source"] if view.source_pending else []
     return ", ".join([running, *calling, *waiting, *_troubles(view.publishing)])
 
 
@@ -252,9 +252,10 @@ class PlainLines:
                 _discard(self._out)
                 _thread.interrupt_main()
 
-    def look(self, views: Mapping[str, VertexView]) -> None:
+    def look(self, status: PipelineStatus) -> None:
         """Prints new failures and nack reasons at once, and changed counts now and then."""
-        for vertex, view in views.items():
+        for view in status.vertices:
+            vertex = view.name
             self._tell_stuck(vertex, view)
             if self._is_news(vertex, view):
                 self._tell(f"{vertex}: {state_of(view)}")
@@ -262,13 +263,13 @@ class PlainLines:
                 self._reasons[vertex] = view.nack_reason
                 self._tell(f"{vertex}: redelivered: {one_line(view.nack_reason)}")
             self._look_at_call(vertex, view)
-        counted = {vertex: _nonzero(view.counts) for vertex, view in views.items()}
+        counted = {view.name: _nonzero(view.counts) for view in status.vertices}
         progress = "  ".join(f"{vertex}: {text}" for vertex, text in counted.items() if text)
         if progress != self._progress and self._clock() - self._shown_at >= _EVERY:
             self._progress, self._shown_at = progress, self._clock()
             self._tell(progress)
 
-    def _tell_stuck(self, vertex: str, view: VertexView) -> None:
+    def _tell_stuck(self, vertex: str, view: VertexStatus) -> None:
         """Tells of a vertex that waits or was stopped: at once, ever less often, and of the end."""
         stuck = view.halted or (view.waiting and "waiting") or ""
         before, due = self._stuck.get(vertex, ("", 0.0))
@@ -280,14 +281,14 @@ class PlainLines:
             due = self._clock() + max(_STUCK_EVERY, waited)
         self._stuck[vertex] = (stuck, due)
 
-    def _is_news(self, vertex: str, view: VertexView) -> bool:
+    def _is_news(self, vertex: str, view: VertexStatus) -> bool:
         """Returns whether the vertex was started again, or fails for another reason than it did."""
         failure = None if view.waiting or view.halted else view.failure
         restarts, before = self._restarts.get(vertex, 0), self._failures.get(vertex)
         self._restarts[vertex], self._failures[vertex] = view.restarts, failure
         return view.restarts > restarts or failure not in (None, before)
 
-    def _look_at_call(self, vertex: str, view: VertexView) -> None:
+    def _look_at_call(self, vertex: str, view: VertexStatus) -> None:
         """Tells of a long call when it is first seen, and each time that it is twice as long."""
         if view.in_call is None:
             self._call_shown.pop(vertex, None)

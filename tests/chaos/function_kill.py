@@ -73,8 +73,8 @@ class FunctionKills:
                 moment = (number + self._random.random()) / (kills + 1)
                 self._await(run, int(moment * self._messages))
                 done += self._kill()
-            if not until(lambda: run.views["store"].counts.done >= self._messages, _PATIENCE):
-                raise TimeoutError(f"not all messages came: {run.views}")
+            if not until(lambda: run.status["store"].counts.done >= self._messages, _PATIENCE):
+                raise TimeoutError(f"not all messages came: {run.status}")
         finally:
             run.stop()
         with start_embedded(self._folder / "state") as server, open_link(server) as link:
@@ -86,7 +86,7 @@ class FunctionKills:
 
     def _await(self, run: BackgroundRun, messages: int) -> None:
         if not until(lambda: self._arrived() >= messages, _PATIENCE):
-            raise TimeoutError(f"{self._arrived()} of {messages} messages came: {run.views}")
+            raise TimeoutError(f"{self._arrived()} of {messages} messages came: {run.status}")
 
     def _kill(self) -> bool:
         """Kill one of the function's processes, as soon as there is one; not after the end.

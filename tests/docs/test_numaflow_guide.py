@@ -26,7 +26,7 @@ def test_the_orders_of_the_guide_are_priced_and_stored(tmp_path: Path) -> None:
     orders = cast(Builder, SimpleNamespace(spec=load(tmp_path / "orders.yaml")))
     live = BackgroundRun(orders, tmp_path / "state", lines.append, search=tmp_path)
     try:
-        assert until(lambda: live.views["price"].counts.dropped > 0, 60), live.failures
+        assert until(lambda: live.status["price"].counts.dropped > 0, 60), live.failures
         assert until(lambda: "stored 6 EUR on delivery 2" in lines, 60), live.failures
     finally:
         summary = live.stop()

@@ -16,8 +16,8 @@ from ebbflow import MonoVertex, Pipeline
 from ebbflow.cli.main import app
 from ebbflow.outcome import Counts
 from ebbflow.runtime.run_options import RunOptionNames, RunOptions
-from ebbflow.runtime.run_report import Summary, Watcher
 from ebbflow.spec.lint import lint
+from ebbflow.status.run_report import Summary, Watcher
 from tests.docs.pages import BLOCKS, PAGES, ROOT, Block, Page, commands
 
 LANGUAGES = {"python", "yaml", "console", "text"}

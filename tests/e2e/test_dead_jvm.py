@@ -102,12 +102,12 @@ PROGRAM = """
 from pathlib import Path
 from pyspark import SparkContext
 from ebbflow import Pipeline
-from ebbflow.runtime.run_report import Silent
+from ebbflow.status.run_report import Silent
 from ebbflow.spark.session import start_session
 
 class Killing(Silent):
-    def look(self, views):
-        if views["out"].counts.done > 20:
+    def look(self, status):
+        if status["out"].counts.done > 20:
             SparkContext._gateway.proc.kill()
 
 spark = start_session("mine", "local[4]", 2, Path("logs").resolve(), {})  # not the run's own

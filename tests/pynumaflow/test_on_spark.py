@@ -58,7 +58,9 @@ def test_a_source_hears_of_nacks_and_a_failure_is_one_messages_own(tmp_path: Pat
         .sink(functions.print_all)
     )
     live = BackgroundRun(mono, tmp_path, heard=lines.append)
-    arrived = until(lambda: len(lines) >= 19 and live.views["numbers"].counts.dead_lettered > 0, 60)
+    arrived = until(
+        lambda: len(lines) >= 19 and live.status["numbers"].counts.dead_lettered > 0, 60
+    )
     summary = live.stop()
     assert arrived, live.failures
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ from ebbflow import Datum, Pipeline, Response
 from ebbflow.core.dead_letter import Letter
 from ebbflow.deadletters import DeadLetters
 from ebbflow.nats.locate import open_link, start_embedded
-from ebbflow.runtime.run_report import Silent, Summary, VertexView
 from ebbflow.spark.run import run_pipeline
+from ebbflow.status.model import PipelineStatus
+from ebbflow.status.run_report import Silent, Summary
 
 
 @pytest.fixture
@@ -36,22 +37,22 @@ class Failures(Silent):
     def line(self, text: str) -> None:
         print(text)
 
-    def look(self, views: Mapping[str, VertexView]) -> None:
-        for name, view in views.items():
+    def look(self, status: PipelineStatus) -> None:
+        for view in status.vertices:
             if view.failure:
-                print(f"{name} was restarted {view.restarts} times: {view.failure}")
+                print(f"{view.name} was restarted {view.restarts} times: {view.failure}")
 
 
 class StopWhen(Failures):
     """Ends the run, as Ctrl-C does, as soon as the vertices are as a test wants them."""
 
-    def __init__(self, reached: Callable[[Mapping[str, VertexView]], bool]) -> None:
+    def __init__(self, reached: Callable[[PipelineStatus], bool]) -> None:
         self._reached = reached
         self._has_stopped = False
 
-    def look(self, views: Mapping[str, VertexView]) -> None:
-        super().look(views)
-        if not self._has_stopped and self._reached(views):
+    def look(self, status: PipelineStatus) -> None:
+        super().look(status)
+        if not self._has_stopped and self._reached(status):
             self._has_stopped = True
             os.kill(os.getpid(), signal.SIGINT)
 

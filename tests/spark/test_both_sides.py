@@ -12,7 +12,7 @@ import pytest
 from ebbflow import Function, Pipeline
 from ebbflow.core.dead_letter import Letter
 from ebbflow.outcome import Counts
-from ebbflow.runtime.run_report import Summary
+from ebbflow.status.run_report import Summary
 from tests.spark import spoken
 
 pytestmark = pytest.mark.slow

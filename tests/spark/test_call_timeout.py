@@ -175,9 +175,9 @@ def test_a_long_call_is_shown_while_it_lasts(run, tmp_path):
     shown = []
 
     class Watching(Failures):
-        def look(self, views):
-            if views["m"].in_call is not None:
-                shown.append(views["m"].in_call)
+        def look(self, status):
+            if status["m"].in_call is not None:
+                shown.append(status["m"].in_call)
                 seen.touch()
             elif shown:
                 shown.append(None)

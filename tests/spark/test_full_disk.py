@@ -11,7 +11,7 @@ import pytest
 
 from ebbflow import Message, Pipeline, Response
 from ebbflow.nats.locate import start_embedded
-from ebbflow.runtime.run_report import Silent
+from ebbflow.status.run_report import Silent
 
 pytestmark = pytest.mark.slow
 

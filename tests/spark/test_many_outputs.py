@@ -67,7 +67,7 @@ def test_a_stop_lets_go_of_a_stream_map_that_waits_for_room(run, journal, tmp_pa
     pipeline = Pipeline("test").source("in", generator={"messages": 1})
     pipeline = pipeline.map("numbers", numbers, mode="stream").sink("out", store, limits=SMALL)
     live = BackgroundRun(pipeline, tmp_path / "state")
-    assert until(lambda: live.views["numbers"].publishing.full > 4, 60)
+    assert until(lambda: live.status["numbers"].publishing.full > 4, 60)
     began = time.monotonic()
     live.stop()
     assert time.monotonic() - began < 30  # after forty seconds a run gives up on its tasks

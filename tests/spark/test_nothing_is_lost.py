@@ -41,8 +41,8 @@ def test_a_store_that_is_down_for_some_loses_nothing_and_holds_up_nobody(run, jo
                 yield Response.ok(datum.id)
 
     class BringBack(Failures):
-        def look(self, views):
-            if views["out"].counts.done >= 1_500:
+        def look(self, status):
+            if status["out"].counts.done >= 1_500:
                 back.touch()
 
     pipeline = Pipeline("test").source("in", generator={"messages": 2_000, "rpu": 400})

@@ -75,9 +75,9 @@ class Watching(Failures):
         self._vertex = vertex
         self.waits: list[Any] = []
 
-    def look(self, views: Any) -> None:
-        super().look(views)
-        if (waiting := views[self._vertex].waiting) is not None:
+    def look(self, status: Any) -> None:
+        super().look(status)
+        if (waiting := status[self._vertex].waiting) is not None:
             self.waits.append(waiting)
 
 
@@ -238,8 +238,8 @@ def test_what_a_vertex_waits_for_is_shown_until_it_is_there(run, journal, tmp_pa
         return Message(datum.value)
 
     class UntilSeen(Watching):
-        def look(self, views):
-            super().look(views)
+        def look(self, status):
+            super().look(status)
             if self.waits and self.waits[-1].seconds > 2:
                 ready.touch()
 
@@ -307,8 +307,8 @@ def test_a_bug_that_hits_every_message_stops_the_vertex_and_makes_no_dead_letter
         return Message(datum.value)
 
     class UntilSeen(Failures):
-        def look(self, views):
-            if (waiting := views["m"].waiting) and waiting.seconds > 2:
+        def look(self, status):
+            if (waiting := status["m"].waiting) and waiting.seconds > 2:
                 seen.append(waiting)
                 mended.touch()
 
@@ -334,9 +334,9 @@ def test_a_flood_of_dead_letters_stops_the_vertex_until_it_is_resumed(
         return Message(datum.value)
 
     class Resuming(Failures):
-        def look(self, views):
-            if views["m"].halted and not seen:
-                seen.append(views["m"].halted)
+        def look(self, status):
+            if status["m"].halted and not seen:
+                seen.append(status["m"].halted)
                 mended.touch()
                 args = ["resume", "test", "m", "--state", str(tmp_path / "state")]
                 said.append(CliRunner().invoke(app, args).output)
@@ -367,8 +367,8 @@ def test_a_run_begins_with_all_vertices_resumed(run, journal, tmp_path):
     class Stopping(Failures):
         halted = 0
 
-        def look(self, views):
-            if views["m"].halted:
+        def look(self, status):
+            if status["m"].halted:
                 mended.touch()
                 self.halted += 1
             if self.halted > 5:  # it is mended for some seconds, and stays halted

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -29,8 +29,9 @@ from ebbflow.nats.locate import open_link
 from ebbflow.nats.stored import read_last
 from ebbflow.publishing import Login
 from ebbflow.runtime.provision import permissions_of
-from ebbflow.runtime.run_report import Silent, VertexView
 from ebbflow.spark.run import run_pipeline
+from ebbflow.status.model import PipelineStatus
+from ebbflow.status.run_report import Silent
 from ebbflow.testing.background_run import BackgroundRun
 from tests.buffers.test_permissions import matches, subjects
 from tests.connectors.user_code.queue import QueueFile, RedeliveringQueue
@@ -152,7 +153,7 @@ class Impatient(Silent):
         self._again = lambda: run_pipeline(pipeline.spec, **options)
         self._tried = False
 
-    def look(self, views: Mapping[str, VertexView]) -> None:
+    def look(self, status: PipelineStatus) -> None:
         if not self._tried:
             self._tried = True
             with pytest.raises(SetupError, match="Pipeline p is running already"):
@@ -351,8 +352,8 @@ def test_a_run_without_a_permission_names_it_and_goes_on_once_it_has_it(run, ser
     class Giving(Silent):
         """Gives the permission when the failure has been shown."""
 
-        def look(self, views):
-            failure = views["in"].failure
+        def look(self, status):
+            failure = status["in"].failure
             if failure and not seen:
                 seen.append(failure)
                 server.allow(allowed)

@@ -122,9 +122,9 @@ def test_killers_in_chunks_that_follow_each_other_are_all_found(
             return Message(datum.value)
 
     class AllAreThere(Failures):
-        def look(self, views):
-            super().look(views)
-            if views["in"].counts.done == 10:
+        def look(self, status):
+            super().look(status)
+            if status["in"].counts.done == 10:
                 gate.touch()
 
     # One message a frame, and an ordered vertex takes a frame at a time.

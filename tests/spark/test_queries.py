@@ -35,8 +35,8 @@ class Told(Failures):
     def __init__(self):
         self.failures = []
 
-    def look(self, views):
-        self.failures += [view.failure for view in views.values() if view.failure]
+    def look(self, status):
+        self.failures += [view.failure for view in status.vertices if view.failure]
 
 
 def numbers(count):
@@ -232,8 +232,8 @@ def test_a_query_that_cannot_work_is_refused_before_anything_runs(run, step, tol
 def test_a_query_that_names_unknown_messages_fails_the_vertex_and_loses_nothing(run, tmp_path):
     failures = []
 
-    def has_failed(views):
-        failures.extend(filter(None, [views["q"].failure]))
+    def has_failed(status):
+        failures.extend(filter(None, [status["q"].failure]))
         return bool(failures)
 
     query = "SELECT concat(id, 'x') AS id, value FROM messages"
@@ -257,9 +257,9 @@ def test_a_partition_that_somebody_else_has_claimed_is_settled_by_one_of_them(
     class Claiming(Told):
         claimed = False
 
-        def look(self, views):
-            super().look(views)
-            if not self.claimed and views["q"].counts.done:
+        def look(self, status):
+            super().look(status)
+            if not self.claimed and status["q"].counts.done:
                 self.claimed = True
                 with open_link(StateFolder(tmp_path / "state").find_running_server()) as link:
                     link.run(PositionStore(link.client, Names("test"), "q", 0).claim())

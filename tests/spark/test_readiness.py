@@ -53,7 +53,7 @@ def test_a_run_is_ready_while_all_vertices_are_at_work(tmp_path: Path) -> None:
     live = BackgroundRun(pipeline, tmp_path / "state")
     is_ready = live._run.is_ready
     try:
-        assert until(lambda: live.views["in"].counts.written > 0, PATIENCE)
+        assert until(lambda: live.status["in"].counts.written > 0, PATIENCE)
         assert not is_ready()
         (tmp_path / "loaded").touch()
         assert until(is_ready, PATIENCE)
@@ -65,7 +65,7 @@ def test_a_run_is_ready_while_all_vertices_are_at_work(tmp_path: Path) -> None:
 
         (tmp_path / "buggy").touch()
         assert until(lambda: not is_ready(), PATIENCE)
-        assert until(lambda: bool(live.views["model"].halted), PATIENCE)
+        assert until(lambda: bool(live.status["model"].halted), PATIENCE)
         (tmp_path / "buggy").unlink()
         state = str(tmp_path / "state")
         assert CliRunner().invoke(app, ["resume", "test", "model", "--state", state]).exit_code == 0

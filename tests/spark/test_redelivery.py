@@ -93,8 +93,8 @@ def test_messages_nacked_with_a_long_delay_do_not_hold_up_the_others(run):
             nack(delay="10m", reason="parked")
         return Message(datum.value)
 
-    def is_through(views):
-        return views["out"].counts.done == 4_000 and views["park"].counts.redelivered == 1_000
+    def is_through(status):
+        return status["out"].counts.done == 4_000 and status["park"].counts.redelivered == 1_000
 
     pipeline = generated(5_000).map("park", park_every_fifth).sink("out", blackhole=True)
 

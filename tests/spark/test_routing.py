@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ebbflow import Message, MonoVertex, NackOptions, Pipeline, Response
-from ebbflow.runtime.run_report import Silent
+from ebbflow.status.run_report import Silent
 
 pytestmark = pytest.mark.slow
 
@@ -143,8 +143,8 @@ class FullBuffer(Silent):
         self.pid, self.gate = folder / "pid", folder / "gate"
         self.fulls, self.sizes = [], []
 
-    def look(self, views):
-        self.fulls.append(views["in"].publishing.full)
+    def look(self, status):
+        self.fulls.append(status["in"].publishing.full)
         if self.fulls[-1] > 20 and not self.gate.exists():
             self.sizes.append(self._resident())
         if self.fulls[-1] > 150:

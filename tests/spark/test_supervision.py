@@ -144,9 +144,9 @@ def test_a_vertex_that_cannot_open_is_retried_while_the_others_go_on(run, journa
     seen = []
 
     class Watching(Failures):
-        def look(self, views):
-            if views["out"].failure and views["first"].counts.done == 100:
-                seen.append(views["out"].failure)
+        def look(self, status):
+            if status["out"].failure and status["first"].counts.done == 100:
+                seen.append(status["out"].failure)
                 ready.touch()
 
     pipeline = Pipeline("test").source("in", generator={"messages": 100})

@@ -18,8 +18,8 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from ebbflow.runtime.run_report import Summary
 from ebbflow.spec.lint import load
+from ebbflow.status.run_report import Summary
 from ebbflow.testing.background_run import BackgroundRun, until
 
 BINDINGS = """\

@@ -109,7 +109,7 @@ class Functions:
         run = BackgroundRun(flow, self._folder / "state", heard=print)
 
         def ended(vertex: str) -> int:
-            counts = run.views[vertex].counts
+            counts = run.status[vertex].counts
             return counts.ended - counts.redelivered
 
         in_time = until(lambda: all(ended(name) >= n for name, n in ends.items()), PATIENCE)

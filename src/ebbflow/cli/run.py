@@ -30,7 +30,7 @@ from ebbflow.errors import EbbflowError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ebbflow.runtime.run_report import Summary
+    from ebbflow.status.run_report import Summary
 
 
 class Durability(StrEnum):

@@ -20,12 +20,10 @@ from typing import TYPE_CHECKING, Unpack
 import nats.errors
 
 from ebbflow.buffers.names import Names
-from ebbflow.buffers.positions import read_all
 from ebbflow.errors import JetStreamUnavailable
 from ebbflow.nats import api
 from ebbflow.nats.disk import Unconfirmed
 from ebbflow.nats.locate import find_own_server, open_link_for_run
-from ebbflow.outcome import Counts
 from ebbflow.runtime import provision
 from ebbflow.runtime.events import TaskListener
 from ebbflow.runtime.feeds import Feeds
@@ -33,11 +31,13 @@ from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.planning import make_plans
 from ebbflow.runtime.run_lock import hold_run_lock
 from ebbflow.runtime.run_options import RunOptionNames, RunOptions
-from ebbflow.runtime.run_report import QuietWatcher, Summary, VertexView, Watcher
 from ebbflow.runtime.turn import STOP, turn
 from ebbflow.spark.engine import Engine, Engines
 from ebbflow.spark.slots import TURN, Slots
 from ebbflow.spark.supervisor import Supervisor, VertexSupervisor
+from ebbflow.status.model import Phase
+from ebbflow.status.observer import JobFacts, Observer
+from ebbflow.status.run_report import QuietWatcher, Summary, Watcher
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -121,23 +121,23 @@ class Run:
                 self._unconfirmed = Unconfirmed(str(self._link.server), self._watcher.stage)
             stack.enter_context(hold_run_lock(self._link, self._names))
             plans = self._plans()
-            before = self._totals(plans)
+            self._observer = Observer(self._link, plans, self._listener, self._spec.kind)
+            self._observer.begin()
             stack.enter_context(self._listener.listen(self._link))
             stack.callback(self._feeds.stop)
             engines = Engines(partial(self._session, plans), self._watcher.stage, self._stop)
-            ended = engines.run(partial(self._on_spark, plans, before)) or "stopped"
+            ended = engines.run(partial(self._on_spark, plans)) or "stopped"
             # For the last events. A server that is lost now does not matter to the run any more.
             with contextlib.suppress(nats.errors.Error):
                 self._link.flush()
-            totals = self._totals(plans)
+            self._observer.look("ended", {})
+        before, totals = self._observer.before, self._observer.totals
         vertices = {name: totals[name] - before[name] for name in totals}
         publishing = {name: self._listener.tally(name) for name in totals}
         seconds = time.monotonic() - began
         return Summary(self._spec.name, ended, seconds, vertices, totals, publishing)
 
-    def _on_spark(
-        self, plans: Sequence[VertexPlan], before: dict[str, Counts], engine: Engine
-    ) -> str:
+    def _on_spark(self, plans: Sequence[VertexPlan], engine: Engine) -> str:
         """Runs the vertices until the run is to end or Spark has died, then stops them."""
         spark = engine.spark
         self._check_batches(spark, plans)
@@ -149,12 +149,12 @@ class Run:
             self._watcher.stage("running")
             try:
                 with self._feeds.running(self._link, spark, plans):
-                    ended = self._wait(plans, supervisor, before, engine)
+                    ended = self._wait(plans, supervisor, engine)
                     self._watcher.stage("stopping")
             finally:
                 self._vertices = ()
                 supervisor.stop(self._tell_stop, _STOP_TIMEOUT)
-            self._look(plans, supervisor, before)
+            self._look(supervisor, "stopping")
             return ended
 
     def _plans(self) -> list[VertexPlan]:
@@ -207,13 +207,7 @@ class Run:
             for number, handler in saved.items():
                 signal.signal(number, handler)
 
-    def _wait(
-        self,
-        plans: Sequence[VertexPlan],
-        supervisor: Supervisor,
-        before: dict[str, Counts],
-        engine: Engine,
-    ) -> str:
+    def _wait(self, plans: Sequence[VertexPlan], supervisor: Supervisor, engine: Engine) -> str:
         if self._deadline is None and self._options.timeout is not None:
             self._deadline = time.monotonic() + self._options.timeout
         while not self._stop.wait(_LOOK_EVERY):
@@ -221,7 +215,7 @@ class Run:
             engine.check(suspected=any(vertex.failure for vertex in supervisor.vertices))
             # A server that is being restarted answers the next time.
             with contextlib.suppress(nats.errors.Error, api.ApiError, JetStreamUnavailable):
-                self._look(plans, supervisor, before)
+                self._look(supervisor)
                 if self._options.drain and self._drained(plans):
                     return "drained"
             if self._deadline is not None and time.monotonic() > self._deadline:
@@ -231,40 +225,16 @@ class Run:
     def _drained(self, plans: Sequence[VertexPlan]) -> bool:
         return self._feeds.exhausted and self._link.run(provision.drained(self._link, plans))
 
-    def _look(
-        self, plans: Sequence[VertexPlan], supervisor: Supervisor, before: dict[str, Counts]
-    ) -> None:
-        if self._unconfirmed is not None:
-            self._unconfirmed.look({p.vertex: self._listener.tally(p.vertex) for p in plans})
-        totals = self._totals(plans)
+    def _look(self, supervisor: Supervisor, phase: Phase = "running") -> None:
         vertices = {vertex.plan.vertex: vertex for vertex in supervisor.vertices}
-        self._watcher.look(
-            {n: self._view(vertex, totals[n] - before[n]) for n, vertex in vertices.items()}
-        )
+        if self._unconfirmed is not None:
+            self._unconfirmed.look({name: self._listener.tally(name) for name in vertices})
+        jobs = {name: self._facts_of(vertex) for name, vertex in vertices.items()}
+        self._watcher.look(self._observer.look(phase, jobs))
 
-    def _view(self, vertex: VertexSupervisor, counts: Counts) -> VertexView:
-        name, heard = vertex.plan.vertex, self._listener
-        waiting, halted = heard.waiting(name), heard.halted(name)
-        failure = vertex.failure or self._feeds.failure(name)
-        return VertexView(
-            counts,
-            vertex.restarts,
-            failure or halted or (waiting.what if waiting else None),
-            heard.reason(name),
-            heard.tally(name),
-            heard.pending(name),
-            None if failure else waiting,
-            halted,
-            heard.in_call(name),
-        )
-
-    def _totals(self, plans: Sequence[VertexPlan]) -> dict[str, Counts]:
-        positions = self._link.run(read_all(self._link, self._names))
-        totals = {plan.vertex: Counts() for plan in plans}
-        for (vertex, _), position in positions.items():
-            if vertex in totals:
-                totals[vertex] += position.counts
-        return totals
+    def _facts_of(self, vertex: VertexSupervisor) -> JobFacts:
+        failure = vertex.failure or self._feeds.failure(vertex.plan.vertex)
+        return JobFacts(vertex.restarts, failure, self._is_up(vertex))
 
     def _tell_stop(self) -> None:
         self._link.run(self._link.client.publish(self._names.control_subject, STOP))

@@ -174,6 +174,7 @@ class VertexStatus:
     waiting: Waiting | None = None
     halted: str | None = None
     exhausted: bool = False
+    paused: bool = False
     never_opened: bool = False
     partitions_up: int = 0
 
@@ -218,6 +219,13 @@ class PipelineStatus:
     ready: bool = False
     answers: bool = True
     problems: tuple[Concern, ...] = ()
+
+    def __getitem__(self, name: str) -> VertexStatus:
+        """Returns the vertex of this name; ``KeyError`` if there is none."""
+        vertex = self.vertex(name)
+        if vertex is None:
+            raise KeyError(name)
+        return vertex
 
     def vertex(self, name: str) -> VertexStatus | None:
         """Returns the vertex of this name, if there is one."""

@@ -9,15 +9,16 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ebbflow.runtime.run_options import RunOptions
-from ebbflow.runtime.run_report import Silent, Summary, VertexView
 from ebbflow.spark.run import Run
 from ebbflow.spark.session import open_session
+from ebbflow.status.model import PipelineStatus
+from ebbflow.status.run_report import Silent, Summary
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,7 +56,7 @@ class BackgroundRun(Silent):
         heard: Callable[[str], None] = lambda line: None,
         **options: Any,
     ) -> None:
-        self.views: Mapping[str, VertexView] = {}
+        self.status = PipelineStatus(pipeline.spec.name, phase="starting")
         self.failures: list[str] = []
         self._heard = heard
         self._error: BaseException | None = None
@@ -86,12 +87,12 @@ class BackgroundRun(Silent):
         for line in text.splitlines():
             self._heard(line)
 
-    def look(self, views: Mapping[str, VertexView]) -> None:
+    def look(self, status: PipelineStatus) -> None:
         """Keeps the latest state, and every reason why a vertex failed."""
-        self.views = views
-        for name, view in views.items():
-            reason = f"{name}: {view.failure}"
-            if view.failure and reason not in self.failures:
+        self.status = status
+        for vertex in status.vertices:
+            reason = f"{vertex.name}: {vertex.failure}"
+            if vertex.failure and reason not in self.failures:
                 self.failures.append(reason)
         self._looked.set()
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 
 from ebbflow import Message, Nack, Pipeline
-from ebbflow.runtime.run_report import Silent
+from ebbflow.status.run_report import Silent
 from tests.nats.outside import Outside, Stream, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]
@@ -42,7 +42,7 @@ def test_the_streams_own_tools_show_acks_naks_and_redeliveries_as_they_are(
         return Message(datum.value)
 
     class Looking(Silent):
-        def look(self, views):
+        def look(self, status):
             info = stream.info()
             if info["num_redelivered"]:
                 seen.append(info)
@@ -114,9 +114,9 @@ def test_an_unfit_consumer_is_told_on_one_line(run, stream, store):
     told = []
 
     class Listening(Silent):
-        def look(self, views):
-            if views["in"].failure:
-                told.append(views["in"].failure)
+        def look(self, status):
+            if status["in"].failure:
+                told.append(status["in"].failure)
                 os.kill(os.getpid(), signal.SIGINT)
 
     run(

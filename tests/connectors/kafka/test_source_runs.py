@@ -8,7 +8,7 @@ import time
 import pytest
 
 from ebbflow import Message, Nack, Pipeline, Response
-from ebbflow.runtime.run_report import Silent
+from ebbflow.status.run_report import Silent
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]
 
@@ -66,8 +66,8 @@ class WithAnotherMember(Silent):
         self.kafka, self.group, self.topic = kafka, group, topic
         self.took_over = 0
 
-    def look(self, views):
-        if not self.took_over and views["out"].counts.done > 1_000:
+    def look(self, status):
+        if not self.took_over and status["out"].counts.done > 1_000:
             member = self.kafka.member(self.group, **{"heartbeat.interval.ms": 500})
             with contextlib.closing(member):
                 member.subscribe([self.topic])
@@ -103,8 +103,8 @@ class MakesTheTopic(Silent):
     def __init__(self, kafka, topic):
         self.kafka, self.topic, self.complaints = kafka, topic, []
 
-    def look(self, views):
-        failure = views["in"].failure
+    def look(self, status):
+        failure = status["in"].failure
         if failure and not self.complaints:
             self.complaints.append(failure)
             self.kafka.topic(name=self.topic)

@@ -96,9 +96,9 @@ def test_a_database_that_is_not_there_blames_no_message(run, derby, server_lette
     told = []
 
     class Watching(Failures):
-        def look(self, views):
-            if views["db"].failure and not told:
-                told.append(views["db"].failure)
+        def look(self, status):
+            if status["db"].failure and not told:
+                told.append(status["db"].failure)
                 derby.create()
 
     summary = run(orders(20).sink("db", spark=into(derby)), watcher=Watching())
@@ -194,8 +194,8 @@ def test_a_secret_is_in_no_error(run, derby, monkeypatch):
     secret = {"options": options, "secretOptions": {"driver": {"env": "TEST_DRIVER"}}}
     told = []
 
-    def has_failed(views):
-        told.extend(view.failure for view in views.values() if view.failure)
+    def has_failed(status):
+        told.extend(view.failure for view in status.vertices if view.failure)
         return bool(told)
 
     pipeline = orders(1).sink("db", spark=into(derby, **secret))

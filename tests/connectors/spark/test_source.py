@@ -19,7 +19,7 @@ from ebbflow.display import PlainLines
 from ebbflow.errors import SetupError
 from ebbflow.nats import api
 from ebbflow.nats.locate import open_link, start_embedded
-from ebbflow.runtime.run_report import Silent
+from ebbflow.status.run_report import Silent
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]
 
@@ -108,8 +108,8 @@ def test_what_cannot_be_streamed_is_read_once(run, spark, store, journal):
 @pytest.mark.guarantee("spark-vertices-lose-nothing")
 def test_a_stop_lets_a_micro_batch_end_so_that_nothing_is_stored_twice(run, folder, store, journal):
     class UntilSome(Silent):
-        def look(self, views):
-            if views["out"].counts.read:
+        def look(self, status):
+            if status["out"].counts.read:
                 os.kill(os.getpid(), signal.SIGINT)
 
     fill(folder, "one", range(30_000))
@@ -159,10 +159,10 @@ def test_a_query_that_fails_tells_why_and_is_started_again(run, folder, store, j
     lines = PlainLines(io.StringIO(), plain)
 
     class Watching(Silent):
-        def look(self, views):
-            lines.look(views)
-            if views["in"].failure and not told:
-                told.append(views["in"].failure)
+        def look(self, status):
+            lines.look(status)
+            if status["in"].failure and not told:
+                told.append(status["in"].failure)
                 (folder / "bad.json").write_text('{"n": 2}\n')
 
     (folder / "bad.json").write_text("no JSON\n")

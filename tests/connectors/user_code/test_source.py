@@ -16,8 +16,8 @@ from ebbflow import Message, MonoVertex, Nack, NackOptions, Pipeline, Response, 
 from ebbflow.core.dead_letter import Letter
 from ebbflow.deadletters import DeadLetters
 from ebbflow.nats.locate import open_link, start_embedded
-from ebbflow.runtime.run_report import Silent, Summary
 from ebbflow.spark.run import run_pipeline
+from ebbflow.status.run_report import Silent, Summary
 from tests.connectors.user_code.queue import Queue, QueueFile, RedeliveringQueue
 from tests.spark.runs import Failures, Journal
 
@@ -208,8 +208,8 @@ def test_deliveries_are_counted_across_runs(run, queue, store, journal):
         return Message(b"%d" % datum.deliveries)
 
     class UntilNacked(Silent):
-        def look(self, views):
-            if views["in"].counts.redelivered:
+        def look(self, status):
+            if status["in"].counts.redelivered:
                 os.kill(os.getpid(), signal.SIGINT)
 
     source = at(queue, RedeliveringQueue)
@@ -228,10 +228,10 @@ class KillSourceOnce(Silent):
         self.pid_file, self.after, self.killed = pid_file, after, False
         self.failures = []
 
-    def look(self, views):
-        if views["in"].failure:
-            self.failures.append(views["in"].failure)
-        if not self.killed and views["in"].counts.done > self.after:
+    def look(self, status):
+        if status["in"].failure:
+            self.failures.append(status["in"].failure)
+        if not self.killed and status["in"].counts.done > self.after:
             os.kill(int(self.pid_file.read_text()), signal.SIGKILL)
             self.killed = True
 
@@ -301,9 +301,9 @@ def test_what_raises_in_a_source_is_told_and_tried_again(run, queue, store, jour
             return super().read(limit, timeout)
 
     class Watching(Silent):
-        def look(self, views):
-            if views["in"].failure:
-                told.append(views["in"].failure)
+        def look(self, status):
+            if status["in"].failure:
+                told.append(status["in"].failure)
                 ready.touch()
 
     run(Pipeline("test").source("in", Sometimes).sink("out", store), watcher=Watching())

@@ -25,7 +25,8 @@ from ebbflow.core.dead_letter import Letter
 from ebbflow.deadletters import DeadLetters
 from ebbflow.nats.locate import open_link_to_pipeline
 from ebbflow.pipeline import Pipeline
-from ebbflow.runtime.run_report import Summary, VertexView
+from ebbflow.status.model import VertexStatus
+from ebbflow.status.run_report import Summary
 from ebbflow.testing.background_run import BackgroundRun, local_spark
 from ebbflow.testing.conformance.under_test import UnderTest
 from ebbflow.testing.conformance.user_code import text_of
@@ -167,9 +168,9 @@ class TrialRuns(Generic[Tested]):
             self.summary = live.stop()
             self.left += self._before.left_by(self.name, self.under_test.left_behind, _GONE_WITHIN)
 
-    def view(self, vertex: str) -> VertexView | None:
-        """Returns the latest view of a vertex, if the pipeline runs."""
-        return self._live.views.get(vertex) if self._live else None
+    def view(self, vertex: str) -> VertexStatus | None:
+        """Returns the latest state of a vertex, if the pipeline runs."""
+        return self._live.status.vertex(vertex) if self._live else None
 
     def enter(self, context: AbstractContextManager[T]) -> T:
         """Keeps a context open until the trial ends."""

@@ -1,4 +1,4 @@
-"""What a run says about itself: ``VertexView`` while it goes on, ``Summary`` at its end.
+"""What a run says about itself: its status while it goes on, ``Summary`` at its end.
 
 A ``Watcher`` is told while it goes on. The run calls it on the driver: ``line`` from the thread of
 the connection to NATS, the other methods from the thread that runs the pipeline.
@@ -10,36 +10,14 @@ import contextlib
 import json
 import logging
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
-from ebbflow.core.outage import Waiting
 from ebbflow.nats.publish import Tally
 from ebbflow.outcome import Counts
+from ebbflow.status.model import PipelineStatus
 
 _LOGGER = logging.getLogger("ebbflow")
-
-
-@dataclass(frozen=True, slots=True)
-class VertexView:
-    """The state of one vertex while it runs, with its counts of this run.
-
-    ``failure`` says why it makes no progress, ``waiting`` that it waits for a system that is away,
-    ``halted`` that its breaker has stopped it. ``restarts`` counts how often it was started again.
-    ``pending`` messages wait at its source, if the source knows. ``nack_reason`` is the latest one.
-    ``in_call`` is for how many seconds user code has been in one call, if that is long.
-    """
-
-    counts: Counts
-    restarts: int
-    failure: str | None
-    nack_reason: str | None
-    publishing: Tally = field(default_factory=Tally)
-    pending: int | None = None
-    waiting: Waiting | None = None
-    halted: str | None = None
-    in_call: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +59,8 @@ class Watcher(Protocol):
     def line(self, text: str) -> None:
         """A vertex has printed a line; called from another thread."""
 
-    def look(self, views: Mapping[str, VertexView]) -> None:
-        """The state of every vertex, about twice a second."""
+    def look(self, status: PipelineStatus) -> None:
+        """The state of the pipeline and all its vertices, about twice a second."""
 
 
 class Silent:
@@ -94,7 +72,7 @@ class Silent:
     def line(self, text: str) -> None:
         """Does nothing."""
 
-    def look(self, views: Mapping[str, VertexView]) -> None:
+    def look(self, status: PipelineStatus) -> None:
         """Does nothing."""
 
 
@@ -117,9 +95,9 @@ class QuietWatcher:
         with contextlib.suppress(OSError):
             sys.stdout.write(f"{text}\n")
 
-    def look(self, views: Mapping[str, VertexView]) -> None:
+    def look(self, status: PipelineStatus) -> None:
         """Logs why a vertex makes no progress, once for each reason."""
-        for vertex, view in views.items():
-            if view.failure and view.failure != self._troubles.get(vertex):
-                _LOGGER.warning("%s makes no progress: %s", vertex, view.failure)
-            self._troubles[vertex] = view.failure
+        for vertex in status.vertices:
+            if vertex.failure and vertex.failure != self._troubles.get(vertex.name):
+                _LOGGER.warning("%s makes no progress: %s", vertex.name, vertex.failure)
+            self._troubles[vertex.name] = vertex.failure

@@ -6,19 +6,19 @@ import logging
 
 import pytest
 
-from ebbflow.outcome import Counts
-from ebbflow.runtime.run_report import QuietWatcher, VertexView
+from ebbflow.status.model import PipelineStatus, VertexStatus
+from ebbflow.status.run_report import QuietWatcher
 
 
-def view(failure: str | None) -> VertexView:
-    return VertexView(Counts(), 0, failure, None)
+def status(failure: str | None) -> PipelineStatus:
+    return PipelineStatus("p", vertices=(VertexStatus("m", failure=failure),))
 
 
 def test_what_vertices_print_goes_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
     watcher = QuietWatcher()
     watcher.stage("starting NATS")
     watcher.line("(out) hello")
-    watcher.look({"out": view(None)})
+    watcher.look(status(None))
     assert capsys.readouterr() == ("(out) hello\n", "")
 
 
@@ -27,7 +27,7 @@ def test_a_vertex_that_makes_no_progress_is_a_warning_once_for_each_reason(
 ) -> None:
     watcher = QuietWatcher()
     for failure in ("away", "away", "worse", None, "away"):
-        watcher.look({"m": view(failure)})
+        watcher.look(status(failure))
     assert [record.getMessage() for record in caplog.records] == [
         "m makes no progress: away",
         "m makes no progress: worse",

@@ -1,0 +1,135 @@
+"""The condition of a vertex, in a word and in a line, and what a person should do about it.
+
+Pure: from the facts in a ``VertexStatus`` to its condition, its words and the concerns of its
+pipeline. A vertex that is dead or stuck is an ``error``; one that goes on, but not as it should, is
+a ``warning``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from ebbflow.core.outage import Waiting
+from ebbflow.status.model import Concern, Condition, PipelineStatus, VertexStatus
+
+_LONG_CALL = 10.0
+# A vertex that has messages and settles none of them for so many seconds is stuck.
+STUCK_AFTER = 30.0
+
+
+def judge(vertex: VertexStatus, at: datetime) -> Condition:
+    """Returns the condition of a vertex of a run that goes on."""
+    if vertex.halted is not None:
+        return "halted"
+    if vertex.waiting is not None:
+        return "waiting"
+    if vertex.failure is not None:
+        return "restarting"
+    if vertex.paused:
+        return "paused"
+    if vertex.never_opened:
+        return "starting"
+    if _is_stuck(vertex, at):
+        return "stuck"
+    if vertex.in_hand is not None and vertex.in_hand.messages:
+        return "busy"
+    return "exhausted" if vertex.exhausted else "running"
+
+
+def _is_stuck(vertex: VertexStatus, at: datetime) -> bool:
+    in_hand = vertex.in_hand
+    if in_hand is None or not in_hand.messages or vertex.back_pressure is not None:
+        return False
+    return (at - in_hand.since).total_seconds() > STUCK_AFTER
+
+
+def describe_vertex(vertex: VertexStatus, at: datetime) -> str:
+    """Returns in one line what a vertex does, and why."""
+    if vertex.condition == "halted":
+        return f"stopped taking messages until it is resumed: {vertex.halted}"
+    if vertex.condition == "waiting" and vertex.waiting is not None:
+        return describe_waiting(vertex.waiting)
+    if vertex.condition == "restarting":
+        count = f" (restart {vertex.restarts})" if vertex.restarts else ""
+        return f"restarting{count}: {vertex.failure}"
+    if vertex.condition in ("paused", "ended"):
+        return vertex.condition
+    return ", ".join([_first_word(vertex), *_describe_work(vertex, at)])
+
+
+def _first_word(vertex: VertexStatus) -> str:
+    if vertex.condition == "exhausted":
+        return "has given all its messages"
+    if vertex.condition == "starting":
+        return "starting"
+    return f"running, {vertex.restarts} restarts" if vertex.restarts else "running"
+
+
+def _describe_work(vertex: VertexStatus, at: datetime) -> Iterator[str]:
+    if vertex.in_call is not None:
+        yield f"in a call for {vertex.in_call:.0f} s"
+    elif vertex.condition == "stuck" and vertex.in_hand is not None:
+        seconds = (at - vertex.in_hand.since).total_seconds()
+        yield f"has held {vertex.in_hand.messages:,} messages for {seconds:.0f} s"
+    if vertex.back_pressure is not None:
+        yield f"waits for room at {vertex.back_pressure.to}"
+    if vertex.source_pending:
+        yield f"{vertex.source_pending:,} waiting at the source"
+    tally = vertex.publishing
+    met = {
+        "without a stream": tally.no_responders,
+        "unanswered": tally.unanswered,
+        f"refused ({tally.refusal})": tally.refused,
+    }
+    yield from (f"{number:,} times {what}" for what, number in met.items() if number)
+
+
+def describe_waiting(waiting: Waiting) -> str:
+    """Returns in words what a vertex waits for, since when, and when it tries again."""
+    times = f"since {waiting.seconds:.0f} s, next try in {waiting.next_in:.0f} s"
+    if not waiting.certain:
+        return f"stopped taking messages: all of them fail alike: {waiting.what}; {times}"
+    what = waiting.what if waiting.named else f"a system that is away ({waiting.what})"
+    return f"waiting for {what}, {times}"
+
+
+def list_concerns(status: PipelineStatus) -> tuple[Concern, ...]:
+    """Returns what a person should look at, errors first, and what to do about each."""
+    concerns = [concern for vertex in status.vertices for concern in _concerns_of(vertex, status)]
+    return tuple(sorted(concerns, key=lambda concern: concern.level != "error"))
+
+
+def _concerns_of(vertex: VertexStatus, status: PipelineStatus) -> Iterator[Concern]:
+    name, words, pipeline = vertex.name, vertex.words, status.pipeline
+    where = f" at {vertex.errors[0].where}" if vertex.errors and vertex.errors[0].where else ""
+    match vertex.condition:
+        case "halted":
+            step = f"Look at its dead letters: ebbflow dlq list {pipeline} --vertex {name}. "
+            yield Concern("error", name, words, step + f"Then: ebbflow resume {pipeline} {name}.")
+        case "restarting":
+            step = f"Correct the error{where} and start the pipeline again; nothing is lost."
+            yield Concern("error", name, words, step)
+        case "stuck":
+            step = f"See what it waits for: ebbflow status {pipeline}. A limit for calls, "
+            yield Concern("error", name, words, step + "limits.callTimeout, ends one that hangs.")
+        case "waiting":
+            step = "See whether that system is there; the vertex goes on by itself when it is."
+            level = (
+                "error" if vertex.waiting and vertex.waiting.seconds > STUCK_AFTER else "warning"
+            )
+            yield Concern("error" if level == "error" else "warning", name, words, step)
+        case "paused":
+            yield Concern("warning", name, "paused", f"Go on: ebbflow resume {pipeline} {name}.")
+        case _ if vertex.in_call is not None and vertex.in_call > _LONG_CALL:
+            step = "Wait, or limit the time of a call with limits.callTimeout."
+            yield Concern("warning", name, words, step)
+    if vertex.back_pressure is not None:
+        to = vertex.back_pressure.to
+        step = f"Give {to} more partitions, or make it faster."
+        yield Concern("warning", name, f"waits for room in the buffer of {to}", step)
+    if vertex.dead_letters:
+        cause = f": {vertex.dead_letter_causes[0].text}" if vertex.dead_letter_causes else ""
+        noun = "dead letter" if vertex.dead_letters == 1 else "dead letters"
+        step = f"See why: ebbflow dlq list {pipeline} --vertex {name}."
+        yield Concern("warning", name, f"{vertex.dead_letters:,} {noun}{cause}", step)
