@@ -15,7 +15,15 @@ import asyncio
 import contextlib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any, Protocol, runtime_checkable
 
 import pyarrow.compute as pc
@@ -28,6 +36,7 @@ from ebbflow.core.frames import Rows
 from ebbflow.core.running_call import RUNNING, beating, in_time
 from ebbflow.core.streaming import Stream
 from ebbflow.core.targets import is_class
+from ebbflow.core.trace_context import SCOPES, Scope
 from ebbflow.core.variables import Variables, in_environment
 from ebbflow.core.verdict import Verdict
 from ebbflow.message import Datum, Message
@@ -160,7 +169,8 @@ def run_map(handler: Handler, verdict: Verdict, concurrency: int) -> None:
     if handler.is_async and not ordered:
         handler.wait_for(map_side_by_side(handler, verdict, concurrency))
         return
-    trial, call = Trial(verdict, handler.blame), handler.call
+    trial, scopes = Trial(verdict, handler.blame), SCOPES.of(verdict.rows)
+    call = _in_scopes(handler, scopes) if scopes else handler.call
     record = verdict.record_interpreted if handler.interprets else verdict.record
     with RUNNING as running:
         for index, datum in enumerate(handler.data(verdict.rows)):
@@ -179,21 +189,35 @@ def run_map(handler: Handler, verdict: Verdict, concurrency: int) -> None:
     trial.finish()
 
 
+def _in_scopes(handler: Handler, scopes: Mapping[int, Scope]) -> Callable[[Any], Any]:
+    """Returns the handler's call, with the trace of the running row as the current one."""
+
+    def call(datum: Any) -> Any:
+        if (scope := scopes.get(RUNNING.row)) is None:
+            return handler.call(datum)
+        with scope():
+            result = handler.finish(handler.call(datum))
+            return list(result) if inspect.isgenerator(result) else result
+
+    return call
+
+
 async def map_side_by_side(handler: Handler, verdict: Verdict, concurrency: int) -> None:
     """Gives every row to an ``async`` map, ``concurrency`` of them at a time."""
     trial, call = Trial(verdict, handler.blame), handler.call
-    gate = asyncio.Semaphore(concurrency)
+    gate, scopes = asyncio.Semaphore(concurrency), SCOPES.of(verdict.rows)
     away = 0
 
-    async def call_with(datum: Datum) -> Any:
+    async def call_with(index: int, datum: Datum) -> Any:
         nonlocal away
         async with gate:
             if away >= CALLS_IN_A_ROW:
                 return _UNTRIED
             try:
-                result = call(datum)
-                result = _gather(result) if inspect.isasyncgen(result) else result
-                result = await in_time(result, RUNNING.limit)
+                with scopes.get(index, contextlib.nullcontext)():
+                    result = call(datum)
+                    result = _gather(result) if inspect.isasyncgen(result) else result
+                    result = await in_time(result, RUNNING.limit)
                 away = 0
                 return result
             except USER_ERRORS as error:
@@ -201,7 +225,8 @@ async def map_side_by_side(handler: Handler, verdict: Verdict, concurrency: int)
                 return error
 
     with RUNNING, beating():
-        results = await asyncio.gather(*(call_with(datum) for datum in handler.data(verdict.rows)))
+        data = enumerate(handler.data(verdict.rows))
+        results = await asyncio.gather(*(call_with(index, datum) for index, datum in data))
     untried = [index for index, result in enumerate(results) if result is _UNTRIED]
     trial.postpone(untried)
     trial.failed_beside(list(_record_results(verdict, 0, results)), len(results))
@@ -281,10 +306,12 @@ def run_stream(handler: Handler, verdict: Verdict) -> None:
     Outputs that have been forwarded stay forwarded when the input is nacked afterwards.
     """
     trial, stream = Trial(verdict, handler.blame), Stream(verdict)
+    scopes = SCOPES.of(verdict.rows)
     for index, datum in enumerate(handler.data(verdict.rows)):
         try:
-            for number, message in enumerate(_call_stepwise(handler, datum)):
-                stream.record(index, number, message)
+            with scopes.get(index, contextlib.nullcontext)():
+                for number, message in enumerate(_call_stepwise(handler, datum)):
+                    stream.record(index, number, message)
             stream.end(index)
         except USER_ERRORS as error:
             stream.withdraw(index)

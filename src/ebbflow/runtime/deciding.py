@@ -26,6 +26,23 @@ from ebbflow.runtime.journal import Clock
 
 _EMIT_EVERY = 0.1
 
+
+class FollowedChunk(Protocol):
+    """A chunk whose messages are followed through user code; ``rows`` is what it is given."""
+
+    rows: Rows
+
+    def note(self, verdict: Verdict) -> None:
+        """Takes down what became of the messages."""
+
+
+class ChunkTracing(Protocol):
+    """Whoever records traces of a task's chunks. Changes nothing about their messages' ends."""
+
+    def follow(self, rows: Rows) -> AbstractContextManager[FollowedChunk]:
+        """Records spans while user code decides about the rows."""
+
+
 PublishPart = Callable[[Verdict], int]
 """Publishes what a stream map has yielded so far; returns how many rows were written."""
 
@@ -85,8 +102,16 @@ class _Emission:
 class ChunkDecider:
     """Has user code decide about the chunks of one task. Used by the task's thread."""
 
-    def __init__(self, rules: DecisionRules, gate: Gate, size: ChunkSize, clock: Clock) -> None:
+    def __init__(
+        self,
+        rules: DecisionRules,
+        gate: Gate,
+        size: ChunkSize,
+        clock: Clock,
+        tracing: ChunkTracing | None = None,
+    ) -> None:
         self._rules = rules
+        self._tracing = tracing
         self._gate = gate
         self._size = size
         self._clock = clock
@@ -95,6 +120,14 @@ class ChunkDecider:
 
     def decide(self, rows: Rows, in_order: bool, publish: PublishPart) -> Verdict:
         """Returns what user code decides about the rows; ``publish`` is called meanwhile."""
+        if self._tracing is None:
+            return self._decide(rows, in_order, publish)
+        with self._tracing.follow(rows) as followed:
+            verdict = self._decide(followed.rows, in_order, publish)
+            followed.note(verdict)
+        return verdict
+
+    def _decide(self, rows: Rows, in_order: bool, publish: PublishPart) -> Verdict:
         vertex = self._rules.place.vertex
         rules = Rules(vertex, self._rules.on_error, self._rules.largest, ordered=in_order)
         emitter = _Emission(self, publish) if self._rules.emits else None

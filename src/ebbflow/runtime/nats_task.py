@@ -37,6 +37,7 @@ from ebbflow.runtime.journal import InFlight, Report, SystemClock
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.source_process.client import SourcePlan
 from ebbflow.runtime.source_process.inlet import PulledInlet
+from ebbflow.runtime.spans import open_spans
 from ebbflow.runtime.task import ChunkLoop, TaskParts
 from ebbflow.runtime.turn import STOP, Turn, resumes, turn_of
 
@@ -134,6 +135,7 @@ class VertexTask:
             clock=self._clock,
             feeders=plan.feeders,
             interval=_interval(plan),
+            tracing=open_spans(plan, self._partition),
         )
 
     def _open_intake(self, done: Span) -> Intake:

@@ -119,8 +119,9 @@ class VertexPlan:
     ``serves`` say which streams the vertex keeps and who plans what it reads (``VertexStreams``).
     ``trail`` if what becomes of every message is published, because some vertex serves.
     ``systems`` tells errors of systems that are away, for which ``on_unavailable`` is how long to
-    wait, and ``breaker`` is when there are too many dead letters. ``run`` is different for each
-    run, ``lineage`` for each time that the pipeline is started over.
+    wait, and ``breaker`` is when there are too many dead letters. ``traces`` are OpenTelemetry's
+    variables, if traces are recorded. ``run`` is different for each run, ``lineage`` for each time
+    that the pipeline is started over.
     """
 
     pipeline: str
@@ -155,6 +156,7 @@ class VertexPlan:
     systems: SystemErrors = LISTED
     on_unavailable: Backoff = DEFAULT_ON_UNAVAILABLE
     breaker: BreakerLimit = DEFAULT_LIMIT
+    traces: Variables = field(default=(), repr=False)
     run: str = ""
     lineage: str = ""
 

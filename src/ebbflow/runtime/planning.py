@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ from ebbflow.runtime.plan import (
     VertexPlan,
 )
 from ebbflow.runtime.source_process.client import COLUMNS_LIMIT, SourcePlan
+from ebbflow.runtime.trace_export import read_trace_variables
 
 if TYPE_CHECKING:
     from ebbflow.spec import sections
@@ -58,6 +60,7 @@ def make_plans(
         "max_payload": max_payload,
         "search": search,
         "run": secrets.token_hex(8),
+        "traces": read_trace_variables(os.environ),
         "namespace": spec.metadata.namespace or "default",
         "publish": _publish(spec.inter_step_buffer.publish),
         "trail": any(step.streams.serves for step in spec.steps),

@@ -25,7 +25,7 @@ from ebbflow.core.settlement import Settlement
 from ebbflow.core.verdict import Verdict
 from ebbflow.core.watermark import Watermark
 from ebbflow.outcome import Counts
-from ebbflow.runtime.deciding import ChunkDecider, ChunkSize, DecisionRules
+from ebbflow.runtime.deciding import ChunkDecider, ChunkSize, ChunkTracing, DecisionRules
 from ebbflow.runtime.gate import Gate
 from ebbflow.runtime.gathering import AT_BUFFER, Gathering
 from ebbflow.runtime.intake import Intake, Taken
@@ -41,6 +41,7 @@ class TaskParts:
     """The parts that a task is made of. ``open_intake`` opens both streams at a span.
 
     ``feeders`` are the tasks that write to the inlet. ``interval`` is that of small chunks.
+    ``tracing`` records traces, if anybody does.
     """
 
     journal: TaskJournal
@@ -52,6 +53,7 @@ class TaskParts:
     clock: Clock
     feeders: Iterable[str] = ()
     interval: float = AT_BUFFER
+    tracing: ChunkTracing | None = None
 
 
 class ChunkLoop:
@@ -62,7 +64,9 @@ class ChunkLoop:
         self._gate, self._size = parts.gate, parts.size
         self._events, self._clock = parts.events, parts.clock
         self._place: Place = parts.rules.place
-        self._decider = ChunkDecider(parts.rules, parts.gate, parts.size, parts.clock)
+        self._decider = ChunkDecider(
+            parts.rules, parts.gate, parts.size, parts.clock, parts.tracing
+        )
         self._gathering = Gathering(parts.clock, parts.interval)
         self._chunks = self._rows = 0
         # Claimed before anything is read: until then the task before may still settle what it has.

@@ -19,6 +19,7 @@ from ebbflow.runtime.nats_task import VertexTask
 from ebbflow.runtime.operators import UserCode, set_environment
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.poison import end_worker_on_base_exception
+from ebbflow.runtime.trace_export import flush_spans
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -80,4 +81,6 @@ def run_partition(
             code.close()
     if report.ended == "stop":
         close_run(plan.run)
+        if plan.traces:
+            flush_spans()
     return report

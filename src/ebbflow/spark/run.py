@@ -8,6 +8,7 @@ stopped again.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 import time
@@ -31,6 +32,7 @@ from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.planning import make_plans
 from ebbflow.runtime.run_lock import hold_run_lock
 from ebbflow.runtime.run_options import RunOptionNames, RunOptions
+from ebbflow.runtime.trace_export import MISSING, asks_for_traces, is_installed
 from ebbflow.runtime.turn import STOP, turn
 from ebbflow.spark.engine import Engine, Engines
 from ebbflow.spark.slots import TURN, Slots
@@ -159,6 +161,8 @@ class Run:
 
     def _plans(self) -> list[VertexPlan]:
         link, search = self._link, self._options.search
+        if asks_for_traces(os.environ) and not is_installed():
+            self._watcher.stage(MISSING)
         if self._options.fresh:
             link.run(provision.remove(link, self._spec.name))
             self._feeds.forget()

@@ -27,6 +27,7 @@ from ebbflow.connectors.http.client import HttpAnswer, HttpClient, NoAnswer, bou
 from ebbflow.connectors.http.settings import BatchSettings, HttpSinkSettings
 from ebbflow.connectors.json_record import records
 from ebbflow.core.position import LINEAGE
+from ebbflow.core.trace_context import find_propagated
 from ebbflow.message import RowResponse
 from ebbflow.nacks import NackOptions
 
@@ -221,8 +222,10 @@ def _headers_about(rows: pa.RecordBatch) -> Iterator[dict[str, str]]:
     prefix = f"{lineage}/" if lineage else ""
     millis = pc.divide(rows.column("event_time").cast(pa.int64()), 1000).to_pylist()
     columns = rows.column("id").to_pylist(), rows.column("keys").to_pylist(), millis
-    for message_id, keys, time in zip(*columns, strict=True):
+    traces = find_propagated(rows.column("headers"))
+    for row, (message_id, keys, time) in enumerate(zip(*columns, strict=True)):
         headers = {"x-numaflow-id": quote(prefix + message_id, safe=_VISIBLE)}
+        headers |= traces.get(row, {})
         if keys:
             headers["x-numaflow-keys"] = ",".join(quote(key, safe=_VISIBLE_KEY) for key in keys)
         if time is not None:
