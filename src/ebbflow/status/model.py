@@ -17,6 +17,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from ebbflow.core.outage import Waiting
+from ebbflow.core.spread import Spread
 from ebbflow.nats.publish import Tally
 from ebbflow.outcome import Counts
 from ebbflow.status.json_form import dump_fields, load_fields
@@ -143,6 +144,8 @@ class VertexStatus:
     ``dead_letters`` are stored now. ``failure`` says why it makes no progress, ``waiting`` that it
     waits for a system that is away, ``halted`` that its breaker has stopped it. ``never_opened``
     if its user code has not been opened in this run yet. ``partitions_up`` tasks are at work.
+    ``spreads`` count how long each stage of a chunk took in this run, and under ``message`` the
+    time of user code for a message.
     """
 
     name: str
@@ -170,6 +173,7 @@ class VertexStatus:
     nack_reasons: tuple[Cause, ...] = ()
     nack_reason: str | None = None
     latency: dict[str, Latency] = field(default_factory=dict)
+    spreads: dict[str, Spread] = field(default_factory=dict)
     publishing: Tally = field(default_factory=Tally)
     waiting: Waiting | None = None
     halted: str | None = None
