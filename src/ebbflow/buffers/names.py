@@ -83,6 +83,11 @@ class Names:
         return f"{vertex}.{partition}"
 
     @property
+    def pauses_subject(self) -> str:
+        """The key, as a subject, of what people have paused: beside positions, which have a dot."""
+        return f"$KV.{self.positions}.paused"
+
+    @property
     def answers(self) -> str:
         """The key-value bucket of answers, unless the spec names another."""
         return f"ebb_{self.pipeline}_answers"

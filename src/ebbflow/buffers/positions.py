@@ -100,7 +100,7 @@ async def read_all(link: Link, names: Names) -> dict[tuple[str, int], Position]:
     """Returns every position of the pipeline by vertex and partition, no older than this call."""
     prefix = f"$KV.{names.positions}."
     positions = {}
-    for record in await read_last(link.client, f"KV_{names.positions}", prefix + ">"):
+    for record in await read_last(link.client, f"KV_{names.positions}", prefix + "*.*"):
         vertex, _, partition = record.subject.removeprefix(prefix).rpartition(".")
         positions[vertex, int(partition)] = Position.from_json(record.payload)
     return positions

@@ -57,7 +57,8 @@ class Held:
 class Position:
     """The record of one partition. ``lineage`` tells apart pipelines that were started anew.
 
-    ``halted`` says why the breaker has stopped it, if it has.
+    ``halted`` says why the breaker has stopped it, if it has. ``paused`` says that people have
+    paused it: its task has settled what it had in hand, and takes nothing more.
     ``owner`` is the task that claimed it, ``attempts`` counts the tasks that have taken up the
     present intent, and ``exhausted`` is set when a source has nothing more to give, for good.
 
@@ -74,6 +75,7 @@ class Position:
     attempts: int = 0
     exhausted: bool = False
     halted: str | None = None
+    paused: bool = False
     watermark: datetime | None = None
     held: Held | None = None
     counts: Counts = field(default_factory=Counts)
@@ -144,6 +146,7 @@ class Position:
                 "attempts": self.attempts,
                 "exhausted": self.exhausted,
                 "halted": self.halted,
+                "paused": self.paused,
                 "watermark": self.watermark.isoformat() if self.watermark else None,
                 "held": asdict(self.held) if self.held else None,
                 "counts": self.counts.as_dict(),
@@ -168,6 +171,7 @@ class Position:
             attempts=stored["attempts"],
             exhausted=stored["exhausted"],
             halted=stored.get("halted"),
+            paused=stored.get("paused", False),
             watermark=datetime.fromisoformat(stored["watermark"]) if stored["watermark"] else None,
             held=Held(**stored["held"]) if stored["held"] else None,
             counts=Counts(**stored["counts"]),

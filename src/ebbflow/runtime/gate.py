@@ -1,4 +1,5 @@
-"""The gate to user code: closed until it is open, while its systems are away, and in a flood.
+"""The gate to user code: closed until it is open, while its systems are away, in a flood, and
+while people have paused the vertex.
 
 User code is opened here, and opened anew after an outage. While a system is away the gate is closed
 for longer and longer, and between two waits it is open for a single message, a probe. The first
@@ -43,10 +44,13 @@ class Gate:
         self._patience = patience
         self._breaker = breaker
         self.opened = False
+        self.paused = False
+        """Whether people have paused the vertex."""
 
-    def restore(self, halted: str | None) -> None:
-        """Takes over from the position whether the breaker has stopped the vertex, and why."""
+    def restore(self, halted: str | None, paused: bool = False) -> None:
+        """Takes over from the position what keeps the vertex from going on."""
         self._breaker.tripped = halted
+        self.paused = paused
 
     @property
     def probing(self) -> bool:
@@ -65,7 +69,8 @@ class Gate:
 
     def ready_in(self) -> float:
         """Returns the seconds until it is worth trying; 0 when messages may be taken now."""
-        return _LOOK_AGAIN if self.halted is not None else self._patience.ready_in()
+        closed = self.paused or self.halted is not None
+        return _LOOK_AGAIN if closed else self._patience.ready_in()
 
     def open(self) -> bool:
         """Has user code ready; ``False`` when nothing may be given to it now."""

@@ -34,6 +34,7 @@ from ebbflow.runtime.gathering import AT_BUFFER, AT_REQUESTS, AT_SOURCE
 from ebbflow.runtime.handlers import breaker_of, patience_of
 from ebbflow.runtime.intake import Intake, OrderedIntake
 from ebbflow.runtime.journal import InFlight, Report, SystemClock
+from ebbflow.runtime.pause_watch import PauseWatch
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.source_process.client import SourcePlan
 from ebbflow.runtime.source_process.inlet import PulledInlet
@@ -102,6 +103,7 @@ class VertexTask:
         tally = Tally()
         self._journal = NatsJournal(plan, partition, self._link, tally)
         self.events = Events(self._link, self._names, plan.vertex, partition, tally)
+        self._pauses = PauseWatch(self._names, plan.vertex, self._turn.pause)
 
     def run(self, code: VertexCode) -> Report:
         """Works until the epoch ends or the driver says stop, and settles what is in hand."""
@@ -109,6 +111,7 @@ class VertexTask:
         subject = self._names.control_subject
         words = self._link.run(self._link.client.subscribe(subject, cb=self._on_control))
         try:
+            self._pauses.read(self._link)
             return ChunkLoop(self._parts(code), self._turn).run()
         finally:
             self._link.run(words.unsubscribe())
@@ -121,6 +124,8 @@ class VertexTask:
             self._turn.resume()
         elif seconds is not None:
             self._turn.shorten(seconds)
+        else:
+            self._pauses.hear(word)
 
     def _parts(self, code: VertexCode) -> TaskParts:
         plan = self._plan

@@ -27,7 +27,7 @@ _ANSWER_WITHIN = 2.0
 @contextmanager
 def hold_run_lock(link: Link, names: Names) -> Iterator[None]:
     """Makes this the one run of the pipeline; ``SetupError`` if there is another."""
-    other = link.run(_other_run(link, names))
+    other = link.run(find_run(link, names))
     if other is not None:
         raise SetupError(
             f"Pipeline {names.pipeline} is running already: {other}.",
@@ -48,7 +48,7 @@ def hold_run_lock(link: Link, names: Names) -> Iterator[None]:
             link.run(subscription.unsubscribe(), timeout=5)
 
 
-async def _other_run(link: Link, names: Names) -> str | None:
+async def find_run(link: Link, names: Names) -> str | None:
     """Returns the words of the run that is there, if one answers."""
     try:
         answer = await link.client.request(names.run_subject, b"", _ANSWER_WITHIN)

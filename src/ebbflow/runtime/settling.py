@@ -243,20 +243,20 @@ class Settling:
                 self._in_flight = None
                 return counts
 
-    def record(self, exhausted: bool, halted: str | None) -> None:
+    def record(self, exhausted: bool, halted: str | None, paused: bool = False) -> None:
         """Writes down that everything in hand is done, and the state of the inlet and the gate."""
         self.confirm()
         position = _with_end(self.position, self._unrecorded)
-        position = replace(position, exhausted=exhausted, halted=halted)
+        position = replace(position, exhausted=exhausted, halted=halted, paused=paused)
         position = self._without_copies(position)
         if position != self.position:
             self._journal.submit(self._write_down(position, self._unrecorded)).result()
             self.position, self._unrecorded = position, None
         self._forget(position, at_once=True)
 
-    def is_recorded(self, exhausted: bool, halted: str | None) -> bool:
+    def is_recorded(self, exhausted: bool, halted: str | None, paused: bool = False) -> bool:
         """Whether ``record`` would have nothing to write."""
-        position = replace(self.position, exhausted=exhausted, halted=halted)
+        position = replace(self.position, exhausted=exhausted, halted=halted, paused=paused)
         only_copies = self._intake.inlet.passed == position.done.inlet
         return self._unrecorded is None and not only_copies and position == self.position
 

@@ -71,7 +71,7 @@ class ChunkLoop:
         self._chunks = self._rows = 0
         # Claimed before anything is read: until then the task before may still settle what it has.
         position = parts.journal.submit(parts.journal.claim()).result()
-        self._gate.restore(position.halted)
+        self._gate.restore(position.halted, position.paused)
         self._watermark = Watermark(parts.feeders, position.watermark)
         self._intake = parts.open_intake(position.done)
         self._inlet = self._intake.inlet
@@ -108,6 +108,10 @@ class ChunkLoop:
         """Whether user code may be given something; its epoch begins when it is first open."""
         if self._turn.take_resumed():
             self._gate.resume()
+        if self._gate.paused != self._turn.paused:
+            self._gate.paused = self._turn.paused
+            # Whoever waits for the pause reads in the record that nothing is in hand any more.
+            self._record()
         before, ready = self._gate.opened, self._gate.open()
         if ready and not before:
             self._turn.begin()
@@ -204,7 +208,7 @@ class ChunkLoop:
         wake = self._turn.wake
         if (soon := self._settling.record_soon()) > 0:
             self._clock.wait(wake, min(soon, self._ready_in()))
-        elif not self._settling.is_recorded(self._inlet.exhausted, self._gate.halted):
+        elif not self._settling.is_recorded(*self._state):
             self._record()
         else:
             self._tell()
@@ -218,4 +222,9 @@ class ChunkLoop:
         return held if held > 0 else self._intake.ready_in()
 
     def _record(self) -> None:
-        self._settling.record(self._inlet.exhausted, self._gate.halted)
+        self._settling.record(*self._state)
+
+    @property
+    def _state(self) -> tuple[bool, str | None, bool]:
+        """What is recorded beside the position: of the inlet, and of the gate."""
+        return self._inlet.exhausted, self._gate.halted, self._gate.paused

@@ -28,6 +28,8 @@ class Turn:
         self._seconds = seconds
         self._stopped_at: float | None = None
         self._resumed = False
+        self.paused = False
+        """Whether people have paused the vertex."""
         self.begin()
 
     def begin(self) -> None:
@@ -51,6 +53,11 @@ class Turn:
     def resume(self) -> None:
         """Has the vertex go on although there were too many dead letters."""
         self._resumed = True
+        self.wake.set()
+
+    def pause(self, paused: bool) -> None:
+        """Has the task take nothing more once it has settled what it holds, or go on."""
+        self.paused = paused
         self.wake.set()
 
     def take_resumed(self) -> bool:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from nats.aio.msg import Msg
 from pyspark import InheritableThread
 
 from ebbflow.buffers.names import Names
@@ -34,6 +35,7 @@ from ebbflow.nats.publish import Tally
 from ebbflow.outcome import Counts
 from ebbflow.runtime.events import Events
 from ebbflow.runtime.handlers import patience_of
+from ebbflow.runtime.pause_watch import PauseWatch
 from ebbflow.runtime.plan import SinksPlan, SqlMap, VertexPlan
 from ebbflow.spark.batch.query import Query
 from ebbflow.spark.batch.settling import SCHEMA, Decided, Settled, settle_on_worker
@@ -161,9 +163,27 @@ class BatchPartition:
         self._events = Events(link, names, plan.vertex, partition, self._tally)
         self._work = _work(spark, plan)
         self._patience = patience_of(plan.whose, "batch", plan.on_unavailable)
+        self._paused = False
+        self._pauses = PauseWatch(names, plan.vertex, self._pause)
 
     def run(self) -> None:
         """Works until the epoch is over; what is in hand then is settled first."""
+        subject = Names(self._plan.pipeline).control_subject
+        # Heard before the record of pauses is read: a word that comes meanwhile is not missed.
+        words = self._link.run(self._link.client.subscribe(subject, cb=self._on_control))
+        try:
+            self._pauses.read(self._link)
+            self._run()
+        finally:
+            self._link.run(words.unsubscribe())
+
+    async def _on_control(self, message: Msg) -> None:
+        self._pauses.hear(message.data)
+
+    def _pause(self, paused: bool) -> None:
+        self._paused = paused
+
+    def _run(self) -> None:
         self._position: Position = self._link.run(self._store.claim())
         self._watermark = Watermark(self._plan.feeders, self._position.watermark)
         try:
@@ -183,7 +203,9 @@ class BatchPartition:
 
     def _work_on(self) -> bool:
         """Works on what there is; ``False`` if that is nothing, or if nothing works at all."""
-        if self._patience.ready_in() > 0:
+        if self._position.paused != self._paused:
+            self._record(replace(self._position, paused=self._paused))
+        if self._paused or self._patience.ready_in() > 0:
             return False
         try:
             worked = self._replay() if self._position.replays else self._next_window()
@@ -206,7 +228,7 @@ class BatchPartition:
             return False
         with self._window(pending.end, pending.size) as window:
             done = 0
-            while done < len(window) and not self._over():
+            while done < len(window) and not self._over() and not self._paused:
                 done = self._batch(window, done, min(done + self._plan.batch_size, len(window)))
             if not len(window):  # all that came is scheduled for later, or was read before
                 self._record(self._position.settled(window.span(0), Counts()))
