@@ -917,7 +917,7 @@ def linked_from(folder: Path, text: str) -> str:
 # --- modules ------------------------------------------------------------------------------------
 
 LAYERS = (
-    "core", "schema", "wire", "nats", "buffers", "connectors", "spec", "runtime", "spark",
+    "core", "graph", "schema", "wire", "nats", "buffers", "connectors", "spec", "runtime", "spark",
     "datasource", "testing", "cli",
 )  # fmt: skip
 """The packages from left to right, as on the page about architecture."""

@@ -21,8 +21,8 @@ DOMAIN = {
 """Modules of the root that everybody may import. What else is there is for users: the facade."""
 
 LAYERS = (
-    "domain", "core", "schema", "pynumaflow", "wire", "nats", "web", "buffers", "connectors",
-    "spec", "runtime", "status", "spark", "facade", "datasource", "testing", "cli",
+    "domain", "core", "graph", "schema", "pynumaflow", "wire", "nats", "web", "buffers",
+    "connectors", "spec", "runtime", "status", "spark", "facade", "datasource", "testing", "cli",
 )  # fmt: skip
 """From left to right: a layer imports what is left of it, and itself."""
 

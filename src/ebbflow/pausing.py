@@ -17,11 +17,11 @@ from ebbflow.buffers.pauses import change_pauses, read_pauses
 from ebbflow.buffers.positions import read_all
 from ebbflow.core.pauses import Pauses
 from ebbflow.core.position import Position
-from ebbflow.errors import EbbflowError
 from ebbflow.nats.link import Link
 from ebbflow.runtime import turn
 from ebbflow.runtime.pause_watch import tell_pauses
 from ebbflow.runtime.run_lock import find_run
+from ebbflow.runtime.stored_spec import read_spec
 
 _PATIENCE = 20.0
 _REPEAT_EVERY = 0.25
@@ -88,15 +88,10 @@ def stopped_vertices(link: Link, names: Names) -> dict[str, str]:
 
 def _vertices(link: Link, names: Names, vertex: str | None) -> tuple[str, ...]:
     """Returns the vertices meant; raises if the pipeline has no such vertex."""
-    link.run(read_pauses(link.client, names))  # says so if there is no such pipeline
-    known = sorted({name for name, _ in link.run(read_all(link, names))})
+    spec = link.run(read_spec(link.client, names))
     if vertex is None:
-        return tuple(known)
-    if vertex not in known:
-        raise EbbflowError(
-            f"Pipeline {names.pipeline} has no vertex {vertex!r}. It has: {', '.join(known)}."
-        )
-    return (vertex,)
+        return tuple(each.name for each in spec.shape.vertices)
+    return (spec.vertex(vertex).name,)
 
 
 def _has_paused(position: Position) -> bool:

@@ -88,6 +88,11 @@ class Names:
         return f"$KV.{self.positions}.paused"
 
     @property
+    def spec_subject(self) -> str:
+        """The key, as a subject, of the spec that the pipeline last ran with."""
+        return f"$KV.{self.positions}.spec"
+
+    @property
     def answers(self) -> str:
         """The key-value bucket of answers, unless the spec names another."""
         return f"ebb_{self.pipeline}_answers"

@@ -79,7 +79,7 @@ def derive_permissions(
             subject for vertex in vertices for subject in _list_written(names, vertex)
         ],
         "have tasks stop, and tell what they do": [names.control_subject, names.event_subject()],
-        "pause and resume": [names.pauses_subject],
+        "pause and resume, and keep the spec": [names.pauses_subject, names.spec_subject],
         "be the one run of this pipeline": [names.run_subject, f"{names.inbox}.>"],
     }
     if returned:

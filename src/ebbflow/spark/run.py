@@ -32,6 +32,7 @@ from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.planning import make_plans
 from ebbflow.runtime.run_lock import hold_run_lock
 from ebbflow.runtime.run_options import RunOptionNames, RunOptions
+from ebbflow.runtime.stored_spec import store_spec
 from ebbflow.runtime.trace_export import MISSING, asks_for_traces, is_installed
 from ebbflow.runtime.turn import STOP, turn
 from ebbflow.spark.engine import Engine, Engines
@@ -171,6 +172,7 @@ class Run:
         )
         replicas = self._spec.inter_step_buffer.replicas
         link.run(provision.provision(link, plans, replicas))
+        link.run(store_spec(link.client, self._names, self._spec))
         lineage = link.run(provision.lineage(link, self._spec.name))
         return [replace(plan, lineage=lineage) for plan in plans]
 

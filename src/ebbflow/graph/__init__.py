@@ -1,0 +1,1 @@
+"""The graph of a pipeline as people see it: what leads where, laid out and drawn."""

@@ -1,0 +1,70 @@
+"""The spec that a pipeline last ran with, kept in NATS for whoever looks at it later.
+
+It is stored when a run begins, beside the positions, and without secrets. Commands and the page
+draw the pipeline from it, complete names of vertices and know where messages may be sent.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ebbflow.buffers.names import Names
+from ebbflow.buffers.streams import explain_unknown
+from ebbflow.errors import EbbflowError, SetupError
+from ebbflow.graph.shape import PipelineShape, ShapeVertex
+from ebbflow.nats import api
+from ebbflow.nats.client import SecuredClient
+from ebbflow.nats.publish import PublishRetry, publish
+from ebbflow.nats.stored import read_one
+from ebbflow.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from ebbflow.spec.model import Spec
+
+_PATIENT = PublishRetry(attempts=-1, ack_wait=20)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSpec:
+    """A spec as data, secrets hidden, and the shape of its pipeline."""
+
+    document: dict[str, Any]
+    shape: PipelineShape
+
+    def vertex(self, name: str) -> ShapeVertex:
+        """Returns the vertex of that name; ``EbbflowError`` says which there are."""
+        vertex = self.shape.vertex(name)
+        if vertex is None:
+            names = [each.name for each in self.shape.vertices]
+            meant = did_you_mean(name, names, "there are")
+            raise EbbflowError(f"{self.shape.pipeline} has no vertex {name!r}; {meant}.")
+        return vertex
+
+
+async def store_spec(client: SecuredClient, names: Names, spec: Spec) -> None:
+    """Stores what a run is about to run, in place of what was stored before."""
+    from ebbflow.spec.echo import to_document
+    from ebbflow.spec.outline import outline
+
+    stored = {"document": to_document(spec), "shape": outline(spec).to_json()}
+    await publish(client, names.spec_subject, json.dumps(stored).encode(), retry=_PATIENT)
+
+
+async def read_spec(client: SecuredClient, names: Names) -> StoredSpec:
+    """Returns the spec of the latest run; ``SetupError`` if no such pipeline has run here."""
+    try:
+        record = await read_one(client, f"KV_{names.positions}", last_by_subj=names.spec_subject)
+    except api.ApiError as error:
+        if error.code != api.NOT_FOUND:
+            raise
+        existing = await api.list_streams(client, "ebb_")
+        raise explain_unknown(names.pipeline, existing) from None
+    if record is None:
+        raise SetupError(
+            f"Pipeline {names.pipeline} has not run with this version yet.",
+            "Run it once, or name its file.",
+        )
+    stored = json.loads(record.payload)
+    return StoredSpec(stored["document"], PipelineShape.from_json(stored["shape"]))
