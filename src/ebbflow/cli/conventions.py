@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from ebbflow.cli.completion import complete_pipelines
 from ebbflow.durations import milliseconds
 
 if TYPE_CHECKING:
@@ -90,7 +91,12 @@ JsonOption = Annotated[
     bool, typer.Option("--json", help="The command prints one JSON object per line.")
 ]
 PipelineArgument = Annotated[
-    str, typer.Argument(help="The command acts on the pipeline of this name.", show_default=False)
+    str,
+    typer.Argument(
+        help="The command acts on the pipeline of this name.",
+        show_default=False,
+        autocompletion=complete_pipelines,
+    ),
 ]
 SpecArgument = Annotated[
     Path, typer.Argument(help="This YAML file holds the pipeline.", show_default=False)

@@ -15,7 +15,20 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ebbflow.cli import answer, dlq, doctor, lint, permissions, resume, run, serve_udf, trace
+from ebbflow.cli import (
+    answer,
+    dlq,
+    doctor,
+    echo,
+    graph,
+    lint,
+    pause,
+    permissions,
+    run,
+    schema,
+    serve_udf,
+    trace,
+)
 from ebbflow.cli.conventions import EXIT_CODE_HELP, ExitCode
 from ebbflow.cli.demo.command import demo
 from ebbflow.errors import EbbflowError, EngineLost, SpecError
@@ -55,7 +68,11 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(lint.lint)
 app.command(epilog=EXIT_CODE_HELP)(run.run)
-app.command()(resume.resume)
+app.command()(pause.pause)
+app.command()(pause.resume)
+app.command()(graph.graph)
+app.command()(echo.echo)
+app.command()(schema.schema)
 app.command()(doctor.doctor)
 app.command()(permissions.permissions)
 app.command("serve-udf")(serve_udf.serve_udf)

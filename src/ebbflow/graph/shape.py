@@ -15,7 +15,7 @@ class ShapeVertex:
     """A vertex: ``kind`` is source, map, sink or mono, ``detail`` what it is in a few words.
 
     ``has_buffer`` if messages for it wait in a buffer of its own, ``ordered`` if it keeps their
-    order by keys.
+    order by keys, ``batched`` if Spark works on batches of them, ``serves`` if it answers requests.
     """
 
     name: str
@@ -24,6 +24,8 @@ class ShapeVertex:
     partitions: int = 1
     has_buffer: bool = True
     ordered: bool = False
+    batched: bool = False
+    serves: bool = False
 
     @property
     def title(self) -> str:
@@ -55,7 +57,12 @@ class PipelineShape:
 
     def to_json(self) -> dict[str, Any]:
         """Returns it as JSON has it."""
-        return asdict(self)
+        return {
+            "pipeline": self.pipeline,
+            "kind": self.kind,
+            "vertices": [asdict(vertex) for vertex in self.vertices],
+            "edges": [{"from": e.frm, "to": e.to, "condition": e.condition} for e in self.edges],
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -64,5 +71,5 @@ class PipelineShape:
             data["pipeline"],
             data["kind"],
             tuple(ShapeVertex(**vertex) for vertex in data["vertices"]),
-            tuple(ShapeEdge(**edge) for edge in data["edges"]),
+            tuple(ShapeEdge(e["from"], e["to"], e["condition"]) for e in data["edges"]),
         )

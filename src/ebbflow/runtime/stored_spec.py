@@ -39,7 +39,7 @@ class StoredSpec:
         if vertex is None:
             names = [each.name for each in self.shape.vertices]
             meant = did_you_mean(name, names, "there are")
-            raise EbbflowError(f"{self.shape.pipeline} has no vertex {name!r}; {meant}.")
+            raise EbbflowError(f"{self.shape.pipeline} has no vertex {name!r}; {meant}")
         return vertex
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from ebbflow.buffers.names import VertexStreams
 from ebbflow.connectors.user_code.spec import CodeSection
 from ebbflow.graph.shape import PipelineShape, ShapeEdge, ShapeVertex
 from ebbflow.spec.model import MonoVertexSpec, PipelineSpec, Spec, Vertex
@@ -23,17 +26,26 @@ def _outline_vertex(spec: PipelineSpec, vertex: Vertex) -> ShapeVertex:
         detail = _sink_words(vertex.sink)
     else:
         detail = _map_words(vertex.udf)
-    streams = vertex.streams
     ordered = spec.is_ordered(vertex)
-    return ShapeVertex(
-        vertex.name, str(vertex.kind), detail, streams.partitions, streams.has_buffer, ordered
-    )
+    return replace(_of_streams(vertex.streams, str(vertex.kind), detail), ordered=ordered)
 
 
 def _outline_mono(spec: MonoVertexSpec) -> ShapeVertex:
     parts = [_source_words(spec.source), _map_words(spec.udf), _sink_words(spec.sink)]
     detail = " → ".join(filter(None, parts))
-    return ShapeVertex(spec.name, "mono", detail, spec.partitions, spec.streams.has_buffer)
+    return _of_streams(spec.streams, "mono", detail)
+
+
+def _of_streams(streams: VertexStreams, kind: str, detail: str) -> ShapeVertex:
+    return ShapeVertex(
+        streams.vertex,
+        kind,
+        detail,
+        streams.partitions,
+        streams.has_buffer,
+        batched=streams.batched,
+        serves=streams.serves,
+    )
 
 
 def _outline_edge(edge: EdgeSpec) -> ShapeEdge:

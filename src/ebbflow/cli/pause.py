@@ -1,0 +1,101 @@
+"""``ebbflow pause`` and ``ebbflow resume``: have vertices take nothing for a while, and go on."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ebbflow.cli.completion import complete_vertices
+from ebbflow.cli.conventions import (
+    DEFAULT_STATE,
+    JsonOption,
+    NatsOption,
+    PipelineArgument,
+    StateOption,
+)
+
+if TYPE_CHECKING:
+    from ebbflow.pausing import PauseReport
+
+PausedVertex = Annotated[
+    str | None,
+    typer.Argument(
+        help="Only this vertex; without it, all.",
+        show_default=False,
+        autocompletion=complete_vertices,
+    ),
+]
+
+
+def pause(
+    pipeline: PipelineArgument,
+    vertex: PausedVertex = None,
+    as_json: JsonOption = False,
+    state: StateOption = DEFAULT_STATE,
+    nats: NatsOption = None,
+) -> None:
+    """Pause a pipeline, or one vertex, until it is resumed: also the next run keeps to it.
+
+    What a vertex has in hand it settles; what comes for it waits.
+    """
+    from ebbflow.buffers.names import Names
+    from ebbflow.nats.locate import open_link_to_pipeline
+    from ebbflow.pausing import pause as pause_vertices
+
+    names = Names(pipeline)
+    with open_link_to_pipeline(state, nats, inbox=names.inbox) as link:
+        report = pause_vertices(link, names, vertex)
+    if as_json:
+        _echo_json(report)
+        return
+    typer.echo(f"Paused: {', '.join(report.vertices)}.{_add(report, 'begins paused')}")
+    typer.echo(f"Go on with: ebbflow resume {pipeline}{f' {vertex}' if vertex else ''}")
+
+
+def resume(
+    pipeline: PipelineArgument,
+    vertex: PausedVertex = None,
+    as_json: JsonOption = False,
+    state: StateOption = DEFAULT_STATE,
+    nats: NatsOption = None,
+) -> None:
+    """Let vertices go on that were paused, or stopped because of too many dead letters."""
+    from ebbflow.buffers.names import Names
+    from ebbflow.nats.locate import open_link_to_pipeline
+    from ebbflow.pausing import resume as resume_vertices
+    from ebbflow.pausing import stopped_vertices
+
+    names = Names(pipeline)
+    with open_link_to_pipeline(state, nats, inbox=names.inbox) as link:
+        stopped = stopped_vertices(link, names)
+        report = resume_vertices(link, names, vertex)
+    if as_json:
+        _echo_json(report)
+        return
+    resumed = [name for name in report.vertices if name in stopped]
+    if resumed:
+        typer.echo(f"Resumed: {', '.join(resumed)}.{_add(report, 'goes on')}")
+    else:
+        which = f"Vertex {vertex}" if vertex else "No vertex"
+        typer.echo(f"{which} of {pipeline} is{' not' if vertex else ''} stopped.")
+
+
+def _add(report: PauseReport, next_run: str) -> str:
+    """Returns what has not happened yet, as a sentence."""
+    if not report.runs:
+        return f" Nothing runs at the moment; the next run {next_run}."
+    if report.unfinished:
+        return f" Still at work on what they have in hand: {', '.join(report.unfinished)}."
+    return ""
+
+
+def _echo_json(report: PauseReport) -> None:
+    facts = {
+        "vertices": list(report.vertices),
+        "unfinished": list(report.unfinished),
+        "runs": report.runs,
+        "pauses": report.pauses.to_json(),
+    }
+    typer.echo(json.dumps(facts))
