@@ -87,7 +87,8 @@ class _Page:
             self._middle(spot.row),
         )
         x = left + width / 2
-        lower = f'<text class="detail" x="{x:g}" y="{middle + 13:g}">{escape(vertex.detail or vertex.kind)}</text>'
+        words = escape(vertex.detail or vertex.kind)
+        lower = f'<text class="detail" x="{x:g}" y="{middle + 13:g}">{words}</text>'
         return (
             f'<g text-anchor="middle"><rect class="box {vertex.kind}" x="{left:g}" '
             f'y="{middle - _HEIGHT / 2:g}" width="{width:g}" height="{_HEIGHT}" rx="7"/>'
