@@ -104,7 +104,9 @@ def test_what_a_pipeline_does_not_have_is_not_listed():
     assert not [subject for subject in plain if "returned" in subject]
     assert not [subject for subject in plain if "ebb_p_in_0." in subject or ".0.in" in subject]
     assert [subject for subject in plain if subject.startswith("$KV.")] == [
-        "$KV.ebb_p_positions.in.0"
+        "$KV.ebb_p_positions.in.0",
+        "$KV.ebb_p_positions.paused",
+        "$KV.ebb_p_positions.spec",
     ]
     vertices = [VertexStreams("in", 1, False, returns=True), VertexStreams("out", 1, False)]
     whole = subjects(derive_permissions(Names("p"), vertices[:1], "answers").publish)

@@ -24,7 +24,7 @@ Ends = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class GridSpot:
     """A place in the drawing: layers count from the left, rows from above, both from 0."""
 
     layer: int
@@ -39,8 +39,8 @@ class GraphLayout:
     direction of all others, because they close a circle.
     """
 
-    spots: dict[str, Spot]
-    routes: dict[Ends, tuple[Spot, ...]]
+    spots: dict[str, GridSpot]
+    routes: dict[Ends, tuple[GridSpot, ...]]
     backward: frozenset[Ends]
 
     @property
@@ -82,7 +82,7 @@ def lay_out(shape: PipelineShape) -> GraphLayout:
     grid = _Grid.of(names, layers, forward)
     grid.order()
     rows = grid.assign_rows()
-    spots = {name: Spot(layers[name], rows[name]) for name in names}
+    spots = {name: GridSpot(layers[name], rows[name]) for name in names}
     routes = {ends: _route(ends, backward, grid, rows) for ends in edges}
     loops = {(e.frm, e.to): (spots[e.frm],) for e in shape.edges if e.frm == e.to}
     return GraphLayout(spots, routes | loops, frozenset(backward) | frozenset(loops))
@@ -129,8 +129,10 @@ def _assign_layers(names: Sequence[str], edges: Iterable[Ends]) -> dict[str, int
     return layers
 
 
-def _route(ends: Ends, backward: set[Ends], grid: _Grid, rows: dict[str, int]) -> tuple[Spot, ...]:
-    way = tuple(Spot(grid.layer_of[cell], rows[cell]) for cell in grid.ways[ends])
+def _route(
+    ends: Ends, backward: set[Ends], grid: _Grid, rows: dict[str, int]
+) -> tuple[GridSpot, ...]:
+    way = tuple(GridSpot(grid.layer_of[cell], rows[cell]) for cell in grid.ways[ends])
     return way[::-1] if ends in backward else way
 
 

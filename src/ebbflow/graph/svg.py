@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import pairwise
 from xml.sax.saxutils import escape, quoteattr
 
-from ebbflow.graph.layout import GraphLayout, Spot, lay_out
+from ebbflow.graph.layout import GraphLayout, GridSpot, lay_out
 from ebbflow.graph.shape import PipelineShape, ShapeVertex
 
 _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 48, 72, 26, 16
@@ -112,11 +112,11 @@ class _Page:
                 )
         return drawn
 
-    def _label(self, way: tuple[Spot, ...], backward: bool) -> tuple[float, float]:
+    def _label(self, way: tuple[GridSpot, ...], backward: bool) -> tuple[float, float]:
         end = way[1] if len(way) > 1 and not backward else way[-1]
         return self._lefts[end.layer] - 14, self._middle(end.row) - 6
 
-    def _curve(self, way: tuple[Spot, ...]) -> str:
+    def _curve(self, way: tuple[GridSpot, ...]) -> str:
         path = ""
         for here, there in pairwise(way):
             x1, y1 = self._lefts[here.layer] + self._widths[here.layer], self._middle(here.row)
@@ -126,7 +126,7 @@ class _Page:
             path += f"{passed} C{bend:g} {y1:g} {bend:g} {y2:g} {x2:g} {y2:g}"
         return path
 
-    def _loop(self, way: tuple[Spot, ...]) -> str:
+    def _loop(self, way: tuple[GridSpot, ...]) -> str:
         """Returns the way of an edge that leads back: below everything."""
         first, last = way[0], way[-1]
         x1 = self._lefts[first.layer] + self._widths[first.layer] * 0.6
