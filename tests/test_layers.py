@@ -22,7 +22,8 @@ DOMAIN = {
 
 LAYERS = (
     "domain", "core", "graph", "schema", "pynumaflow", "wire", "nats", "web", "buffers",
-    "connectors", "spec", "runtime", "status", "spark", "facade", "datasource", "testing", "cli",
+    "connectors", "spec", "runtime", "status", "spark", "facade", "ui", "datasource", "testing",
+    "cli",
 )  # fmt: skip
 """From left to right: a layer imports what is left of it, and itself."""
 

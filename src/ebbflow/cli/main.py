@@ -28,6 +28,7 @@ from ebbflow.cli import (
     schema,
     serve_udf,
     trace,
+    ui,
 )
 from ebbflow.cli.conventions import EXIT_CODE_HELP, ExitCode
 from ebbflow.cli.demo.command import demo
@@ -77,6 +78,7 @@ app.command()(doctor.doctor)
 app.command()(permissions.permissions)
 app.command("serve-udf")(serve_udf.serve_udf)
 app.command()(trace.trace)
+app.command()(ui.ui)
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(answer.app, name="answer")
 

@@ -31,6 +31,9 @@ from ebbflow.nats.login import Login
 USER = "ebbflow"
 MAX_PAYLOAD = 8 * 1024 * 1024
 _UNREADABLE = re.compile(rb"""metafile ".*/streams/([^/"]+)/meta\.[a-z]+": """)
+_YIELDS = b" yields"
+_YIELD_WAIT = 10.0
+_YIELD_PAUSE = 0.05
 _PASSWORD = re.compile(rb"[A-Za-z0-9_-]{32}")
 
 
@@ -58,15 +61,18 @@ class StateFolder:
         """The folder where the server keeps its data, its configuration and its password."""
         return self.path / "nats"
 
-    def acquire(self) -> None:
-        """Owns the folder until ``release``; refused while another process owns it."""
+    def acquire(self, *, yields: bool = False) -> None:
+        """Owns the folder until ``release``; refused while another process owns it.
+
+        Who ``yields`` gives it up when somebody else wants it; whoever wants it waits for that.
+        """
         try:
             self.nats.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock = open(self.path / "lock", "a+b")  # noqa: SIM115
         except OSError as error:
             raise self.explain(error) from error
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._await_lock(lock)
         except BlockingIOError:
             owner = self._owner(lock)
             lock.close()
@@ -75,9 +81,37 @@ class StateFolder:
                 "Stop that one first, or choose another folder with --state DIR.",
             ) from None
         lock.truncate(0)
-        lock.write(b"%d" % os.getpid())
+        lock.write(b"%d%b" % (os.getpid(), _YIELDS if yields else b""))
         lock.flush()
         self._lock = lock
+
+    def _await_lock(self, lock: IO[bytes]) -> None:
+        """Locks; asks an owner that yields to go, and waits for it."""
+        deadline = time.monotonic() + _YIELD_WAIT
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._wanted.unlink(missing_ok=True)
+                return
+            except BlockingIOError:
+                lock.seek(0)
+                if not lock.read(32).endswith(_YIELDS) or time.monotonic() > deadline:
+                    self._wanted.unlink(missing_ok=True)
+                    raise
+            self._wanted.touch()
+            time.sleep(_YIELD_PAUSE)
+
+    @property
+    def _wanted(self) -> Path:
+        return self.path / "wanted"
+
+    @property
+    def is_wanted(self) -> bool:
+        """True while somebody waits for the owner to give the folder up."""
+        try:
+            return time.time() - self._wanted.stat().st_mtime < _YIELD_WAIT
+        except OSError:
+            return False
 
     def explain(self, error: OSError) -> SetupError:
         """Returns the error for something in the folder that cannot be read or written."""
@@ -91,7 +125,7 @@ class StateFolder:
     @staticmethod
     def _owner(lock: IO[bytes]) -> str:
         lock.seek(0)
-        pid = lock.read(20).strip()
+        pid = lock.read(32).removesuffix(_YIELDS).strip()
         return f" (process {pid.decode()})" if pid.isdigit() else ""
 
     def release(self) -> None:

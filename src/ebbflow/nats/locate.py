@@ -62,15 +62,21 @@ def _explain_write_errors(folder: StateFolder) -> Iterator[None]:
 
 @contextmanager
 def start_embedded(
-    state: Path, *, port: int = 0, sync_always: bool = False, tell: Tell = _nobody
+    state: Path,
+    *,
+    port: int = 0,
+    sync_always: bool = False,
+    yields: bool = False,
+    tell: Tell = _nobody,
 ) -> Iterator[Addresses]:
     """Runs the embedded server in a state folder for as long as the context lasts.
 
-    ``tell`` hears of a disk that is full, and when there is room again.
+    ``tell`` hears of a disk that is full, and when there is room again. Who ``yields`` looks
+    whether the folder ``is_wanted``, and ends the context then.
     """
     folder = StateFolder(state)
     with _explain_write_errors(folder):
-        folder.acquire()
+        folder.acquire(yields=yields)
     try:
         server = EmbeddedServer(folder, port=port, sync_always=sync_always)
         try:

@@ -71,7 +71,7 @@ class Exchange:
     ) -> None:
         """Answers."""
         lines = self._head_lines(headers)
-        if status == HTTPStatus.NO_CONTENT:
+        if status in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED):
             self.ready = b"%b%b\r\n" % (_opening(status, ""), lines)
         else:
             shown = body if self._shows_body else b""

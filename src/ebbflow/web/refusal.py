@@ -13,7 +13,8 @@ _RETRY_AFTER = 1
 class Refusal(Exception):
     """A request that is not taken, and what its sender is told.
 
-    ``retry`` is when to try again, in seconds. ``headers`` go with the answer.
+    ``retry`` is when to try again, in seconds. ``headers`` go with the answer. ``next_step`` is for
+    people: what to do about it.
     """
 
     def __init__(
@@ -22,10 +23,12 @@ class Refusal(Exception):
         reason: str,
         retry: int | None = None,
         headers: Mapping[str, str] | None = None,
+        next_step: str = "",
     ) -> None:
         super().__init__(status, reason)
         self.status = status
         self.reason = reason
+        self.next_step = next_step
         self.headers = dict(headers or {})
         if retry is not None:
             self.headers["retry-after"] = str(retry)

@@ -43,13 +43,11 @@ from ebbflow.web.query import read_query
 from ebbflow.web.refusal import Refusal, unavailable
 from ebbflow.web.room import RequestRoom, Room
 from ebbflow.web.server import Opener
+from ebbflow.web.tasks import RequestTasks
 
 _MOST_BYTES = 64 * 1024 * 1024
 _NOBODY_KNOWS = "nobody knows a request of this id; it may be too old"
 _IN_PROGRESS = encode_json({"status": "in-progress"})
-
-Work = Callable[[], Coroutine[Any, Any, None]]
-"""Does what a request asks for."""
 
 AskedWork = Callable[[RequestEnvelope, bytes, Exchange], Coroutine[Any, Any, None]]
 """Does what a request with a body asks for."""
@@ -83,7 +81,7 @@ class Endpoints:
         self._id_name = settings.id_header.lower()
         self._asked = Room(settings.in_flight, _MOST_BYTES)
         self._looked_up = Room(settings.in_flight, 0)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = RequestTasks(_explain_failure)
 
     @property
     def openers(self) -> dict[str, dict[bytes, Opener]]:
@@ -98,12 +96,7 @@ class Endpoints:
 
     async def end(self, grace: float) -> None:
         """Waits for the answers that are due within so many seconds; other callers get a 503."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=grace)
-        for task in list(self._tasks):
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=grace)
+        await self._tasks.end(grace)
 
     # --- requests with a body -------------------------------------------------------------------
 
@@ -146,7 +139,7 @@ class Endpoints:
         room = self._asked.reserve(envelope.announced)
 
         def begin(body: bytes) -> None:
-            self._start(partial(work, envelope, body, exchange), exchange, room)
+            self._tasks.start(partial(work, envelope, body, exchange), exchange, room)
 
         return Question(room, self._largest, begin)
 
@@ -204,7 +197,7 @@ class Endpoints:
 
         def begin() -> None:
             room = self._looked_up.reserve(0)
-            self._start(partial(work, request_id, exchange), exchange, room)
+            self._tasks.start(partial(work, request_id, exchange), exchange, room)
 
         return BodilessRequest(begin)
 
@@ -215,29 +208,15 @@ class Endpoints:
         exchange.lines += f"{self._id_header}: {request_id}\r\n".encode()
         exchange.describe = partial(describe_problem, id=request_id)
 
-    def _start(self, work: Work, exchange: Exchange, room: RequestRoom) -> None:
-        task = asyncio.get_running_loop().create_task(_answer(work, exchange))
-        self._tasks.add(task)
-        # Not at the end of the work: a task that is cancelled at once never begins it.
-        task.add_done_callback(partial(self._finish, room))
-        exchange.on_lost = task.cancel
 
-    def _finish(self, room: RequestRoom, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        room.release()
-
-
-async def _answer(work: Work, exchange: Exchange) -> None:
-    """Does the work of one request, and sees to it that there is an answer in any case."""
-    try:
-        await work()
-    except asyncio.CancelledError:
-        # The client has gone, and nobody reads this; or the run ends.
-        exchange.fail(unavailable("the run is stopping; fetch the results when it goes on"))
-    except (EbbflowError, TimeoutError) as error:
-        exchange.fail(unavailable(str(error) or "NATS did not answer in time"))
-    except Exception as error:
-        exchange.fail(refusal_of(error))
+def _explain_failure(error: BaseException) -> Refusal:
+    """Returns what a caller is told when there is no answer."""
+    if isinstance(error, asyncio.CancelledError):
+        return unavailable("the run is stopping; fetch the results when it goes on")
+    if isinstance(error, EbbflowError | TimeoutError):
+        return unavailable(str(error) or "NATS did not answer in time")
+    assert isinstance(error, Exception)
+    return refusal_of(error)
 
 
 def _late(wait: float) -> Refusal:

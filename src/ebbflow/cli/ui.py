@@ -1,0 +1,62 @@
+"""``ebbflow ui``: the page of all pipelines that a NATS server or a state folder knows."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ebbflow.cli.conventions import DEFAULT_STATE, NatsOption, StateOption
+
+if TYPE_CHECKING:
+    from ebbflow.ui.links import PageLink
+
+
+def ui(
+    pipelines: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PIPELINE]...",
+            help="The page shows these pipelines; without any, all that there are.",
+            show_default=False,
+        ),
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="The page listens here; without it, on 127.0.0.1:8321, or on a free port. "
+            "Beyond this machine it needs a token, from EBBFLOW_UI_TOKEN or made up.",
+            show_default=False,
+        ),
+    ] = None,
+    state: StateOption = DEFAULT_STATE,
+    nats: NatsOption = None,
+) -> None:
+    """Show pipelines in a web page, whether they run or not, until Ctrl-C."""
+    from ebbflow.ui.address import PAGE_PORT, parse_address
+    from ebbflow.ui.server import open_page
+
+    address = parse_address(listen or True, PAGE_PORT)
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: ended.set())
+    with open_page(address, _open_link(state, nats), pipelines or ()) as entrance:
+        typer.echo(f"The page is at {entrance.way_in}")
+        typer.echo("Ctrl-C ends it; pipelines go on.", err=True)
+        ended.wait()
+
+
+def _open_link(state: Path, nats: str | None) -> PageLink:
+    from ebbflow.nats.locate import find_own_server
+    from ebbflow.ui.folder_link import FolderLink
+    from ebbflow.ui.links import ServerLink
+
+    own = find_own_server(nats)
+    link: PageLink = FolderLink(state) if own is None else ServerLink(own)
+    # A server that is not there is told now, and not by an empty page.
+    link.get()
+    return link

@@ -1,0 +1,1 @@
+"""The web page of pipelines, its API, and the endpoints for metrics and health."""

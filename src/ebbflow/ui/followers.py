@@ -1,0 +1,97 @@
+"""Reads the state of each pipeline once, for all who look at it.
+
+However many pages are open, there is one reader for a pipeline; it rests when nobody looks. Each
+state is made into an event once. A page that is slow misses those that a newer one has replaced: it
+holds up neither the reader nor other pages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from ebbflow.status.model import PipelineStatus
+from ebbflow.ui.reply import encode
+
+_EVERY = 0.5
+_EVERY_AT_REST = 2.0
+_LINGER = 10.0
+
+Read = Callable[[], Awaitable[PipelineStatus]]
+"""Reads the state of a pipeline as it is now."""
+
+Describe = Callable[[Exception], bytes]
+"""Makes what people are told about a state that cannot be read, as JSON."""
+
+
+class StatusFollower:
+    """The state of one pipeline, as of a moment ago. Used on one loop."""
+
+    def __init__(self, read: Read, describe: Describe) -> None:
+        self._read = read
+        self._describe = describe
+        self._status: PipelineStatus | Exception | None = None
+        self._event = b""
+        self._looks = 0
+        self._news = asyncio.Event()
+        self._watchers = 0
+        self._wanted_until = 0.0
+        self._reading: asyncio.Task[None] | None = None
+
+    async def get(self) -> PipelineStatus:
+        """Returns the latest state; raises what reading it has raised."""
+        self._want()
+        while self._status is None:
+            await self._news.wait()
+        if isinstance(self._status, Exception):
+            raise self._status
+        return self._status
+
+    async def watch(self) -> AsyncIterator[bytes]:
+        """Yields an event for each look, always the latest; never ends by itself.
+
+        A state that has not changed is an event too: whoever hears nothing knows that all is lost.
+        """
+        self._watchers += 1
+        try:
+            self._want()
+            seen = self._looks if self._status is None else self._looks - 1
+            while True:
+                news = self._news
+                if self._looks != seen:
+                    seen = self._looks
+                    yield self._event
+                else:
+                    await news.wait()
+        finally:
+            self._watchers -= 1
+
+    def stop(self) -> None:
+        """Reads nothing more."""
+        if self._reading is not None:
+            self._reading.cancel()
+
+    def _want(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._wanted_until = loop.time() + _LINGER
+        if self._reading is None or self._reading.done():
+            self._status = None
+            self._reading = loop.create_task(self._follow())
+
+    async def _follow(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._watchers or loop.time() < self._wanted_until:
+            await self._look()
+            is_live = isinstance(self._status, PipelineStatus) and self._status.phase != "ended"
+            await asyncio.sleep(_EVERY if is_live else _EVERY_AT_REST)
+
+    async def _look(self) -> None:
+        try:
+            status = self._status = await self._read()
+            self._event = b"event: status\ndata: %b\n\n" % encode(status.to_json())
+        except Exception as error:
+            self._status = error
+            self._event = b"event: problem\ndata: %b\n\n" % self._describe(error)
+        self._looks += 1
+        news, self._news = self._news, asyncio.Event()
+        news.set()

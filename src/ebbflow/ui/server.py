@@ -1,0 +1,76 @@
+"""The page of pipelines: a web server on a thread and a connection to NATS of its own.
+
+It reads what runs have stored and touches no object of a run, so that a page, however many look at
+it and however slow they are, cannot hold up messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+
+from ebbflow.nats.link import LoopThread
+from ebbflow.ui.address import Entrance, PageAddress, open_entrance
+from ebbflow.ui.front_door import FrontDoor
+from ebbflow.ui.guard import PageGuard
+from ebbflow.ui.links import PageLink
+from ebbflow.ui.pipelines import Pipelines
+from ebbflow.ui.site import PageRoute, Site
+from ebbflow.ui.status_api import StatusApi
+from ebbflow.web.server import WebServer
+
+_READ_TIMEOUT = 10.0
+_END = 10.0
+
+
+class PageServer:
+    """One page on one port. Started and stopped by any thread but its own."""
+
+    def __init__(self, entrance: Entrance, link: PageLink, only: Collection[str] = ()) -> None:
+        self._thread = LoopThread("page")
+        self._link = link
+        self._server = WebServer(entrance.bound, self._thread, None, _READ_TIMEOUT)
+        port = entrance.bound.getsockname()[1]
+        self._guard = PageGuard(entrance.token, entrance.is_local, port)
+        self._only = only
+        self.entrance = entrance
+
+    def start(self) -> None:
+        """Begins to answer."""
+        self._thread.run(self._build())
+        self._server.start(self._site.open)
+
+    def stop(self) -> None:
+        """Answers what is asked, lets go of streams, and ends."""
+        self._thread.run(self._end(), timeout=_END)
+        self._server.stop()
+        self._thread.stop()
+        self._link.close()
+
+    async def _build(self) -> None:
+        self._pipelines = Pipelines(self._link, self._only)
+        self._site = Site(self._routes(), self._guard)
+
+    def _routes(self) -> list[PageRoute]:
+        return [*FrontDoor(self._guard).routes, *StatusApi(self._pipelines).routes]
+
+    async def _end(self) -> None:
+        await self._site.end()
+        self._pipelines.close()
+
+
+@contextmanager
+def open_page(
+    address: PageAddress, link: PageLink, only: Collection[str] = ()
+) -> Iterator[Entrance]:
+    """Serves the page for as long as the context lasts; ``SetupError`` when it cannot listen."""
+    try:
+        page = PageServer(open_entrance(address), link, only)
+    except BaseException:
+        link.close()
+        raise
+    try:
+        page.start()
+        yield page.entrance
+    finally:
+        page.stop()
