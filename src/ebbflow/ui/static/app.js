@@ -1,0 +1,177 @@
+// The page: its bar, which view stands below it, and the keys that work everywhere.
+
+import { html, render, useEffect, useMemo, useState } from "./dom.js";
+import { clock, count, duration, instant } from "./format.js";
+import { Icon } from "./icons.js";
+import { Live } from "./live.js";
+import { Empty, Failure, Notices, useNow } from "./parts.js";
+import { address, go, useRoute } from "./route.js";
+import { Letters } from "./views/letters.js";
+import { Overview } from "./views/overview.js";
+import { PauseButton } from "./views/pausing.js";
+import { Phase, Pipelines } from "./views/pipelines.js";
+import { Spec } from "./views/spec.js";
+import { Trace } from "./views/trace.js";
+
+function App() {
+  const route = useRoute();
+  const [pipeline] = route.parts;
+  useKeys(route);
+  return html`<a class="skip" href="#main" onClick=${skip}>Skip to the content</a>
+    ${pipeline ? html`<${Pipeline} key=${pipeline} pipeline=${pipeline} route=${route} />` : html`<${Bar} /><${Pipelines} />`}
+    <${Notices} />`;
+}
+
+function skip(event) {
+  event.preventDefault();
+  document.querySelector("main")?.focus();
+}
+
+/** "/" goes to the search of the view, or to the trace where a view has none. */
+function useKeys(route) {
+  useEffect(() => {
+    const press = (event) => {
+      const busy = event.target.closest("input, textarea, select, dialog");
+      if (event.key !== "/" || busy || event.ctrlKey || event.metaKey) return;
+      event.preventDefault();
+      const search = document.getElementById("search");
+      if (search) search.focus();
+      else if (route.parts[0]) {
+        go([route.parts[0], "trace"]);
+        setTimeout(() => document.getElementById("search")?.focus(), 50);
+      }
+    };
+    addEventListener("keydown", press);
+    return () => removeEventListener("keydown", press);
+  }, [route]);
+}
+
+function useLive(pipeline) {
+  const live = useMemo(() => new Live(pipeline), [pipeline]);
+  const [state, setState] = useState(live.state);
+  useEffect(() => {
+    live.subscribe(setState);
+    live.start();
+    return () => live.stop();
+  }, [live]);
+  return state;
+}
+
+function Pipeline({ pipeline, route }) {
+  const live = useLive(pipeline);
+  const now = useNow(live.skew);
+  const { status } = live;
+  useEffect(() => {
+    const errors = status?.problems.filter((problem) => problem.level === "error").length;
+    document.title = `${errors ? `(${errors}) ` : ""}${pipeline} · Ebbflow`;
+  }, [pipeline, status]);
+  return html`<${Bar} pipeline=${pipeline} status=${status} live=${live} now=${now} view=${route.parts[1]} />
+    <${Lost} live=${live} now=${now} />
+    <main id="main" tabindex="-1" class=${live.connection === "lost" ? "stale" : ""}>
+      <h1 class="visually-hidden">${pipeline}</h1>
+      <${View} pipeline=${pipeline} live=${live} route=${route} now=${now} />
+    </main>`;
+}
+
+function View({ pipeline, live, route, now }) {
+  const [, view, item] = route.parts;
+  const { status } = live;
+  if (view === "dead-letters") return html`<${Letters} pipeline=${pipeline} status=${status} route=${route} now=${now} />`;
+  if (view === "trace") return html`<${Trace} pipeline=${pipeline} id=${item} now=${now} />`;
+  if (view === "spec") return html`<${Spec} pipeline=${pipeline} />`;
+  if (!status && live.error) return html`<${Failure} error=${live.error} />`;
+  if (!status) return html`<${Empty}>Reading the state of ${pipeline} …<//>`;
+  return html`<${Overview} pipeline=${pipeline} live=${live} vertex=${item} now=${now} />`;
+}
+
+function Bar({ pipeline, status, live, now, view }) {
+  return html`<header class="bar">
+    <a class="brand" href="#/" aria-label="Ebbflow, all pipelines">
+      <img src="static/icon.svg" alt="" width="22" height="22" /><span>Ebbflow</span>
+    </a>
+    ${pipeline &&
+    html`<span class="place"><b>${pipeline}</b>${status && html`<${Phase} phase=${status.phase} ended=${status.ended} />`}</span>
+      <${Tabs} pipeline=${pipeline} status=${status} view=${view} />
+      <span class="grow"></span>
+      <${Facts} status=${status} now=${now} />
+      <${Heart} live=${live} />
+      ${status && html`<${PauseButton} pipeline=${pipeline} paused=${status.phase === "paused"} phase=${status.phase} />`}`}
+    ${!pipeline && html`<span class="grow"></span>`}
+    <${Scheme} />
+  </header>`;
+}
+
+function Tabs({ pipeline, status, view }) {
+  const letters = status?.vertices.reduce((sum, vertex) => sum + vertex.dead_letters, 0);
+  const tabs = [
+    ["Overview", [pipeline], !view || view === "vertices"],
+    ["Dead letters", [pipeline, "dead-letters"], view === "dead-letters", letters],
+    ["Trace", [pipeline, "trace"], view === "trace"],
+    ["Spec", [pipeline, "spec"], view === "spec"],
+  ];
+  return html`<nav aria-label="Views">
+    ${tabs.map(
+      ([name, parts, current, number]) => html`<a key=${name} href=${address(parts)} aria-current=${current ? "page" : undefined}>
+        ${name}${number ? html` <span class="count number">${count(number)}</span>` : ""}
+      </a>`,
+    )}
+  </nav>`;
+}
+
+function Facts({ status, now }) {
+  if (!status?.began) return null;
+  const end = status.phase === "ended" ? instant(status.at) : now;
+  const spark = status.links?.spark_ui;
+  return html`<span class="facts-line muted number">
+    ${spark && status.phase !== "ended" && html`<a href=${spark} target="_blank" rel="noreferrer">Spark UI</a>`}
+    <span title=${`process ${status.pid} on ${status.host}, since ${clock(status.began, now)}`}>
+      ${status.phase === "ended" ? "ran" : "up"} ${duration(Math.max(0, (end - instant(status.began)) / 1000))}
+    </span>
+  </span>`;
+}
+
+/** Whether what is shown is of now: a word and a shape, always in the same place. */
+function Heart({ live }) {
+  const words = { live: "live", lost: "reconnecting", connecting: "connecting" };
+  const old = live.status && live.status.answers === false;
+  return html`<span class="heart ${old ? "lost" : live.connection}" role="status">
+    <${Icon} name=${live.connection === "live" && !old ? "running" : "starting"} size="12" />${old ? "run is lost" : words[live.connection]}
+  </span>`;
+}
+
+function Lost({ live, now }) {
+  if (live.connection !== "lost") return null;
+  const words = live.error && live.error.status ? live.error.message : "The server does not answer.";
+  return html`<p class="lost-line" role="alert">
+    <${Icon} name="stuck" />
+    <span>
+      <b>${words}</b>${" "}
+      ${live.status && `Shown is the state of ${clock(live.status.at, now)}. `}
+      ${live.error?.nextStep && live.error.status ? live.error.nextStep : "Trying again until it is back."}
+    </span>
+  </p>`;
+}
+
+const SCHEMES = { auto: ["auto", "System colours"], light: ["sun", "Light"], dark: ["moon", "Dark"] };
+
+function Scheme() {
+  const [scheme, setScheme] = useState(document.documentElement.dataset.scheme ?? "auto");
+  const names = Object.keys(SCHEMES);
+  const turn = () => {
+    const next = names[(names.indexOf(scheme) + 1) % names.length];
+    setScheme(next);
+    if (next === "auto") delete document.documentElement.dataset.scheme;
+    else document.documentElement.dataset.scheme = next;
+    try {
+      localStorage.setItem("ebbflow-scheme", next);
+    } catch {
+      // storage is off: it lasts until the page is closed
+    }
+  };
+  const [icon, name] = SCHEMES[scheme];
+  return html`<button type="button" class="quiet square" onClick=${turn} aria-label=${`Colours: ${name}. Change`} title=${name}>
+    <${Icon} name=${icon} />
+  </button>`;
+}
+
+render(html`<${App} />`, document.getElementById("app"));

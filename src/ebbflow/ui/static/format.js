@@ -1,0 +1,99 @@
+// Numbers, durations and times as people read them. All of it is pure.
+
+const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+const tenths = new Intl.NumberFormat("en-US", {
+  minimumFractionDigits: 1,
+  maximumFractionDigits: 1,
+});
+
+/** A count in full, with separators: 12,345. */
+export function count(value) {
+  return value == null ? "–" : whole.format(value);
+}
+
+const UNITS = [
+  [1e9, "G"],
+  [1e6, "M"],
+  [1e3, "k"],
+];
+
+/** A count in at most five characters: 9,999, 12.3k, 100k. */
+export function brief(value) {
+  if (value == null) return "–";
+  if (Math.abs(value) < 1e4) return whole.format(value);
+  const [size, letter] = UNITS.find(([size]) => Math.abs(value) >= size * 0.99995);
+  const scaled = value / size;
+  return (Math.abs(scaled) >= 99.95 ? whole : tenths).format(scaled) + letter;
+}
+
+/** A count in at most four characters, for places with little room: 999, 1.2k, 30k. */
+export function tiny(value) {
+  if (value == null || value < 1e3) return brief(value);
+  const [size, letter] = UNITS.find(([size]) => value >= size * 0.9995);
+  return (value / size >= 9.95 ? whole : tenths).format(value / size) + letter;
+}
+
+/** A rate per second: 0.4, 12.3, 1,204, 56.1k. */
+export function rate(value) {
+  if (value == null) return "–";
+  if (value === 0) return "0";
+  return value < 100 ? tenths.format(value) : brief(value);
+}
+
+/** A rate in at most four characters: 0.4, 12.3, 1.2k, 30k. */
+export function tinyRate(value) {
+  return value < 100 ? rate(value) : tiny(value);
+}
+
+/** Seconds in the unit that fits: 3.1 ms, 2.4 s, 4 min 10 s, 2 h 5 min, 3 d 4 h. */
+export function duration(seconds) {
+  if (seconds == null) return "–";
+  if (seconds < 0.001) return `${whole.format(seconds * 1e6)} µs`;
+  if (seconds < 0.1) return `${tenths.format(seconds * 1e3)} ms`;
+  if (seconds < 1) return `${whole.format(seconds * 1e3)} ms`;
+  if (seconds < 10) return `${tenths.format(seconds)} s`;
+  if (seconds < 60) return `${whole.format(seconds)} s`;
+  const [minute, hour, day] = [60, 3600, 86400];
+  if (seconds < hour) return pair(seconds, minute, "min", 1, "s");
+  if (seconds < day) return pair(seconds, hour, "h", minute, "min");
+  return pair(seconds, day, "d", hour, "h");
+}
+
+function pair(seconds, large, largeName, small, smallName) {
+  const rounded = Math.round(seconds / small) * small;
+  const rest = Math.round((rounded % large) / small);
+  const head = `${Math.floor(rounded / large)} ${largeName}`;
+  return rest ? `${head} ${rest} ${smallName}` : head;
+}
+
+/** The milliseconds since the epoch of a time as the server writes it, or null. */
+export function instant(text) {
+  return text == null ? null : Date.parse(text);
+}
+
+/** Wall clock, with the day in front if it is not today: 18:07:12, Nov 3 18:07:12. */
+export function clock(text, now = Date.now()) {
+  const time = instant(text);
+  if (time == null || Number.isNaN(time)) return "–";
+  const date = new Date(time);
+  const hours = date.toLocaleTimeString("en-GB");
+  if (date.toDateString() === new Date(now).toDateString()) return hours;
+  const day = date.toLocaleDateString("en-US", { month: "short", day: "numeric" });
+  return `${day} ${hours}`;
+}
+
+/** How long ago, or in how long: 12 s ago, in 4 min 10 s. */
+export function distance(text, now) {
+  const time = instant(text);
+  if (time == null) return "–";
+  const seconds = (time - now) / 1000;
+  if (Math.abs(seconds) < 1) return "now";
+  const away = Math.round(Math.abs(seconds));
+  const words = away < 60 ? `${away} s` : duration(away);
+  return seconds > 0 ? `in ${words}` : `${words} ago`;
+}
+
+/** "1 message", "2 messages". */
+export function plural(number, one, many = `${one}s`) {
+  return `${count(number)} ${number === 1 ? one : many}`;
+}

@@ -1,0 +1,130 @@
+// The state of one pipeline as it changes: status events, the samples for charts, and whether the
+// server is still there. Views subscribe; the last state stays on show while the server is gone.
+
+import * as api from "./api.js";
+
+const RETRY = [1000, 2000, 3000, 5000];
+const SILENCE = 5000;
+const KEEP = 3600 * 1000;
+const STEP = 2000;
+
+export class Live {
+  constructor(pipeline) {
+    this.pipeline = pipeline;
+    this.state = {
+      status: null,
+      samples: [],
+      connection: "connecting",
+      lostAt: null,
+      error: null,
+    };
+    this.listeners = new Set();
+    this.attempts = 0;
+  }
+
+  start() {
+    this.connect();
+    this.watch = setInterval(() => this.checkSilence(), 1000);
+    this.loadHistory();
+    return this;
+  }
+
+  stop() {
+    this.stopped = true;
+    this.source?.close();
+    clearTimeout(this.timer);
+    clearInterval(this.watch);
+    this.listeners.clear();
+  }
+
+  subscribe(listener) {
+    this.listeners.add(listener);
+    return () => this.listeners.delete(listener);
+  }
+
+  set(change) {
+    this.state = { ...this.state, ...change };
+    for (const listener of this.listeners) listener(this.state);
+  }
+
+  connect() {
+    this.source?.close();
+    this.heardAt = Date.now();
+    this.source = new EventSource(`${api.root(this.pipeline)}/events`);
+    this.source.addEventListener("status", (event) => this.hear(JSON.parse(event.data)));
+    this.source.onerror = () => this.lose();
+  }
+
+  hear(status) {
+    const back = this.state.connection === "lost";
+    this.attempts = 0;
+    this.heardAt = Date.now();
+    this.set({
+      status,
+      samples: extend(this.state.samples, status),
+      connection: "live",
+      lostAt: null,
+      error: null,
+    });
+    if (back) this.loadHistory();
+  }
+
+  /** A connection that stays open and tells nothing is as good as gone. */
+  checkSilence() {
+    if (this.state.connection === "live" && Date.now() - this.heardAt > SILENCE) this.lose();
+  }
+
+  lose() {
+    if (this.stopped) return;
+    this.source.close();
+    const wait = RETRY[Math.min(this.attempts++, RETRY.length - 1)];
+    const lostAt = this.state.lostAt ?? Date.now();
+    this.set({ connection: "lost", lostAt });
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.connect(), wait);
+    this.findReason();
+  }
+
+  /** An event source does not say why it failed; a plain question does. */
+  async findReason() {
+    try {
+      await api.status(this.pipeline);
+    } catch (error) {
+      if (!this.stopped && this.state.connection === "lost") this.set({ error });
+    }
+  }
+
+  async loadHistory() {
+    const body = await api.history(this.pipeline).catch(() => null);
+    if (!body || this.stopped) return;
+    const past = (body.samples ?? body).map(withTime);
+    const last = past.at(-1)?.time ?? 0;
+    const own = this.state.samples.filter((sample) => sample.time >= last + STEP);
+    this.set({ samples: [...past, ...own] });
+  }
+}
+
+function withTime(sample) {
+  return { time: Date.parse(sample.at), vertices: sample.vertices };
+}
+
+/** Appends the numbers of a status, at the pace of stored samples, and forgets the oldest. */
+function extend(samples, status) {
+  const time = Date.parse(status.at);
+  if (!time || time < (samples.at(-1)?.time ?? 0) + STEP) return samples;
+  const vertices = Object.fromEntries(status.vertices.map((vertex) => [vertex.name, take(vertex)]));
+  const first = samples.findIndex((sample) => sample.time > time - KEEP);
+  return [...samples.slice(Math.max(first, 0)), { time, vertices }];
+}
+
+function take(vertex) {
+  return {
+    read: vertex.totals.read,
+    written: vertex.totals.written,
+    redelivered: vertex.totals.redelivered,
+    dead_lettered: vertex.totals.dead_lettered,
+    pending: vertex.pending,
+    parked: vertex.parked.messages,
+    dead_letters: vertex.dead_letters,
+  };
+}

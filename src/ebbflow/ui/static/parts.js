@@ -1,0 +1,136 @@
+// Small parts that several views share: times that count down, dialogs, notices, what failed.
+
+import { html, useEffect, useRef, useState } from "./dom.js";
+import { clock, distance } from "./format.js";
+import { Icon } from "./icons.js";
+
+/** The time now, by the server's clock, a second at a time. */
+export function useNow(skew = 0) {
+  const [now, setNow] = useState(Date.now());
+  useEffect(() => {
+    const timer = setInterval(() => setNow(Date.now()), 1000);
+    return () => clearInterval(timer);
+  }, []);
+  return now + skew;
+}
+
+/** Asks the server when the key changes: [answer, error, ask again]. The last answer stays until the next. */
+export function useAnswer(ask, key) {
+  const [state, setState] = useState({ answer: null, error: null, busy: true });
+  const [round, setRound] = useState(0);
+  useEffect(() => {
+    const control = new AbortController();
+    setState((state) => ({ ...state, busy: true }));
+    ask(control.signal).then(
+      (answer) => setState({ answer, error: null, busy: false, key }),
+      (error) => {
+        if (error.name !== "AbortError") setState({ answer: null, error, busy: false, key });
+      },
+    );
+    return () => control.abort();
+  }, [key, round]);
+  return { ...state, again: () => setRound((round) => round + 1) };
+}
+
+/** A moment as wall clock, with the distance beside it; the machine's form for copying. */
+export function Moment({ at, now, only }) {
+  if (!at) return html`<span class="muted">–</span>`;
+  return html`<time dateTime=${at} title=${at}>
+    ${only === "distance" ? null : clock(at, now)}
+    ${only ? null : " "}
+    ${only === "clock" ? null : html`<span class=${only ? "" : "muted"}>${distance(at, now)}</span>`}
+  </time>`;
+}
+
+export function Failure({ error, again }) {
+  return html`<div class="failure" role="alert">
+    <p><strong>${error.message}</strong></p>
+    ${error.nextStep && html`<p>${error.nextStep}</p>`}
+    ${again && html`<button type="button" onClick=${again}>Try again</button>`}
+  </div>`;
+}
+
+export function Empty({ children }) {
+  return html`<p class="empty">${children}</p>`;
+}
+
+export function Copy({ text, label = "Copy" }) {
+  const [done, setDone] = useState(false);
+  const copy = async () => {
+    await navigator.clipboard.writeText(text);
+    setDone(true);
+    setTimeout(() => setDone(false), 1500);
+  };
+  return html`<button type="button" class="quiet" onClick=${copy}>
+    <${Icon} name="copy" />${done ? "Copied" : label}
+  </button>`;
+}
+
+/** A modal question. Esc and the close button answer no; focus returns to where it was. */
+export function Dialog({ title, onClose, children }) {
+  const ref = useRef();
+  useEffect(() => {
+    const before = document.activeElement;
+    ref.current.showModal();
+    return () => before?.focus?.();
+  }, []);
+  return html`<dialog
+    ref=${ref}
+    aria-labelledby="dialog-title"
+    onCancel=${(event) => {
+      event.preventDefault();
+      onClose();
+    }}
+  >
+    <header>
+      <h2 id="dialog-title">${title}</h2>
+      <button type="button" class="quiet square" aria-label="Close" onClick=${onClose}>
+        <${Icon} name="close" />
+      </button>
+    </header>
+    ${children}
+  </dialog>`;
+}
+
+let announce = () => {};
+
+/** Shows a notice at the foot of the page for some seconds; screen readers hear it. */
+export function notify(text, { tone = "ok", link, label } = {}) {
+  announce({ text, tone, link, label, id: Math.random() });
+}
+
+export function Notices() {
+  const [notices, setNotices] = useState([]);
+  useEffect(() => {
+    announce = (notice) => {
+      setNotices((notices) => [...notices.slice(-2), notice]);
+      setTimeout(
+        () => setNotices((notices) => notices.filter((other) => other.id !== notice.id)),
+        notice.tone === "error" ? 12000 : 7000,
+      );
+    };
+  }, []);
+  return html`<div class="notices" role="status" aria-live="polite">
+    ${notices.map(
+      (notice) => html`<p key=${notice.id} class="notice ${notice.tone}">
+        ${notice.text} ${notice.link && html`<a href=${notice.link}>${notice.label}</a>`}
+      </p>`,
+    )}
+  </div>`;
+}
+
+/** Reasons with bars behind their counts, the most frequent first. */
+export function Causes({ causes, link }) {
+  const most = Math.max(1, ...causes.map((cause) => cause.count));
+  return html`<ul class="causes">
+    ${causes.map(
+      (cause) => html`<li key=${cause.text}>
+        <meter min="0" max=${most} value=${cause.count} aria-hidden="true"></meter>
+        <span class="number">${cause.count.toLocaleString("en-US")}</span>
+        <span class="text" title=${cause.text}
+          >${link ? html`<a href=${link(cause)}>${cause.text}</a>` : cause.text}</span
+        >
+      </li>`,
+    )}
+  </ul>`;
+}

@@ -1,0 +1,55 @@
+// The charts of a pipeline or of one of its vertices: throughput, what waits, dead letters.
+
+import { Chart, rates, select, sum } from "../chart.js";
+import { html, useMemo, useState } from "../dom.js";
+import { brief, rate } from "../format.js";
+
+const RANGES = [
+  ["5 min", 300000],
+  ["15 min", 900000],
+  ["1 h", 3600000],
+];
+
+/** entries and exits: whose reads count as in and as out. names: all that the other charts add up. */
+export function Charts({ samples, names, entries, exits, labels = ["in", "out"] }) {
+  const [range, setRange] = useState(RANGES[0][1]);
+  const shown = useMemo(() => select(samples, range), [samples, range]);
+  const key = [...names, "|", ...entries, "|", ...exits].join();
+  const lines = useMemo(() => {
+    const perSecond = (names, field) => rates(shown, sum(shown, names, field));
+    return {
+      times: shown.map((sample) => sample.time),
+      throughput: [
+        { name: `${labels[0]}/s`, tone: "first", values: perSecond(entries, "read") },
+        {
+          name: `${labels[1]}/s`,
+          tone: "second",
+          values: perSecond(exits, labels[1] === "written" ? "written" : "read"),
+        },
+      ],
+      waiting: [
+        { name: "pending", tone: "first", values: sum(shown, names, "pending") },
+        { name: "parked", tone: "third", values: sum(shown, names, "parked") },
+      ],
+      letters: [{ name: "stored", tone: "bad", values: sum(shown, names, "dead_letters") }],
+    };
+  }, [shown, key]);
+  return html`<section class="charts" aria-label="Charts over time">
+    <div class="ranges" role="group" aria-label="Time shown">
+      ${RANGES.map(
+        ([name, value]) => html`<button
+          key=${name}
+          type="button"
+          class="quiet"
+          aria-pressed=${range === value}
+          onClick=${() => setRange(value)}
+        >
+          ${name}
+        </button>`,
+      )}
+    </div>
+    <${Chart} title="Throughput" times=${lines.times} series=${lines.throughput} format=${rate} range=${range} />
+    <${Chart} title="Waiting" times=${lines.times} series=${lines.waiting} format=${brief} range=${range} />
+    <${Chart} title="Dead letters" times=${lines.times} series=${lines.letters} format=${brief} range=${range} />
+  </section>`;
+}

@@ -1,0 +1,129 @@
+// A pipeline at a glance: problems first, then its graph, charts and a table of its vertices.
+
+import { html } from "../dom.js";
+import { brief, count, distance, rate } from "../format.js";
+import { Graph, Key } from "../graph.js";
+import { Badge, Icon } from "../icons.js";
+import { address, go } from "../route.js";
+import { Charts } from "./charts.js";
+import { Problems } from "./problems.js";
+import { VertexPanel } from "./vertex.js";
+
+export function Overview({ pipeline, live, vertex, now }) {
+  const { status, samples } = live;
+  const shown = status.vertices.find((other) => other.name === vertex);
+  const select = (name) =>
+    name && name !== vertex ? go([pipeline, "vertices", name]) : go([pipeline]);
+  const [entries, exits] = findEnds(status);
+  return html`<div class="overview ${shown ? "beside" : ""}">
+    <div class="main">
+      <${Problems} status=${status} pipeline=${pipeline} />
+      <${Sums} status=${status} entries=${entries} exits=${exits} pipeline=${pipeline} now=${now} />
+      <section class="card" aria-label="Graph">
+        <header><h2>Graph</h2><${Key} /></header>
+        <${Graph} status=${status} selected=${vertex} onSelect=${select} />
+      </section>
+      <${Charts}
+        samples=${samples}
+        names=${status.vertices.map((vertex) => vertex.name)}
+        entries=${entries}
+        exits=${exits}
+      />
+      <${Table} status=${status} pipeline=${pipeline} selected=${vertex} now=${now} />
+    </div>
+    ${shown &&
+    html`<${VertexPanel}
+      key=${vertex}
+      pipeline=${pipeline}
+      status=${status}
+      vertex=${shown}
+      samples=${samples}
+      now=${now}
+      onClose=${() => go([pipeline])}
+    />`}
+  </div>`;
+}
+
+/** The vertices that nothing feeds, and those that feed nothing. */
+function findEnds(status) {
+  const fed = new Set(status.edges.map((edge) => edge.to));
+  const feeding = new Set(status.edges.map((edge) => edge.frm));
+  const names = status.vertices.map((vertex) => vertex.name);
+  return [names.filter((name) => !fed.has(name)), names.filter((name) => !feeding.has(name))];
+}
+
+function Sums({ status, entries, exits, pipeline, now }) {
+  const add = (take, names) =>
+    status.vertices
+      .filter((vertex) => !names || names.includes(vertex.name))
+      .reduce((total, vertex) => total + (take(vertex) ?? 0), 0);
+  const dues = status.vertices.map((vertex) => vertex.parked.next_due).filter(Boolean).sort();
+  const letters = add((vertex) => vertex.dead_letters);
+  const sourcePending = status.vertices.some((vertex) => vertex.source_pending != null);
+  return html`<dl class="sums">
+    <${Sum} name="in" value=${`${rate(add((vertex) => vertex.rate_in || vertex.rate_out, entries))}/s`} />
+    <${Sum} name="out" value=${`${rate(add((vertex) => vertex.rate_in, exits))}/s`} />
+    <${Sum}
+      name="pending"
+      value=${count(add((vertex) => vertex.pending))}
+      note=${sourcePending ? `${brief(add((vertex) => vertex.source_pending))} at sources` : ""}
+    />
+    <${Sum} name="in hand" value=${count(add((vertex) => vertex.in_hand?.messages))} />
+    <${Sum}
+      name="parked"
+      value=${count(add((vertex) => vertex.parked.messages))}
+      note=${dues.length ? `next ${distance(dues[0], now)}` : ""}
+    />
+    <${Sum}
+      name="dead letters"
+      value=${html`<a href=${address([pipeline, "dead-letters"])}>${count(letters)}</a>`}
+      tone=${letters ? "error" : ""}
+    />
+    <${Sum} name="restarts" value=${count(add((vertex) => vertex.restarts))} />
+  </dl>`;
+}
+
+function Sum({ name, value, note, tone = "" }) {
+  return html`<div class=${tone}>
+    <dt>${name}</dt>
+    <dd class="number">${value}</dd>
+    <dd class="note">${note}</dd>
+  </div>`;
+}
+
+const COLUMNS = ["vertex", "condition", "in/s", "out/s", "pending", "in hand", "parked", "dead", "restarts", "says"];
+
+function Table({ status, pipeline, selected, now }) {
+  return html`<section class="card" aria-label="Vertices">
+    <header><h2>Vertices</h2><span class="muted number">${status.vertices.length}</span></header>
+    <div class="scroll">
+      <table class="vertices">
+        <thead>
+          <tr>${COLUMNS.map((name) => html`<th key=${name} scope="col">${name}</th>`)}</tr>
+        </thead>
+        <tbody>
+          ${status.vertices.map(
+            (vertex) => html`<tr key=${vertex.name} class=${selected === vertex.name ? "selected" : ""}>
+              <th scope="row">
+                <a href=${address([pipeline, "vertices", vertex.name])}>${vertex.name}</a>
+              </th>
+              <td><${Badge} condition=${vertex.condition} /></td>
+              <td data-name="in/s">${rate(vertex.rate_in)}</td>
+              <td data-name="out/s">${rate(vertex.rate_out)}</td>
+              <td data-name="pending">${vertex.pending_exact ? "" : "≈ "}${count(vertex.pending)}</td>
+              <td data-name="in hand">${count(vertex.in_hand?.messages ?? 0)}</td>
+              <td data-name="parked">${vertex.parked.exact === false ? "≈ " : ""}${count(vertex.parked.messages)}</td>
+              <td data-name="dead" class=${vertex.dead_letters ? "error" : ""}>${count(vertex.dead_letters)}</td>
+              <td data-name="restarts" class=${vertex.restarts ? "error" : ""}>${count(vertex.restarts)}</td>
+              <td class="words" title=${vertex.words}>
+                ${vertex.back_pressure &&
+                html`<span class="warn"><${Icon} name="pressure" size="13" /> ${vertex.back_pressure.to} is full ${" "}</span>`}
+                ${vertex.words}
+              </td>
+            </tr>`,
+          )}
+        </tbody>
+      </table>
+    </div>
+  </section>`;
+}

@@ -1,0 +1,45 @@
+// All pipelines that this server shows.
+
+import * as api from "../api.js";
+import { html, useEffect } from "../dom.js";
+import { Badge } from "../icons.js";
+import { Empty, Failure, useAnswer } from "../parts.js";
+import { address } from "../route.js";
+
+const PHASES = { starting: "starting", running: "running", paused: "paused", stopping: "waiting", ended: "ended" };
+
+export function Phase({ phase, ended }) {
+  const word = phase === "ended" && ended ? `ended (${ended})` : phase;
+  return html`<${Badge} condition=${PHASES[phase] ?? "starting"} word=${word} />`;
+}
+
+/** Lists the pipelines; where there is only one, its own page is shown in place of a list. */
+export function Pipelines() {
+  const { answer, error, again } = useAnswer(api.pipelines, "pipelines");
+  const pipelines = answer?.pipelines ?? [];
+  const only = pipelines.length === 1 ? pipelines[0].name : null;
+  useEffect(() => {
+    if (only) location.replace(address([only]));
+  }, [only]);
+  useEffect(() => {
+    const timer = setInterval(again, 3000);
+    return () => clearInterval(timer);
+  }, []);
+  if (error) return html`<main><${Failure} error=${error} again=${again} /></main>`;
+  if (!answer || only) return html`<main><${Empty}>Looking for pipelines …<//></main>`;
+  return html`<main>
+    <h1 class="visually-hidden">Pipelines</h1>
+    <section class="card" aria-label="Pipelines">
+      <header><h2>Pipelines</h2><span class="muted number">${pipelines.length}</span></header>
+      ${pipelines.length === 0 && html`<${Empty}>There are no pipelines on this NATS server yet. Start one: ebbflow run<//>`}
+      <ul class="pipelines">
+        ${pipelines.map(
+          (pipeline) => html`<li key=${pipeline.name}>
+            <a href=${address([pipeline.name])}>${pipeline.name}</a>
+            ${pipeline.phase && html`<${Phase} phase=${pipeline.phase} ended=${pipeline.ended} />`}
+          </li>`,
+        )}
+      </ul>
+    </section>
+  </main>`;
+}
