@@ -38,6 +38,13 @@ def test_it_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     }
 
 
+def test_it_holds_the_page_with_the_licences_of_what_it_uses(wheel: zipfile.ZipFile) -> None:
+    static = ROOT / "src/ebbflow/ui/static"
+    page = {str(path.relative_to(ROOT / "src")) for path in static.rglob("*") if path.is_file()}
+    assert page <= {*wheel.namelist()}
+    assert {"preact.LICENSE.txt", "htm.LICENSE.txt"} <= {Path(name).name for name in page}
+
+
 def test_client_functions_http_and_kafka_are_extras(wheel: zipfile.ZipFile) -> None:
     required = metadata(wheel).get_all("Requires-Dist", [])
     optional = [line for line in required if "extra ==" in line]
