@@ -7,6 +7,7 @@ const RETRY = [1000, 2000, 3000, 5000];
 const SILENCE = 5000;
 const KEEP = 3600 * 1000;
 const STEP = 2000;
+const OWN_CLOCK = 3000;
 
 export class Live {
   constructor(pipeline) {
@@ -17,6 +18,7 @@ export class Live {
       connection: "connecting",
       lostAt: null,
       error: null,
+      skew: 0,
     };
     this.listeners = new Set();
     this.attempts = 0;
@@ -52,6 +54,7 @@ export class Live {
     this.heardAt = Date.now();
     this.source = new EventSource(`${api.root(this.pipeline)}/events`);
     this.source.addEventListener("status", (event) => this.hear(JSON.parse(event.data)));
+    this.source.addEventListener("problem", (event) => this.hearProblem(JSON.parse(event.data)));
     this.source.onerror = () => this.lose();
   }
 
@@ -65,13 +68,22 @@ export class Live {
       connection: "live",
       lostAt: null,
       error: null,
+      skew: measureSkew(status),
     });
     if (back) this.loadHistory();
   }
 
+  /** The page's server is there, but cannot read the state: NATS may be away. */
+  hearProblem({ error, next_step: nextStep }) {
+    this.heardAt = Date.now();
+    const lostAt = this.state.lostAt ?? Date.now();
+    this.set({ connection: "lost", lostAt, error: new api.ApiError(503, error, nextStep) });
+  }
+
   /** A connection that stays open and tells nothing is as good as gone. */
   checkSilence() {
-    if (this.state.connection === "live" && Date.now() - this.heardAt > SILENCE) this.lose();
+    const isOpen = this.source.readyState === EventSource.OPEN;
+    if (isOpen && Date.now() - this.heardAt > SILENCE) this.lose();
   }
 
   lose() {
@@ -102,6 +114,13 @@ export class Live {
     const own = this.state.samples.filter((sample) => sample.time >= last + STEP);
     this.set({ samples: [...past, ...own] });
   }
+}
+
+/** How far the server's clock is ahead; small differences are the way of the event. */
+function measureSkew(status) {
+  if (status.phase === "ended" || status.answers === false) return 0;
+  const ahead = Date.parse(status.at) - Date.now();
+  return Math.abs(ahead) > OWN_CLOCK ? ahead : 0;
 }
 
 function withTime(sample) {

@@ -2,15 +2,17 @@
 
 import * as api from "../api.js";
 import { html, useEffect } from "../dom.js";
+import { plural } from "../format.js";
 import { Badge } from "../icons.js";
 import { Empty, Failure, useAnswer } from "../parts.js";
 import { address } from "../route.js";
 
+const LOST = { lost: "stuck", null: "stuck" };
 const PHASES = { starting: "starting", running: "running", paused: "paused", stopping: "waiting", ended: "ended" };
 
 export function Phase({ phase, ended }) {
-  const word = phase === "ended" && ended ? `ended (${ended})` : phase;
-  return html`<${Badge} condition=${PHASES[phase] ?? "starting"} word=${word} />`;
+  const word = phase === "ended" && ended ? `ended (${ended})` : (phase ?? "unknown");
+  return html`<${Badge} condition=${PHASES[phase] ?? LOST[phase] ?? "starting"} word=${word} />`;
 }
 
 /** Lists the pipelines; where there is only one, its own page is shown in place of a list. */
@@ -36,7 +38,13 @@ export function Pipelines() {
         ${pipelines.map(
           (pipeline) => html`<li key=${pipeline.name}>
             <a href=${address([pipeline.name])}>${pipeline.name}</a>
-            ${pipeline.phase && html`<${Phase} phase=${pipeline.phase} ended=${pipeline.ended} />`}
+            <${Phase} phase=${pipeline.answers === false ? "lost" : pipeline.phase} ended=${pipeline.ended} />
+            <span class=${pipeline.problems ? "warn" : "muted"}>
+              ${pipeline.problems ? plural(pipeline.problems, "problem") : "no problems"}
+            </span>
+            <span class="number ${pipeline.dead_letters ? "error" : "muted"}">
+              ${plural(pipeline.dead_letters ?? 0, "dead letter")}
+            </span>
           </li>`,
         )}
       </ul>

@@ -1,10 +1,13 @@
-// The way of one message: every vertex, delivery and outcome, and where it is now.
+// The way of one message: where it is now, and every vertex, delivery and outcome before.
 
 import * as api from "../api.js";
 import { html, useEffect, useRef, useState } from "../dom.js";
+import { plural } from "../format.js";
 import { Icon } from "../icons.js";
 import { Empty, Failure, Moment, useAnswer } from "../parts.js";
 import { address, go } from "../route.js";
+
+const AGAIN = 2000;
 
 export function Trace({ pipeline, id, now }) {
   const [text, setText] = useState(id ?? "");
@@ -19,67 +22,111 @@ export function Trace({ pipeline, id, now }) {
         <span class="label">Id of a message or request</span>
         <span class="field">
           <${Icon} name="search" />
-          <input id="search" type="search" value=${text} onInput=${(event) => setText(event.target.value)} placeholder="in-12" autocomplete="off" spellcheck=${false} />
+          <input
+            id="search"
+            type="search"
+            value=${text}
+            onInput=${(event) => setText(event.target.value)}
+            placeholder="in-12"
+            autocomplete="off"
+            spellcheck=${false}
+          />
           <kbd>/</kbd>
         </span>
       </label>
       <button type="submit" class="primary">Find</button>
     </form>
-    ${id ? html`<${Way} key=${id} pipeline=${pipeline} id=${id} now=${now} />` : html`<${Hint} />`}
+    ${id
+      ? html`<${Way} key=${id} pipeline=${pipeline} id=${id} now=${now} />`
+      : html`<${Empty}>
+          An id such as in-12 shows every vertex, delivery and outcome of that message, and where it is now.
+        <//>`}
   </div>`;
 }
 
-function Hint() {
-  return html`<${Empty}>
-    An id such as in-12 shows every vertex, delivery and outcome of that message, and where it is now.
-  <//>`;
-}
-
-const AGAIN = 2000;
-
+/** Asks again while the message is still on its way. */
 function Way({ pipeline, id, now }) {
   const { answer, error, again } = useAnswer((signal) => api.trace(pipeline, id, signal), id);
   const moving = useRef(false);
-  moving.current = answer != null && !isOver(answer);
+  moving.current = (answer?.now ?? []).some((place) => place.where !== "dead letter");
   useEffect(() => {
     const timer = setInterval(() => moving.current && again(), AGAIN);
     return () => clearInterval(timer);
   }, []);
   if (error) return html`<${Failure} error=${error} again=${again} />`;
   if (!answer) return html`<${Empty}>Looking for ${id} …<//>`;
-  const steps = answer.steps ?? [];
   return html`<section class="card" aria-label=${`Way of ${id}`}>
     <header><h2>${id}</h2></header>
-    <${Places} answer=${answer} pipeline=${pipeline} now=${now} />
-    ${steps.length
-      ? html`<ol class="way">
-          ${steps.map((step, at) => html`<${Step} key=${at} step=${step} pipeline=${pipeline} now=${now} />`)}
-        </ol>`
-      : html`<${Empty}>No vertex has settled it yet.<//>`}
+    <${Places} places=${answer.now ?? []} steps=${answer.steps ?? []} pipeline=${pipeline} now=${now} />
+    <${Steps} steps=${answer.steps ?? []} pipeline=${pipeline} now=${now} />
+    ${(answer.notes ?? []).map((note) => html`<p key=${note} class="remark muted">${note}</p>`)}
   </section>`;
 }
 
-function isOver(answer) {
-  return !(answer.places ?? answer.now ?? []).length;
+function Places({ places, steps, pipeline, now }) {
+  if (!places.length) {
+    const words = steps.length ? "It has come to its end: nothing of it is left in the pipeline." : "Nothing of it is in the pipeline now.";
+    return html`<p class="remark">${words}</p>`;
+  }
+  return html`<ul class="places" aria-label="Where it is now">
+    ${places.map(
+      (place, at) => html`<li key=${at} class=${place.where === "dead letter" ? "error" : "warn"}>
+        <${Icon} name=${place.where === "dead letter" ? "letter" : "waiting"} />
+        <span>
+          <b>${place.where}</b> at${" "}
+          <a href=${address([pipeline, "vertices", place.vertex])}>${place.vertex}</a>${" "}
+          <span class="words">${place.words}</span>
+          ${place.ahead ? ` ${plural(place.ahead, "message")} ahead of it.` : ""}
+          ${place.due && html` Due <${Moment} at=${place.due} now=${now} />.`}
+          ${place.number != null &&
+          html` <a href=${address([pipeline, "dead-letters", String(place.number)])}>Open letter ${place.number}</a>`}
+        </span>
+        <span class="id">${place.message}</span>
+      </li>`,
+    )}
+  </ul>`;
 }
 
-function Places({ answer, now }) {
-  return html`<p class="where">${answer.where ?? answer.words ?? ""}</p>`;
+const SHAPES = {
+  done: ["ok", "exhausted"],
+  served: ["ok", "exhausted"],
+  "on success": ["ok", "exhausted"],
+  redelivered: ["warn", "restarting"],
+  redeliver: ["warn", "restarting"],
+  fallback: ["warn", "replay"],
+  "fell back": ["warn", "replay"],
+  dropped: ["quiet", "close"],
+};
+
+function shape(outcome) {
+  return outcome.startsWith("dead") ? ["error", "letter"] : (SHAPES[outcome] ?? ["quiet", "running"]);
 }
 
-const TONES = { done: "ok", "dead letter": "error", redelivered: "warn", fallback: "warn", dropped: "quiet" };
-const SHAPES = { done: "exhausted", "dead letter": "letter", redelivered: "restarting", fallback: "replay", dropped: "close" };
+function Steps({ steps, pipeline, now }) {
+  if (!steps.length) return html`<${Empty}>No vertex has settled it yet.<//>`;
+  return html`<ol class="way">
+    ${steps.map((step, at) => {
+      const outcome = (step.outcome ?? "").replaceAll("_", " ");
+      const [tone, icon] = shape(outcome);
+      return html`<li key=${at} class=${tone}>
+        <${Icon} name=${icon} />
+        <a class="vertex" href=${address([pipeline, "vertices", step.vertex])}>${step.vertex}</a>
+        <span class="outcome">${outcome}</span>
+        <span class="muted">delivery ${step.delivery ?? 1}</span>
+        <span class="id">${step.message}</span>
+        <${Moment} at=${step.at} now=${now} />
+        <span class="reason">
+          ${[step.error ?? step.reason, describeNext(step)].filter(Boolean).join(" · ")}
+          ${step.due && html` due <${Moment} at=${step.due} now=${now} only="clock" />`}
+        </span>
+      </li>`;
+    })}
+  </ol>`;
+}
 
-function Step({ step, pipeline, now }) {
-  const outcome = (step.outcome ?? "").replaceAll("_", " ");
-  const number = step.letter ?? step.dead_letter;
-  return html`<li class=${TONES[outcome] ?? "quiet"}>
-    <${Icon} name=${SHAPES[outcome] ?? "running"} />
-    <a class="vertex" href=${address([pipeline, "vertices", step.vertex])}>${step.vertex}</a>
-    <span class="outcome">${outcome}${number ? html` <a href=${address([pipeline, "dead-letters", String(number)])}>letter ${number}</a>` : ""}</span>
-    <span class="muted">delivery ${step.delivery ?? step.deliveries ?? 1}</span>
-    <span class="id">${step.id}</span>
-    <${Moment} at=${step.at ?? step.ended} now=${now} />
-    <span class="reason">${step.error ?? step.reason ?? ""}</span>
-  </li>`;
+function describeNext(step) {
+  const targets = step.sent_to ?? [];
+  if (!targets.length) return "";
+  const names = targets.map((target) => (typeof target === "string" ? target : (target.vertex ?? target.to)));
+  return `sent to ${names.join(", ")}`;
 }
