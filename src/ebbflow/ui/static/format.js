@@ -45,6 +45,12 @@ export function tinyRate(value) {
   return value < 100 ? rate(value) : tiny(value);
 }
 
+const PAIRS = [
+  [86400, "d", 3600, "h"],
+  [3600, "h", 60, "min"],
+  [60, "min", 1, "s"],
+];
+
 /** Seconds in the unit that fits: 3.1 ms, 2.4 s, 4 min 10 s, 2 h 5 min, 3 d 4 h. */
 export function duration(seconds) {
   if (seconds == null) return "–";
@@ -52,18 +58,15 @@ export function duration(seconds) {
   if (seconds < 0.1) return `${tenths.format(seconds * 1e3)} ms`;
   if (seconds < 1) return `${whole.format(seconds * 1e3)} ms`;
   if (seconds < 10) return `${tenths.format(seconds)} s`;
-  if (seconds < 60) return `${whole.format(seconds)} s`;
-  const [minute, hour, day] = [60, 3600, 86400];
-  if (seconds < hour) return pair(seconds, minute, "min", 1, "s");
-  if (seconds < day) return pair(seconds, hour, "h", minute, "min");
-  return pair(seconds, day, "d", hour, "h");
-}
-
-function pair(seconds, large, largeName, small, smallName) {
-  const rounded = Math.round(seconds / small) * small;
-  const rest = Math.round((rounded % large) / small);
-  const head = `${Math.floor(rounded / large)} ${largeName}`;
-  return rest ? `${head} ${rest} ${smallName}` : head;
+  if (seconds < 59.5) return `${whole.format(seconds)} s`;
+  for (const [large, largeName, small, smallName] of PAIRS) {
+    const rounded = Math.round(seconds / small) * small;
+    if (rounded < large) continue;
+    const rest = (rounded % large) / small;
+    const head = `${Math.floor(rounded / large)} ${largeName}`;
+    return rest ? `${head} ${rest} ${smallName}` : head;
+  }
+  return "–";
 }
 
 /** The milliseconds since the epoch of a time as the server writes it, or null. */
