@@ -56,6 +56,7 @@ from ebbflow.spec.kubernetes import MONOVERTEX_NO_EFFECT, NO_EFFECT
 from ebbflow.spec.model import EffectiveLimits, MonoVertexSpec, PipelineBody, PipelineSpec
 from ebbflow.spec.rules.support import NOT_YET
 from ebbflow.spec.serving import SERVING_NO_EFFECT, ServingPipelineSpec
+from ebbflow.status.metric_table import METRICS, MetricKind
 from ebbflow.status.run_report import Summary
 from ebbflow.testing.conformance.suite import SINK_RULES, SOURCE_RULES
 from ebbflow.wire.images.table import BUILT_IN, BuiltIn
@@ -127,6 +128,7 @@ def pages() -> dict[str, str]:
         "python.md": python(),
         "testing.md": testing(),
         "counters.md": counters(),
+        "metrics.md": metrics(),
         "data-source.md": data_source(),
         "modules.md": modules(),
         "guarantee-tests.md": guarantee_tests(),
@@ -148,6 +150,7 @@ Made from the code.
 - [Python](python.md): every public name
 - [Testing](testing.md): what `ebbflow.testing` has, and the rules for connectors
 - [Counters](counters.md): the summary of a run, the facts of a dead letter
+- [Metrics](metrics.md): what Prometheus is told, with labels
 - [Data source](data-source.md): the options of `format("jetstream")` in Spark
 - [Modules](modules.md): every module of the package and what it is for
 - [Tests of the guarantees](guarantee-tests.md): which tests check which promise
@@ -776,6 +779,38 @@ def counters() -> str:
             table(("header", "fact"), letter_facts()),
         ]
     )
+
+
+def metrics() -> str:
+    """Every metric with its labels, those with Numaflow's names first."""
+    ours = [metric for metric in METRICS if metric.name.startswith("ebbflow_")]
+    theirs = [metric for metric in METRICS if metric not in ours]
+    return "\n\n".join(
+        [
+            "# Metrics",
+            "What `/metrics` tells Prometheus. How to switch it on, a scrape configuration and "
+            "alerts: [monitoring](../guides/monitoring.md).",
+            "Counters are totals since the pipeline was first started, unless they are of this "
+            "run. Times are histograms in microseconds. There is one series for a vertex, over "
+            "all its partitions, and no label has a text that messages or errors make up.",
+            "## With Numaflow's names",
+            "`vertex_type` is `Source`, `MapUDF` or `Sink`. Numaflow's labels `replica`, "
+            "`partition_name` and `reason` are left out.",
+            metric_table(theirs),
+            "## Ebbflow's own",
+            "A MonoVertex has these as well, with the `vertex_type` `MonoVertex`.",
+            metric_table(ours),
+        ]
+    )
+
+
+def metric_table(metrics: Iterable[MetricKind]) -> str:
+    """Metrics in the order in which they are sent."""
+    rows = [
+        (f"`{m.full_name}`", m.kind, ", ".join(f"`{label}`" for label in m.labels), m.about)
+        for m in metrics
+    ]
+    return table(("metric", "type", "labels", "what it says"), rows)
 
 
 def tally_rows() -> list[tuple[str, str]]:

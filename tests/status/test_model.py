@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.core.outage import Waiting
+from ebbflow.core.spread import BOUNDS, Spread
 from ebbflow.nats.publish import Tally
 from ebbflow.outcome import Counts
 from ebbflow.status.model import (
@@ -54,6 +55,7 @@ BUSY = VertexStatus(
     nack_reasons=(Cause("waits for the moon", 1),),
     nack_reason="waits for the moon",
     latency={"call": Latency(0.1, 0.2, 0.11, 50)},
+    spreads={"call": Spread([0] * len(BOUNDS) + [50], 5.5)},
     publishing=Tally(attempts=3, full=1, refusal="no room"),
     waiting=Waiting("the database", 3.0, 1.0),
     halted="too many dead letters",
