@@ -43,7 +43,8 @@ class MonoVertex(Builder):
     ``on_error`` and ``on_unavailable`` have YAML's fields, in camel case or snake case, as for the
     steps of a ``Pipeline``. ``serving_store`` is a class of
     yours, ``"nats"`` or ``{"nats": {"ttl": "1h"}}``. ``inter_step_buffer`` is about the streams of
-    redeliveries and dead letters, with YAML's fields: ``{"replicas": 3}``.
+    redeliveries and dead letters, with YAML's fields: ``{"replicas": 3}``. ``audit`` is the
+    table of what became of every message, as for a ``Pipeline``.
     """
 
     @named_options
@@ -58,6 +59,7 @@ class MonoVertex(Builder):
         breaker: Mapping[str, Any] | None = None,
         serving_store: Store | None = None,
         inter_step_buffer: Mapping[str, Any] | None = None,
+        audit: Mapping[str, Any] | None = None,
     ) -> None:
         self._name = name
         self._bypass: dict[str, Any] = {}
@@ -75,6 +77,8 @@ class MonoVertex(Builder):
             self._body["servingStore"] = parts.store(serving_store)
         if inter_step_buffer is not None:
             self._body["interStepBuffer"] = parts.fields_of(inter_step_buffer)
+        if audit is not None:
+            self._body["audit"] = dict(audit)
 
     @named_options
     def source(

@@ -88,7 +88,8 @@ class Pipeline(Builder):
 
     ``serving_store`` is a class of yours, ``"nats"`` or ``{"nats": {"ttl": "1h"}}``. ``limits`` and
     ``ordered`` hold for every step that does not say otherwise. ``inter_step_buffer`` has YAML's
-    fields: ``{"replicas": 3, "publish": {"ack_wait": "30s"}}``.
+    fields: ``{"replicas": 3, "publish": {"ack_wait": "30s"}}``. ``audit`` keeps a table of what
+    became of every message: ``{"format": "parquet", "options": {"path": "audit"}}``.
     """
 
     @named_options
@@ -100,6 +101,7 @@ class Pipeline(Builder):
         serving_store: Store | None = None,
         ordered: bool = False,
         inter_step_buffer: Mapping[str, Any] | None = None,
+        audit: Mapping[str, Any] | None = None,
     ) -> None:
         self._name = name
         self._vertices: list[dict[str, Any]] = []
@@ -110,6 +112,8 @@ class Pipeline(Builder):
             self._body["servingStore"] = parts.store(serving_store)
         if inter_step_buffer is not None:
             self._body["interStepBuffer"] = parts.fields_of(inter_step_buffer)
+        if audit is not None:
+            self._body["audit"] = dict(audit)
         self._previous: str | None = None
 
     @named_options

@@ -10,6 +10,7 @@ from random import Random
 import pyarrow as pa
 
 from ebbflow.core import frames
+from ebbflow.core.audit import CHUNK, AuditStamp, ToldFrame
 from ebbflow.core.position import Mark, Position
 from ebbflow.core.publications import Publication, Stage
 from ebbflow.core.trail import TrailRow, read_trail
@@ -46,6 +47,7 @@ class Server:
     trail: list[TrailRow] = field(default_factory=list)
     untrue: list[TrailRow] = field(default_factory=list)
     """The rows of the trail that named something which was not stored when they came."""
+    audit: list[tuple[ToldFrame, bytes]] = field(default_factory=list)
     _seen: set[tuple] = field(default_factory=set)
     _stored: set[tuple[str, str]] = field(default_factory=set)
 
@@ -68,6 +70,10 @@ class Server:
             self.followers.setdefault(buffer, self.reader()).store(publication)
         elif publication.stage is Stage.TRAIL:
             self._hear(read_trail(publication.payload))
+        elif publication.stage is Stage.AUDIT:
+            stamp = AuditStamp.read(publication.headers[CHUNK])
+            told = ToldFrame(len(self.audit) + 1, "v", 0, stamp)
+            self.audit.append((told, publication.payload))
         elif publication.due is None:
             self._came_due(publication.payload, publication.msg_id)
         else:

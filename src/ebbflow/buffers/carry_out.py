@@ -149,6 +149,8 @@ def address(names: Names, publication: Publication) -> tuple[str, dict[str, str]
         return names.dead_letter_subject(vertex), publication.headers
     if publication.stage is Stage.TRAIL:
         return names.trail_subject(vertex), publication.headers
+    if publication.stage is Stage.AUDIT:
+        return names.audit_subject(vertex, partition), publication.headers
     due_subject = names.due_subject(vertex, partition)
     if publication.due is None:
         return due_subject, publication.headers

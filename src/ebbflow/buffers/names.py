@@ -74,6 +74,20 @@ class Names:
         return f"ebb.{self.pipeline}.trail.{vertex}"
 
     @property
+    def audit(self) -> str:
+        """The stream of audit rows that are not in the table yet, where there is a table."""
+        return f"ebb_{self.pipeline}_audit"
+
+    def audit_subject(self, vertex: str = "*", partition: int | str = "*") -> str:
+        """The subject where a partition tells what became of its messages, for the table."""
+        return f"ebb.{self.pipeline}.audit.{vertex}.{partition}"
+
+    @property
+    def audit_key(self) -> str:
+        """The key, beside the positions, of how far the table is written; no vertex has it."""
+        return "audit"
+
+    @property
     def positions(self) -> str:
         """The key-value bucket of positions."""
         return f"ebb_{self.pipeline}_positions"

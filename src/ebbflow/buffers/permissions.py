@@ -13,6 +13,8 @@ from itertools import chain
 
 from ebbflow.buffers.names import Names, VertexStreams
 
+_FOLLOW = ("CONSUMER.CREATE.{}.*", "CONSUMER.MSG.NEXT.{}.*", "CONSUMER.DELETE.{}.*")
+
 Groups = dict[str, list[str]]
 """Subjects under what they are for."""
 
@@ -43,11 +45,14 @@ def _list_allowed(name: str, groups: Groups) -> Iterator[str]:
 
 
 def derive_permissions(
-    names: Names, vertices: Sequence[VertexStreams], bucket: str | None = None
+    names: Names,
+    vertices: Sequence[VertexStreams],
+    bucket: str | None = None,
+    audit: bool = False,
 ) -> Permissions:
     """The permissions to run a pipeline, to start it over, and for its dead letters.
 
-    ``bucket`` is where its answers go.
+    ``bucket`` is where its answers go; ``audit`` if it keeps an audit table.
     """
     returned = [_list_returned(names, vertex) for vertex in vertices if vertex.returns]
     seen = [names.seen_subject(vertex.vertex) for vertex in vertices if vertex.remembers]
@@ -56,6 +61,7 @@ def derive_permissions(
     serves = any(vertex.serves for vertex in vertices)
     positions = f"KV_{names.positions}"
     kept = {names.ledger: bool(returned), names.seen: bool(seen), names.trail: serves}
+    kept[names.audit] = audit
     beside = [stream for stream, is_kept in kept.items() if is_kept]
     own = [positions, names.dead_letters, *beside, *followed, *batched]
     publish: Groups = {
@@ -64,9 +70,7 @@ def derive_permissions(
             own, "STREAM.CREATE.{}", "STREAM.UPDATE.{}", "STREAM.INFO.{}", "STREAM.DELETE.{}"
         ),
         "read its buffers and redeliveries, and forget what is done": [
-            *_list_calls(
-                followed, "CONSUMER.CREATE.{}.*", "CONSUMER.MSG.NEXT.{}.*", "CONSUMER.DELETE.{}.*"
-            ),
+            *_list_calls(followed, *_FOLLOW),
             *_list_reads(batched),
             *_list_calls([*followed, *batched], "STREAM.PURGE.{}"),
         ],
@@ -92,13 +96,19 @@ def derive_permissions(
         publish["write down the ids that sources were given"] = [*_list_reads([names.seen]), *seen]
     if serves:
         publish["write down what became of every message, and follow it"] = [
-            *_list_calls(
-                [names.trail],
-                "CONSUMER.CREATE.{}.*",
-                "CONSUMER.MSG.NEXT.{}.*",
-                "CONSUMER.DELETE.{}.*",
-            ),
+            *_list_calls([names.trail], *_FOLLOW),
             *(names.trail_subject(vertex.vertex) for vertex in vertices),
+        ]
+    if audit:
+        publish["write down what became of every message, until it is in the audit table"] = [
+            *_list_calls([names.audit], "STREAM.PURGE.{}", *_FOLLOW),
+            *_list_reads([names.audit]),
+            *(
+                names.audit_subject(vertex.vertex, partition)
+                for vertex in vertices
+                for partition in range(vertex.partitions)
+            ),
+            f"$KV.{names.positions}.{names.audit_key}",
         ]
     if bucket is not None:
         publish["write and read answers"] = _list_for_answers(names, bucket)
@@ -121,10 +131,9 @@ def _list_reads(streams: Iterable[str]) -> list[str]:
 def _list_for_answers(names: Names, bucket: str) -> list[str]:
     stream = f"KV_{bucket}"
     calls = _list_calls([stream], "STREAM.CREATE.{}", "STREAM.UPDATE.{}", "STREAM.INFO.{}")
-    follow = ("CONSUMER.CREATE.{}.*", "CONSUMER.MSG.NEXT.{}.*", "CONSUMER.DELETE.{}.*")
     # Its own bucket goes with --fresh; one that it may share stays.
     fresh = _list_calls([stream], "STREAM.DELETE.{}") if bucket == names.answers else []
-    reads = [*_list_reads([stream]), *_list_calls([stream], *follow)]
+    reads = [*_list_reads([stream]), *_list_calls([stream], *_FOLLOW)]
     return [*calls, *fresh, *reads, f"$KV.{bucket}.>"]
 
 

@@ -102,5 +102,6 @@ async def read_all(link: Link, names: Names) -> dict[tuple[str, int], Position]:
     positions = {}
     for record in await read_last(link.client, f"KV_{names.positions}", prefix + "*.*"):
         vertex, _, partition = record.subject.removeprefix(prefix).rpartition(".")
-        positions[vertex, int(partition)] = Position.from_json(record.payload)
+        if vertex:  # the record of the audit table is kept beside the positions
+            positions[vertex, int(partition)] = Position.from_json(record.payload)
     return positions

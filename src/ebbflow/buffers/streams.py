@@ -32,6 +32,8 @@ TRAIL_TTL = 2 * 60 * 60 * 1000
 """The milliseconds that a trail is kept, unless the store of the answers has a time to live."""
 ANSWERS = "ebbflow.answers"
 """The metadata of the positions' bucket that names the bucket of the answers."""
+AUDIT_TABLE = "ebbflow.audit-table"
+"""The metadata of the stream of audit rows that say, in JSON, which table they go to."""
 OWN_STORE = "ebbflow.own-store"
 """The metadata that says that the answers are in a store of the user's own."""
 
@@ -99,6 +101,21 @@ def trail_config(names: Names, ttl_ms: int, replicas: int = 1) -> dict[str, Any]
         max_age=ttl_ms * _NANOS // 1000,
         # No message id may be remembered for longer than the message itself is kept.
         duplicate_window=min(DUPLICATE_WINDOW * 1000, ttl_ms) * _NANOS // 1000,
+    )
+
+
+def audit_config(names: Names, table: str, replicas: int = 1) -> dict[str, Any]:
+    """Describes the stream of audit rows that are not in the table yet: full means full.
+
+    Its metadata say what ``table`` they go to, for those who read it.
+    """
+    return _stream(
+        names.audit,
+        [names.audit_subject()],
+        replicas,
+        discard="new",
+        max_bytes=DEFAULT_BUFFER_BYTES,
+        metadata={AUDIT_TABLE: table},
     )
 
 

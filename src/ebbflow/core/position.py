@@ -58,7 +58,8 @@ class Position:
     """The record of one partition. ``lineage`` tells apart pipelines that were started anew.
 
     ``halted`` says why the breaker has stopped it, if it has. ``paused`` says that people have
-    paused it: its task has settled what it had in hand, and takes nothing more.
+    paused it: its task has settled what it had in hand, and takes nothing more. ``chunks`` is how
+    many chunks are done: each has a number, by which what is told of it is known (``audit``).
     ``owner`` is the task that claimed it, ``attempts`` counts the tasks that have taken up the
     present intent, and ``exhausted`` is set when a source has nothing more to give, for good.
 
@@ -79,6 +80,7 @@ class Position:
     watermark: datetime | None = None
     held: Held | None = None
     counts: Counts = field(default_factory=Counts)
+    chunks: int = 0
 
     def claimed(self, owner: str, run: str = "") -> Position:
         """Returns the position as a new task of ``run`` takes it; the old one's next write fails.
@@ -105,8 +107,12 @@ class Position:
         counts: Counts,
         watermark: datetime | None = None,
         held: Held | None = None,
+        chunks: int = 0,
     ) -> Position:
-        """Returns the position to write when everything of the chunk up to ``end`` is confirmed."""
+        """Returns the position to write when everything up to ``end`` is confirmed.
+
+        ``chunks`` is how many chunks that is; none where only copies were passed over.
+        """
         # The counts change in the same write as ``done``: a crash before it counts nothing, and the
         # replay counts the chunk once.
         return replace(
@@ -117,6 +123,7 @@ class Position:
             watermark=watermark or self.watermark,
             held=held,
             counts=self.counts + counts,
+            chunks=self.chunks + chunks,
         )
 
     @property
@@ -150,6 +157,7 @@ class Position:
                 "watermark": self.watermark.isoformat() if self.watermark else None,
                 "held": asdict(self.held) if self.held else None,
                 "counts": self.counts.as_dict(),
+                "chunks": self.chunks,
                 "known": dump_known(self.done.known),
             }
         ).encode()
@@ -175,6 +183,7 @@ class Position:
             watermark=datetime.fromisoformat(stored["watermark"]) if stored["watermark"] else None,
             held=Held(**stored["held"]) if stored["held"] else None,
             counts=Counts(**stored["counts"]),
+            chunks=stored.get("chunks", 0),
         )
 
 

@@ -1,6 +1,6 @@
 """The publications of a chunk, each kind by itself: redeliveries, letters, answers, outputs.
 
-What is published last, the trail, has a module of its own (``trail``).
+What is published last, the trail and the audit rows, have modules of their own.
 
 All are functions of the chunk, the verdict and the time alone: a replay that decides the same
 makes the same publications with the same ids, to the same partitions. Every dead letter of a
@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import IntEnum
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -56,7 +57,9 @@ class Stage(IntEnum):
     ANSWER = 3
     OUTPUT = 4
     TRAIL = 5
-    """What became of the rows: last, so that all it names is stored (``trail``)."""
+    """What became of the rows: late, so that all it names is stored (``trail``)."""
+    AUDIT = 6
+    """The same for the audit table; counts when the chunk is recorded as done (``audit``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +84,29 @@ class Publication:
     parents: tuple[int, ...] = ()
 
 
+class ChunkNumber(NamedTuple):
+    """The place of a chunk among those of its partition, and the claim of the task that tells it.
+
+    A chunk that is replayed has the same number under a later claim.
+    """
+
+    number: int
+    claim: int
+
+
+UNNUMBERED = ChunkNumber(0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows that are settled together, under a key that only these rows have."""
+    """Rows that are settled together, under a key that only these rows have.
+
+    ``number`` is needed where an audit table is kept.
+    """
 
     key: str
     rows: Rows
+    number: ChunkNumber = UNNUMBERED
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +114,7 @@ class Place:
     """A partition of a vertex with its edges. ``max_payload`` is the server's limit of a message.
 
     ``bucket`` holds the answers, unless a store of the user's does. ``trail`` if what becomes of
-    every message is published.
+    every message is published for those who wait for answers, ``audit`` if for the audit table.
     """
 
     vertex: str
@@ -103,6 +123,7 @@ class Place:
     max_payload: int
     bucket: str | None = None
     trail: bool = False
+    audit: bool = False
 
 
 @dataclass(frozen=True, slots=True)

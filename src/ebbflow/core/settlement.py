@@ -1,22 +1,23 @@
 """The plan that settles a chunk: what to publish, where, in which order, and what to count.
 
 The order is the guarantee (see docs/guarantees.md): redeliveries first, then dead letters and
-answers, then outputs, then the trail where there is one, and only then is the chunk done. Whatever
-crashes in between, the chunk is replayed. Every publication has an id made of the chunk and a hash
-of the rows in it: the same rows are dropped by JetStream as a copy, other rows (user code decided
-differently) are kept.
+answers, then outputs, then the trail and the audit rows where there are any, and only then is the
+chunk done. Whatever crashes in between, the chunk is replayed. Every publication has an id made of
+the chunk and a hash of the rows in it: the same rows are dropped by JetStream as a copy, other rows
+(user code decided differently) are kept.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import assert_never
 
 import pyarrow as pa
 
+from ebbflow.core.audit import AuditRows, HeldRow, build_audit
 from ebbflow.core.frames import Rows
 from ebbflow.core.outputs import NOBODY
 from ebbflow.core.publications import (
@@ -50,7 +51,8 @@ class Settlement:
     """The end of a chunk. ``reasons`` are the nack reasons, each with its number of rows.
 
     ``returned`` are the rows that go back to the source they came from, by index, and
-    ``histories`` are these rows as they are to be when it gives them again.
+    ``histories`` are these rows as they are to be when it gives them again. ``amend`` makes the
+    audit rows anew when outputs of some inputs, by index, were given up.
     """
 
     publications: list[Publication]
@@ -58,15 +60,17 @@ class Settlement:
     reasons: dict[str, int]
     returned: dict[int, Redeliver | Retry] = field(default_factory=dict)
     histories: pa.RecordBatch | None = None
+    amend: Callable[[Sequence[int]], Iterable[Publication]] | None = None
 
     @property
     def needs_intent(self) -> bool:
         """Whether a replay has to cut the same chunk again, to publish what it publishes.
 
         Answers and trails need none: from a chunk that is cut otherwise comes the same answer under
-        the same key, and the same trail once more, which its readers take as a set.
+        the same key, and the same trail once more, which its readers take as a set. Audit rows of
+        the latest claim count, however they are cut.
         """
-        again = {Stage.ANSWER, Stage.TRAIL}
+        again = {Stage.ANSWER, Stage.TRAIL, Stage.AUDIT}
         return self.histories is not None or any(p.stage not in again for p in self.publications)
 
     def stages(self) -> Iterator[list[Publication]]:
@@ -79,20 +83,31 @@ class Settlement:
         """Returns the counts if some outputs were given up; inputs without any left are drops."""
         if not discarded:
             return self.counts
+        rows = sum(len(publication.parents) for publication in discarded)
+        gone = len(self._find_lost(discarded))
+        return replace(
+            self.counts,
+            written=self.counts.written - rows,
+            done=self.counts.done - gone,
+            dropped=self.counts.dropped + gone,
+        )
+
+    def without_lost(self, discarded: Collection[Publication]) -> Settlement | None:
+        """Returns what is to be told instead when outputs were given up; ``None`` if nothing is."""
+        if not discarded or self.amend is None:
+            return None
+        return Settlement([*self.amend(self._find_lost(discarded))], Counts(), {})
+
+    def _find_lost(self, discarded: Collection[Publication]) -> list[int]:
+        """Returns the inputs of which no output is left."""
         kept = {
             parent
             for publication in self.publications
             if publication not in discarded
             for parent in publication.parents
         }
-        rows = [parent for publication in discarded for parent in publication.parents]
-        gone = len(set(rows) - kept - {NOBODY})
-        return replace(
-            self.counts,
-            written=self.counts.written - len(rows),
-            done=self.counts.done - gone,
-            dropped=self.counts.dropped + gone,
-        )
+        rows = {parent for publication in discarded for parent in publication.parents}
+        return sorted(rows - kept - {NOBODY})
 
 
 class SortedInputs:
@@ -146,11 +161,13 @@ def settle(
     watermark: datetime | None = None,
     returning: Collection[int] = (),
     is_part: bool = False,
+    held: HeldRow | None = None,
 ) -> Settlement:
     """Turns the verdict on a chunk into publications and counts. ``now`` starts every delay.
 
     ``returning`` are the rows that, if they are to come again, come from their source. ``is_part``
-    says that these are outputs of rows that have not ended.
+    says that these are outputs of rows that have not ended. ``held`` is the row right behind the
+    chunk that an ordered vertex holds.
     """
     ends = SortedInputs(chunk.rows, verdict)
     returned = {index: how for index, how in ends.again.items() if index in returning}
@@ -164,6 +181,11 @@ def settle(
         *routed.publications,
         *build_trail(chunk, verdict, place, now, routed, is_part),
     ]
+    amend = None
+    if place.audit and not is_part:
+        told = build_audit(chunk, verdict, now, routed, held)
+        publications += told.publish(chunk, place) if told is not None else ()
+        amend = None if told is None else _amending(told, chunk, place)
     unrouted = len(routed.unrouted)
     counts = Counts(
         read=len(chunk.rows),
@@ -181,7 +203,17 @@ def settle(
     # was delivered is kept beside it, because its source does not know.
     if returned:
         histories = again_rows(chunk.rows.batch, [*returned], [*returned.values()])
-    return Settlement(publications, counts, _count_reasons(ends.again), returned, histories)
+    reasons = _count_reasons(ends.again)
+    return Settlement(publications, counts, reasons, returned, histories, amend)
+
+
+def _amending(
+    told: AuditRows, chunk: Chunk, place: Place
+) -> Callable[[Sequence[int]], Iterable[Publication]] | None:
+    """Returns what tells a chunk anew, with rows that are lost; ``None`` if none can be."""
+    if not any(edge.discards for edge in place.edges):
+        return None
+    return lambda lost: told.discard(lost).publish(chunk, place, edition=1)
 
 
 def _count_written(verdict: Verdict, outputs: int, ends: SortedInputs) -> int:

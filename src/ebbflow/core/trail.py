@@ -180,11 +180,12 @@ class _Facts:
         if index in self._unrouted:
             outcome = NOT_ROUTED
         answers = len(self._verdict.answers.get(index, ())) or isinstance(outcome, Served)
-        said = _describe(outcome, self._now)
+        said = describe_outcome(outcome, self._now)
         return self.row(index, answers=int(answers), sent=sent, **said)
 
 
-def _describe(outcome: Outcome, now: datetime) -> dict[str, Any]:
+def describe_outcome(outcome: Outcome, now: datetime) -> dict[str, Any]:
+    """Returns what is told of an outcome: its name, why, and when the message comes again."""
     match outcome:
         case Done():
             return {"outcome": "done"}

@@ -6,7 +6,7 @@ passes for all of it: whoever reads gets everything, or an error.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from ebbflow.errors import JetStreamUnavailable
 from ebbflow.nats.client import SecuredClient
@@ -20,7 +20,7 @@ _IDLE_CONSUMER = 30.0
 
 async def read_behind(
     client: SecuredClient, stream: str, subject: str, after: int, *, headers_only: bool = False
-) -> AsyncIterator[Deliveries]:
+) -> AsyncGenerator[Deliveries]:
     """Yields the messages behind a sequence, in order; an empty subject is for all.
 
     ``JetStreamUnavailable`` when the server stops answering before the end.

@@ -14,9 +14,10 @@ from datetime import datetime
 from random import Random
 from typing import Protocol
 
+from ebbflow.core.audit import HeldRow
 from ebbflow.core.checks import Rules
 from ebbflow.core.frames import Rows
-from ebbflow.core.publications import Chunk, Place
+from ebbflow.core.publications import Chunk, ChunkNumber, Place
 from ebbflow.core.settlement import Settlement, settle
 from ebbflow.core.verdict import Verdict
 from ebbflow.durations import Backoff
@@ -154,16 +155,20 @@ class ChunkDecider:
         verdict: Verdict,
         key: str,
         watermark: datetime | None,
+        number: ChunkNumber,
         returned_from: int | None = None,
         more: Counts | None = None,
+        held: HeldRow | None = None,
     ) -> Settlement:
         """Returns what the chunk of that key comes to, with ``more`` among its counts.
 
-        Rows from ``returned_from`` on go back to their source when they are to come again.
+        Rows from ``returned_from`` on go back to their source when they are to come again. ``held``
+        is the row behind the chunk, if an ordered vertex holds it.
         """
         returning = range(0) if returned_from is None else range(returned_from, sys.maxsize)
-        chunk, now = Chunk(key, verdict.rows), self._clock.now()
-        settlement = settle(chunk, verdict, self._rules.place, now, watermark, returning)
+        chunk, now = Chunk(key, verdict.rows, number), self._clock.now()
+        place = self._rules.place
+        settlement = settle(chunk, verdict, place, now, watermark, returning, held=held)
         return replace(settlement, counts=settlement.counts + more) if more else settlement
 
     def settle_part(self, part: Verdict, key: str, watermark: datetime | None) -> Settlement:

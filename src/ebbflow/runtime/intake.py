@@ -19,6 +19,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from ebbflow.core import frames
+from ebbflow.core.audit import HeldRow
 from ebbflow.core.inlet import Inlet
 from ebbflow.core.position import Held, Span
 from ebbflow.core.publications import again_rows
@@ -131,6 +132,11 @@ def _held(batch: pa.RecordBatch, index: int, outcome: Redeliver | Retry, now: da
     row = again_rows(batch, [index], [outcome]).to_pylist()[0]
     now_ms = math.ceil(now.timestamp() * 1000)
     return Held(due_time(now_ms, outcome.delay), *(row[name] for name in _STATE))
+
+
+def held_row(verdict: Verdict, batch: pa.RecordBatch, index: int) -> HeldRow:
+    """Returns the row that is held, with what was decided about it."""
+    return HeldRow(batch.slice(index, 1), verdict.outcomes[index])
 
 
 _PAUSED_FOR = 1.0

@@ -152,8 +152,21 @@ class VertexTask:
         return kind(inlet, redeliveries, plan.paused)
 
 
+def place_of(plan: VertexPlan, partition: int) -> Place:
+    """Returns where the chunks of a partition are settled."""
+    return Place(
+        plan.vertex,
+        partition,
+        plan.edges,
+        plan.max_payload,
+        plan.bucket,
+        plan.trail,
+        plan.audit is not None,
+    )
+
+
 def _rules(plan: VertexPlan, partition: int) -> DecisionRules:
-    place = Place(plan.vertex, partition, plan.edges, plan.max_payload, plan.bucket, plan.trail)
+    place = place_of(plan, partition)
     # An ordered vertex must not pass on what a held row may still have to come before.
     emits = bool(plan.edges) and not plan.ordered
     return DecisionRules(place, plan.on_error, plan.largest, emits, _times(plan))

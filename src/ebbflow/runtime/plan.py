@@ -117,7 +117,8 @@ class VertexPlan:
     stored in NATS, and ``paused`` keeps a source from making anything. ``source`` is what a source
     vertex gets its messages from; ``has_buffer``, ``returns``, ``remembers``, ``batched`` and
     ``serves`` say which streams the vertex keeps and who plans what it reads (``VertexStreams``).
-    ``trail`` if what becomes of every message is published, because some vertex serves.
+    ``trail`` if what becomes of every message is published, because some vertex serves; ``audit``
+    is the table that it is written to, in JSON, if there is one.
     ``systems`` tells errors of systems that are away, for which ``on_unavailable`` is how long to
     wait, and ``breaker`` is when there are too many dead letters. ``traces`` are OpenTelemetry's
     variables, if traces are recorded. ``run`` is different for each run, ``lineage`` for each time
@@ -146,6 +147,7 @@ class VertexPlan:
     batched: bool = False
     serves: bool = False
     trail: bool = False
+    audit: str | None = None
     namespace: str = "default"
     feeders: tuple[str, ...] = ()
     ordered: bool = False

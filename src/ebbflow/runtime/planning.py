@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import secrets
@@ -64,11 +65,25 @@ def make_plans(
         "namespace": spec.metadata.namespace or "default",
         "publish": _publish(spec.inter_step_buffer.publish),
         "trail": any(step.streams.serves for step in spec.steps),
+        "audit": None if spec.audit is None else describe_table(spec.audit),
         **_bucket(spec),
     }
     if spec.kind == "MonoVertex":
         return [_mono(spec, shared)]
     return [_vertex(spec, vertex, shared) for vertex in _downstream_order(spec)]
+
+
+def describe_table(audit: sections.AuditSpec) -> str:
+    """Returns the audit table for those who read it later, perhaps from another folder.
+
+    Secrets are not in it, but where they are.
+    """
+    options = dict(audit.options)
+    path = options.get("path")
+    if path is not None and "://" not in path and not path.startswith("file:"):
+        options["path"] = os.path.abspath(path)
+    secret = audit.model_dump(mode="json", by_alias=True, include={"secret_options"})
+    return json.dumps({"format": audit.format, "options": options, **secret})
 
 
 def _publish(options: sections.Publish) -> PublishRetry:

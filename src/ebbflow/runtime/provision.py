@@ -51,6 +51,8 @@ async def provision(link: Link, plans: Sequence[VertexPlan], replicas: int = 1) 
     if plans[0].trail:
         ttl = plans[0].bucket_ttl or streams.TRAIL_TTL
         configs.append(streams.trail_config(names, ttl, replicas))
+    if (table := plans[0].audit) is not None:
+        configs.append(streams.audit_config(names, table, replicas))
     for plan in plans:
         for partition in range(plan.partitions):
             vertex, frames = plan.vertex, plan.buffer_frames
@@ -70,7 +72,8 @@ async def lineage(link: Link, pipeline: str) -> str:
 
 async def _refuse_leftovers(link: Link, plans: Sequence[VertexPlan], names: Names) -> None:
     """Raises ``SetupError`` if an earlier form of the pipeline left messages that nobody reads."""
-    known = {*message_streams(plans), names.dead_letters, names.ledger, names.seen, names.trail}
+    beside = {names.dead_letters, names.ledger, names.seen, names.trail, names.audit}
+    known = {*message_streams(plans), *beside}
     for stream in await api.list_streams(link.client, f"ebb_{names.pipeline}_"):
         state = await _leftover(link, stream) if stream not in known else None
         if state is not None and state.messages:
@@ -131,4 +134,5 @@ def _exhausted(position: Position, run: str) -> bool:
 
 def permissions_of(spec: Spec) -> Permissions:
     """Returns the least that a run needs; no secret of a connector is read for it."""
-    return derive_permissions(Names(spec.name), [step.streams for step in spec.steps], spec.bucket)
+    vertices = [step.streams for step in spec.steps]
+    return derive_permissions(Names(spec.name), vertices, spec.bucket, spec.audit is not None)

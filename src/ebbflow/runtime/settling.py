@@ -1,13 +1,13 @@
 """How a task settles chunks: in the one order that loses nothing and doubles nothing.
 
     intent → source told of the chunk before → histories → redeliveries, dead letters, answers,
-    outputs, trail → done
+    outputs, trail, audit rows → done
 
 Whatever stops in between, the next task finds the intent, cuts the same chunk again and settles it
 again: what is stored already is known by its id. The next chunk's intent is also the record that
 this one is done, so there is one write for both, and user code works on the next chunk while this
-one is being published. A chunk that publishes nothing, or nothing but answers and its trail, has no
-intent: it waits to be recorded with the next ones.
+one is being published. A chunk that publishes nothing, or nothing but answers and what is told of
+it, has no intent: it waits to be recorded with the next ones.
 
 The order is the guarantee. The comments in this module say which wrong edit loses a message and
 which doubles one; the tests of crashes run this module and fail when the order is changed.
@@ -22,6 +22,7 @@ from datetime import datetime
 
 from ebbflow.core.inlet import HandedBack
 from ebbflow.core.position import Held, Position, Span
+from ebbflow.core.publications import ChunkNumber
 from ebbflow.core.settlement import Settlement
 from ebbflow.outcome import Counts
 from ebbflow.runtime.intake import Intake
@@ -52,12 +53,14 @@ class ChunkEnd:
     watermark: datetime | None
     held: Held | None = None
     back: HandedBack | None = None
+    chunks: int = 1
 
     def joined(self, chunk: ChunkEnd) -> ChunkEnd:
         """Returns the end of this chunk and of the next one, of which no source is told."""
         assert chunk.back is None
         watermark, counts = chunk.watermark or self.watermark, self.counts + chunk.counts
-        return replace(chunk, counts=counts, watermark=watermark, back=self.back)
+        chunks = self.chunks + chunk.chunks
+        return replace(chunk, counts=counts, watermark=watermark, back=self.back, chunks=chunks)
 
 
 class Settling:
@@ -92,6 +95,12 @@ class Settling:
     def start(self) -> Span:
         """Where the next chunk begins."""
         return self._unrecorded.end if self._unrecorded else self.position.done
+
+    @property
+    def number(self) -> ChunkNumber:
+        """The number of the next chunk, the same in a replay, and the claim of this task."""
+        unrecorded = self._unrecorded.chunks if self._unrecorded else 0
+        return ChunkNumber(self.position.chunks + unrecorded + 1, self.position.epoch)
 
     @property
     def held(self) -> Held | None:
@@ -198,9 +207,12 @@ class Settling:
         # The server knows copies for two minutes only. A replay that does not look before it
         # publishes stores dead letters and redeliveries a second time.
         missing = await self._journal.without_stored(settlement, position.repeated)
-        # Redeliveries, dead letters, answers, outputs, trail: the order of ``Stage``. What is to
-        # come back is stored before what is passed on, and all of it before it is told.
+        # Redeliveries, dead letters, answers, outputs, trail, audit rows: the order of ``Stage``.
+        # What is to come back is stored before what is passed on, and all of it before it is told.
         discarded = await self._journal.publish(missing)
+        # Before the record, which makes the rows count that were told last.
+        if (amended := settlement.without_lost(discarded)) is not None:
+            await self._journal.publish(amended)
         return missing.counts_without(discarded)
 
     async def _tell_source(self, recorded: ChunkEnd | None) -> None:
@@ -287,4 +299,6 @@ def _with_end(position: Position, chunk: ChunkEnd | None) -> Position:
     """The position after a chunk that is confirmed."""
     if chunk is None:
         return position
-    return position.settled(chunk.end, chunk.counts, chunk.watermark, chunk.held)
+    return position.settled(
+        chunk.end, chunk.counts, chunk.watermark, chunk.held, chunks=chunk.chunks
+    )

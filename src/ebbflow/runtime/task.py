@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ebbflow.core import frames
+from ebbflow.core.audit import HeldRow
 from ebbflow.core.frames import Rows
 from ebbflow.core.inlet import handed_back
 from ebbflow.core.position import Span, chunk_key
@@ -28,7 +29,7 @@ from ebbflow.outcome import Counts
 from ebbflow.runtime.deciding import ChunkDecider, ChunkSize, ChunkTracing, DecisionRules
 from ebbflow.runtime.gate import Gate
 from ebbflow.runtime.gathering import AT_BUFFER, Gathering
-from ebbflow.runtime.intake import Intake, Taken
+from ebbflow.runtime.intake import Intake, Taken, held_row
 from ebbflow.runtime.journal import Clock, Report, TaskEvents, TaskJournal
 from ebbflow.runtime.settling import ChunkEnd, Settling, Unsettled
 from ebbflow.runtime.turn import Turn
@@ -155,11 +156,13 @@ class ChunkLoop:
         self._watermark.hear(self._inlet.origins)
         offsets = self._inlet.pick_up()
         verdict = self._decide(Rows(batch, self._watermark.current), taken, start)
-        now = self._clock.now()
+        now, whole = self._clock.now(), verdict
         # From here on ``verdict`` and ``intake.end`` are of the rows that can be settled.
         verdict, held, more = taken.order.cut(verdict, self._inlet, batch, waiting, now)
         self._count(verdict)
-        settlement = self._settle(verdict, start, batch.num_rows - len(offsets), more)
+        told_beside = held_row(whole, batch, len(verdict.rows)) if more else None
+        first = batch.num_rows - len(offsets)
+        settlement = self._settle(verdict, start, first, more, told_beside)
         back = handed_back(offsets, verdict.rows, settlement.returned) if len(offsets) else None
         end, watermark = self._intake.end, self._watermark.current
         self._settling.begin(settlement, ChunkEnd(end, settlement.counts, watermark, held, back))
@@ -167,13 +170,22 @@ class ChunkLoop:
     def _decide(self, rows: Rows, taken: Taken, start: Span) -> Verdict:
         return self._decider.decide(rows, taken.order.is_strict, partial(self._publish_part, start))
 
-    def _settle(self, verdict: Verdict, start: Span, first: int, more: Counts | None) -> Settlement:
+    def _settle(
+        self,
+        verdict: Verdict,
+        start: Span,
+        first: int,
+        more: Counts | None,
+        held: HeldRow | None,
+    ) -> Settlement:
         """Returns what the chunk comes to; rows from ``first`` on are those of the inlet."""
         # Redeliveries come before them in a chunk: the source has been told of those long ago, and
         # could not give them again.
         returned_from = first if self._inlet.takes_back else None
-        key, watermark = self._key(start), self._watermark.current
-        settlement = self._decider.settle(verdict, key, watermark, returned_from, more)
+        key, watermark, number = self._key(start), self._watermark.current, self._settling.number
+        settlement = self._decider.settle(
+            verdict, key, watermark, number, returned_from, more, held
+        )
         if not self._gate.probing:  # what is waited for is told by itself
             self._events.nacked(settlement.reasons)
         self._tell()

@@ -51,6 +51,8 @@ CODES: dict[str, str] = {
     "EB601": "serving sources or stores of a pipeline that are missing, or that are too many",
     "EB602": "a serving source without a sink that answers",
     "EB603": "something that would leave whoever waits for an answer without one",
+    "EB701": "an audit table that does not say where it is",
+    "EB702": "an option that the audit table cannot have",
     "EB901": "a feature of Numaflow that Ebbflow does not have yet",
     "EB902": "a container that no function is bound to",
 }

@@ -30,6 +30,7 @@ from ebbflow.spec.kinds import (
 from ebbflow.spec.model import PipelineSpec, Spec
 from ebbflow.spec.notes import notes_on
 from ebbflow.spec.rules.answers import check_answers
+from ebbflow.spec.rules.audit import check_audit
 from ebbflow.spec.rules.graph import check_graph
 from ebbflow.spec.rules.serving import check_serving, check_serving_pipeline
 from ebbflow.spec.rules.spark import check_batches, check_no_batches
@@ -226,6 +227,7 @@ def _rules(spec: Readable, search: Path | None) -> Iterable[Finding]:
     yield from check_store(spec.serving_store, search)
     yield from check_answers(spec)
     yield from check_serving(spec)
+    yield from check_audit(spec)
     yield from check_support(spec)
 
 

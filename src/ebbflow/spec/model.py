@@ -9,8 +9,8 @@ builders in ``ebbflow.pipeline`` and ``ebbflow.monovertex``. Models are frozen a
 All durations are whole milliseconds.
 
 Ours, beyond Numaflow: ``python:`` beside each ``container:``, ``mode:`` of a udf, ``onError:``,
-``servingStore:``, ``partitions:`` of a MonoVertex, ``messages:`` of the generator, and what an
-``interStepBuffer:`` has beside its compression; a MonoVertex can have one as well.
+``servingStore:``, ``audit:``, ``partitions:`` of a MonoVertex, ``messages:`` of the generator, and
+what an ``interStepBuffer:`` has beside its compression; a MonoVertex can have one as well.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from ebbflow.spec.kubernetes import (
     VertexFields,
 )
 from ebbflow.spec.sections import (
+    AuditSpec,
     BreakerSpec,
     BypassSpec,
     EdgeSpec,
@@ -106,6 +107,7 @@ class ResourceBody(Section):
     inter_step_buffer: InterStepBuffer = InterStepBuffer()
     lifecycle: Lifecycle = Lifecycle()
     serving_store: ServingStoreSpec | None = None
+    audit: AuditSpec | None = None
 
 
 class Resource(ResourceFields):
@@ -132,6 +134,11 @@ class Resource(ResourceFields):
         if self.spec.serving_store is not None or not any(map(_serves, self.sources)):
             return self.spec.serving_store
         return ServingStoreSpec(nats=NatsStoreSpec())
+
+    @property
+    def audit(self) -> AuditSpec | None:
+        """The table of what became of its messages, if one is kept."""
+        return self.spec.audit
 
     @property
     def sources(self) -> tuple[SourceSpec, ...]:

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, StrictBool, StrictStr, create_model
 
 from ebbflow.connectors.registry import SINKS, SINKS_NOT_YET, SOURCES, SOURCES_NOT_YET
 from ebbflow.connectors.section import SinkSection, SourceSection
+from ebbflow.connectors.spark.spec import FormatSection, Options
 from ebbflow.connectors.user_code.spec import CodeSection
 from ebbflow.core.breaker import DEFAULT_LIMIT, BreakerLimit
 from ebbflow.core.outage import DEFAULT_ON_UNAVAILABLE
@@ -237,6 +238,17 @@ class ServingStoreSpec(CodeSection, OneOf):
     KINDS = ("nats", "python", "container")
     PLACE = "store"
     nats: NatsStoreSpec | None = None
+
+
+class AuditSpec(FormatSection):
+    """The table of what became of every message at every vertex, in any format of Spark's."""
+
+    format: fields.Text = Field(
+        default="parquet", description="the format, as in `df.write.format(...)`"
+    )
+    options: Options = Field(
+        default={}, description="its options; of a format with files, `path` is its folder"
+    )
 
 
 # --- routing ------------------------------------------------------------------------------------

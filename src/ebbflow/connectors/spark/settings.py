@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from ebbflow.secret import Secret
 
+FILE_FORMATS = frozenset({"parquet", "orc", "json", "csv"})
+"""The formats whose tables are folders of files that a writer may name."""
+
 
 @dataclass(frozen=True, slots=True)
 class Format:

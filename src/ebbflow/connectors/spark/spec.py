@@ -52,18 +52,13 @@ Options = Annotated[dict[StrictStr, Option], AfterValidator(_without_secrets)]
 """Options of a format, none of them a secret."""
 
 
-class SparkSection(Section):
+class FormatSection(Section):
     """A format of Spark's with its options, as after ``spark.read.format(...)``."""
 
     format: fields.Text = Field(description="the format, as in `spark.read.format(...)`")
     options: Options = Field(default={}, description="its options; no secrets")
     secret_options: dict[StrictStr, SecretRef] = Field(
         default={}, description="more options, each with a [secret](#secrets)"
-    )
-    schema_: fields.Text | None = Field(
-        default=None,
-        alias="schema",
-        description="of a source, its columns; of a sink, the fields that values have as JSON",
     )
 
     def read_format(self, where: str) -> Format:
@@ -73,6 +68,16 @@ class SparkSection(Section):
             for name, secret in self.secret_options.items()
         }
         return Format(self.format, tuple(self.options.items()), tuple(secrets.items()))
+
+
+class SparkSection(FormatSection):
+    """A format of Spark's, and the schema that its rows or the values of messages have."""
+
+    schema_: fields.Text | None = Field(
+        default=None,
+        alias="schema",
+        description="of a source, its columns; of a sink, the fields that values have as JSON",
+    )
 
 
 class Trigger(Section):

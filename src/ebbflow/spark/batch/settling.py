@@ -24,7 +24,7 @@ from ebbflow.core.checks import Rules
 from ebbflow.core.frames import Rows
 from ebbflow.core.isolation import Trouble
 from ebbflow.core.position import Mark
-from ebbflow.core.publications import Chunk, Place
+from ebbflow.core.publications import Chunk, ChunkNumber
 from ebbflow.core.query_rows import record_query_rows
 from ebbflow.core.retry import conclude
 from ebbflow.core.settlement import Settlement, settle
@@ -36,6 +36,7 @@ from ebbflow.nats.publish import Tally
 from ebbflow.outcome import Counts
 from ebbflow.runtime.events import Events
 from ebbflow.runtime.handlers import close_handlers
+from ebbflow.runtime.nats_task import place_of
 from ebbflow.runtime.operators import Operators, set_environment
 from ebbflow.runtime.plan import SinksPlan, VertexPlan
 from ebbflow.spark.batch.reading import FrameRange, read_frames
@@ -47,12 +48,14 @@ SCHEMA = "settled string"
 class Decided:
     """A batch whose messages are decided about. ``key`` is a name that only this batch has.
 
-    ``blamed`` are those that failed, by their number. The result of a query comes beside this, if
-    it has any rows; ``traced`` if they name the messages they come from. ``repeated`` is how far
-    redeliveries are read, if the batch was begun before.
+    ``number`` is its place among the batches. ``blamed`` are those that failed, by their number.
+    The result of a query comes beside this, if it has any rows; ``traced`` if they name the
+    messages they come from. ``repeated`` is how far redeliveries are read, if the batch was begun
+    before.
     """
 
     key: str
+    number: ChunkNumber
     readings: tuple[FrameRange, ...]
     watermark: datetime | None
     blamed: Mapping[int, Trouble] = field(default_factory=dict)
@@ -109,8 +112,8 @@ class _Settling:
             record_query_rows(verdict, result, decided.key, decided.traced)
             for index, why in decided.blamed.items():
                 verdict.record_error(index, SparkError(why.kind, why.text))
-        place = Place(plan.vertex, self._partition, plan.edges, plan.max_payload, plan.bucket)
-        chunk = Chunk(decided.key, rows)
+        place = place_of(plan, self._partition)
+        chunk = Chunk(decided.key, rows, decided.number)
         settlement = settle(chunk, verdict, place, datetime.now(UTC), decided.watermark)
         return Settled(self._publish(settlement), settlement.reasons, self._tally)
 
@@ -148,6 +151,8 @@ class _Settling:
         discarded = self._link.run(
             publish_all(client, names, settlement, self._plan.publish, self._tally)
         )
+        if (amended := settlement.without_lost(discarded)) is not None:
+            self._link.run(publish_all(client, names, amended, self._plan.publish, self._tally))
         return settlement.counts_without(discarded)
 
 

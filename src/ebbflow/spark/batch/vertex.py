@@ -27,6 +27,7 @@ from ebbflow.connectors.spark.session import clone_session, leaving_active
 from ebbflow.core.blame import Outage
 from ebbflow.core.isolation import Isolated, Trouble, isolate
 from ebbflow.core.position import Position, Span, chunk_key
+from ebbflow.core.publications import ChunkNumber
 from ebbflow.core.watermark import Watermark
 from ebbflow.durations import Backoff
 from ebbflow.errors import SparkError, Unavailable
@@ -303,7 +304,8 @@ class BatchPartition:
     def _settle(self, window: Window, low: int, isolated: Isolated) -> None:
         plan, start, end = self._plan, self._position.done, window.span(isolated.end)
         count = isolated.end - low
-        if isinstance(plan.role, SinksPlan) and not isolated.blamed:
+        silent = isinstance(plan.role, SinksPlan) and plan.audit is None
+        if silent and not isolated.blamed:
             counts = Counts(read=count, written=count, done=count)  # nothing is to be published
         else:
             self._intend(end)
@@ -311,6 +313,7 @@ class BatchPartition:
             counts = self._publish(
                 Decided(
                     key,
+                    ChunkNumber(self._position.chunks + 1, self._position.epoch),
                     tuple(frame_ranges(plan, self._partition, start, end, window.copies)),
                     self._watermark.current,
                     {index - low: why for index, why in isolated.blamed.items()},
@@ -319,7 +322,8 @@ class BatchPartition:
                     self._position.repeated,
                 )
             )
-        self._record(self._position.settled(end, counts, self._watermark.current))
+        watermark = self._watermark.current
+        self._record(self._position.settled(end, counts, watermark, chunks=1))
 
     def _intend(self, end: Span) -> None:
         # The intent is stored before anything is published: after a crash the next task cuts the

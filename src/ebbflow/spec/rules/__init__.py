@@ -4,5 +4,6 @@ vertices   a vertex or MonoVertex, and its source, udf and sink, their user code
 graph      edges, and the graph that they make
 tags       the conditions of edges and of a bypass
 spark      what works on whole batches: SQL, DataFrame functions, Spark sinks
+audit      the table of what became of messages
 support    what the model knows and the runtime does not do yet
 """

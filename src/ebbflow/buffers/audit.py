@@ -1,0 +1,182 @@
+"""The stream of audit rows, and the record of how far the audit table is written.
+
+Tasks publish frames to the stream; a writer on the driver takes those that count into the table,
+batch after batch (``spark.audit``). The record says which chunks of each partition are written. It
+is replaced twice for a batch: before the batch is begun, with where it ends, and when it is
+written. A writer that finds a batch begun writes exactly that one again, under the same name.
+Frames are deleted only when the record says that they are in the table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+
+from ebbflow.buffers.names import Names
+from ebbflow.buffers.positions import read_all
+from ebbflow.core.audit import CHUNK, AuditStamp, ToldFrame, choose
+from ebbflow.errors import Fenced, PermanentPublishError
+from ebbflow.nats import api
+from ebbflow.nats.behind import read_behind
+from ebbflow.nats.client import SecuredClient
+from ebbflow.nats.link import Link
+from ebbflow.nats.publish import PublishRetry, publish
+from ebbflow.nats.stored import read_one
+
+MOST_FRAMES = 2_000
+"""The most frames of a batch: some ten million rows."""
+
+_WRONG_REVISION = 10071
+_PATIENT = PublishRetry(attempts=-1, ack_wait=20)
+
+Numbers = dict[str, int]
+"""The number of a chunk for each partition, by ``vertex.partition``."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRecord:
+    """How far the table is written: ``batches`` of them, with the chunks up to ``written``.
+
+    ``begun`` is where the batch ends that may be written already, if there is one.
+    """
+
+    batches: int = 0
+    written: Numbers = field(default_factory=dict)
+    begun: Numbers | None = None
+
+    def begin(self, end: Numbers) -> AuditRecord:
+        """Returns the record to store before a batch is written."""
+        return replace(self, begun=end)
+
+    def finish(self) -> AuditRecord:
+        """Returns the record to store when the batch that was begun is written."""
+        assert self.begun is not None
+        written = self.written | self.begun
+        return AuditRecord(self.batches + 1, written)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditBatch:
+    """Frames that are written together. ``name`` is the same whoever writes it, and how often."""
+
+    name: str
+    frames: tuple[ToldFrame, ...]
+
+
+class AuditStream:
+    """The audit rows of one pipeline that are not in its table. Its coroutines run on the link."""
+
+    def __init__(self, link: Link, names: Names, lineage: str) -> None:
+        self._link = link
+        self._names = names
+        self._lineage = lineage
+        self._subject = f"$KV.{names.positions}.{names.audit_key}"
+        self._revision = 0
+        self._record = AuditRecord()
+        self._told: list[ToldFrame] = []
+
+    async def read_size(self) -> int:
+        """Returns the bytes that wait."""
+        info = await api.read_info(self._link.client, self._names.audit)
+        return int(info["bytes"])
+
+    async def begin_batch(self) -> AuditBatch | None:
+        """Returns the next batch, which is recorded as begun; ``None`` if there is nothing."""
+        await self._load()
+        # The positions first. What they say to be done has been told before, and is in the stream
+        # when it is read now; the other way round rows would be missing and never come.
+        positions = await read_all(self._link, self._names)
+        ends = {f"{vertex}.{number}": own.chunks for (vertex, number), own in positions.items()}
+        told = self._told = [frame async for frame in read_told(self._link.client, self._names)]
+        begun = self._record.begun
+        chosen = _choose(told, self._record.written, ends if begun is None else begun)
+        if begun is None:
+            if not chosen:
+                await self._forget(told)
+                return None
+            chosen = _cut(chosen, MOST_FRAMES)
+            await self._store(self._record.begin(_ends_of(chosen)))
+        name = f"{self._names.pipeline}-{self._lineage}-{self._record.batches:08d}"
+        return AuditBatch(name, tuple(chosen))
+
+    async def finish_batch(self) -> None:
+        """Records the batch as written, and has its frames deleted."""
+        # Only after the table has it: until then the stream holds the only copy.
+        await self._store(self._record.finish())
+        await self._forget(self._told)
+
+    async def _forget(self, told: Sequence[ToldFrame]) -> None:
+        """Has the frames deleted that are in the table, or are of a task that was lost."""
+        written, ends, kept = self._record.written, dict[str, int](), set[str]()
+        for frame in told:
+            whose = f"{frame.vertex}.{frame.partition}"
+            if frame.stamp.number > written.get(whose, 0):
+                kept.add(whose)
+            elif whose not in kept:
+                ends[whose] = frame.seq
+        for whose, seq in ends.items():
+            vertex, _, partition = whose.rpartition(".")
+            subject = self._names.audit_subject(vertex, partition)
+            await api.purge(self._link.client, self._names.audit, subject, seq)
+
+    async def _load(self) -> None:
+        stored = await read_one(
+            self._link.client, f"KV_{self._names.positions}", last_by_subj=self._subject
+        )
+        if stored is not None:
+            self._revision = stored.seq
+            self._record = AuditRecord(**json.loads(stored.payload))
+
+    async def _store(self, record: AuditRecord) -> None:
+        """Replaces the record; ``Fenced`` when another run has replaced it."""
+        try:
+            ack = await publish(
+                self._link.client,
+                self._subject,
+                json.dumps(asdict(record)).encode(),
+                {"Nats-Expected-Last-Subject-Sequence": str(self._revision)},
+                retry=_PATIENT,
+            )
+        except PermanentPublishError as error:
+            if error.code != _WRONG_REVISION:
+                raise
+            await self._load()
+            if self._record != record:  # an equal one is ours, and this is about its second copy
+                raise Fenced("audit", 0) from error
+            return
+        self._revision, self._record = ack.seq, record
+
+
+async def read_told(client: SecuredClient, names: Names) -> AsyncIterator[ToldFrame]:
+    """Yields which frames the stream has now, in order, without their rows."""
+    async for batch in read_behind(client, names.audit, "", 0, headers_only=True):
+        parcel = batch.parcel
+        for row, seq in enumerate(batch.seqs):
+            headers = parcel.headers(row) or {}
+            *_, vertex, partition = parcel.subjects[row].decode().split(".")
+            yield ToldFrame(seq, vertex, int(partition), AuditStamp.read(headers[CHUNK]))
+
+
+def _choose(told: Sequence[ToldFrame], after: Numbers, ends: Numbers) -> list[ToldFrame]:
+    return choose(told, _by_partition(after), _by_partition(ends))
+
+
+def _by_partition(numbers: Numbers) -> dict[tuple[str, int], int]:
+    pairs = ((*whose.rpartition(".")[::2], number) for whose, number in numbers.items())
+    return {(vertex, int(partition)): number for vertex, partition, number in pairs}
+
+
+def _cut(chosen: list[ToldFrame], most: int) -> list[ToldFrame]:
+    """Returns the first frames, without chunks of which a part is behind them."""
+    open_chunks = {frame[1:3] + frame.stamp[:1] for frame in chosen[most:]}
+    kept = [f for f in chosen[:most] if f[1:3] + f.stamp[:1] not in open_chunks]
+    return kept or chosen
+
+
+def _ends_of(chosen: Sequence[ToldFrame]) -> Numbers:
+    ends: Numbers = {}
+    for frame in chosen:
+        whose = f"{frame.vertex}.{frame.partition}"
+        ends[whose] = max(ends.get(whose, 0), frame.stamp.number)
+    return ends

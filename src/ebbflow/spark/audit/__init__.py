@@ -1,0 +1,1 @@
+"""The audit table: rows of the stream, written by Spark into any of its formats."""

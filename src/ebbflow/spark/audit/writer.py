@@ -1,0 +1,132 @@
+"""The writer of the audit table: a thread of the driver that writes batches while the run goes on.
+
+It writes at the end of each epoch, earlier when much waits, and a last time when the tasks have
+ended. What it cannot write stays in the stream and is written later, by this run or the next; the
+run says so. When the stream is full, tasks wait before they settle more: no row is lost.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pyspark import InheritableThread
+
+from ebbflow.buffers.audit import AuditStream
+from ebbflow.buffers.streams import DEFAULT_BUFFER_BYTES
+from ebbflow.connectors.spark.errors import hush
+from ebbflow.durations import Backoff
+from ebbflow.spark.audit.rows import BatchRows
+from ebbflow.spark.audit.tables import AuditTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from ebbflow.nats.address import Addresses
+    from ebbflow.nats.link import Link
+
+_LOOK_EVERY = 1.0
+_MUCH = 64 * 1024 * 1024
+_AGAIN = Backoff(interval=2_000, steps=0, factor=2.0, cap=60_000)
+_LAST_ATTEMPTS = 3
+
+
+class AuditWriter:
+    """Writes the audit table of one run. ``seconds`` says how long the next epoch is to last.
+
+    ``problem`` says what is wrong and what to do, while the table cannot be written.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        table: AuditTable,
+        stream: AuditStream,
+        link: Link,
+        server: Addresses,
+        pipeline: str,
+        seconds: Callable[[], float],
+        tell: Callable[[str], None],
+    ) -> None:
+        self.problem: str | None = None
+        self.waiting = 0
+        self._spark = spark
+        self._table = table
+        self._stream = stream
+        self._link = link
+        self._rows_of = (server, pipeline)
+        self._seconds = seconds
+        self._tell = tell
+        self._stopping = threading.Event()
+        self._failures = 0
+        self._thread = InheritableThread(target=self._run, name="audit")
+        self._thread.daemon = True
+
+    def start(self) -> None:
+        """Begins to write at the end of each epoch."""
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Writes what is left, when no task tells anything more."""
+        self._stopping.set()
+        self._thread.join()
+        for _ in range(_LAST_ATTEMPTS):
+            if self._attempt():
+                return
+        self._tell(f"{self.problem} What waits is kept; the next run writes it.")
+
+    def stop(self) -> None:
+        """Ends without writing, where Spark is gone; the next one goes on."""
+        self._stopping.set()
+
+    def _run(self) -> None:
+        due = time.monotonic() + self._seconds()
+        while not self._stopping.wait(_LOOK_EVERY):
+            if time.monotonic() < due and not self._has_much():
+                continue
+            done = self._attempt()
+            wait = self._seconds() if done else _AGAIN.wait(self._failures) / 1000
+            due = time.monotonic() + wait
+
+    def _has_much(self) -> bool:
+        try:
+            self.waiting = self._link.run(self._stream.read_size())
+        except Exception:  # a server that is being restarted answers the next time
+            return False
+        return self.waiting > _MUCH and not self._failures
+
+    def _attempt(self) -> bool:
+        """Writes all batches that there are; ``False`` if one could not be written."""
+        try:
+            while self._write_batch():
+                pass
+        except Exception as error:  # Spark, its format, its disk or NATS: the rows stay and wait
+            self._failures += 1
+            self._note(error)
+            return False
+        self._failures, self.problem = 0, None
+        return True
+
+    def _write_batch(self) -> bool:
+        batch = self._link.run(self._stream.begin_batch())
+        if batch is None:
+            return False
+        hush()
+        group = f"ebbflow/{self._rows_of[1]}/audit"
+        self._spark.sparkContext.setJobGroup(group, f"audit table, {batch.name}")
+        self._table.write(BatchRows(*self._rows_of, batch))
+        self._link.run(self._stream.finish_batch())
+        return True
+
+    def _note(self, error: Exception) -> None:
+        why = next((line for line in str(error).splitlines() if line.strip()), repr(error))
+        share = self.waiting / DEFAULT_BUFFER_BYTES
+        full = "; its stream is full, and vertices wait" if share > 0.99 else ""
+        self.problem = (
+            f"The audit table cannot be written: {why[:300]}. "
+            f"{self.waiting / 2**20:,.0f} MB of audit rows wait in NATS, of 1,024 at most{full}."
+        )
+        if self._failures == 1:
+            self._tell(self.problem)

@@ -1,0 +1,178 @@
+"""Whatever crashes where: every delivery that is recorded has one audit row, and no other has one.
+
+The counts of a position change with the record that a chunk is done, so they are exact. Audit rows
+that are chosen by the same record have to add up to them, one by one.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from itertools import product
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ebbflow.core import audit
+from ebbflow.core.audit import ToldFrame, choose, read_audit
+from ebbflow.outcome import Counts
+from tests.runtime.crash_model import DECISIONS, Chances, UserCode
+from tests.runtime.crash_run import ModelTask, OrderedTask, StreamTask, inlet_of, run_to_the_end
+from tests.runtime.memory_server import Server
+from tests.runtime.test_settlement_survives_crashes import OneChunk
+from tests.runtime.test_stream_maps_survive_crashes import Yielding, endings
+from tests.runtime.test_trails_survive_crashes import crashes, inlets, scripts
+
+V = ("v", 0)
+
+
+class AuditedTask(ModelTask):
+    """A task of a pipeline that keeps an audit table."""
+
+    place = replace(ModelTask.place, audit=True)
+
+
+class AuditedOrderedTask(OrderedTask):
+    """The same, of an ordered vertex."""
+
+    place = replace(OrderedTask.place, audit=True)
+
+
+class AuditedStreamTask(StreamTask):
+    """The same, of a stream map."""
+
+    place = replace(StreamTask.place, audit=True)
+
+
+Row = tuple[str, str, int]
+
+
+@dataclass
+class Table:
+    """A writer of the table: it goes on from its record, and may crash before it has written it."""
+
+    written: int = 0
+    files: dict[int, list[Row]] = field(default_factory=dict)
+    begun: tuple[int, int] | None = None
+
+    def write(self, server: Server, crash: str | None = None) -> None:
+        """Writes what is recorded as done; perhaps only until the crash."""
+        batch, end = self.begun or (len(self.files), server.position.chunks)
+        self.begun = (batch, end)
+        if crash == "begun":
+            return
+        self.files[batch] = rows_of(server, self.written, end)
+        if crash == "written":
+            return
+        self.written, self.begun = end, None
+
+    @property
+    def rows(self) -> list[Row]:
+        """Everything in the table."""
+        return [row for rows in self.files.values() for row in rows]
+
+
+def rows_of(server: Server, after: int = 0, end: int | None = None) -> list[Row]:
+    """The audit rows of the chunks that count."""
+    done = server.position.chunks if end is None else end
+    chosen = choose([told for told, _ in server.audit], {V: after}, {V: done})
+    payloads = {told.seq: payload for told, payload in server.audit}
+    batches = [read_audit(payloads[told.seq]) for told in chosen]
+    names = ("id", "outcome", "deliveries")
+    return [row for b in batches for row in zip(*(b[n].to_pylist() for n in names), strict=True)]
+
+
+def counted(rows: list[Row]) -> Counts:
+    """The rows as a position counts them, but for what is written."""
+    ends = Counter(outcome for _, outcome, _ in rows)
+    return Counts(
+        read=len(rows),
+        done=ends["done"] + ends["served"] + ends["on_success"],
+        redelivered=ends["redelivered"],
+        dead_lettered=ends["dead_lettered"],
+        dropped=ends["dropped"],
+        fallback=ends["fallback"],
+        served=ends["served"],
+        on_success=ends["on_success"],
+    )
+
+
+def recorded(server: Server) -> Counts:
+    return replace(server.position.counts, written=0)
+
+
+@pytest.mark.guarantee("every-delivery-has-one-audit-row")
+@pytest.mark.parametrize("kind", [AuditedTask, AuditedOrderedTask])
+@settings(max_examples=60)
+@given(
+    sizes=inlets,
+    script=scripts,
+    given_crashes=crashes,
+    chance=st.none() | st.randoms(),
+    looks=st.lists(st.sampled_from([None, None, "begun", "written"]), max_size=6),
+)
+def test_the_table_adds_up_to_the_counts_whoever_crashes_when(
+    kind, sizes, script, given_crashes, chance, looks
+):
+    server, table = Server(inlet_of(*sizes), chance), Table()
+    coming = iter(looks)
+
+    def look(settlement: object) -> None:
+        if (crash := next(coming, "none left")) != "none left":
+            table.write(server, crash)
+            assert len(set(table.files)) == len(table.files)
+
+    lost = run_to_the_end(server, UserCode(script), given_crashes, on_settled=look, kind=kind)
+    assert lost == set()
+    table.write(server)
+    table.write(server)
+    assert sorted(table.rows) == sorted(rows_of(server))
+    assert counted(table.rows) == recorded(server)
+
+
+@settings(max_examples=30)
+@given(inlets, endings, crashes)
+def test_so_does_that_of_a_stream_map(sizes, script, given_crashes):
+    server = Server(inlet_of(*sizes))
+    run_to_the_end(server, Yielding(server, script), given_crashes, kind=AuditedStreamTask)
+    assert counted(rows_of(server)) == recorded(server)
+
+
+@settings(max_examples=40)
+@given(inlets, st.sampled_from(["forward", "two", "serve", "drop", "dead", "fall back"]), crashes)
+def test_code_that_decides_the_same_ends_each_message_once(sizes, decision, given_crashes):
+    server = Server(inlet_of(*sizes))
+    run_to_the_end(server, UserCode([decision] * 1_000), given_crashes, kind=AuditedTask)
+    assert sorted(row[0] for row in rows_of(server)) == sorted(f"m{n}" for n in range(sum(sizes)))
+
+
+def test_what_was_told_and_never_recorded_is_in_no_table():
+    """All runs of two rows with one crash after which code decides anew."""
+    kinds = ("two", "nack", "serve", "drop", "dead")
+    for first, second, crash_after in product(kinds, kinds, range(9)):
+        server = Server(inlet_of(1, 1))
+        crash = Chances(OneChunk(), crash_after, zombie=9)
+        run_to_the_end(server, UserCode([first, second]), [crash], kind=AuditedTask)
+        assert counted(rows_of(server)) == recorded(server), (first, second, crash_after)
+
+
+def test_without_the_claim_rows_of_a_lost_task_would_count_as_well(monkeypatch):
+    def choose_all(told: list[ToldFrame], after: dict, done: dict) -> list[ToldFrame]:
+        return [f for f in told if after.get(V, 0) < f.stamp.number <= done[V]]
+
+    monkeypatch.setattr(audit, "choose", choose_all)
+    monkeypatch.setitem(rows_of.__globals__, "choose", choose_all)
+    wrong = []
+    for crash_after in range(9):
+        server = Server(inlet_of(1, 1))
+        crash = Chances(OneChunk(), crash_after)
+        run_to_the_end(server, UserCode(["serve", "dead"]), [crash], kind=AuditedTask)
+        wrong.append(counted(rows_of(server)) != recorded(server))
+    assert any(wrong)
+
+
+def test_decisions_of_every_kind_are_told():
+    server = Server(inlet_of(*[4] * 6))
+    run_to_the_end(server, UserCode([*DECISIONS] * 2), [Chances(Random(3), 9)], kind=AuditedTask)
+    outcomes = {outcome for _, outcome, _ in rows_of(server)}
+    assert outcomes == {"done", "dropped", "redelivered", "fallback", "served", "dead_lettered"}
