@@ -145,7 +145,7 @@ class Run:
         spark = engine.spark
         self._check_batches(spark, plans)
         slots = self._slots(plans)
-        with slots.count(spark):
+        with slots.count(spark), self._auditing(spark, plans, slots):
             supervisor = Supervisor(spark, plans, lambda: slots.epoch_seconds)
             supervisor.start()
             self._vertices = supervisor.vertices
@@ -191,6 +191,25 @@ class Run:
             from ebbflow.spark.batch.vertex import check_batches
 
             check_batches(spark, plans)
+
+    @contextmanager
+    def _auditing(
+        self, spark: SparkSession, plans: Sequence[VertexPlan], slots: Slots
+    ) -> Iterator[None]:
+        """Has the audit table written while the vertices run, and completed when they have ended.
+
+        If Spark has died, the next one goes on.
+        """
+        if self._spec.audit is None:
+            yield
+            return
+        from ebbflow.spark.audit.writer import writing_audit
+
+        seconds, tell = (lambda: slots.epoch_seconds), self._watcher.stage
+        with writing_audit(spark, self._link, self._spec.audit, plans[0], seconds, tell) as writer:
+            self._observer.beside = writer.list_concerns
+            yield
+            tell("writing the audit table")
 
     def _slots(self, plans: Sequence[VertexPlan]) -> Slots:
         tasks = sum(plan.partitions for plan in plans)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -23,7 +23,15 @@ from ebbflow.outcome import Counts
 from ebbflow.runtime.events import TaskListener
 from ebbflow.runtime.plan import DataFrameMap, MonoPlan, SinksPlan, SqlMap, VertexPlan
 from ebbflow.status.conditions import describe_vertex, judge, list_concerns
-from ebbflow.status.model import EdgeStatus, Ended, ErrorGroup, Phase, PipelineStatus, VertexStatus
+from ebbflow.status.model import (
+    Concern,
+    EdgeStatus,
+    Ended,
+    ErrorGroup,
+    Phase,
+    PipelineStatus,
+    VertexStatus,
+)
 from ebbflow.status.rates import RateWindow
 
 _NEVER: dict[str, Counts] = {}
@@ -54,6 +62,8 @@ class Observer:
         self._listener = listener
         self._rates = RateWindow()
         self.before = self.totals = _NEVER
+        self.beside: Callable[[], tuple[Concern, ...]] = tuple
+        """Returns what else people should know, that concerns no vertex."""
         self._status = PipelineStatus(
             self._names.pipeline,
             kind,
@@ -91,7 +101,7 @@ class Observer:
             edges=tuple(self._look_at_edges()),
             ready=bool(jobs) and all(facts.up for facts in jobs.values()),
         )
-        return replace(status, problems=list_concerns(status))
+        return replace(status, problems=(*list_concerns(status), *self.beside()))
 
     def _read_positions(self) -> dict[tuple[str, int], Position]:
         return self._link.run(read_all(self._link, self._names))

@@ -7,37 +7,70 @@ run says so. When the stream is full, tasks wait before they settle more: no row
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pyspark import InheritableThread
 
 from ebbflow.buffers.audit import AuditStream
+from ebbflow.buffers.names import Names
 from ebbflow.buffers.streams import DEFAULT_BUFFER_BYTES
 from ebbflow.connectors.spark.errors import hush
 from ebbflow.durations import Backoff
 from ebbflow.spark.audit.rows import BatchRows
-from ebbflow.spark.audit.tables import AuditTable
+from ebbflow.spark.audit.tables import AuditTable, open_table
+from ebbflow.status.model import Concern
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from ebbflow.nats.address import Addresses
     from ebbflow.nats.link import Link
+    from ebbflow.runtime.plan import VertexPlan
+    from ebbflow.spec.sections import AuditSpec
 
 _LOOK_EVERY = 1.0
 _MUCH = 64 * 1024 * 1024
 _AGAIN = Backoff(interval=2_000, steps=0, factor=2.0, cap=60_000)
 _LAST_ATTEMPTS = 3
+_NEXT_STEP = "Make room or correct the table; what waits is written as soon as that is possible."
+
+
+@contextmanager
+def writing_audit(
+    spark: SparkSession,
+    link: Link,
+    audit: AuditSpec,
+    plan: VertexPlan,
+    seconds: Callable[[], float],
+    tell: Callable[[str], None],
+) -> Iterator[AuditWriter]:
+    """Writes the audit table for as long as the context lasts, and completes it at its end.
+
+    ``seconds`` says how long the next epoch is to last. ``SetupError`` if the table can never be
+    written. A context that ends by an exception leaves the rest to the next one.
+    """
+    assert plan.audit is not None
+    options = tuple(json.loads(plan.audit)["options"].items())
+    table = open_table(spark, replace(audit.read_format("the audit table"), options=options))
+    table.check()
+    stream = AuditStream(link, Names(plan.pipeline), plan.lineage)
+    writer = AuditWriter(spark, table, stream, link, plan, seconds, tell)
+    writer.start()
+    try:
+        yield writer
+    except BaseException:
+        writer.stop()
+        raise
+    writer.finish()
 
 
 class AuditWriter:
-    """Writes the audit table of one run. ``seconds`` says how long the next epoch is to last.
-
-    ``problem`` says what is wrong and what to do, while the table cannot be written.
-    """
+    """Writes the audit table of one run. ``problem`` says why it cannot be written, if so."""
 
     def __init__(
         self,
@@ -45,8 +78,7 @@ class AuditWriter:
         table: AuditTable,
         stream: AuditStream,
         link: Link,
-        server: Addresses,
-        pipeline: str,
+        plan: VertexPlan,
         seconds: Callable[[], float],
         tell: Callable[[str], None],
     ) -> None:
@@ -56,7 +88,7 @@ class AuditWriter:
         self._table = table
         self._stream = stream
         self._link = link
-        self._rows_of = (server, pipeline)
+        self._rows_of = (plan.server, plan.pipeline)
         self._seconds = seconds
         self._tell = tell
         self._stopping = threading.Event()
@@ -75,11 +107,17 @@ class AuditWriter:
         for _ in range(_LAST_ATTEMPTS):
             if self._attempt():
                 return
-        self._tell(f"{self.problem} What waits is kept; the next run writes it.")
+            time.sleep(_LOOK_EVERY)
+        self._tell(f"{self.problem} The next run writes what waits.")
 
     def stop(self) -> None:
         """Ends without writing, where Spark is gone; the next one goes on."""
         self._stopping.set()
+
+    def list_concerns(self) -> tuple[Concern, ...]:
+        """Returns what people should know of the table; from any thread."""
+        problem = self.problem
+        return () if problem is None else (Concern("warning", None, problem, _NEXT_STEP),)
 
     def _run(self) -> None:
         due = time.monotonic() + self._seconds()
