@@ -104,6 +104,7 @@ OPTION_MEANING = {
     "fresh": "whether to forget all earlier runs of this pipeline, dead letters too",
     "epoch": "how many seconds Spark tasks live before they are renewed",
     "conf": "Spark settings; they win over Ebbflow's own",
+    "spark_ui": "whether Spark serves its own pages; the run says where",
     "search": "the folder to look in first for `module:attribute` targets",
 }
 

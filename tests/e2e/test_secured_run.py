@@ -67,9 +67,11 @@ def test_a_run_over_tls_with_creds_leaves_no_secret_in_any_text(whole, tmp_path_
     with nats_server(server, config) as port:
         process = whole.start(
             *("--plain", "--summary", "s.json", "--nats", f"tls://localhost:{port}"),
-            *("--conf", "spark.ui.enabled=true", "--conf", f"spark.ui.port={ui}"),
+            *("--spark-ui", "--conf", f"spark.ui.port={ui}"),
             EBBFLOW_NATS_CREDS_FILE=str(keys / "me.creds"),
             EBBFLOW_NATS_CA_FILE=str(keys / "ca.pem"),
+            OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{free_port()}",
+            OTEL_EXPORTER_OTLP_HEADERS="api-key=key-of-the-collector",
         )
         whole.wait_until(lambda: len(whole.stored()) >= 200, process)
         spark = shown_by_spark(ui)
@@ -83,6 +85,8 @@ def test_a_run_over_tls_with_creds_leaves_no_secret_in_any_text(whole, tmp_path_
     assert whole.marks() == ["closed", "opened"]
     counts = json.loads((whole.folder / "s.json").read_text())["vertices"]
     assert counts["out"]["done"] == len(numbers)
-    for secret in secrets_in(creds):
+    assert f"Spark's own pages are at http://127.0.0.1:{ui}\n" in output
+    assert '"description" : "out, epoch 1"' in spark
+    for secret in [*secrets_in(creds), "key-of-the-collector"]:
         for text in (output, spark, everything_under(whole.folder)):
             assert secret not in text

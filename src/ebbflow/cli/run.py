@@ -105,6 +105,10 @@ def run(
             metavar="KEY=VALUE", help="Spark gets this setting; the option can be repeated."
         ),
     ] = None,
+    spark_ui: Annotated[
+        bool,
+        typer.Option("--spark-ui", help="Spark serves its own pages; the run says where."),
+    ] = False,
     plain: Annotated[
         bool, typer.Option("--plain", help="The run prints lines instead of a live table.")
     ] = False,
@@ -137,6 +141,7 @@ def run(
             epoch=epoch_seconds,
             durable=durability is Durability.SAFE,
             conf=settings,
+            spark_ui=spark_ui,
             search=spec.resolve().parent,
         )
     if summary is not None:

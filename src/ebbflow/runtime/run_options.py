@@ -28,6 +28,7 @@ class RunOptionNames(TypedDict, total=False):
     fresh: bool
     epoch: float
     conf: Mapping[str, str]
+    spark_ui: bool
     search: str | Path | None
 
 
@@ -36,7 +37,8 @@ class RunOptions:
     """The options of one run, checked. Each is a keyword of ``run``.
 
     ``drain`` ends the run when every message is processed. ``timeout`` ends it in any case; here it
-    is in seconds. ``master`` is a Spark master, and ``conf`` has Spark's settings. ``state`` is the
+    is in seconds. ``master`` is a Spark master, ``conf`` has Spark's settings, and ``spark_ui``
+    switches Spark's own pages on. ``state`` is the
     folder of the embedded NATS server, ``nats_port`` is its port, and ``durable`` has it sync every
     write. ``nats`` and ``login`` lead to a server of your own. ``fresh`` forgets earlier runs.
     ``epoch`` is how many seconds Spark tasks live. User code is looked up in ``search`` first.
@@ -53,7 +55,14 @@ class RunOptions:
     fresh: bool = False
     epoch: float = 30.0
     conf: Mapping[str, str] = field(default_factory=dict)
+    spark_ui: bool = False
     search: Path | None = None
+
+    @property
+    def spark_settings(self) -> dict[str, str]:
+        """Spark's settings, as far as they are said; those of ``conf`` win."""
+        pages = {"spark.ui.enabled": "true"} if self.spark_ui else {}
+        return {**pages, **self.conf}
 
     @classmethod
     def of(cls, names: RunOptionNames) -> RunOptions:

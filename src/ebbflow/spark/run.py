@@ -143,6 +143,7 @@ class Run:
     def _on_spark(self, plans: Sequence[VertexPlan], engine: Engine) -> str:
         """Runs the vertices until the run is to end or Spark has died, then stops them."""
         spark = engine.spark
+        self._link_to_spark(spark)
         self._check_batches(spark, plans)
         slots = self._slots(plans)
         with slots.count(spark), self._auditing(spark, plans, slots):
@@ -159,6 +160,12 @@ class Run:
                 supervisor.stop(self._tell_stop, _STOP_TIMEOUT)
             self._look(supervisor, "stopping")
             return ended
+
+    def _link_to_spark(self, spark: SparkSession) -> None:
+        """Says where Spark's own pages are, if they are switched on."""
+        if address := spark.sparkContext.uiWebUrl:
+            self._observer.link_to("spark_ui", address)
+            self._watcher.stage(f"Spark's own pages are at {address}")
 
     def _plans(self) -> list[VertexPlan]:
         link, search = self._link, self._options.search
@@ -183,7 +190,7 @@ class Run:
         options = self._options
         logs = options.state.resolve() / "logs"
         return open_session(
-            self._spec.name, options.master, tasks, logs, options.conf, options.search
+            self._spec.name, options.master, tasks, logs, options.spark_settings, options.search
         )
 
     def _check_batches(self, spark: SparkSession, plans: Sequence[VertexPlan]) -> None:
