@@ -9,7 +9,7 @@ import typer
 
 _PARTS = (
     "rates, end-to-end, sources, sinks, kafka, functions, calls, latency, growth, serving, "
-    "low-rates, start"
+    "low-rates, observed, start"
 )
 _RESULTS = Path("benchmarks/results")
 

@@ -16,6 +16,7 @@ from benchmarks.contest import Case, Round
 from benchmarks.growth import Point
 from benchmarks.latency import Latency
 from benchmarks.low_rates import LowRate
+from benchmarks.observed import ObservedCase, ObservedRound
 from benchmarks.serving import Served
 from benchmarks.start import Shares
 
@@ -35,6 +36,7 @@ class Figures:
     idle: Shares | None = None
     low_rates: list[LowRate] = field(default_factory=list)
     served: list[Served] = field(default_factory=list)
+    observed: list[ObservedCase] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     taken: dict[str, str] = field(default_factory=dict)
 
@@ -84,6 +86,10 @@ def _low_rate(value: dict[str, Any]) -> LowRate:
     return LowRate(**value | {"shares": Shares(**value["shares"])})
 
 
+def _observed(value: dict[str, Any]) -> ObservedCase:
+    return ObservedCase(**value | {"rounds": [ObservedRound(**one) for one in value["rounds"]]})
+
+
 def _points(values: Sequence[Sequence[dict[str, Any]]]) -> list[list[Point]]:
     return [[Point(**one) for one in rounds] for rounds in values]
 
@@ -96,4 +102,5 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "idle": lambda value: Shares(**value) if value else None,
     "low_rates": lambda values: [_low_rate(one) for one in values],
     "served": lambda values: [Served(**one) for one in values],
+    "observed": lambda values: [_observed(one) for one in values],
 }

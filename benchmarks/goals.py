@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks import contest, end_to_end, functions, kafka, peers, serving, web
+from benchmarks import contest, end_to_end, functions, kafka, observed, peers, serving, web
 from benchmarks.calls import CallCost
 from benchmarks.contest import Case
 from benchmarks.figures import Figures
@@ -53,6 +53,7 @@ def goals(figures: Figures) -> list[Goal]:
         *_latency(figures),
         *_low_rates(figures),
         *_served(figures),
+        *_observed(figures),
         *_starts(figures),
     ]
 
@@ -187,6 +188,13 @@ def _served(figures: Figures) -> Iterator[Goal]:
         if one.name in (serving.PIPELINE, serving.MONO) and one.rate == 200:
             yield Goal(f"requests at 200/s, {one.name}, p50", False, 15, one.p50, " ms")
             yield Goal(f"requests at 200/s, {one.name}, p99", False, 60, one.p99, " ms")
+
+
+def _observed(figures: Figures) -> Iterator[Goal]:
+    rates = {case.how: case.rate for case in figures.observed}
+    if observed.PLAIN in rates and observed.ALL in rates:
+        share = rates[observed.ALL] / rates[observed.PLAIN]
+        yield Goal(f"{observed.ALL}, of the rate without", True, 0.9, share)
 
 
 def _starts(figures: Figures) -> Iterator[Goal]:

@@ -16,6 +16,7 @@ from benchmarks import (
     kafka,
     latency,
     low_rates,
+    observed,
     ours,
     peers,
     serving,
@@ -28,6 +29,7 @@ from benchmarks.broker import Ground, prepared
 from benchmarks.contest import Case, Contestant
 from benchmarks.figures import Figures
 from benchmarks.growth import Point
+from benchmarks.observed import ObservedCase
 from benchmarks.serving import Demand
 from benchmarks.work import DISTINCT
 
@@ -62,6 +64,7 @@ class Programme:
     low_rates: Sequence[int]
     low_seconds: float
     demand: Demand
+    observed_messages: int = 0
     who: Sequence[str] = ("",)
 
     @property
@@ -88,6 +91,7 @@ LONG = Programme(
     low_rates=(10, 1_000),
     low_seconds=30.0,
     demand=Demand(200, 30.0, 5.0, 500, 50_000),
+    observed_messages=10_000_000,
 )
 SHORT = Programme(
     sizes=(100,),
@@ -107,6 +111,7 @@ SHORT = Programme(
     low_rates=(1_000,),
     low_seconds=10.0,
     demand=Demand(200, 10.0, 2.0, 500, 5_000),
+    observed_messages=2_000_000,
 )
 
 
@@ -277,6 +282,17 @@ def _serving(figures: Figures, folder: Path, programme: Programme, seed: int, sa
             say(f"{name}: {times}, {one.held:,}/s held, a crowd {one.crowd_rate:,.0f}/s")
 
 
+def _observed(figures: Figures, folder: Path, programme: Programme, seed: int, say: Say) -> None:
+    ways = [way for way in observed.WAYS if any(name in way for name in programme.who)]
+    cases = [ObservedCase(way, programme.observed_messages) for way in ways]
+    for number in range(programme.rounds):
+        for case in cases:
+            case.rounds.append(observed.at(folder, case.how, case.messages))
+            last = case.rounds[-1]
+            say(f"round {number + 1}: {case.how}: {last.rate:,.0f}/s, {last.cpu:.2f} µs of CPU")
+    figures.observed += cases
+
+
 _ON_GROUND: dict[str, Callable[[Figures, Ground, Programme, Say], None]] = {
     "rates": _rates,
     "end-to-end": _end_to_end,
@@ -291,5 +307,6 @@ _ON_GROUND: dict[str, Callable[[Figures, Ground, Programme, Say], None]] = {
 _AS_COMMAND: dict[str, Callable[[Figures, Path, Programme, int, Say], None]] = {
     "serving": _serving,
     "low-rates": _low_rates,
+    "observed": _observed,
     "start": _starts,
 }

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,15 +71,15 @@ def idle(folder: Path, seconds: float) -> Shares:
 
 def used_in(process: psutil.Process, seconds: float) -> Shares:
     """Measures for so many seconds what a run takes, with everything that it has started."""
-    before = _used(process)
+    before = used_by(process)
     time.sleep(seconds)
-    after = _used(process)
+    after = used_by(process)
     shares = {who: (after[who] - before[who]) / seconds for who in before}
     return Shares(sum(shares.values()), **shares)
 
 
-def _used(process: psutil.Process) -> dict[str, float]:
-    """Seconds of CPU so far."""
+def used_by(process: psutil.Process) -> dict[str, float]:
+    """Seconds of CPU so far, of a run and everything that it has started."""
     used = {"driver": cpu_seconds([process]), "jvm": 0.0, "workers": 0.0, "nats": 0.0}
     for child in process.children(recursive=True):
         kind = {"java": "jvm", "nats-server": "nats"}.get(child.name(), "workers")
@@ -96,12 +96,14 @@ def _marked(folder: Path) -> Iterator[tuple[psutil.Process, Path]]:
 
 
 @contextmanager
-def run_of(folder: Path, spec: str, variables: Mapping[str, str]) -> Iterator[psutil.Process]:
+def run_of(
+    folder: Path, spec: str, variables: Mapping[str, str], options: Sequence[str] = ()
+) -> Iterator[psutil.Process]:
     """``ebbflow run`` of a spec, with more variables, for as long as the context lasts."""
     file = folder / "spec.yaml"
     file.write_text(spec, encoding="utf-8")
     command = [sys.executable, "-m", "ebbflow", "run", str(file), "--fresh"]
-    command += ["--state", str(folder / "state")]
+    command += ["--state", str(folder / "state"), *options]
     with open(folder / "run.log", "wb") as log:
         process = subprocess.Popen(command, env={**os.environ, **variables}, stdout=log, stderr=log)
     try:

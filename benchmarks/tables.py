@@ -15,6 +15,7 @@ from benchmarks.goals import Goal, goals
 from benchmarks.growth import Point
 from benchmarks.latency import SHARES, Latency
 from benchmarks.low_rates import LowRate
+from benchmarks.observed import ObservedCase
 from benchmarks.serving import Served
 
 
@@ -37,6 +38,8 @@ def tables(figures: Figures) -> Iterator[Table]:
         yield _low_rates(figures.low_rates)
     if figures.served:
         yield _served(figures.served)
+    if figures.observed:
+        yield _observed(figures.observed)
     if figures.points:
         yield _growth(figures.points)
     if figures.starts:
@@ -177,6 +180,17 @@ def _low_rates(found: Sequence[LowRate]) -> Table:
     for one in found:
         shares = (f"{getattr(one.shares, name):.3f}" for name in ("total", *who))
         table.add_row(f"{one.rate:,}", f"{one.p50:.1f}", f"{one.p99:.1f}", *shares)
+    return table
+
+
+def _observed(found: Sequence[ObservedCase]) -> Table:
+    title = "ebbflow run, generator, columnar map and sink at full speed, observed and not"
+    numbers = ("messages/s", "times", "µs of CPU a message", "times")
+    table = _table(title, ("observed by",), numbers)
+    base = found[0]
+    for case in found:
+        shares = (f"{case.rate / base.rate:.2f}", f"{case.cpu / base.cpu:.2f}")
+        table.add_row(case.how, f"{case.rate:,.0f}", shares[0], f"{case.cpu:.2f}", shares[1])
     return table
 
 

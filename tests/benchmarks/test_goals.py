@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks import contest, end_to_end, functions, kafka, peers, serving, web
+from benchmarks import contest, end_to_end, functions, kafka, observed, peers, serving, web
 from benchmarks.calls import CallCost
 from benchmarks.contest import Case, Round
 from benchmarks.figures import Figures
@@ -13,6 +13,7 @@ from benchmarks.goals import goals
 from benchmarks.growth import Point
 from benchmarks.latency import Latency
 from benchmarks.low_rates import LowRate
+from benchmarks.observed import ObservedCase, ObservedRound
 from benchmarks.ours import EBBFLOW
 from benchmarks.serving import Served
 from benchmarks.start import Shares
@@ -65,6 +66,10 @@ FIGURES = Figures(
         Served(name, 200, 4_000, 9.0, 20.0, p99, 90.0, 0.8, 900, 500, 50_000, 1_500.0, 600.0)
         for name, p99 in ((serving.PIPELINE, 70.0), (serving.MONO, 30.0), (serving.DIRECT, 5.0))
     ],
+    observed=[
+        ObservedCase(how, 1_000_000, [ObservedRound(rate, 2.0), ObservedRound(2 * rate, 4.0)])
+        for how, rate in ((observed.PLAIN, 200_000.0), (observed.ALL, 170_000.0))
+    ],
     idle=Shares(0.02, 0.005, 0.005, 0.005, 0.005),
 )
 
@@ -94,6 +99,7 @@ def test_goals_compare_within_the_run_and_with_the_smallest_payload():
         "requests at 200/s, Ebbflow, three vertices, p99": (70, False),
         "requests at 200/s, Ebbflow MonoVertex, p50": (9, True),
         "requests at 200/s, Ebbflow MonoVertex, p99": (30, True),
+        "page, metrics and audit, of the rate without": (0.85, False),
         "a sink with 50 ms a call, of full calls": (0.95, True),
         "a sink with 400 ms a call, of full calls": (0.8, False),
         "loss of rate, 10 % nacked": (10, True),
