@@ -11,13 +11,18 @@ from collections.abc import Iterable
 
 import pytest
 
-_SKIPPED = pytest.mark.skip(reason="takes long; make long runs it, or EBBFLOW_TEST_LONG=1")
+SKIPPED_BECAUSE = "takes long; make long runs it, or EBBFLOW_TEST_LONG=1"
+
+
+def are_long_tests_wanted() -> bool:
+    """Returns whether tests that take long are asked for."""
+    return "EBBFLOW_TEST_LONG" in os.environ
 
 
 def skip_long_tests(items: Iterable[pytest.Item]) -> None:
     """Leaves out what is marked as long, unless it was asked for."""
-    if "EBBFLOW_TEST_LONG" in os.environ:
+    if are_long_tests_wanted():
         return
     for item in items:
         if item.get_closest_marker("long") is not None:
-            item.add_marker(_SKIPPED)
+            item.add_marker(pytest.mark.skip(reason=SKIPPED_BECAUSE))

@@ -11,6 +11,7 @@ from tests.chaos.http_kill import HttpChaos
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.long
 @pytest.mark.guarantee("http-200-means-stored")
 @pytest.mark.timeout(600)
 def test_every_post_answered_with_200_is_in_the_sink_though_everything_is_killed(tmp_path):

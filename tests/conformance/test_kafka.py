@@ -9,7 +9,8 @@ import pytest
 from ebbflow.connectors.kafka.records import read_columns, write_records
 from ebbflow.core import frames
 from ebbflow.testing import Refused, Sample, SinkUnderTest, SourceUnderTest
-from ebbflow.testing.conformance.suite import SINK_RULES, SOURCE_RULES, SinkTrial, SourceTrial
+from ebbflow.testing.conformance.suite import SINK_RULES, SinkTrial, SourceTrial
+from tests.conformance.waiving import RULES_FLOODED_WHEN_ASKED, blocked_when_asked
 
 pytestmark = pytest.mark.slow
 
@@ -33,6 +34,7 @@ class KafkaSourceUnderTest(SourceUnderTest):
 
     keeps_keys = True
     keeps_headers = True
+    waived = blocked_when_asked()
 
     def __init__(self, kafka) -> None:
         from confluent_kafka import Producer
@@ -68,7 +70,7 @@ def source_trial(kafka, tmp_path_factory):
         yield trial
 
 
-@pytest.mark.parametrize("rule", SOURCE_RULES)
+@pytest.mark.parametrize("rule", RULES_FLOODED_WHEN_ASKED)
 def test_the_kafka_source(rule, source_trial):
     rule(source_trial)
 

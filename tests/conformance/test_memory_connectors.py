@@ -7,7 +7,6 @@ import pytest
 from ebbflow import Message, Pipeline
 from ebbflow.testing import (
     SINK_RULES,
-    SOURCE_RULES,
     MemorySink,
     MemorySource,
     Sample,
@@ -16,7 +15,11 @@ from ebbflow.testing import (
     SourceTrial,
     SourceUnderTest,
 )
-from tests.conformance.waiving import blocked_elsewhere
+from tests.conformance.waiving import (
+    RULES_FLOODED_WHEN_ASKED,
+    blocked_elsewhere,
+    blocked_when_asked,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -27,6 +30,7 @@ class MemorySourceUnderTest(SourceUnderTest):
 
     def __init__(self, source: MemorySource, redelivers: bool) -> None:
         self._source = source
+        self.waived = blocked_when_asked()
         if not redelivers:
             self.waived = blocked_elsewhere("the source that redelivers")
 
@@ -66,7 +70,7 @@ def source_trial(request, tmp_path_factory):
 
 
 @pytest.mark.guarantee("connectors-keep-the-same-rules")
-@pytest.mark.parametrize("rule", SOURCE_RULES)
+@pytest.mark.parametrize("rule", RULES_FLOODED_WHEN_ASKED)
 def test_the_memory_source(rule, source_trial):
     rule(source_trial)
 

@@ -13,7 +13,6 @@ from ebbflow.errors import MessageTooLarge
 from ebbflow.publishing import Outgoing, Publisher
 from ebbflow.testing import (
     SINK_RULES,
-    SOURCE_RULES,
     Refused,
     Sample,
     SinkTrial,
@@ -21,6 +20,7 @@ from ebbflow.testing import (
     SourceTrial,
     SourceUnderTest,
 )
+from tests.conformance.waiving import RULES_FLOODED_WHEN_ASKED, blocked_when_asked
 from tests.nats.outside import Outside, until
 from tests.nats.securing import reload
 
@@ -93,6 +93,8 @@ class _Nats:
 
 
 class StreamUnderTest(_Nats, SourceUnderTest):
+    waived = blocked_when_asked()
+
     def source(self):
         given = {"stream": self.stream.name, "consumer": "c", "ackWait": "2s"}
         return {"jetstream": self.server.access | given}
@@ -118,6 +120,7 @@ class StreamUnderTest(_Nats, SourceUnderTest):
 
 class SubjectUnderTest(_Nats, SourceUnderTest):
     keeps_waiting = False
+    waived = blocked_when_asked()
 
     def source(self):
         return {"nats": self.server.access | {"subject": "plain.>", "queue": "workers"}}
@@ -143,7 +146,7 @@ def source_trial(request, server, tmp_path_factory):
 
 
 @pytest.mark.guarantee("connectors-keep-the-same-rules")
-@pytest.mark.parametrize("rule", SOURCE_RULES)
+@pytest.mark.parametrize("rule", RULES_FLOODED_WHEN_ASKED)
 def test_the_nats_sources(rule, source_trial):
     rule(source_trial)
 

@@ -11,13 +11,13 @@ import pytest
 
 from ebbflow.testing import (
     SINK_RULES,
-    SOURCE_RULES,
     Sample,
     SinkTrial,
     SinkUnderTest,
     SourceTrial,
     SourceUnderTest,
 )
+from tests.conformance.waiving import RULES_FLOODED_WHEN_ASKED, blocked_when_asked
 
 pytestmark = pytest.mark.slow
 
@@ -28,6 +28,7 @@ class FolderUnderTest(SourceUnderTest):
     """Each file that is put into the folder is read once, in the order of their times."""
 
     keeps_keys = True
+    waived = blocked_when_asked()
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -59,7 +60,7 @@ def source_trial(tmp_path_factory):
 
 
 @pytest.mark.guarantee("spark-vertices-lose-nothing")
-@pytest.mark.parametrize("rule", SOURCE_RULES)
+@pytest.mark.parametrize("rule", RULES_FLOODED_WHEN_ASKED)
 def test_the_spark_source(rule, source_trial):
     rule(source_trial)
 

@@ -67,7 +67,10 @@ class QueueUnderTest(SourceUnderTest):
         return count
 
 
-@pytest.fixture(scope="module", params=[Queue, RedeliveringQueue], ids=lambda base: base.__name__)
+QUEUES = [pytest.param(Queue, marks=pytest.mark.long), RedeliveringQueue]
+
+
+@pytest.fixture(scope="module", params=QUEUES, ids=lambda base: base.__name__)
 def queue_trial(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("queue")
     under_test = QueueUnderTest(QueueFile(folder / "queue.db"), request.param)

@@ -81,6 +81,7 @@ def test_an_environment_that_makes_no_sense_is_refused_when_registering(spark, m
         register(spark)
 
 
+@pytest.mark.long
 def test_no_password_is_in_a_plan_a_checkpoint_or_the_list_of_executions(
     spark, server, url, stream, tmp_path
 ):

@@ -20,7 +20,7 @@ from ebbflow.spark.session import java_version
 from tests.e2e.conftest import Whole
 
 # Many JVMs are started, one after another.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 HOME = Path(pyspark.__file__).parent
 

@@ -119,6 +119,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.long
 @pytest.mark.guarantee("a-run-goes-on")
 def test_a_session_of_the_users_own_is_not_replaced(tmp_path):
     done = subprocess.run(

@@ -108,6 +108,7 @@ def wait_until_gone(processes: set[psutil.Process]) -> None:
     assert alive == []
 
 
+@pytest.mark.long
 @pytest.mark.guarantee("functions-end-with-the-run")
 def test_functions_end_with_the_run_and_are_there_again_in_the_next(whole: Whole) -> None:
     (whole.folder / "pipeline.yaml").write_text(json.dumps(SPEC))

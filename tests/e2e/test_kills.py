@@ -12,7 +12,7 @@ import pytest
 from tests.chaos.kill_and_restart import kill_tree
 from tests.e2e.conftest import Whole, finish
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 MESSAGES, NACKED = 900, 10
 STEPS = """

@@ -220,6 +220,7 @@ def test_a_pipeline_needs_every_one_of_its_permissions_and_nothing_else(run, ser
         ]
 
 
+@pytest.mark.long
 def test_a_monovertex_whose_source_takes_messages_back_needs_its_own(run, server, tmp_path):
     queue = QueueFile(tmp_path / "queue.db")
     queue.fill(json.dumps({"value": n}).encode() for n in range(5))
@@ -288,6 +289,7 @@ def test_a_pipeline_that_answers_requests_needs_what_is_printed(spark, server, t
         assert idle == ["$JS.API.STREAM.UPDATE.ebb_s_trail", "$JS.API.STREAM.DELETE.ebb_s_trail"]
 
 
+@pytest.mark.long
 def test_a_vertex_whose_batches_are_planned_needs_what_is_printed(run, server):
     pipeline = (
         Pipeline("q")

@@ -119,6 +119,7 @@ def test_only_the_rows_that_a_query_fails_on_are_dead_lettered(run, store, journ
     assert told.failures == []
 
 
+@pytest.mark.long
 def test_what_a_function_raises_on_a_message_is_told_in_its_letter(run, store, server_letters):
     from pyspark.sql import functions as F
 

@@ -155,6 +155,7 @@ class FullBuffer(Silent):
         return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) / 1024
 
 
+@pytest.mark.long
 @pytest.mark.guarantee("back-pressure-loses-nothing")
 def test_while_a_buffer_is_full_the_writer_waits_counts_and_does_not_grow(run, tmp_path):
     watcher = FullBuffer(tmp_path)

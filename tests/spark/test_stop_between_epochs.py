@@ -23,6 +23,7 @@ def test_no_source_process_outlives_a_run_whenever_it_is_stopped(spark, tmp_path
             assert until(lambda: not processes_of("between"), 3)
 
 
+@pytest.mark.long
 @pytest.mark.guarantee("a-stop-loses-no-work")
 def test_every_run_uses_its_own_code_whenever_the_last_one_was_stopped(spark, tmp_path):
     with MemorySource() as source, MemorySink() as sink:

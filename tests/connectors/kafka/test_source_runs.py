@@ -77,6 +77,7 @@ class WithAnotherMember(Silent):
                     self.took_over = len(member.assignment())
 
 
+@pytest.mark.long
 @pytest.mark.guarantee("kafka-skips-no-record")
 def test_another_member_joins_and_leaves_and_nothing_is_skipped(run, kafka, store, journal):
     topic = kafka.topic(4)

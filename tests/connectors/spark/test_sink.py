@@ -66,6 +66,7 @@ def into(derby, **fields):
     return {"format": "jdbc", "options": derby.options, "schema": "id STRING, total INT"} | fields
 
 
+@pytest.mark.long
 @pytest.mark.guarantee("spark-vertices-lose-nothing")
 def test_one_wrong_row_in_a_hundred_is_dead_lettered_with_the_databases_error(
     run, derby, server_letters

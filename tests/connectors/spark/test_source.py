@@ -105,6 +105,7 @@ def test_what_cannot_be_streamed_is_read_once(run, spark, store, journal):
     assert Counter(map(int, journal.read())) == dict.fromkeys(range(1_500), 1)
 
 
+@pytest.mark.long
 @pytest.mark.guarantee("spark-vertices-lose-nothing")
 def test_a_stop_lets_a_micro_batch_end_so_that_nothing_is_stored_twice(run, folder, store, journal):
     class UntilSome(Silent):

@@ -198,6 +198,7 @@ def test_nack_options_of_a_sink_do_not_reach_the_source(redelivering):
     assert redelivering.told(b"later", "what") == [("ack",)]
 
 
+@pytest.mark.long
 @pytest.mark.guarantee("sources-are-acknowledged-last")
 def test_deliveries_are_counted_across_runs(run, queue, store, journal):
     queue.fill([b"bad"])
