@@ -10,7 +10,7 @@ Frames are deleted only when the record says that they are in the table.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from ebbflow.buffers.names import Names
@@ -22,6 +22,7 @@ from ebbflow.nats.behind import read_behind
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import PublishRetry, publish
+from ebbflow.nats.pull import Deliveries
 from ebbflow.nats.stored import read_one
 
 MOST_FRAMES = 2_000
@@ -106,6 +107,18 @@ class AuditStream:
         await self._store(self._record.finish())
         await self._forget(self._told)
 
+    async def read_unwritten(self) -> list[tuple[ToldFrame, bytes]]:
+        """Returns the frames that count and are not in the table, with their payloads."""
+        positions = await read_all(self._link, self._names)
+        ends = {f"{vertex}.{number}": own.chunks for (vertex, number), own in positions.items()}
+        # The record last: a batch that is written meanwhile is left out, and is in the table.
+        payloads: dict[ToldFrame, bytes] = {}
+        async for batch in read_behind(self._link.client, self._names.audit, "", 0):
+            payloads |= {frame: bytes(batch.parcel.payload(row)) for row, frame in _told_in(batch)}
+        await self._load()
+        chosen = _choose([*payloads], self._record.written, ends)
+        return [(frame, payloads[frame]) for frame in chosen]
+
     async def _forget(self, told: Sequence[ToldFrame]) -> None:
         """Has the frames deleted that are in the table, or are of a task that was lost."""
         written, ends, kept = self._record.written, dict[str, int](), set[str]()
@@ -151,11 +164,16 @@ class AuditStream:
 async def read_told(client: SecuredClient, names: Names) -> AsyncIterator[ToldFrame]:
     """Yields which frames the stream has now, in order, without their rows."""
     async for batch in read_behind(client, names.audit, "", 0, headers_only=True):
-        parcel = batch.parcel
-        for row, seq in enumerate(batch.seqs):
-            headers = parcel.headers(row) or {}
-            *_, vertex, partition = parcel.subjects[row].decode().split(".")
-            yield ToldFrame(seq, vertex, int(partition), AuditStamp.read(headers[CHUNK]))
+        for _, frame in _told_in(batch):
+            yield frame
+
+
+def _told_in(batch: Deliveries) -> Iterator[tuple[int, ToldFrame]]:
+    """Yields what each message of a batch tells of, by its place."""
+    for row, seq in enumerate(batch.seqs):
+        headers = batch.parcel.headers(row) or {}
+        *_, vertex, partition = batch.parcel.subjects[row].decode().split(".")
+        yield row, ToldFrame(seq, vertex, int(partition), AuditStamp.read(headers[CHUNK]))
 
 
 def _choose(told: Sequence[ToldFrame], after: Numbers, ends: Numbers) -> list[ToldFrame]:

@@ -27,6 +27,7 @@ from ebbflow.cli import (
     run,
     schema,
     serve_udf,
+    sql,
     trace,
     ui,
 )
@@ -79,6 +80,7 @@ app.command()(permissions.permissions)
 app.command("serve-udf")(serve_udf.serve_udf)
 app.command()(trace.trace)
 app.command()(ui.ui)
+app.command()(sql.sql)
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(answer.app, name="answer")
 

@@ -1,4 +1,4 @@
-"""``ebbflow trace``: the way of a request through a pipeline that answers requests.
+"""``ebbflow trace``: the way of a message through a pipeline, and where it is now.
 
 The command uses the server of a pipeline that runs. If it does not run, it starts the embedded
 server for as long as it takes.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,34 +26,49 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ebbflow.connectors.serving.served_request import ServedRequest
-    from ebbflow.core.completion import RequestStep
+    from ebbflow.tracing import MessageTrace, TraceStep
+
+_SHOWN = 20
 
 
 def trace(
     pipeline: PipelineArgument,
-    id: Annotated[str, typer.Argument(help="The id of the request.", show_default=False)],
+    id: Annotated[
+        str, typer.Argument(help="The id of the message or request.", show_default=False)
+    ],
     as_json: JsonOption = False,
     state: StateOption = DEFAULT_STATE,
     nats: NatsOption = None,
 ) -> None:
-    """Show the way of a request: what each vertex did with its messages, and when."""
+    """Show what each vertex did with a message and with those made of it, and where it is now."""
     from ebbflow.display import console_for
-    from ebbflow.tracing import trace_request
+    from ebbflow.tracing import trace_message
 
-    request = trace_request(pipeline, id, state=state, nats=nats)
+    way = trace_message(pipeline, id, state=state, nats=nats)
     if as_json:
-        typer.echo(json.dumps(request.describe()))
+        typer.echo(json.dumps(way.to_json()))
         return
-    typer.echo(_describe(request))
-    if request.steps:
-        console_for(sys.stdout).print(_table(request))
-    if request.steps_left_out:
-        typer.echo(f"{request.steps_left_out:,} more steps are not kept")
+    for line in _describe(way):
+        typer.echo(line)
+    if way.steps:
+        console_for(sys.stdout).print(_table(way))
+    if way.request is not None and way.request.steps_left_out:
+        typer.echo(f"{way.request.steps_left_out:,} more steps are not kept")
+    for note in way.notes:
+        typer.echo(note)
 
 
-def _describe(request: ServedRequest) -> str:
+def _describe(way: MessageTrace) -> Iterator[str]:
     from ebbflow.display import one_line
 
+    facts = {"message": way.id} if way.request is None else _describe_request(way.request)
+    for name, text in facts.items():
+        yield f"{name + ':':10} {one_line(text)}"
+    for number, words in enumerate(_describe_places(way)):
+        yield f"{'' if number else 'now:':10} {one_line(words)}"
+
+
+def _describe_request(request: ServedRequest) -> dict[str, str]:
     facts = {
         "request": request.id,
         "status": request.status,
@@ -64,30 +80,46 @@ def _describe(request: ServedRequest) -> str:
         failure = request.failure
         words = (failure.reason, failure.error)
         facts["failure"] = f"at {failure.vertex}: {': '.join(filter(None, words))}"
-    if not request.steps:
-        facts["way"] = "it waits in the buffer of its source"
-    return "\n".join(f"{name + ':':10} {one_line(text)}" for name, text in facts.items())
+    return facts
 
 
-def _table(request: ServedRequest) -> Table:
+def _describe_places(way: MessageTrace) -> Iterator[str]:
+    for place in way.now[:_SHOWN]:
+        yield f"{place.message} {place.words}"
+    if len(way.now) > _SHOWN:
+        yield f"and {len(way.now) - _SHOWN:,} more"
+    if not way.now and way.steps:
+        yield "it has ended; nothing of it is on its way"
+
+
+def _table(way: MessageTrace) -> Table:
     from rich.table import Table
     from rich.text import Text
 
     from ebbflow.display import one_line
 
     table = Table()
-    for name in ("time (UTC)", "vertex", "message", "delivery", "outcome", "reason"):
+    day = _day(way)
+    time = f"{day} UTC" if day else "time (UTC)"
+    for name in (time, "vertex", "message", "delivery", "outcome", "reason"):
         table.add_column(name, overflow="fold")
-    for step in request.steps:
-        words = [_time(step.at), step.vertex, step.message, str(step.deliveries), step.outcome]
-        table.add_row(*(Text(one_line(word)) for word in (*words, _reason(step))))
+    for step in way.steps:
+        words = [_time(step.at, day), step.vertex, step.message, str(step.delivery), step.outcome]
+        table.add_row(*(Text(one_line(word)) for word in (*words, _reason(step, day))))
     return table
 
 
-def _reason(step: RequestStep) -> str:
-    due = f"due {_time(step.due)}" if step.due else None
+def _day(way: MessageTrace) -> str:
+    """Returns the day on which everything happened, if it is one."""
+    days = {f"{step.at.astimezone(UTC):%Y-%m-%d}" for step in way.steps}
+    return days.pop() if len(days) == 1 else ""
+
+
+def _reason(step: TraceStep, day: str) -> str:
+    due = f"due {_time(step.due, day)}" if step.due else None
     return "; ".join(filter(None, (step.reason, step.error, due)))
 
 
-def _time(time: datetime) -> str:
-    return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+def _time(time: datetime, day: str = "") -> str:
+    """Returns the time in UTC, without the day if it is that one."""
+    return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3].removeprefix(f"{day} ")

@@ -35,6 +35,7 @@ from ebbflow.runtime.run_options import RunOptionNames, RunOptions
 from ebbflow.runtime.stored_spec import store_spec
 from ebbflow.runtime.trace_export import MISSING, asks_for_traces, is_installed
 from ebbflow.runtime.turn import STOP, turn
+from ebbflow.spark.audit.writer import writing_audit
 from ebbflow.spark.engine import Engine, Engines
 from ebbflow.spark.slots import TURN, Slots
 from ebbflow.spark.supervisor import Supervisor, VertexSupervisor
@@ -146,7 +147,9 @@ class Run:
         self._link_to_spark(spark)
         self._check_batches(spark, plans)
         slots = self._slots(plans)
-        with slots.count(spark), self._auditing(spark, plans, slots):
+        told = (self._observer, self._watcher.stage)
+        audit = writing_audit(self._spec.audit, spark, self._link, plans[0], slots, *told)
+        with slots.count(spark), audit:
             supervisor = Supervisor(spark, plans, lambda: slots.epoch_seconds)
             supervisor.start()
             self._vertices = supervisor.vertices
@@ -198,25 +201,6 @@ class Run:
             from ebbflow.spark.batch.vertex import check_batches
 
             check_batches(spark, plans)
-
-    @contextmanager
-    def _auditing(
-        self, spark: SparkSession, plans: Sequence[VertexPlan], slots: Slots
-    ) -> Iterator[None]:
-        """Has the audit table written while the vertices run, and completed when they have ended.
-
-        If Spark has died, the next one goes on.
-        """
-        if self._spec.audit is None:
-            yield
-            return
-        from ebbflow.spark.audit.writer import writing_audit
-
-        seconds, tell = (lambda: slots.epoch_seconds), self._watcher.stage
-        with writing_audit(spark, self._link, self._spec.audit, plans[0], seconds, tell) as writer:
-            self._observer.beside = writer.list_concerns
-            yield
-            tell("writing the audit table")
 
     def _slots(self, plans: Sequence[VertexPlan]) -> Slots:
         tasks = sum(plan.partitions for plan in plans)

@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import warnings
 import zipfile
@@ -110,6 +111,17 @@ def open_session(
         try:
             if modules is not None and not _is_local(master):
                 spark.sparkContext.addPyFile(_zip_modules(modules, logs))
+            yield spark
+        finally:
+            stop_session(spark)
+
+
+@contextlib.contextmanager
+def open_local_session(name: str, threads: int = 2) -> Iterator[SparkSession]:
+    """Opens Spark on this machine for a command that reads a table: what it logs is thrown away."""
+    with tempfile.TemporaryDirectory(prefix="ebbflow-") as logs:
+        spark = start_session(name, f"local[{threads}]", 0, Path(logs), {})
+        try:
             yield spark
         finally:
             stop_session(spark)

@@ -48,14 +48,15 @@ def open_table(spark: SparkSession, format: Format) -> AuditTable:
     path = dict(format.options).get("path")
     if format.name.lower() not in FILE_FORMATS or path is None:
         return AppendedTable(spark, format)
-    local = _local_folder(path)
+    local = local_folder(path)
     is_near = str(spark.sparkContext.master).startswith("local")
     if format.name.lower() == "parquet" and local is not None and is_near and _is_plain(format):
         return ParquetFolder(spark, local)
     return FileFolder(spark, format, path)
 
 
-def _local_folder(path: str) -> Path | None:
+def local_folder(path: str) -> Path | None:
+    """Returns the folder of a path if it is one of this machine."""
     parts = urlsplit(path)
     if parts.scheme not in ("", "file"):
         return None

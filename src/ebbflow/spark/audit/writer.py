@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
     from ebbflow.nats.link import Link
     from ebbflow.runtime.plan import VertexPlan
+    from ebbflow.spark.slots import Slots
     from ebbflow.spec.sections import AuditSpec
+    from ebbflow.status.observer import Observer
 
 _LOOK_EVERY = 1.0
 _MUCH = 64 * 1024 * 1024
@@ -42,30 +44,35 @@ _NEXT_STEP = "Make room or correct the table; what waits is written as soon as t
 
 @contextmanager
 def writing_audit(
+    audit: AuditSpec | None,
     spark: SparkSession,
     link: Link,
-    audit: AuditSpec,
     plan: VertexPlan,
-    seconds: Callable[[], float],
+    slots: Slots,
+    observer: Observer,
     tell: Callable[[str], None],
-) -> Iterator[AuditWriter]:
-    """Writes the audit table for as long as the context lasts, and completes it at its end.
+) -> Iterator[None]:
+    """Writes the audit table, if there is one, while the context lasts; completes it at its end.
 
-    ``seconds`` says how long the next epoch is to last. ``SetupError`` if the table can never be
-    written. A context that ends by an exception leaves the rest to the next one.
+    ``SetupError`` if the table can never be written. A context that ends by an exception leaves the
+    rest to the next one: Spark has died.
     """
-    assert plan.audit is not None
+    if audit is None or plan.audit is None:
+        yield
+        return
     options = tuple(json.loads(plan.audit)["options"].items())
     table = open_table(spark, replace(audit.read_format("the audit table"), options=options))
     table.check()
     stream = AuditStream(link, Names(plan.pipeline), plan.lineage)
-    writer = AuditWriter(spark, table, stream, link, plan, seconds, tell)
+    writer = AuditWriter(spark, table, stream, link, plan, slots, tell)
+    observer.beside = writer.list_concerns
     writer.start()
     try:
-        yield writer
+        yield
     except BaseException:
         writer.stop()
         raise
+    tell("writing the audit table")
     writer.finish()
 
 
@@ -79,7 +86,7 @@ class AuditWriter:
         stream: AuditStream,
         link: Link,
         plan: VertexPlan,
-        seconds: Callable[[], float],
+        slots: Slots,
         tell: Callable[[str], None],
     ) -> None:
         self.problem: str | None = None
@@ -89,7 +96,7 @@ class AuditWriter:
         self._stream = stream
         self._link = link
         self._rows_of = (plan.server, plan.pipeline)
-        self._seconds = seconds
+        self._slots = slots
         self._tell = tell
         self._stopping = threading.Event()
         self._failures = 0
@@ -120,12 +127,12 @@ class AuditWriter:
         return () if problem is None else (Concern("warning", None, problem, _NEXT_STEP),)
 
     def _run(self) -> None:
-        due = time.monotonic() + self._seconds()
+        due = time.monotonic() + self._slots.epoch_seconds
         while not self._stopping.wait(_LOOK_EVERY):
             if time.monotonic() < due and not self._has_much():
                 continue
             done = self._attempt()
-            wait = self._seconds() if done else _AGAIN.wait(self._failures) / 1000
+            wait = self._slots.epoch_seconds if done else _AGAIN.wait(self._failures) / 1000
             due = time.monotonic() + wait
 
     def _has_much(self) -> bool:

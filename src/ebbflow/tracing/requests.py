@@ -1,4 +1,4 @@
-"""The way of a request through a pipeline, read from anywhere that reaches its NATS server.
+"""What is known of a request, in a pipeline that answers requests.
 
 Of a request that has ended, its record is read; of one that is open, the trail behind the last
 checkpoint, and the buffer of the source if no vertex has taken it yet.
@@ -8,51 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 
 from ebbflow.buffers.names import Names
-from ebbflow.buffers.streams import explain_unknown
 from ebbflow.buffers.trail import TrailFrame, read_trail_behind
 from ebbflow.connectors.serving.open_request import OpenRequest
 from ebbflow.connectors.serving.records import RequestRecords
 from ebbflow.connectors.serving.recovery import read_life, read_waiting
 from ebbflow.connectors.serving.served_request import ServedRequest
+from ebbflow.core.completion import RequestStep
 from ebbflow.core.trail import TrailRow
-from ebbflow.errors import EbbflowError, SetupError
-from ebbflow.nats import api
 from ebbflow.nats.link import Link
-from ebbflow.nats.locate import open_link_to_pipeline
 from ebbflow.stored_answers import find_bucket
+from ebbflow.tracing.way import TraceStep
 
 
-def trace_request(
-    pipeline: str, request: str, *, state: str | Path = ".ebbflow", nats: str | None = None
-) -> ServedRequest:
-    """Returns what is known of a request, without its answers.
-
-    An embedded server that nobody runs is started for as long as it takes. ``SetupError`` if the
-    pipeline has not run there or answers no requests, ``EbbflowError`` if nobody knows the request.
-    """
-    names = Names(pipeline)
-    with open_link_to_pipeline(Path(state), nats, inbox=names.inbox) as link:
-        known = link.run(_trace(link, names, request))
-    if known is None:
-        raise EbbflowError(
-            f"There is no request {request!r} in {pipeline}: it has not come in, or was forgotten "
-            "after the time to live of the answers."
-        )
-    return known
-
-
-async def _trace(link: Link, names: Names, request: str) -> ServedRequest | None:
-    streams = await api.list_streams(link.client, "ebb_")
-    if names.dead_letters not in streams:
-        raise explain_unknown(names.pipeline, streams)
+async def find_request(
+    link: Link, names: Names, streams: Sequence[str], request: str
+) -> ServedRequest | None:
+    """Returns what is known of a request; ``None`` if it is none, or is forgotten."""
     if names.trail not in streams:
-        raise SetupError(
-            f"Pipeline {names.pipeline!r} answers no requests, so nobody keeps their ways.",
-            "Give it a serving source.",
-        )
+        return None
     bucket = await find_bucket(link, names.pipeline)
     records = RequestRecords(link.client, bucket, names.pipeline)
     if (ended := await records.read(request)) is not None:
@@ -68,6 +43,20 @@ async def _trace(link: Link, names: Names, request: str) -> ServedRequest | None
         if (known := way.describe()) is not None:
             return known
     return None
+
+
+def step_of_request(step: RequestStep) -> TraceStep:
+    """Returns a step of a request as one of a message."""
+    return TraceStep(
+        step.at,
+        step.vertex,
+        step.message,
+        step.deliveries,
+        step.outcome,
+        step.reason,
+        step.error,
+        step.due,
+    )
 
 
 class OpenWay:

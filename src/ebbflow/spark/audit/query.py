@@ -1,0 +1,84 @@
+"""SQL over audit tables, in a session of Spark's that lasts as long as the query."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+
+from ebbflow.connectors.spark.errors import hush, trouble
+from ebbflow.errors import EbbflowError
+from ebbflow.spark.audit.reading import in_utc, read_format, read_table
+from ebbflow.spark.session import open_local_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_LETTERS = (
+    "pipeline string, number long, vertex string, id string, reason string, error string, "
+    "deliveries int, first_seen timestamp, last_seen timestamp, value binary"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditTables:
+    """The tables of pipelines by their names, and their dead letters if those are asked for."""
+
+    tables: Mapping[str, Mapping[str, Any]]
+    letters: Sequence[Mapping[str, Any]] | None = None
+
+
+class AuditResult:
+    """What a query comes to."""
+
+    def __init__(self, frame: DataFrame) -> None:
+        self._frame = frame
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of its columns."""
+        return list(self._frame.columns)
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """Yields its rows; ``EbbflowError`` if Spark cannot make them."""
+        with _explained():
+            for row in self._frame.toLocalIterator():
+                yield tuple(map(in_utc, row))
+
+
+@contextmanager
+def open_query(audit: AuditTables) -> Iterator[Callable[[str], AuditResult]]:
+    """Opens Spark with the views; what it gives runs a query."""
+    with open_local_session("sql") as spark, _explained():
+        hush()
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+        spark.conf.set("spark.sql.shuffle.partitions", "4")
+        _union(spark, audit.tables).createOrReplaceTempView("audit")
+        if audit.letters is not None:
+            letters = [tuple(letter.values()) for letter in audit.letters]
+            spark.createDataFrame(letters, _LETTERS).createOrReplaceTempView("dead_letters")
+        yield lambda query: AuditResult(spark.sql(query))
+
+
+def _union(spark: SparkSession, tables: Mapping[str, Mapping[str, Any]]) -> DataFrame:
+    frames = [_rows_of(spark, pipeline, table) for pipeline, table in tables.items()]
+    return reduce(lambda left, right: left.unionByName(right), frames)
+
+
+def _rows_of(spark: SparkSession, pipeline: str, table: Mapping[str, Any]) -> DataFrame:
+    # Several pipelines may share a table. What a message began as is the start of its id.
+    rows = read_table(spark, read_format(table)).where(F.col("pipeline") == pipeline)
+    return rows.withColumn("root", F.substring_index("id", "/", 1))
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except PySparkException as error:
+        raise EbbflowError(f"The query does not work: {trouble(error).sentence}") from None
