@@ -131,10 +131,8 @@ def test_what_a_full_buffer_did_not_take_is_told_anew_as_dropped():
     assert settlement.without_lost([]) is None
     amended = settlement.without_lost(discarded)
     assert amended is not None
-    assert [(r["id"], r["outcome"]) for r in rows_of(amended)] == [
-        ("a", "dropped"),
-        ("b", "dropped"),
-    ]
+    assert [row["id"] for row in rows_of(amended)] == ["a", "b"]
+    assert {row["outcome"] for row in rows_of(amended)} == {"dropped"}
     assert frames_of(amended.publications)[0].headers == {CHUNK: "7.2.1.0"}
     assert settlement.counts_without(discarded).dropped == 2
 
