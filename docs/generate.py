@@ -106,6 +106,7 @@ OPTION_MEANING = {
     "conf": "Spark settings; they win over Ebbflow's own",
     "spark_ui": "whether Spark serves its own pages; the run says where",
     "search": "the folder to look in first for `module:attribute` targets",
+    "log_level": "the lowest level at which the logs of user code are shown",
 }
 
 
@@ -607,7 +608,8 @@ def python() -> str:
         "## Options of Pipeline.run",
         table(("option", "meaning", "default"), rows),
         "The same for `MonoVertex.run`. A run draws nothing: what vertices print, a `log` sink "
-        "included, goes to standard output, and the logger `ebbflow` gets the rest. `quiet=False` "
+        "included, goes to standard output, what they log to the logger `ebbflow.VERTEX`, and the "
+        "logger `ebbflow` gets the rest. `quiet=False` "
         "draws the table of `ebbflow run`; a `Watcher` of your own, given as `watcher`, is told "
         "everything instead. The result is a `Summary`.",
     ]

@@ -28,6 +28,7 @@ from rich.text import Text
 from ebbflow.outcome import COUNTERS, Counts
 
 if TYPE_CHECKING:
+    from ebbflow.buffers.logs import LogEntry
     from ebbflow.core.outage import Waiting
     from ebbflow.nats.publish import Tally
     from ebbflow.status.model import PipelineStatus, VertexStatus
@@ -53,6 +54,9 @@ class Display(Protocol):
 
     def line(self, text: str) -> None:
         """Shows a line that a vertex has printed; called from another thread."""
+
+    def log(self, entry: LogEntry) -> None:
+        """Shows what user code has printed or logged; called from another thread."""
 
     def look(self, status: PipelineStatus) -> None:
         """Shows the state of all vertices."""
@@ -116,6 +120,10 @@ class LiveTable:
     def line(self, text: str) -> None:
         """Prints above the table, as it is."""
         self.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+    def log(self, entry: LogEntry) -> None:
+        """Prints above the table, with the vertex."""
+        self.line(entry.with_vertex())
 
     def look(self, status: PipelineStatus) -> None:
         """Redraws the table."""
@@ -251,6 +259,13 @@ class PlainLines:
                 self._reader_gone = True
                 _discard(self._out)
                 _thread.interrupt_main()
+
+    def log(self, entry: LogEntry) -> None:
+        """Writes prints to standard output, the rest to standard error, each with its vertex."""
+        if entry.printed.kind == "print":
+            self.line(entry.with_vertex())
+        else:
+            self._tell(entry.with_vertex())
 
     def look(self, status: PipelineStatus) -> None:
         """Prints new failures and nack reasons at once, and changed counts now and then."""

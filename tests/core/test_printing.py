@@ -5,19 +5,38 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.core.printing import LONGEST, Collected, cut, redirected
+from ebbflow.core.printing import LOG_LEVEL, LONGEST, Collected, Printed, cut, redirected
 
 
 def printed(act):
+    return [line.text for line in entries(act)]
+
+
+def entries(act):
     lines = []
-    with redirected(lines.append):
+    with in_a_worker(), redirected(lines.append):
         act()
     return lines
+
+
+@contextmanager
+def in_a_worker():
+    """The root logger is as a worker has it: without a handler, at its usual level."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers.clear()
+    root.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 def test_text_comes_in_whole_lines():
@@ -76,6 +95,61 @@ def test_log_handlers_can_print():
     assert printed(act) == ["careful"]
 
 
+def test_what_is_logged_keeps_its_level_and_logger_and_a_traceback():
+    def act():
+        shop = logging.getLogger("shop")
+        shop.debug("too low")
+        shop.info("%d orders", 3)
+        try:
+            raise KeyError("password")
+        except KeyError:
+            logging.exception("no login")
+
+    info, error = entries(act)
+    assert info == Printed("3 orders", "log", "info", "shop")
+    assert (error.level, error.logger) == ("error", "root")
+    assert error.text.splitlines()[0::4] == ["no login", "KeyError: 'password'"]
+
+
+def test_the_lowest_level_is_that_of_the_variable(monkeypatch):
+    monkeypatch.setenv(LOG_LEVEL, "error")
+
+    assert printed(lambda: [logging.warning("w"), logging.error("e")]) == ["e"]
+
+
+def test_code_that_sets_up_logging_itself_is_left_alone():
+    def act():
+        logging.basicConfig(format="mine %(message)s", force=True)
+        logging.warning("careful")
+
+    assert entries(act) == [Printed("mine careful", "error")]
+
+
+def test_a_log_that_cannot_be_formatted_or_sent_harms_nobody():
+    def refuse(printed):
+        raise OSError("nobody there")
+
+    assert "Logging error" in printed(lambda: logging.warning("%d", "x"))[0]
+    logging.raiseExceptions = False
+    try:
+        with in_a_worker(), redirected(refuse):
+            logging.warning("lost")
+    finally:
+        logging.raiseExceptions = True
+
+
+def test_a_log_that_is_written_while_one_is_sent_does_not_go_round():
+    lines = []
+
+    def log_again(printed):
+        lines.append(printed.text)
+        logging.warning("sending")
+
+    with in_a_worker(), redirected(log_again):
+        logging.warning("one")
+    assert lines == ["one"]
+
+
 @given(st.lists(st.text(st.characters(), max_size=20)))
 def test_nothing_is_changed_that_is_not_too_long(texts):
     assert "\n".join(printed(lambda: [print(text) for text in texts])) == "\n".join(texts)
@@ -83,11 +157,16 @@ def test_nothing_is_changed_that_is_not_too_long(texts):
 
 def test_collected_text_is_kept_up_to_a_bound_and_says_what_is_missing():
     collected = Collected(10)
-    for text in ("12345", "678", "too\nlong", "90"):
-        collected.add(text)
+    for text in ("12345", "678", "too\nlong"):
+        collected.add(Printed(text))
+    collected.add(Printed("90", "log", "error"))
 
-    assert collected.take() == "12345\n678\n90\n… (2 more lines cut off)"
-    assert collected.take() == ""
+    assert collected.take() == [
+        Printed("12345\n678"),
+        Printed("90", "log", "error"),
+        Printed("… (2 more lines cut off)"),
+    ]
+    assert collected.take() == []
 
 
 def test_what_is_short_is_not_cut():
@@ -102,4 +181,4 @@ def test_the_last_line_before_an_exception_is_handed_on():
     lines = []
     with pytest.raises(ZeroDivisionError), redirected(lines.append):
         fail()
-    assert lines == ["about to fail"]
+    assert lines == [Printed("about to fail")]

@@ -6,6 +6,7 @@ import queue
 
 import pytest
 
+from ebbflow.core.printing import Printed
 from ebbflow.nats.embedded import EmbeddedServer, StateFolder
 from ebbflow.nats.locate import open_link
 from ebbflow.nats.publish import Tally
@@ -16,7 +17,7 @@ from ebbflow.runtime.events import Events, TaskListener
 def heard(link, names):
     """The texts that whoever watches has heard."""
     texts = queue.Queue()
-    with TaskListener(names, texts.put).listen(link):
+    with TaskListener(names, lambda entry: texts.put(entry.printed.text)).listen(link):
         link.flush()
         yield texts
 
@@ -30,7 +31,7 @@ def events(link, names):
     ("text", "shown"), [("caf\u00e9 \U0001f600", None), ("a \ud800 b", "a \\ud800 b"), ("\0", None)]
 )
 def test_any_character_can_be_told(events, heard, text, shown):
-    events.log(text)
+    events.log(Printed(text))
     assert heard.get(timeout=10) == (shown or text)
 
 
@@ -38,7 +39,7 @@ def test_any_character_can_be_told(events, heard, text, shown):
 @pytest.mark.parametrize("character", ["x", "\u00e9", "\U0001f600"])
 def test_a_text_larger_than_a_message_comes_in_pieces(link, events, heard, character):
     text = character * (link.client.max_payload + 100)
-    events.log(text)
+    events.log(Printed(text))
 
     pieces = []
     while sum(map(len, pieces)) < len(text):
@@ -48,7 +49,7 @@ def test_a_text_larger_than_a_message_comes_in_pieces(link, events, heard, chara
 
 def test_pieces_are_cut_between_lines(events, heard):
     lines = [f"{n} " + "x" * 100_000 for n in range(30)]
-    events.log("\n".join(lines))
+    events.log(Printed("\n".join(lines)))
 
     found = []
     while len(found) < len(lines):
@@ -65,7 +66,7 @@ def test_telling_does_not_fail_when_the_server_is_gone(tmp_path, names):
         events = Events(link, names, "v", 0, Tally())
         server.stop()
         for _ in range(40):
-            events.log("z" * 900_000)
+            events.log(Printed("z" * 900_000))
         events.nacked({"why": 1})
         events.flush()
     folder.release()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ebbflow import Datum, Pipeline, Response
+from ebbflow.buffers.logs import LogEntry
 from ebbflow.core.dead_letter import Letter
 from ebbflow.deadletters import DeadLetters
 from ebbflow.nats.locate import open_link, start_embedded
@@ -36,6 +37,9 @@ class Failures(Silent):
 
     def line(self, text: str) -> None:
         print(text)
+
+    def log(self, entry: LogEntry) -> None:
+        print(entry.with_vertex())
 
     def look(self, status: PipelineStatus) -> None:
         for view in status.vertices:

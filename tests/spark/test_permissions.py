@@ -6,6 +6,7 @@ The server writes down what is sent to it, so that every permission is seen to b
 from __future__ import annotations
 
 import json
+import queue
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 
 from ebbflow import Message, MonoVertex, Nack, Pipeline, Response, answers
 from ebbflow.buffers import streams
+from ebbflow.buffers.logs import LogEntry, LogFollower
 from ebbflow.buffers.names import Names
 from ebbflow.buffers.permissions import Permissions
 from ebbflow.cli.main import app
@@ -107,6 +109,7 @@ def number(datum):
 
 def troubled(datum):
     """The first delivery of some messages is refused: at once, later, for good."""
+    print("in prints")
     if datum.deliveries == 1 and number(datum) in (1, 2):
         raise Nack(delay=0 if number(datum) == 1 else 50)
     if number(datum) == 3:
@@ -115,6 +118,7 @@ def troubled(datum):
 
 
 def answer(data):
+    print("out prints")
     ends = []
     for datum in data:
         value = number(datum)
@@ -139,6 +143,7 @@ def some_of_everything(name: str) -> Pipeline:
 
 def troubled_later(datum):
     """As ``troubled``, for messages that have got this far."""
+    print("work prints")
     if datum.deliveries == 1 and number(datum) in (7, 8):
         raise Nack(delay=0 if number(datum) == 7 else 50)
     if number(datum) == 9:
@@ -170,6 +175,17 @@ def have_changed(server: Watched) -> None:
             link.run(api.call(link.client, f"STREAM.UPDATE.{stream}", changed))
 
 
+def follow_logs(server: Watched) -> None:
+    """As ``ebbflow logs --follow`` does, with the permissions of the pipeline."""
+    entries: queue.Queue[LogEntry] = queue.Queue()
+    names = Names("p")
+    with open_link(server.as_("me", "m", names.inbox)) as link:
+        follower = LogFollower(link.client, names, "out", 0, entries.put, print)
+        link.run(follower.open())
+        assert entries.get(timeout=10).printed.text == "out prints"
+        link.run(follower.close())
+
+
 def unused(allowed: Permissions, server: Watched) -> list[str]:
     lists = (allowed.publish, allowed.subscribe)
     return [
@@ -196,6 +212,8 @@ def test_a_pipeline_needs_every_one_of_its_permissions_and_nothing_else(run, ser
         }
         assert first.vertices["out"].served == 9
 
+        assert "work: work prints" in server.run("logs", "p", "--lines", "20")
+        follow_logs(server)
         assert "3 dead letters" in server.dlq("list", "p")
         shown = [server.dlq("show", "p", str(letter)) for letter in (1, 2, 3)]
         assert sum("cannot be" in letter for letter in shown) == 2
@@ -215,6 +233,7 @@ def test_a_pipeline_needs_every_one_of_its_permissions_and_nothing_else(run, ser
         assert server.violations() == []
         # These are for a cluster, where a replica may lag behind.
         assert unused(allowed, server) == [
+            "$JS.API.STREAM.MSG.GET.ebb_p_logs",
             "$JS.API.STREAM.INFO.KV_ebb_p_answers",
             "$JS.API.STREAM.MSG.GET.KV_ebb_p_answers",
         ]

@@ -85,8 +85,8 @@ def test_what_user_code_prints_decides_about_no_message(run, deadly):
     texts = []
 
     class Reading(Failures):
-        def line(self, text):
-            texts.append(text)
+        def log(self, entry):
+            texts.append(entry.printed.text)
 
     def prints(datum):
         match json.loads(datum.value)["value"]:

@@ -88,6 +88,15 @@ class Names:
         return "audit"
 
     @property
+    def logs(self) -> str:
+        """The stream of what user code has printed and logged."""
+        return f"ebb_{self.pipeline}_logs"
+
+    def log_subject(self, vertex: str = "*") -> str:
+        """The subject where the tasks of a vertex tell what user code prints."""
+        return f"ebb.{self.pipeline}.log.{vertex}"
+
+    @property
     def positions(self) -> str:
         """The key-value bucket of positions."""
         return f"ebb_{self.pipeline}_positions"

@@ -63,7 +63,7 @@ def derive_permissions(
     kept = {names.ledger: bool(returned), names.seen: bool(seen), names.trail: serves}
     kept[names.audit] = audit
     beside = [stream for stream, is_kept in kept.items() if is_kept]
-    own = [positions, names.dead_letters, *beside, *followed, *batched]
+    own = [positions, names.dead_letters, names.logs, *beside, *followed, *batched]
     publish: Groups = {
         "see which streams there are; shows names only": ["$JS.API.STREAM.NAMES"],
         "make its streams, look at them, delete them for --fresh": _list_calls(
@@ -84,6 +84,11 @@ def derive_permissions(
         ],
         "have tasks stop, and tell what they do": [names.control_subject, names.event_subject()],
         "pause and resume, and keep the spec": [names.pauses_subject, names.spec_subject],
+        "tell what user code prints, and read it": [
+            *(names.log_subject(vertex.vertex) for vertex in vertices),
+            *_list_reads([names.logs]),
+            *_list_calls([names.logs], *_FOLLOW),
+        ],
         "be the one run of this pipeline": [names.run_subject, f"{names.inbox}.>"],
     }
     if returned:
@@ -114,7 +119,11 @@ def derive_permissions(
         publish["write and read answers"] = _list_for_answers(names, bucket)
     subscribe = {
         "answers to its requests": [f"{names.inbox}.>"],
-        "the word to stop, and what tasks tell": [names.control_subject, names.event_subject()],
+        "the word to stop, and what tasks tell": [
+            names.control_subject,
+            names.event_subject(),
+            names.log_subject(),
+        ],
         "be the one run of this pipeline": [names.run_subject],
     }
     return Permissions(publish, subscribe)

@@ -26,6 +26,8 @@ _NO_ROOM = 10047
 _PAUSE = 0.1
 _JOINING = 10.0
 _NANOS = 1_000_000_000
+# So much is kept of what user code has printed and logged.
+_LOG_ENTRIES, _LOG_BYTES, _LOG_DAYS = 10_000, 64 * 1024**2, 7
 DUPLICATE_WINDOW = 120
 DEFAULT_BUFFER_BYTES = 1024**3
 TRAIL_TTL = 2 * 60 * 60 * 1000
@@ -116,6 +118,19 @@ def audit_config(names: Names, table: str, replicas: int = 1) -> dict[str, Any]:
         discard="new",
         max_bytes=DEFAULT_BUFFER_BYTES,
         metadata={AUDIT_TABLE: table},
+    )
+
+
+def logs_config(names: Names, replicas: int = 1) -> dict[str, Any]:
+    """Describes the stream of logs: the newest of each vertex, within bounds."""
+    return _stream(
+        names.logs,
+        [names.log_subject()],
+        replicas,
+        discard="old",
+        max_msgs_per_subject=_LOG_ENTRIES,
+        max_bytes=_LOG_BYTES,
+        max_age=_LOG_DAYS * 24 * 60 * 60 * _NANOS,
     )
 
 

@@ -22,6 +22,7 @@ from ebbflow.cli import (
     echo,
     graph,
     lint,
+    logs,
     pause,
     permissions,
     run,
@@ -81,6 +82,7 @@ app.command("serve-udf")(serve_udf.serve_udf)
 app.command()(trace.trace)
 app.command()(ui.ui)
 app.command()(sql.sql)
+app.command()(logs.logs)
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(answer.app, name="answer")
 

@@ -19,19 +19,23 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import nats.errors
 from nats.aio.msg import Msg
 
+from ebbflow.buffers.logs import LogEntry
 from ebbflow.buffers.names import Names
 from ebbflow.core.outage import Waiting
-from ebbflow.core.printing import redirected
+from ebbflow.core.printing import Printed, redirected
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import Tally
 
 _EVERY = 0.5
 _LARGEST = 1_000_000
+# Room for the headers of a text.
+_HEADERS = 4_000
 # How long to wait for a connection that takes nothing.
 _PATIENCE = 5.0
 
@@ -54,12 +58,21 @@ class Events:
         self._sent = 0.0
         self._unsent = 0
 
-    def log(self, text: str) -> None:
+    def log(self, printed: Printed) -> None:
         """Sends lines to print; they are on their way when this returns, if the server is there."""
-        if self._unsent and self._send("log", f"… ({self._unsent:,} texts not shown)".encode()):
-            self._unsent = 0
-        for part in _parts(text, min(_LARGEST, self._link.client.max_payload)):
-            self._unsent += not self._send("log", part)
+        if self._unsent:
+            missing = Printed(f"… ({self._unsent:,} texts not shown)", printed.kind)
+            self._unsent *= not self._send_log(missing, missing.text.encode())
+        for part in _parts(printed.text, min(_LARGEST, self._link.client.max_payload - _HEADERS)):
+            self._unsent += not self._send_log(printed, part)
+
+    def _send_log(self, printed: Printed, part: bytes) -> bool:
+        """Sends a part of a text; what user code prints is kept by the stream of the logs."""
+        entry = LogEntry(datetime.now(UTC), self._vertex, self._partition, printed)
+        is_kept = printed.kind != "message"
+        names = self._names
+        subject = names.log_subject(self._vertex) if is_kept else names.event_subject("message")
+        return self._publish(subject, part, entry.headers())
 
     def printing(self) -> AbstractContextManager[None]:
         """Makes what user code prints appear where the pipeline was started."""
@@ -109,7 +122,10 @@ class Events:
 
     def _send(self, kind: str, payload: bytes) -> bool:
         """Sends an event; ``False`` when the connection did not take it."""
-        publishing = self._link.client.publish(self._names.event_subject(kind), payload)
+        return self._publish(self._names.event_subject(kind), payload)
+
+    def _publish(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> bool:
+        publishing = self._link.client.publish(subject, payload, headers=headers)
         try:
             self._link.run(publishing, _PATIENCE)
         except (nats.errors.Error, OSError, concurrent.futures.TimeoutError):
@@ -135,11 +151,11 @@ _CALL_IS_OVER = 10.0
 
 
 class TaskListener:
-    """Keeps the latest event of each task; ``line`` gets what vertices print."""
+    """Keeps the latest event of each task; ``take_log`` gets what vertices print."""
 
-    def __init__(self, names: Names, line: Callable[[str], None]) -> None:
+    def __init__(self, names: Names, take_log: Callable[[LogEntry], None]) -> None:
         self._names = names
-        self._line = line
+        self._take_log = take_log
         self._reasons: dict[str, str] = {}
         self._present: dict[tuple[str, int], tuple[str, Tally]] = {}
         self._past: dict[str, Tally] = {}
@@ -152,13 +168,17 @@ class TaskListener:
     @contextlib.contextmanager
     def listen(self, link: Link) -> Iterator[None]:
         """Receives the events of all tasks for as long as the context lasts."""
-        subject = self._names.event_subject()
-        subscription = link.run(link.client.subscribe(subject, cb=self._hear))
+        subscribe, names = link.client.subscribe, self._names
+        subscriptions = [
+            link.run(subscribe(names.event_subject(), cb=self._hear)),
+            link.run(subscribe(names.log_subject(), cb=self._hear_log)),
+        ]
         try:
             yield
         finally:
             with contextlib.suppress(Exception):
-                link.run(subscription.unsubscribe(), timeout=5)
+                for subscription in subscriptions:
+                    link.run(subscription.unsubscribe(), timeout=5)
 
     def reason(self, vertex: str) -> str | None:
         """Returns the reason of the vertex's latest nack, if it had one."""
@@ -199,8 +219,8 @@ class TaskListener:
 
     async def _hear(self, message: Msg) -> None:
         kind = message.subject.rpartition(".")[2]
-        if kind == "log":
-            self._line(message.data.decode("utf-8", "replace"))
+        if kind == "message":
+            await self._hear_log(message)
         elif kind == "nack":
             event = json.loads(message.data)
             self._reasons[event["vertex"]] = next(iter(event["reasons"]))
@@ -208,6 +228,9 @@ class TaskListener:
             self._note(json.loads(message.data))
         elif kind == "call":
             self._note_call(json.loads(message.data))
+
+    async def _hear_log(self, message: Msg) -> None:
+        self._take_log(LogEntry.read(message.headers or {}, message.data))
 
     def _note_call(self, event: dict[str, Any]) -> None:
         key, now = (event["vertex"], event["partition"]), time.monotonic()

@@ -32,6 +32,7 @@ from ebbflow.core.calling import (
 from ebbflow.core.dead_letter import set_aside_dead
 from ebbflow.core.monovertex import Mono, Step, run_mono
 from ebbflow.core.position import LINEAGE
+from ebbflow.core.printing import LOG_LEVEL, Emit
 from ebbflow.core.retry import call_with_retries
 from ebbflow.core.running_call import RUNNING
 from ebbflow.core.sinks import Sinks, Store, run_sinks
@@ -47,7 +48,7 @@ from ebbflow.runtime.plan import (
     UserMap,
     VertexPlan,
 )
-from ebbflow.runtime.poison import Child, Emit, PoisonIsolation
+from ebbflow.runtime.poison import Child, PoisonIsolation
 from ebbflow.schema.literals import Code
 
 
@@ -63,6 +64,7 @@ def set_environment(plan: VertexPlan, partition: int) -> None:
         "NUMAFLOW_PIPELINE_NAME": plan.pipeline,
         "NUMAFLOW_VERTEX_NAME": plan.vertex,
         LINEAGE: plan.lineage,
+        LOG_LEVEL: plan.log_level,
     }
     if isinstance(plan.role, MonoPlan):
         os.environ["NUMAFLOW_MONO_VERTEX_NAME"] = plan.vertex

@@ -122,7 +122,8 @@ class VertexPlan:
     ``systems`` tells errors of systems that are away, for which ``on_unavailable`` is how long to
     wait, and ``breaker`` is when there are too many dead letters. ``traces`` are OpenTelemetry's
     variables, if traces are recorded. ``run`` is different for each run, ``lineage`` for each time
-    that the pipeline is started over.
+    that the pipeline is started over. ``log_level`` is the lowest level at which the logs of user
+    code are shown.
     """
 
     pipeline: str
@@ -161,6 +162,7 @@ class VertexPlan:
     traces: Variables = field(default=(), repr=False)
     run: str = ""
     lineage: str = ""
+    log_level: str = "info"
 
     @property
     def whose(self) -> tuple[str, str, str]:

@@ -32,13 +32,11 @@ from ebbflow.core.blame import Outage
 from ebbflow.core.decisions import Decisions
 from ebbflow.core.frames import Rows
 from ebbflow.core.lifeline import keep_private
-from ebbflow.core.printing import Collected, redirected
+from ebbflow.core.printing import Collected, Emit, Printed, redirected
 from ebbflow.core.verdict import Operator, Verdict
 from ebbflow.errors import CallTimeout
 from ebbflow.outcome import DeadLetter
 from ebbflow.runtime.call_watch import watch_calls
-
-Emit = Callable[[str], None]
 
 _MOST_PRINTED = 8 * 1024 * 1024
 _END_WITHIN = 5.0
@@ -49,12 +47,12 @@ _PR_SET_PDEATHSIG = 1
 class ChildAnswer:
     """The answer of a child about a piece: its decisions, or what user code raised when it opened.
 
-    ``printed`` are the lines that user code has printed meanwhile, ``outage`` is what is away.
+    ``printed`` is what user code has printed meanwhile, ``outage`` is what is away.
     """
 
     decided: Decisions | None
     raised: Exception | None
-    printed: str
+    printed: list[Printed]
     outage: Outage | None = None
 
 
@@ -157,7 +155,9 @@ def _receive(line: Connection[Any, Any]) -> Verdict | None:
     return piece
 
 
-def _pack(piece: Verdict, raised: Exception | None, printed: str, outage: Outage | None) -> bytes:
+def _pack(
+    piece: Verdict, raised: Exception | None, printed: list[Printed], outage: Outage | None
+) -> bytes:
     """Pickles an answer; user code may have made objects that only cloudpickle can pickle."""
     decided = None if raised else piece.decisions
     try:
@@ -257,8 +257,8 @@ class PoisonIsolation:
         if isinstance(answer, Death):
             self._child = None
             return answer
-        if answer.printed:
-            self._emit(answer.printed)
+        for printed in answer.printed:
+            self._emit(printed)
         if answer.raised is not None:
             self.close()  # the next one opens user code anew
             raise answer.raised

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from ebbflow.durations import Duration, milliseconds
 from ebbflow.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from ebbflow.nats.login import Login
+
+
+LogLevel = Literal["debug", "info", "warning", "error", "critical"]
+"""The lowest level at which the logs of user code are shown."""
 
 
 class RunOptionNames(TypedDict, total=False):
@@ -30,6 +34,7 @@ class RunOptionNames(TypedDict, total=False):
     conf: Mapping[str, str]
     spark_ui: bool
     search: str | Path | None
+    log_level: LogLevel
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,7 @@ class RunOptions:
     folder of the embedded NATS server, ``nats_port`` is its port, and ``durable`` has it sync every
     write. ``nats`` and ``login`` lead to a server of your own. ``fresh`` forgets earlier runs.
     ``epoch`` is how many seconds Spark tasks live. User code is looked up in ``search`` first.
+    What it logs is shown from ``log_level`` on.
     """
 
     drain: bool = False
@@ -57,6 +63,7 @@ class RunOptions:
     conf: Mapping[str, str] = field(default_factory=dict)
     spark_ui: bool = False
     search: Path | None = None
+    log_level: LogLevel = "info"
 
     @property
     def spark_settings(self) -> dict[str, str]:

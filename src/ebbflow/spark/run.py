@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import nats.errors
 
+from ebbflow.buffers.logs import LogEntry
 from ebbflow.buffers.names import Names
 from ebbflow.errors import JetStreamUnavailable
 from ebbflow.nats import api
@@ -80,7 +81,7 @@ class Run:
         self._names = Names(spec.name)
         self._stop = threading.Event()
         self._deadline: float | None = None
-        self._listener = TaskListener(self._names, watcher.line)
+        self._listener = TaskListener(self._names, self._pass_on)
         memory = options.state / "feeds" / spec.name
         self._feeds = Feeds(watcher.stage, memory, options.drain, self.is_ready)
         self._vertices: Sequence[VertexSupervisor] = ()
@@ -170,6 +171,12 @@ class Run:
             self._observer.link_to("spark_ui", address)
             self._watcher.stage(f"Spark's own pages are at {address}")
 
+    def _pass_on(self, entry: LogEntry) -> None:
+        if entry.printed.kind == "message":
+            self._watcher.line(entry.printed.text)
+        else:
+            self._watcher.log(entry)
+
     def _plans(self) -> list[VertexPlan]:
         link, search = self._link, self._options.search
         if asks_for_traces(os.environ) and not is_installed():
@@ -184,7 +191,8 @@ class Run:
         link.run(provision.provision(link, plans, replicas))
         link.run(store_spec(link.client, self._names, self._spec))
         lineage = link.run(provision.lineage(link, self._spec.name))
-        return [replace(plan, lineage=lineage) for plan in plans]
+        level = self._options.log_level
+        return [replace(plan, lineage=lineage, log_level=level) for plan in plans]
 
     def _session(self, plans: Sequence[VertexPlan]) -> AbstractContextManager[SparkSession]:
         from ebbflow.spark.session import open_session

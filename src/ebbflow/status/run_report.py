@@ -13,6 +13,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
+from ebbflow.buffers.logs import LogEntry
 from ebbflow.nats.publish import Tally
 from ebbflow.outcome import Counts
 from ebbflow.status.model import PipelineStatus
@@ -57,7 +58,10 @@ class Watcher(Protocol):
         """The run starts or stops something, or something about it needs attention."""
 
     def line(self, text: str) -> None:
-        """A vertex has printed a line; called from another thread."""
+        """A ``log`` sink has printed messages, one a line; called from another thread."""
+
+    def log(self, entry: LogEntry) -> None:
+        """User code has printed or logged something; called from another thread."""
 
     def look(self, status: PipelineStatus) -> None:
         """The state of the pipeline and all its vertices, about twice a second."""
@@ -72,6 +76,9 @@ class Silent:
     def line(self, text: str) -> None:
         """Does nothing."""
 
+    def log(self, entry: LogEntry) -> None:
+        """Does nothing."""
+
     def look(self, status: PipelineStatus) -> None:
         """Does nothing."""
 
@@ -79,8 +86,9 @@ class Silent:
 class QuietWatcher:
     """The watcher of a run that Python code starts: it draws nothing.
 
-    What vertices print goes to standard output, as all prints do. Stages go to the logger
-    ``ebbflow`` as information, and a vertex that fails, waits or was stopped as a warning.
+    What vertices print goes to standard output, as all prints do, and what they log to the loggers
+    ``ebbflow.VERTEX``. Stages go to the logger ``ebbflow`` as information, and a vertex that fails,
+    waits or was stopped as a warning.
     """
 
     def __init__(self) -> None:
@@ -94,6 +102,17 @@ class QuietWatcher:
         """Prints it; a reader that has gone away must not end the thread that calls."""
         with contextlib.suppress(OSError):
             sys.stdout.write(f"{text}\n")
+
+    def log(self, entry: LogEntry) -> None:
+        """Prints what was printed, with its vertex; logs what was logged to ``ebbflow.VERTEX``."""
+        printed = entry.printed
+        if printed.kind == "log":
+            level = logging.getLevelNamesMapping().get(printed.level.upper(), logging.INFO)
+            _LOGGER.getChild(entry.vertex).log(level, "%s", printed.text)
+        else:
+            stream = sys.stderr if printed.kind == "error" else sys.stdout
+            with contextlib.suppress(OSError):
+                stream.write(f"{entry.with_vertex()}\n")
 
     def look(self, status: PipelineStatus) -> None:
         """Logs why a vertex makes no progress, once for each reason."""

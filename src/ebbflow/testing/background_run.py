@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ebbflow.buffers.logs import LogEntry
 from ebbflow.runtime.run_options import RunOptions
 from ebbflow.spark.run import Run
 from ebbflow.spark.session import open_session
@@ -83,9 +84,13 @@ class BackgroundRun(Silent):
             raise self._error
 
     def line(self, text: str) -> None:
-        """Passes on each line that user code has printed."""
+        """Passes on each line that a ``log`` sink has printed."""
         for line in text.splitlines():
             self._heard(line)
+
+    def log(self, entry: LogEntry) -> None:
+        """Passes on each line that user code has printed."""
+        self.line(entry.printed.text)
 
     def look(self, status: PipelineStatus) -> None:
         """Keeps the latest state, and every reason why a vertex failed."""

@@ -186,7 +186,7 @@ class FunctionProcess:
         order = self._order(folder) | {"lock": lock}
         process.stdin.write(json.dumps(order).encode() + b"\n")
         process.stdin.flush()
-        self._output.follow(process.stdout, os.environ.get("NUMAFLOW_VERTEX_NAME", ""))
+        self._output.follow(process.stdout)
 
     def _order(self, folder: Path) -> dict[str, Any]:
         """Returns what the launcher is to do."""

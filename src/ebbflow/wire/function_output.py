@@ -1,4 +1,4 @@
-"""What a function prints: shown line by line with the vertex's name, the last lines kept.
+"""What a function prints: shown line by line, the last lines kept.
 
 It goes where user code's own prints go. Between two epochs nobody listens there; what is printed
 then is shown with the next line.
@@ -22,13 +22,11 @@ class FunctionOutput:
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=_KEPT)
         self._unshown: deque[str] = deque(maxlen=_KEPT)
-        self._prefix = ""
         self._thread: threading.Thread | None = None
 
-    def follow(self, pipe: IO[bytes], vertex: str) -> None:
+    def follow(self, pipe: IO[bytes]) -> None:
         """Reads the pipe to its end, beside the caller; forgets the output of earlier processes."""
         self._lines.clear()
-        self._prefix = f"{vertex}: " if vertex else ""
         self._thread = threading.Thread(target=self._read, args=(pipe,), daemon=True)
         self._thread.start()
 
@@ -37,7 +35,7 @@ class FunctionOutput:
             for raw in iter(lambda: pipe.readline(LONGEST), b""):
                 line = cut(raw.decode("utf-8", "backslashreplace").rstrip("\r\n"))
                 self._lines.append(line)
-                self._unshown.append(f"{self._prefix}{line}\n")
+                self._unshown.append(f"{line}\n")
                 self._show()
 
     def _show(self) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from ebbflow.core.printing import cut
+from ebbflow.core.printing import Emit, Printed, cut
 from ebbflow.core.verdict import Verdict
 from ebbflow.message import Datum
 
 _AT_ONCE = 64 * 1024
 
 
-def write(verdict: Verdict, emit: Callable[[str], None], role: str = "sink") -> None:
+def write(verdict: Verdict, emit: Emit, role: str = "sink") -> None:
     """Hands the lines to ``emit``, many at once; it returns when they are on their way.
 
     A line that is too long is cut, and says so.
@@ -24,10 +22,10 @@ def write(verdict: Verdict, emit: Callable[[str], None], role: str = "sink") -> 
         lines.append(cut(line(place, datum)))
         size += len(lines[-1])
         if size > _AT_ONCE:
-            emit("\n".join(lines))
+            emit(Printed("\n".join(lines), "message"))
             lines, size = [], 0
     if lines:
-        emit("\n".join(lines))
+        emit(Printed("\n".join(lines), "message"))
 
 
 def line(place: str, datum: Datum) -> str:

@@ -22,6 +22,7 @@ from ebbflow.core import frames
 from ebbflow.core.inlet import HandedBack, Inlet
 from ebbflow.core.outage import Patience, Waiting
 from ebbflow.core.position import Mark
+from ebbflow.core.printing import Printed
 from ebbflow.core.source_columns import NO_OFFSETS, frame_of
 from ebbflow.errors import SourceError
 from ebbflow.runtime.source_process.client import Companion, SourcePlan
@@ -45,8 +46,8 @@ _CLOSE_WITHIN = 30.0
 class Telling(Protocol):
     """People who watch the source. Nothing depends on them."""
 
-    def log(self, text: str) -> None:
-        """Prints what the source has printed."""
+    def log(self, printed: Printed) -> None:
+        """Tells what the source has printed."""
 
     def pending(self, messages: int | None) -> None:
         """Says how many messages wait to be read, as far as the source knows."""
@@ -249,8 +250,8 @@ class PulledInlet(Inlet):
                 self._change.notify()
 
     def _note_told(self, told: Told) -> None:
-        for line in told.printed:
-            self._events.log(line)
+        for printed in told.printed:
+            self._events.log(printed)
         self._events.pending(told.pending)
         self._note_exhausted(told.exhausted)
 

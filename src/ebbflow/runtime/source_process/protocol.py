@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from ebbflow.core.blame import Outage
 from ebbflow.core.inlet import NACKS, HandedBack
+from ebbflow.core.printing import Printed
 from ebbflow.core.source_columns import OFFSETS, ROWS
 from ebbflow.core.system_errors import SystemErrors
 
@@ -127,7 +128,7 @@ class Told:
     """
 
     exhausted: bool
-    printed: list[str]
+    printed: list[Printed]
     pending: int | None
 
 

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from ebbflow.core.blame import Outage
 from ebbflow.core.calling import Handler
+from ebbflow.core.printing import Printed
 from ebbflow.core.source_columns import check_columns, columns_of, rows_of
 from ebbflow.core.targets import resolve
 from ebbflow.errors import SetupError
@@ -60,16 +61,16 @@ class SourceReading:
         self._in_hand = InHand()
         self._inherited: set[bytes] = set()
         self._again: deque[pa.RecordBatch] = deque()
-        self._lines: list[str] = []
+        self._lines: list[Printed] = []
         self._source: Any = None
         self._failure: BaseException | None = None
         self._calling = "open"
         self._gives_columns = self._was_dry = False
         self._told_exhausted, self._told_at = False, 0.0
 
-    def note_printed(self, text: str) -> None:
+    def note_printed(self, printed: Printed) -> None:
         """Keeps a line that the source has printed, to be told."""
-        self._lines = [*self._lines[1 - _PRINTED :], text]
+        self._lines = [*self._lines[1 - _PRINTED :], printed]
 
     def begin_task(self) -> None:
         """Has the next task be given again what the last one has not settled."""

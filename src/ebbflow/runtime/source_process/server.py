@@ -23,7 +23,7 @@ import threading
 import time
 from pathlib import Path
 
-from ebbflow.core.printing import redirected
+from ebbflow.core.printing import Printed, redirected
 from ebbflow.runtime.source_process.line import Line
 from ebbflow.runtime.source_process.protocol import (
     Answer,
@@ -65,9 +65,9 @@ class SourceProcess:
                 ended = _Conversation(self._reading, line, listener).hold()
         self._reading.close()
 
-    def note_printed(self, text: str) -> None:
+    def note_printed(self, printed: Printed) -> None:
         """Has a line that the source has printed told to its task."""
-        self._reading.note_printed(text)
+        self._reading.note_printed(printed)
 
 
 class _Conversation:

@@ -1,0 +1,112 @@
+"""``ebbflow logs``: what user code has printed and logged, in this run of a pipeline or earlier.
+
+The command works whether the pipeline runs or not. The messages of a ``log`` sink are no logs:
+they are the pipeline's output, which the run prints.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ebbflow.cli.conventions import (
+    DEFAULT_STATE,
+    JsonOption,
+    NatsOption,
+    PipelineArgument,
+    StateOption,
+)
+
+if TYPE_CHECKING:
+    from ebbflow.buffers.logs import LogEntry
+    from ebbflow.buffers.names import Names
+    from ebbflow.errors import EbbflowError
+    from ebbflow.nats.link import Link
+
+
+def logs(
+    pipeline: PipelineArgument,
+    vertex: Annotated[
+        str | None,
+        typer.Argument(help="Only this vertex is shown; without it, all.", show_default=False),
+    ] = None,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", "-f", help="The command goes on with what comes, until Ctrl-C."),
+    ] = False,
+    lines: Annotated[
+        int,
+        typer.Option(
+            "--lines", "-n", min=0, metavar="NUMBER", help="The command shows the last so many."
+        ),
+    ] = 100,
+    as_json: JsonOption = False,
+    state: StateOption = DEFAULT_STATE,
+    nats: NatsOption = None,
+) -> None:
+    """Show what user code has printed and logged, with the time, the level and the vertex."""
+    from ebbflow.buffers.logs import read_logs
+    from ebbflow.buffers.names import Names
+    from ebbflow.nats.locate import open_link_to_pipeline
+
+    names = Names(pipeline)
+    with open_link_to_pipeline(state, nats, inbox=names.inbox) as link:
+        _check_vertex(link, names, vertex)
+        page = link.run(read_logs(link.client, names, vertex or "*", lines))
+        for entry in page.entries:
+            _print(entry, as_json)
+        if follow:
+            _follow(link, names, vertex or "*", page.last, as_json)
+        elif not page.entries and not as_json:
+            who = f"Vertex {vertex}" if vertex else "No vertex"
+            verb = "has printed and logged nothing" if vertex else "has printed or logged anything"
+            typer.echo(f"{who} of {pipeline} {verb}.", err=True)
+
+
+def _check_vertex(link: Link, names: Names, vertex: str | None) -> None:
+    """Raises if there is no such pipeline, or if it has no such vertex."""
+    from ebbflow.buffers.positions import read_all
+    from ebbflow.buffers.streams import explain_unknown
+    from ebbflow.errors import EbbflowError
+    from ebbflow.nats import api
+
+    known = sorted({name for name, _ in link.run(read_all(link, names))})
+    if not known:
+        raise explain_unknown(names.pipeline, link.run(api.list_streams(link.client, "ebb_")))
+    if vertex is not None and vertex not in known:
+        raise EbbflowError(
+            f"Pipeline {names.pipeline} has no vertex {vertex!r}. It has: {', '.join(known)}."
+        )
+
+
+def _print(entry: LogEntry, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(entry.as_dict(), ensure_ascii=False))
+        return
+    at = f"{entry.at.astimezone():%Y-%m-%d %H:%M:%S}"
+    for line in entry.printed.text.split("\n"):
+        typer.echo(f"{at} {entry.printed.level.upper():<8} {entry.vertex}: {line}")
+
+
+def _follow(link: Link, names: Names, vertex: str, after: int, as_json: bool) -> None:
+    from ebbflow.buffers.logs import LogFollower
+
+    ended = threading.Event()
+    failures: list[EbbflowError] = []
+
+    def fail(error: EbbflowError) -> None:
+        failures.append(error)
+        ended.set()
+
+    follower = LogFollower(link.client, names, vertex, after, lambda e: _print(e, as_json), fail)
+    link.run(follower.open())
+    try:
+        ended.wait()
+    except KeyboardInterrupt:
+        return
+    finally:
+        link.run(follower.close())
+    raise failures[0]
