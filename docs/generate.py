@@ -106,6 +106,7 @@ OPTION_MEANING = {
     "conf": "Spark settings; they win over Ebbflow's own",
     "spark_ui": "whether Spark serves its own pages; the run says where",
     "search": "the folder to look in first for `module:attribute` targets",
+    "max_dead_letters": "stop the run, as failed, when it has made more dead letters than this",
     "log_level": "the lowest level at which the logs of user code are shown",
 }
 
@@ -610,7 +611,7 @@ def python() -> str:
         "The same for `MonoVertex.run`. A run draws nothing: what vertices print, a `log` sink "
         "included, goes to standard output, what they log to the logger `ebbflow.VERTEX`, and the "
         "logger `ebbflow` gets the rest. `quiet=False` "
-        "draws the table of `ebbflow run`; a `Watcher` of your own, given as `watcher`, is told "
+        "shows what `ebbflow run` shows; a `Watcher` of your own, given as `watcher`, is told "
         "everything instead. The result is a `Summary`.",
     ]
     return "\n\n".join(parts)
@@ -768,9 +769,10 @@ def counters() -> str:
         [
             "# Counters",
             "`ebbflow run --summary FILE` writes JSON with these keys: "
-            f"{', '.join(f'`{f.name}`' for f in fields(Summary))}. "
+            f"{', '.join(f'`{key}`' for key in Summary('', '', 0.0, {}, {}).facts())}. "
             "`vertices` has the counts of this run by vertex, `totals` those since the first run "
-            "of the pipeline. `ended` is `drained`, `timeout` or `stopped`.",
+            "of the pipeline. `ended` is `drained`, `timeout`, `stopped` or `failed`. `left` says "
+            "for each vertex where messages are left how many, until when and why.",
             table(("counter", "what it counts"), rows),
             "For every vertex `read = done + redelivered + dead_lettered + dropped + fallback`.",
             "`publishing` counts what vertices met in this run when they wrote to NATS. Tasks "

@@ -29,7 +29,7 @@ class Builder:
 
         It ends when it is drained (``drain=True``), timed out (``timeout="5m"``) or stopped with
         Ctrl-C. It shows nothing but what vertices print, a ``log`` sink included; the logger
-        ``ebbflow`` has the rest. ``quiet=False`` draws the table of ``ebbflow run``; your own
+        ``ebbflow`` has the rest. ``quiet=False`` shows what ``ebbflow run`` shows; your own
         ``watcher`` is told everything instead.
 
         Raises ``SpecError`` if the pipeline has problems, ``TypeError`` for an option that does not
@@ -46,9 +46,10 @@ class Builder:
 
         if quiet:
             return run_pipeline(spec, watcher=watcher, **options)
-        from ebbflow.display import open_display, result_table
+        from ebbflow.display import open_display
+        from ebbflow.display.ending import show_end
 
-        with open_display() as display:
+        with open_display(draining=options.get("drain", False)) as display:
             summary = run_pipeline(spec, watcher=display, **options)
-        display.console.print(result_table(summary.vertices))
+        show_end(display, summary)
         return summary

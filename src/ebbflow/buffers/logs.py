@@ -60,7 +60,7 @@ class LogEntry:
             "level": printed.level,
             "vertex": self.vertex,
             "partition": self.partition,
-            "kind": printed.kind,
+            "event": printed.kind,
             **({"logger": printed.logger} if printed.logger else {}),
             "message": printed.text,
         }

@@ -52,6 +52,7 @@ class ExitCode(IntEnum):
     NOT_READY = 3
     TIMEOUT = 4
     ENGINE_LOST = 5
+    DEAD_LETTERS = 6
     INTERRUPTED = 130
 
 
@@ -62,6 +63,7 @@ EXIT_CODES = {
     ExitCode.NOT_READY: "this machine is not ready, or something failed; the text says what to do",
     ExitCode.TIMEOUT: "--drain did not finish within --timeout",
     ExitCode.ENGINE_LOST: "Spark's JVM kept dying; the next run goes on where this one ended",
+    ExitCode.DEAD_LETTERS: "there were more dead letters than --max-dead-letters allows",
     ExitCode.INTERRUPTED: "interrupted before the run began",
 }
 """Every exit code with its meaning."""

@@ -28,8 +28,7 @@ from ebbflow.cli.conventions import (
 from ebbflow.errors import EbbflowError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from ebbflow.display import Display, LogFormat
     from ebbflow.status.run_report import Summary
 
 
@@ -38,6 +37,23 @@ class Durability(StrEnum):
 
     FAST = "fast"
     SAFE = "safe"
+
+
+class LogForm(StrEnum):
+    """The forms of lines about a run."""
+
+    PLAIN = "plain"
+    JSON = "json"
+
+
+class LowestLevel(StrEnum):
+    """The levels of logging."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+    CRITICAL = "critical"
 
 
 def _settings(pairs: list[str]) -> dict[str, str]:
@@ -109,9 +125,33 @@ def run(
         bool,
         typer.Option("--spark-ui", help="Spark serves its own pages; the run says where."),
     ] = False,
+    max_dead_letters: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="NUMBER",
+            help="The run stops with exit code 6 when it has made more dead letters than this.",
+            show_default=False,
+        ),
+    ] = None,
     plain: Annotated[
-        bool, typer.Option("--plain", help="The run prints lines instead of a live table.")
+        bool,
+        typer.Option("--plain", help="The run prints lines instead of a live table: --log plain."),
     ] = False,
+    log: Annotated[
+        LogForm | None,
+        typer.Option(
+            help="The run prints lines of this form instead of a live table; "
+            "json has an object on each.",
+            show_default=False,
+        ),
+    ] = None,
+    log_level: Annotated[
+        LowestLevel,
+        typer.Option(
+            help="Logs of user code are shown from this level on.", envvar="EBBFLOW_LOG_LEVEL"
+        ),
+    ] = LowestLevel.INFO,
 ) -> None:
     """Run a pipeline until it is drained, timed out or stopped with Ctrl-C."""
     settings = _settings(conf or [])
@@ -124,10 +164,12 @@ def run(
     file = read_specs(spec, secrets=secrets, bind=bind, containers=containers)
     pipeline = file.choose(name)
     echo_notes(file)
-    from ebbflow import display
+    from ebbflow.display import open_display
+    from ebbflow.display.ending import show_end
     from ebbflow.spark.run import run_pipeline
 
-    with display.open_display(plain) as watcher:
+    form: LogFormat | None = "json" if log is LogForm.JSON else "plain" if log or plain else None
+    with open_display(form, drain) as watcher:
         result = run_pipeline(
             pipeline,
             watcher=watcher,
@@ -143,10 +185,16 @@ def run(
             conf=settings,
             spark_ui=spark_ui,
             search=spec.resolve().parent,
+            max_dead_letters=max_dead_letters,
+            log_level=log_level.value,
         )
     if summary is not None:
         _write(summary, result.to_json() + "\n")
-    _report(watcher.console, result, spec, _where(state, nats))
+    where = _where(state, nats)
+    show_end(watcher, result, where)
+    _hint_at_earlier_runs(watcher, result, spec, where)
+    if result.ended == "failed":
+        raise typer.Exit(ExitCode.DEAD_LETTERS)
     if drain and result.ended == "timeout":
         raise typer.Exit(ExitCode.TIMEOUT)
 
@@ -179,24 +227,12 @@ def _where(state: Path, nats: str | None) -> str:
     return "" if state == DEFAULT_STATE else f" --state {shlex.quote(str(state))}"
 
 
-def _report(console: Console, result: Summary, spec: Path, where: str) -> None:
-    from ebbflow.display import result_table
-
-    console.print(result_table(result.vertices))
-    unequal = [name for name, c in result.vertices.items() if c.read != c.ended]
-    if unequal:
-        console.print(f"Does not add up: {', '.join(unequal)} read more or less than ended.")
-    else:
-        console.print("Adds up: every message read has exactly one end.")
-    console.print(f"{result.ended} after {result.seconds:.1f} s")
-    if dead := sum(c.dead_lettered for c in result.vertices.values()):
-        noun = "dead letter" if dead == 1 else "dead letters"
-        hint = f"{dead:,} {noun}; see why: ebbflow dlq list {result.pipeline}{where}"
-        console.print(hint, markup=False, soft_wrap=True)
+def _hint_at_earlier_runs(watcher: Display, result: Summary, spec: Path, where: str) -> None:
+    """Says why a run that read nothing did not: an earlier one has read everything."""
     if _exhausted_before(result):
-        console.print("Nothing was read: the sources gave all they have in an earlier run.")
+        watcher.stage("Nothing was read: the sources gave all they have in an earlier run.")
         command = f"ebbflow run {shlex.quote(str(spec))}{where} --fresh"
-        console.print(f"Forget that and start over: {command}", markup=False, soft_wrap=True)
+        watcher.stage(f"Forget that and start over: {command}")
 
 
 def _exhausted_before(result: Summary) -> bool:

@@ -35,6 +35,7 @@ class RunOptionNames(TypedDict, total=False):
     spark_ui: bool
     search: str | Path | None
     log_level: LogLevel
+    max_dead_letters: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,8 @@ class RunOptions:
     folder of the embedded NATS server, ``nats_port`` is its port, and ``durable`` has it sync every
     write. ``nats`` and ``login`` lead to a server of your own. ``fresh`` forgets earlier runs.
     ``epoch`` is how many seconds Spark tasks live. User code is looked up in ``search`` first.
-    What it logs is shown from ``log_level`` on.
+    What it logs is shown from ``log_level`` on. With more dead letters than ``max_dead_letters``
+    the run stops and has failed.
     """
 
     drain: bool = False
@@ -64,6 +66,7 @@ class RunOptions:
     spark_ui: bool = False
     search: Path | None = None
     log_level: LogLevel = "info"
+    max_dead_letters: int | None = None
 
     @property
     def spark_settings(self) -> dict[str, str]:

@@ -40,7 +40,8 @@ from ebbflow.spark.audit.writer import writing_audit
 from ebbflow.spark.engine import Engine, Engines
 from ebbflow.spark.slots import TURN, Slots
 from ebbflow.spark.supervisor import Supervisor, VertexSupervisor
-from ebbflow.status.model import Phase
+from ebbflow.status.ending import join_statuses
+from ebbflow.status.model import Phase, PipelineStatus
 from ebbflow.status.observer import JobFacts, Observer
 from ebbflow.status.run_report import QuietWatcher, Summary, Watcher
 
@@ -86,6 +87,7 @@ class Run:
         self._feeds = Feeds(watcher.stage, memory, options.drain, self.is_ready)
         self._vertices: Sequence[VertexSupervisor] = ()
         self._unconfirmed: Unconfirmed | None = None
+        self._before_stop: PipelineStatus | None = None
 
     def stop(self) -> None:
         """Ends the run in good order; from any thread."""
@@ -135,12 +137,15 @@ class Run:
             # For the last events. A server that is lost now does not matter to the run any more.
             with contextlib.suppress(nats.errors.Error):
                 self._link.flush()
-            self._observer.look("ended", {})
+            final = self._observer.look("ended", {})
         before, totals = self._observer.before, self._observer.totals
         vertices = {name: totals[name] - before[name] for name in totals}
         publishing = {name: self._listener.tally(name) for name in totals}
         seconds = time.monotonic() - began
-        return Summary(self._spec.name, ended, seconds, vertices, totals, publishing)
+        status = join_statuses(self._before_stop or final, final)
+        if self._has_too_many_dead(status):
+            ended = "failed"
+        return Summary(self._spec.name, ended, seconds, vertices, totals, publishing, status)
 
     def _on_spark(self, plans: Sequence[VertexPlan], engine: Engine) -> str:
         """Runs the vertices until the run is to end or Spark has died, then stops them."""
@@ -239,7 +244,9 @@ class Run:
             engine.check(suspected=any(vertex.failure for vertex in supervisor.vertices))
             # A server that is being restarted answers the next time.
             with contextlib.suppress(nats.errors.Error, api.ApiError, JetStreamUnavailable):
-                self._look(supervisor)
+                status = self._look(supervisor)
+                if self._has_too_many_dead(status):
+                    return "failed"
                 if self._options.drain and self._drained(plans):
                     return "drained"
             if self._deadline is not None and time.monotonic() > self._deadline:
@@ -249,12 +256,21 @@ class Run:
     def _drained(self, plans: Sequence[VertexPlan]) -> bool:
         return self._feeds.exhausted and self._link.run(provision.drained(self._link, plans))
 
-    def _look(self, supervisor: Supervisor, phase: Phase = "running") -> None:
+    def _has_too_many_dead(self, status: PipelineStatus) -> bool:
+        most = self._options.max_dead_letters
+        dead = sum(vertex.counts.dead_lettered for vertex in status.vertices)
+        return most is not None and dead > most
+
+    def _look(self, supervisor: Supervisor, phase: Phase = "running") -> PipelineStatus:
         vertices = {vertex.plan.vertex: vertex for vertex in supervisor.vertices}
         if self._unconfirmed is not None:
             self._unconfirmed.look({name: self._listener.tally(name) for name in vertices})
         jobs = {name: self._facts_of(vertex) for name, vertex in vertices.items()}
-        self._watcher.look(self._observer.look(phase, jobs))
+        status = self._observer.look(phase, jobs)
+        if phase == "running":
+            self._before_stop = status
+        self._watcher.look(status)
+        return status
 
     def _facts_of(self, vertex: VertexSupervisor) -> JobFacts:
         failure = vertex.failure or self._feeds.failure(vertex.plan.vertex)

@@ -7,26 +7,32 @@ the connection to NATS, the other methods from the thread that runs the pipeline
 from __future__ import annotations
 
 import contextlib
+import html
 import json
 import logging
 import sys
 from dataclasses import asdict, dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from ebbflow.buffers.logs import LogEntry
 from ebbflow.nats.publish import Tally
 from ebbflow.outcome import Counts
+from ebbflow.status.ending import describe_end
+from ebbflow.status.leftovers import Leftover, list_leftovers
 from ebbflow.status.model import PipelineStatus
 
 _LOGGER = logging.getLogger("ebbflow")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Summary:
-    """The result of a run. ``ended`` is ``drained``, ``timeout`` or ``stopped``.
+    """The result of a run. ``ended`` is ``drained``, ``timeout``, ``stopped`` or ``failed``.
 
-    ``vertices`` has the counts of this run by vertex, ``totals`` those since the pipeline was first
-    started. ``publishing`` counts what the vertices met with when they wrote to NATS in this run.
+    A run has ``failed`` if there were more dead letters than it was allowed. ``vertices`` has the
+    counts of this run by vertex, ``totals`` those since the pipeline was first started.
+    ``publishing`` counts what the vertices met with when they wrote to NATS in this run.
+    ``status`` is the last state of the pipeline. In a terminal or a notebook a summary shows how
+    the run ended and what is left.
     """
 
     pipeline: str
@@ -35,20 +41,53 @@ class Summary:
     vertices: dict[str, Counts]
     totals: dict[str, Counts]
     publishing: dict[str, Tally] = field(default_factory=dict)
+    status: PipelineStatus = field(default_factory=lambda: PipelineStatus(""))
+
+    @property
+    def left(self) -> tuple[Leftover, ...]:
+        """What the run has left to the next one: where, how much, until when and why."""
+        return () if self.ended == "drained" else list_leftovers(self.status)
+
+    @property
+    def dead_letters(self) -> int:
+        """The number of messages that became dead letters in this run."""
+        return sum(counts.dead_lettered for counts in self.vertices.values())
+
+    def describe(self, where: str = "") -> list[str]:
+        """Returns the end of the run in lines, as ``ebbflow run`` prints it.
+
+        ``where`` are the options that lead a command to the pipeline.
+        """
+        return list(describe_end(self.status, self.ended, self.seconds, where))
+
+    def facts(self) -> dict[str, Any]:
+        """Returns everything as values for JSON."""
+        return {
+            "pipeline": self.pipeline,
+            "ended": self.ended,
+            "seconds": round(self.seconds, 3),
+            "dead_letters": self.dead_letters,
+            "left": [each.to_json() for each in self.left],
+            "vertices": {name: c.as_dict() for name, c in self.vertices.items()},
+            "totals": {name: c.as_dict() for name, c in self.totals.items()},
+            "publishing": {name: asdict(t) for name, t in self.publishing.items()},
+        }
 
     def to_json(self) -> str:
         """Returns the JSON text that ``ebbflow run --summary`` writes."""
-        return json.dumps(
-            {
-                "pipeline": self.pipeline,
-                "ended": self.ended,
-                "seconds": round(self.seconds, 3),
-                "vertices": {name: c.as_dict() for name, c in self.vertices.items()},
-                "totals": {name: c.as_dict() for name, c in self.totals.items()},
-                "publishing": {name: asdict(t) for name, t in self.publishing.items()},
-            },
-            indent=2,
-        )
+        return json.dumps(self.facts(), indent=2)
+
+    def __repr__(self) -> str:
+        longest = max(map(len, self.vertices), default=0)
+        rows = [f"  {name:<{longest}}  {_nonzero(c)}" for name, c in self.vertices.items()]
+        return "\n".join([f"Summary of {self.pipeline}", *rows, *self.describe()])
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(repr(self))}</pre>"
+
+
+def _nonzero(counts: Counts) -> str:
+    return " ".join(f"{name}={n}" for name, n in counts.as_dict().items() if n) or "nothing read"
 
 
 class Watcher(Protocol):

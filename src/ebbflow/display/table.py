@@ -1,0 +1,115 @@
+"""The live table: a row a vertex with its numbers, and below it what a person should know.
+
+``draw_status`` is pure: it fits a status into a screen of any size. What vertices print appears
+above the table.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from ebbflow.buffers.logs import LogEntry
+from ebbflow.display.columns import draw, live_columns
+from ebbflow.display.remarks import Remark, list_remarks
+from ebbflow.display.terminal import outlasting
+from ebbflow.display.words import one_line
+from ebbflow.status.leftovers import list_leftovers
+from ebbflow.status.model import PipelineStatus, VertexStatus
+
+_FRAME = 3
+_LINES_EACH = 2
+_CALM = ("running", "busy", "exhausted", "ended")
+
+
+class LiveTable:
+    """A display on a terminal, redrawn in place. ``draining`` if the run ends when all is done."""
+
+    def __init__(self, console: Console | None = None, draining: bool = False) -> None:
+        self.console = console or Console(file=outlasting(sys.stdout), highlight=False)
+        self._draining = draining
+        self._title = ""
+        self._live: Live | None = None
+
+    def stage(self, text: str) -> None:
+        """Prints a line while there is no table yet; from then on it is the title."""
+        self._title = text
+        # Not live before: there is nothing to show while Spark starts.
+        if text == "running":
+            self._live = Live(console=self.console, refresh_per_second=4, transient=True)
+            self._live.start()
+        elif self._live is None:
+            self.console.print(f"{text} …", style="dim")
+
+    def line(self, text: str) -> None:
+        """Prints above the table, as it is."""
+        self.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+    def log(self, entry: LogEntry) -> None:
+        """Prints above the table, with the vertex and with the level if it is a log."""
+        printed = entry.printed
+        level = f"{printed.level.upper()} " if printed.kind == "log" else ""
+        style = {"error": "red", "critical": "red", "warning": "yellow"}.get(printed.level, "")
+        for line in printed.text.split("\n"):
+            text = Text(f"({entry.vertex}) {level}{line}", style if level else "")
+            self.console.print(text, soft_wrap=True)
+
+    def look(self, status: PipelineStatus) -> None:
+        """Redraws the table."""
+        if self._live is not None:
+            self._live.update(draw_status(status, self.console, self._title, self._draining))
+
+    def close(self) -> None:
+        """Takes the table away; the result of the run takes its place."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def draw_status(
+    status: PipelineStatus, console: Console, title: str = "", draining: bool = False
+) -> RenderableType:
+    """Returns the table with everything below it, cut to what the console has room for."""
+    width = console.width
+    remarks = [_remark_line(remark, width) for remark in list_remarks(status)]
+    waits = _drain_line(status, width) if draining else None
+    below = [*([waits] if waits else []), *remarks]
+    room = console.height - _FRAME - bool(title) if console.is_terminal else sys.maxsize
+    vertices = _fitting(status.vertices, max(3, room - min(len(below), 4)))
+    kept = max(0, room - len(vertices) - 2)
+    if len(below) > kept:
+        below = [*below[: max(0, kept - 1)], Text(f"… and {len(below) - kept + 1} more", "dim")]
+    more = len(status.vertices) - len(vertices)
+    head = [Text(one_line(title), "bold")] if title else []
+    hidden = [Text(f"… and {more} more vertices", "dim")] if more else []
+    return Group(*head, draw(vertices, live_columns(vertices), width), *hidden, *below)
+
+
+def _fitting(vertices: Sequence[VertexStatus], most: int) -> list[VertexStatus]:
+    """Returns as many vertices as there is room for; those in trouble first, in their order."""
+    if len(vertices) <= most:
+        return list(vertices)
+    calm_last = sorted(vertices, key=lambda vertex: vertex.condition in _CALM)[: most - 1]
+    return [vertex for vertex in vertices if vertex in calm_last]
+
+
+def _remark_line(remark: Remark, width: int) -> Text:
+    who = f"{remark.vertex}: " if remark.vertex else ""
+    line = Text(f"{who}{remark.text}", remark.style)
+    if remark.next_step:
+        line.append(f" → {remark.next_step}", "default")
+    line.truncate(width * _LINES_EACH, overflow="ellipsis")
+    return line
+
+
+def _drain_line(status: PipelineStatus, width: int) -> Text | None:
+    left = list_leftovers(status, draining=True)
+    if not left:
+        return None
+    line = Text(one_line("--drain waits for " + " | ".join(map(str, left))), "bold")
+    line.truncate(width * _LINES_EACH, overflow="ellipsis")
+    return line

@@ -1,0 +1,143 @@
+"""The end of a run in words: what is left, where and why, what adds up, and the dead letters.
+
+Pure: from the last status to lines of text. A run that left something says so before anything
+else; that its numbers add up is said only of a run that drained, where it means that every message
+that came in has come to an end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from ebbflow.outcome import Counts
+from ebbflow.status.leftovers import Leftover, list_leftovers
+from ebbflow.status.model import Cause, PipelineStatus, VertexStatus
+
+_CAUSES = 5
+
+
+def join_statuses(last: PipelineStatus, final: PipelineStatus) -> PipelineStatus:
+    """Returns the status after the end with the reasons that were known right before it.
+
+    When the tasks have stopped, numbers are final, but nobody waits, fails or calls any more.
+    """
+    vertices = []
+    for vertex in final.vertices:
+        before = last.vertex(vertex.name)
+        vertices.append(_with_reasons(vertex, before) if before else vertex)
+    return replace(final, vertices=tuple(vertices))
+
+
+def _with_reasons(vertex: VertexStatus, before: VertexStatus) -> VertexStatus:
+    return replace(
+        vertex,
+        condition=before.condition,
+        words=before.words,
+        failure=before.failure,
+        in_call=before.in_call,
+        waiting=before.waiting,
+        halted=before.halted,
+        never_opened=before.never_opened,
+        back_pressure=before.back_pressure,
+        restarts=max(vertex.restarts, before.restarts),
+        errors=vertex.errors or before.errors,
+        nack_reason=vertex.nack_reason or before.nack_reason,
+        source_pending=before.source_pending,
+    )
+
+
+def describe_end(
+    status: PipelineStatus, ended: str, seconds: float, where: str = ""
+) -> Iterator[str]:
+    """Yields the lines of a run's end. ``where`` are options that lead a command to the pipeline.
+
+    ``ended`` is how, and ``seconds`` is how long the run took.
+    """
+    if ended == "drained":
+        yield from _adding_up(status)
+    else:
+        yield from _leaving(list_leftovers(status), ended)
+    yield f"{ended} after {seconds:.1f} s"
+    yield from _dead_letters(status, where)
+
+
+def _leaving(left: tuple[Leftover, ...], ended: str) -> Iterator[str]:
+    if not left:
+        yield "Nothing is left on its way."
+        return
+    messages = sum(each.messages for each in left)
+    about = "" if all(each.exact for each in left) else "about "
+    first = "Not drained: " if ended == "timeout" else ""
+    noun = "message" if messages == 1 else "messages"
+    words = f"{about}{messages:,} {noun} left" if messages else "not all vertices work"
+    line = f"{first}{words}. The next run goes on with what is left."
+    yield line[0].upper() + line[1:]
+    longest = max(len(each.vertex) for each in left)
+    for each in left:
+        yield f"  {each.vertex:<{longest}}  {each.words}"
+
+
+# --- adding up ----------------------------------------------------------------------------------
+
+
+def _adding_up(status: PipelineStatus) -> Iterator[str]:
+    """Yields that everything adds up from the sources to the ends, if it does."""
+    now = {vertex.name: vertex.counts for vertex in status.vertices}
+    ever = {vertex.name: vertex.totals for vertex in status.vertices}
+    if not any(counts.read for counts in now.values()):
+        return
+    uneven = [name for name, counts in ever.items() if counts.read != counts.ended]
+    if uneven:
+        yield f"Does not add up: {', '.join(uneven)} read more or less than ended."
+    elif adds_up(status, now):
+        yield f"Adds up: {_account(status, now)}."
+    elif adds_up(status, ever):
+        yield f"Adds up, with earlier runs: {_account(status, ever)}."
+
+
+def adds_up(status: PipelineStatus, counted: Mapping[str, Counts]) -> bool:
+    """Returns whether all that vertices wrote for others was taken by these, each message once.
+
+    A message that was redelivered is taken again, so what was taken is read without these.
+    """
+    writers, takers = {e.frm for e in status.edges}, {e.to for e in status.edges}
+    written = sum(counted[name].written for name in writers)
+    taken = sum(counted[name].read - counted[name].redelivered for name in takers)
+    return written == taken
+
+
+def _account(status: PipelineStatus, counted: Mapping[str, Counts]) -> str:
+    writers, takers = {e.frm for e in status.edges}, {e.to for e in status.edges}
+    sources = {name: c.read - c.redelivered for name, c in counted.items() if name not in takers}
+    ends = {name: c.done + c.fallback for name, c in counted.items() if name not in writers}
+    dropped = sum(counts.dropped for counts in counted.values())
+    dead = sum(counts.dead_lettered for counts in counted.values())
+    came = ", ".join(f"{count:,} read by {name}" for name, count in sources.items())
+    went = [f"{count:,} done by {name}" for name, count in ends.items()]
+    went += [f"{dropped:,} dropped"] if dropped else []
+    went += [f"{dead:,} dead letter{'' if dead == 1 else 's'}"] if dead else []
+    return f"{came}; {', '.join(went)}"
+
+
+# --- dead letters -------------------------------------------------------------------------------
+
+
+def _dead_letters(status: PipelineStatus, where: str) -> Iterator[str]:
+    dead = sum(vertex.counts.dead_lettered for vertex in status.vertices)
+    if not dead:
+        return
+    noun = "dead letter" if dead == 1 else "dead letters"
+    yield f"{dead:,} {noun}; see why: ebbflow dlq list {status.pipeline}{where}"
+    causes = [
+        (vertex.name, cause)
+        for vertex in status.vertices
+        if vertex.counts.dead_lettered
+        for cause in vertex.dead_letter_causes
+    ]
+    for vertex, cause in sorted(causes, key=lambda each: -each[1].count)[:_CAUSES]:
+        yield f"  {vertex}: {_times(cause)}"
+
+
+def _times(cause: Cause) -> str:
+    return f"{cause.text}, {cause.count:,} times" if cause.count > 1 else cause.text
