@@ -16,6 +16,7 @@ from ebbflow.core.answers import answer_key
 from ebbflow.core.calling import Handler, run_map
 from ebbflow.core.publications import (
     FROM,
+    ROWS,
     WATERMARK,
     Chunk,
     Place,
@@ -298,9 +299,13 @@ def test_an_input_with_one_output_discarded_and_one_stored_is_done():
 
 def test_outputs_say_who_wrote_them_and_up_to_when_everything_was_seen():
     _, settlement = forwarded([[Message(b"")]], [Edge("x")], NOW)
-    assert settlement.publications[0].headers == {FROM: "v.2", WATERMARK: NOW.isoformat()}
+    assert settlement.publications[0].headers == {
+        FROM: "v.2",
+        WATERMARK: NOW.isoformat(),
+        ROWS: "1",
+    }
     _, settlement = forwarded([[Message(b"")]], [Edge("x")])
-    assert settlement.publications[0].headers == {FROM: "v.2"}
+    assert settlement.publications[0].headers == {FROM: "v.2", ROWS: "1"}
 
 
 # --- answers -------------------------------------------------------------------------------------

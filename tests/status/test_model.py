@@ -56,6 +56,7 @@ BUSY = VertexStatus(
     nack_reason="waits for the moon",
     latency={"call": Latency(0.1, 0.2, 0.11, 50)},
     spreads={"call": Spread([0] * len(BOUNDS) + [50], 5.5)},
+    error_count=7,
     publishing=Tally(attempts=3, full=1, refusal="no room"),
     waiting=Waiting("the database", 3.0, 1.0),
     halted="too many dead letters",

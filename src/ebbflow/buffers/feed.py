@@ -18,6 +18,7 @@ import pyarrow as pa
 from ebbflow.acks import Ack
 from ebbflow.buffers.names import Names
 from ebbflow.core import frames
+from ebbflow.core.publications import ROWS
 from ebbflow.core.variables import Variables
 from ebbflow.errors import PermanentPublishError
 from ebbflow.nats.link import Link
@@ -121,6 +122,10 @@ class Spot:
         return Buffers(self.link, Names(self.pipeline), self.vertex, self.partitions)
 
 
+def _count(rows: pa.RecordBatch) -> dict[str, str]:
+    return {ROWS: str(rows.num_rows)}
+
+
 class Buffers:
     """The buffers of a source vertex, one for each of its partitions."""
 
@@ -141,7 +146,9 @@ class Buffers:
         """
         retry, payload = replace(BUFFER, ack_wait=within), frames.encode(rows)
         subject = self._subject(msg_id)
-        return await publish(self._link.client, subject, payload, msg_id=msg_id, retry=retry)
+        return await publish(
+            self._link.client, subject, payload, _count(rows), msg_id=msg_id, retry=retry
+        )
 
     async def put_when_room(
         self,
@@ -160,6 +167,7 @@ class Buffers:
             self._link.client,
             self._subject(msg_id),
             payload,
+            _count(rows),
             msg_id=msg_id,
             retry=retry,
             on_full=on_full,

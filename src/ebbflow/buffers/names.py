@@ -97,6 +97,15 @@ class Names:
         return f"ebb.{self.pipeline}.log.{vertex}"
 
     @property
+    def status(self) -> str:
+        """The stream of the pipeline's state: the latest, and samples of the last hour."""
+        return f"ebb_{self.pipeline}_status"
+
+    def status_subject(self, kind: str = ">") -> str:
+        """The subject where a run publishes a kind of its state."""
+        return f"ebb.{self.pipeline}.status.{kind}"
+
+    @property
     def positions(self) -> str:
         """The key-value bucket of positions."""
         return f"ebb_{self.pipeline}_positions"

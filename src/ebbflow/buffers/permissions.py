@@ -63,20 +63,27 @@ def derive_permissions(
     kept = {names.ledger: bool(returned), names.seen: bool(seen), names.trail: serves}
     kept[names.audit] = audit
     beside = [stream for stream, is_kept in kept.items() if is_kept]
-    own = [positions, names.dead_letters, names.logs, *beside, *followed, *batched]
+    kept_always = [names.dead_letters, names.logs, names.status]
+    own = [positions, *kept_always, *beside, *followed, *batched]
     publish: Groups = {
         "see which streams there are; shows names only": ["$JS.API.STREAM.NAMES"],
         "make its streams, look at them, delete them for --fresh": _list_calls(
             own, "STREAM.CREATE.{}", "STREAM.UPDATE.{}", "STREAM.INFO.{}", "STREAM.DELETE.{}"
         ),
         "read its buffers and redeliveries, and forget what is done": [
-            *_list_calls(followed, *_FOLLOW),
+            *_list_calls([*followed, *batched], *_FOLLOW),
             *_list_reads(batched),
             *_list_calls([*followed, *batched], "STREAM.PURGE.{}"),
         ],
         "read its positions": _list_reads([positions]),
+        "tell its state, and read it": [
+            names.status_subject(),
+            *_list_reads([names.status]),
+            *_list_calls([names.status], *_FOLLOW),
+        ],
         "read, replay and purge its dead letters": [
             *_list_reads([names.dead_letters]),
+            *_list_calls([names.dead_letters], *_FOLLOW),
             *_list_calls([names.dead_letters], "STREAM.MSG.DELETE.{}", "STREAM.PURGE.{}"),
         ],
         "write messages, redeliveries, dead letters and positions": [
@@ -125,6 +132,7 @@ def derive_permissions(
             names.log_subject(),
         ],
         "be the one run of this pipeline": [names.run_subject],
+        "the state of the pipeline": [names.status_subject("now")],
     }
     return Permissions(publish, subscribe)
 

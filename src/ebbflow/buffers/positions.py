@@ -98,9 +98,14 @@ class PositionStore:
 
 async def read_all(link: Link, names: Names) -> dict[tuple[str, int], Position]:
     """Returns every position of the pipeline by vertex and partition, no older than this call."""
+    return await load_all(link.client, names)
+
+
+async def load_all(client: SecuredClient, names: Names) -> dict[tuple[str, int], Position]:
+    """Returns the same, by a client."""
     prefix = f"$KV.{names.positions}."
     positions = {}
-    for record in await read_last(link.client, f"KV_{names.positions}", prefix + "*.*"):
+    for record in await read_last(client, f"KV_{names.positions}", prefix + "*.*"):
         vertex, _, partition = record.subject.removeprefix(prefix).rpartition(".")
         if vertex:  # the record of the audit table is kept beside the positions
             positions[vertex, int(partition)] = Position.from_json(record.payload)

@@ -30,6 +30,7 @@ _NANOS = 1_000_000_000
 _LOG_ENTRIES, _LOG_BYTES, _LOG_DAYS = 10_000, 64 * 1024**2, 7
 DUPLICATE_WINDOW = 120
 DEFAULT_BUFFER_BYTES = 1024**3
+_STATUS_BYTES = 32 * 1024**2
 TRAIL_TTL = 2 * 60 * 60 * 1000
 """The milliseconds that a trail is kept, unless the store of the answers has a time to live."""
 ANSWERS = "ebbflow.answers"
@@ -131,6 +132,18 @@ def logs_config(names: Names, replicas: int = 1) -> dict[str, Any]:
         max_msgs_per_subject=_LOG_ENTRIES,
         max_bytes=_LOG_BYTES,
         max_age=_LOG_DAYS * 24 * 60 * 60 * _NANOS,
+    )
+
+
+def status_config(names: Names, replicas: int = 1) -> dict[str, Any]:
+    """Describes the stream of the pipeline's state: old samples go, the latest state stays."""
+    return _stream(
+        names.status,
+        [names.status_subject()],
+        replicas,
+        max_bytes=_STATUS_BYTES,
+        allow_rollup_hdrs=True,
+        allow_msg_ttl=True,
     )
 
 

@@ -237,6 +237,8 @@ class Trial:
         ids = verdict.rows.column("id")[rows.start : rows.stop]
         blamed = any(verdict.failures_of(index) for index in rows)
         if self._blame.is_the_systems(error, ids, blamed, beside):
+            for index in rows:
+                verdict.note_error(index, error)
             self._postpone(rows, describe(error))
             self._acquit_streak()
             return

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from ebbflow.core.outputs import AnyOutputs, ColumnOutputs, Outputs
+from ebbflow.core.raised import Raised, RaisedErrors
 from ebbflow.message import Message
 from ebbflow.outcome import DeadLetter, Dropped, Outcome, Redeliver, Retry
 
@@ -48,6 +49,7 @@ class Decisions:
         self._written: int | None = None
         self._emitted_rows = 0
         self._unreached: int | None = None
+        self._raised = RaisedErrors()
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -105,6 +107,11 @@ class Decisions:
     def unreached(self) -> int | None:
         """The first row that user code has not seen, where an ordered vertex stopped."""
         return self._unreached
+
+    @property
+    def raised(self) -> RaisedErrors:
+        """The errors that user code has raised, whatever became of their messages."""
+        return self._raised
 
     # --- ends -----------------------------------------------------------------------------------
 
@@ -225,6 +232,14 @@ class Decisions:
         """Counts output rows that were forwarded before the chunk is settled."""
         self._emitted_rows += rows
 
+    def note_error(self, error: BaseException, message_id: str) -> None:
+        """Counts an error of user code, for people."""
+        self._raised.note(error, message_id)
+
+    def note_failure(self, error: str, message_id: str) -> None:
+        """Counts a failure that user code has reported without raising, for people."""
+        self._raised.add(Raised("FAILURE", error, None, 1, message_id))
+
     def stop_at(self, index: int) -> None:
         """Leaves the rows from ``index`` on undecided."""
         self._unreached = index if self._unreached is None else min(self._unreached, index)
@@ -241,6 +256,7 @@ class Decisions:
         self._answers |= {at[index]: payloads for index, payloads in part._answers.items()}
         self._event_times += part._event_times
         self._emitted_rows += part._emitted_rows
+        self._raised.merge(part._raised)
         if part._written is not None:
             self.count_written(part._written)
         if part._unreached is not None and part._unreached < len(at):
@@ -265,4 +281,5 @@ class Decisions:
         part._answers = {index: a for index, a in self._answers.items() if index < end}
         part._outputs = None if self._outputs is None else self._outputs.cut(end)
         part._event_times = self._event_times
+        part._raised = self._raised
         return part

@@ -13,9 +13,10 @@ and its messages are lost; with more (a time, a number of tries) the same messag
 
 from __future__ import annotations
 
+import json
 import math
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -38,7 +39,12 @@ from ebbflow.outcome import DeadLetter, Redeliver, Retry
 
 FROM = "Ebbflow-From"
 WATERMARK = "Ebbflow-Watermark"
+ROWS = "Ebbflow-Rows"
+"""The header that says how many rows a frame holds, for those who only count them."""
+REASONS = "Ebbflow-Reasons"
+"""The header that says why the rows of a frame come again: texts and how many rows had them."""
 
+_MOST_REASONS, _LONGEST_REASON = 3, 200
 _LETTER_FACTS = (
     *("id", "value", "keys", "headers", "metadata"),
     *("event_time", "first_seen", "deliveries"),
@@ -164,8 +170,16 @@ def build_redeliveries(
                 # Without the due time: a replay comes later, and would store the rows twice.
                 f"{chunk.key}:again:{_fingerprint(frame)}",
                 frames.encode(frame),
+                {ROWS: str(frame.num_rows), REASONS: _list_reasons(frame)},
                 due=due or None,
             )
+
+
+def _list_reasons(frame: pa.RecordBatch) -> str:
+    texts = Counter(text or "nacked" for text in frame.column("nack_reason").to_pylist())
+    # JSON keeps a header on one line of plain ASCII, which is all that NATS carries.
+    shown = texts.most_common(_MOST_REASONS)
+    return json.dumps([[text[:_LONGEST_REASON], count] for text, count in shown])
 
 
 def again_rows(
@@ -314,7 +328,7 @@ def _build_frames(
                 spread if partition is None else partition,
                 f"{chunk.key}:{edge.to}:{mark}",
                 frames.encode(frame),
-                headers,
+                headers | {ROWS: str(frame.num_rows)},
                 discards=edge.discards,
                 ordered=edge.keyed,
                 parents=tuple(own[start : start + frame.num_rows]),

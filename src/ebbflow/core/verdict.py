@@ -230,7 +230,9 @@ class Verdict:
     def fail(self, index: int, error: str) -> None:
         """Records that user code reports the input as failed."""
         retries = int(self.rows.column("retries")[index])
-        self.decisions.fail(index, Failure(shorten(error), retries))
+        failure = Failure(shorten(error), retries)
+        self.decisions.fail(index, failure)
+        self.decisions.note_failure(failure.error, self.rows.column("id")[index])
 
     def hand_on(self, index: int, message: Message | None) -> None:
         """Has the on-success sink get the message, or the input itself."""
@@ -247,9 +249,14 @@ class Verdict:
         if isinstance(error, Nack):
             self.nack(index, error.options)
             return
+        self.note_error(index, error)
         failures, policy = self.failures_of(index), self.rules.policy
         outcome = decide_error(error, failures, policy, self.chance.random())
         self.decisions.finish(index, outcome)
+
+    def note_error(self, index: int, error: BaseException) -> None:
+        """Counts an error for people to see; what becomes of the input is decided elsewhere."""
+        self.decisions.note_error(error, self.rows.column("id")[index])
 
     def record_errors(self, indexes: Iterable[int], error: BaseException) -> None:
         """Records that user code raised while it worked on several inputs at once."""

@@ -42,6 +42,7 @@ async def provision(link: Link, plans: Sequence[VertexPlan], replicas: int = 1) 
         streams.positions_config(names, replicas, bucket, own_store),
         streams.dead_letter_config(names, replicas),
         streams.logs_config(names, replicas),
+        streams.status_config(names, replicas),
     ]
     if bucket is not None:
         configs.append(bucket_config(bucket, plans[0].bucket_ttl, replicas))
@@ -74,7 +75,7 @@ async def lineage(link: Link, pipeline: str) -> str:
 async def _refuse_leftovers(link: Link, plans: Sequence[VertexPlan], names: Names) -> None:
     """Raises ``SetupError`` if an earlier form of the pipeline left messages that nobody reads."""
     beside = {names.dead_letters, names.ledger, names.seen, names.trail}
-    beside |= {names.audit, names.logs}
+    beside |= {names.audit, names.logs, names.status}
     known = {*message_streams(plans), *beside}
     for stream in await api.list_streams(link.client, f"ebb_{names.pipeline}_"):
         state = await _leftover(link, stream) if stream not in known else None

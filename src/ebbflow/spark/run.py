@@ -40,8 +40,7 @@ from ebbflow.spark.audit.writer import writing_audit
 from ebbflow.spark.engine import Engine, Engines
 from ebbflow.spark.slots import TURN, Slots
 from ebbflow.spark.supervisor import Supervisor, VertexSupervisor
-from ebbflow.status.ending import join_statuses
-from ebbflow.status.model import Phase, PipelineStatus
+from ebbflow.status.model import Ended, Phase, PipelineStatus
 from ebbflow.status.observer import JobFacts, Observer
 from ebbflow.status.run_report import QuietWatcher, Summary, Watcher
 
@@ -87,7 +86,6 @@ class Run:
         self._feeds = Feeds(watcher.stage, memory, options.drain, self.is_ready)
         self._vertices: Sequence[VertexSupervisor] = ()
         self._unconfirmed: Unconfirmed | None = None
-        self._before_stop: PipelineStatus | None = None
 
     def stop(self) -> None:
         """Ends the run in good order; from any thread."""
@@ -130,24 +128,34 @@ class Run:
             plans = self._plans()
             self._observer = Observer(self._link, plans, self._listener, self._spec.kind)
             self._observer.begin()
+            stack.enter_context(self._tell_failure())
             stack.enter_context(self._listener.listen(self._link))
             stack.callback(self._feeds.stop)
             engines = Engines(partial(self._session, plans), self._watcher.stage, self._stop)
-            ended = engines.run(partial(self._on_spark, plans)) or "stopped"
+            ended: Ended = engines.run(partial(self._on_spark, plans)) or "stopped"
             # For the last events. A server that is lost now does not matter to the run any more.
             with contextlib.suppress(nats.errors.Error):
                 self._link.flush()
-            final = self._observer.look("ended", {})
+            if self._has_too_many_dead(self._observer.last):
+                ended = "failed"
+            status = self._observer.end(ended)
         before, totals = self._observer.before, self._observer.totals
         vertices = {name: totals[name] - before[name] for name in totals}
         publishing = {name: self._listener.tally(name) for name in totals}
         seconds = time.monotonic() - began
-        status = join_statuses(self._before_stop or final, final)
-        if self._has_too_many_dead(status):
-            ended = "failed"
         return Summary(self._spec.name, ended, seconds, vertices, totals, publishing, status)
 
-    def _on_spark(self, plans: Sequence[VertexPlan], engine: Engine) -> str:
+    @contextmanager
+    def _tell_failure(self) -> Iterator[None]:
+        """Leaves a state behind that says so when the run ends by an error."""
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self._observer.end("failed")
+            raise
+
+    def _on_spark(self, plans: Sequence[VertexPlan], engine: Engine) -> Ended:
         """Runs the vertices until the run is to end or Spark has died, then stops them."""
         spark = engine.spark
         self._link_to_spark(spark)
@@ -236,7 +244,7 @@ class Run:
             for number, handler in saved.items():
                 signal.signal(number, handler)
 
-    def _wait(self, plans: Sequence[VertexPlan], supervisor: Supervisor, engine: Engine) -> str:
+    def _wait(self, plans: Sequence[VertexPlan], supervisor: Supervisor, engine: Engine) -> Ended:
         if self._deadline is None and self._options.timeout is not None:
             self._deadline = time.monotonic() + self._options.timeout
         while not self._stop.wait(_LOOK_EVERY):
@@ -267,8 +275,6 @@ class Run:
             self._unconfirmed.look({name: self._listener.tally(name) for name in vertices})
         jobs = {name: self._facts_of(vertex) for name, vertex in vertices.items()}
         status = self._observer.look(phase, jobs)
-        if phase == "running":
-            self._before_stop = status
         self._watcher.look(status)
         return status
 

@@ -84,6 +84,9 @@ class Parked:
     exact: bool = True
 
 
+NONE_PARKED = Parked(0)
+
+
 @dataclass(frozen=True, slots=True)
 class BackPressure:
     """A full buffer of the next vertex ``to``, for which this one waits."""
@@ -144,8 +147,8 @@ class VertexStatus:
     ``dead_letters`` are stored now. ``failure`` says why it makes no progress, ``waiting`` that it
     waits for a system that is away, ``halted`` that its breaker has stopped it. ``never_opened``
     if its user code has not been opened in this run yet. ``partitions_up`` tasks are at work.
-    ``spreads`` count how long each stage of a chunk took in this run, and under ``message`` the
-    time of user code for a message.
+    ``error_count`` counts all errors of this run, ``errors`` are the newest groups of them.
+    ``spreads`` are the durations of this run by stage of a chunk, and of a ``message`` in a call.
     """
 
     name: str
@@ -162,7 +165,7 @@ class VertexStatus:
     source_pending: int | None = None
     in_hand: WorkInHand | None = None
     in_call: float | None = None
-    parked: Parked = Parked(0)
+    parked: Parked = NONE_PARKED
     dead_letters: int = 0
     dead_letter_causes: tuple[Cause, ...] = ()
     back_pressure: BackPressure | None = None
@@ -170,6 +173,7 @@ class VertexStatus:
     restarts: int = 0
     failure: str | None = None
     errors: tuple[ErrorGroup, ...] = ()
+    error_count: int = 0
     nack_reasons: tuple[Cause, ...] = ()
     nack_reason: str | None = None
     latency: dict[str, Latency] = field(default_factory=dict)

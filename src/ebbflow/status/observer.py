@@ -1,12 +1,14 @@
 """The observer of a run, on the driver: it makes the status of a pipeline from all that is known.
 
-The counts come from the positions, which are exact across crashes; what tasks do at the moment from
-their events; restarts and failures from those who start the tasks. Nothing depends on an observer:
-what it cannot read it leaves as it was.
+The counts come from the positions, which are exact across crashes; what waits and what is parked
+from the streams, once a second; what tasks do at the moment from their events; restarts and
+failures from those who start the tasks. It publishes what it sees, so that others can read it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
 import os
 import socket
 import time
@@ -15,14 +17,17 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from ebbflow.buffers.names import Names
-from ebbflow.buffers.positions import read_all
+from ebbflow.buffers.positions import load_all
 from ebbflow.core.position import Position
 from ebbflow.core.routing import Edge
 from ebbflow.nats.link import Link
 from ebbflow.outcome import Counts
 from ebbflow.runtime.events import TaskListener
 from ebbflow.runtime.plan import DataFrameMap, MonoPlan, SinksPlan, SqlMap, VertexPlan
+from ebbflow.status.back_pressure import PressureWatch
+from ebbflow.status.backlog import Backlog, VertexBacklog
 from ebbflow.status.conditions import describe_vertex, judge, list_concerns
+from ebbflow.status.letter_causes import LetterCauses
 from ebbflow.status.model import (
     Concern,
     EdgeStatus,
@@ -32,9 +37,11 @@ from ebbflow.status.model import (
     PipelineStatus,
     VertexStatus,
 )
+from ebbflow.status.publishing import SAMPLE_EVERY, StatusPublisher
 from ebbflow.status.rates import RateWindow
 
-_NEVER: dict[str, Counts] = {}
+# Seconds between two looks at the streams, and between two states that are published.
+_READ_EVERY = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,60 +58,117 @@ class JobFacts:
 
 
 class Observer:
-    """Looks at one run. Used by the run's own thread."""
+    """Looks at one run. Used by the run's own thread; ``last`` is what it has seen last."""
 
     def __init__(
         self, link: Link, plans: Sequence[VertexPlan], listener: TaskListener, kind: str
     ) -> None:
+        client, names = link.client, Names(plans[0].pipeline)
         self._link = link
         self._plans = plans
-        self._names = Names(plans[0].pipeline)
+        self._names = names
         self._listener = listener
         self._rates = RateWindow()
-        self.before = self.totals = _NEVER
+        self._pressure = PressureWatch()
+        self._backlogs = {plan.vertex: Backlog(client, names, plan.streams) for plan in plans}
+        self._waits: dict[str, VertexBacklog] = {}
+        self._letters = LetterCauses(client, names)
+        self._publisher = StatusPublisher(client, names)
+        self._read_at = self._sampled_at = -math.inf
         self.beside: Callable[[], tuple[Concern, ...]] = tuple
         """Returns what else people should know, that concerns no vertex."""
-        self._status = PipelineStatus(
-            self._names.pipeline,
+        self.before: dict[str, Counts] = {}
+        self.totals: dict[str, Counts] = {}
+        self.last = PipelineStatus(
+            names.pipeline,
             kind,
             run=plans[0].run,
             host=socket.gethostname(),
             pid=os.getpid(),
             phase="starting",
             began=datetime.now(UTC),
+            vertices=tuple(
+                VertexStatus(p.vertex, kind_of(p), p.partitions, condition="starting")
+                for p in plans
+            ),
+            edges=tuple(
+                EdgeStatus(p.vertex, edge.to, describe_tags(edge))
+                for p in plans
+                for edge in p.edges
+            ),
         )
 
     def begin(self) -> None:
-        """Remembers the counts that there are before the run adds to them."""
-        self.before = self.totals = self._count(self._read_positions())
+        """Remembers the counts that there are before the run adds to them, and tells of the run."""
+        positions = self._link.run(load_all(self._link.client, self._names))
+        self.before = self.totals = self._count(positions)
+        self.last = replace(self.last, at=datetime.now(UTC))
+        self._link.run(self._publisher.tell(self.last))
 
     def link_to(self, name: str, address: str) -> None:
         """Names an address that people may open, as that of a page."""
-        self._status = replace(self._status, links=self._status.links | {name: address})
+        self.last = replace(self.last, links=self.last.links | {name: address})
 
-    def look(
-        self, phase: Phase, jobs: Mapping[str, JobFacts], ended: Ended | None = None
-    ) -> PipelineStatus:
+    def look(self, phase: Phase, jobs: Mapping[str, JobFacts]) -> PipelineStatus:
         """Returns the state of the pipeline now; raises what NATS raises when it cannot be read."""
-        positions, at = self._read_positions(), datetime.now(UTC)
-        self.totals = self._count(positions)
-        vertices = tuple(
-            self._look_at(plan, jobs.get(plan.vertex, JobFacts()), positions, at)
-            for plan in self._plans
-        )
-        status = replace(
-            self._status,
-            phase=phase,
-            ended=ended,
-            at=at,
-            vertices=vertices,
-            edges=tuple(self._look_at_edges()),
-            ready=bool(jobs) and all(facts.up for facts in jobs.values()),
-        )
-        return replace(status, problems=(*list_concerns(status), *self.beside()))
+        self.last = self._link.run(self._look(phase, jobs))
+        return self.last
 
-    def _read_positions(self) -> dict[tuple[str, int], Position]:
-        return self._link.run(read_all(self._link, self._names))
+    def end(self, ended: Ended) -> PipelineStatus:
+        """Returns the state that the run leaves behind, and has it stored.
+
+        Why vertices made no progress is kept as it was before they were stopped.
+        """
+        self.last = self._link.run(self._end(ended))
+        return self.last
+
+    async def _look(self, phase: Phase, jobs: Mapping[str, JobFacts]) -> PipelineStatus:
+        positions, now = await load_all(self._link.client, self._names), time.monotonic()
+        is_due = now - self._read_at >= _READ_EVERY
+        if is_due:
+            self._read_at = now
+            await self._read_streams(positions)
+        status = self._assemble(phase, jobs, positions)
+        if is_due:
+            await self._tell(status, now)
+        return status
+
+    async def _end(self, ended: Ended) -> PipelineStatus:
+        positions = await load_all(self._link.client, self._names)
+        await self._read_streams(positions)
+        self.totals = self._count(positions)
+        vertices = tuple(map(self._with_numbers, self.last.vertices))
+        status = replace(
+            self.last,
+            phase="ended",
+            ended=ended,
+            at=datetime.now(UTC),
+            ready=False,
+            vertices=vertices,
+        )
+        status = replace(status, problems=(*list_concerns(status), *self.beside()))
+        await self._publisher.tell_last(status)
+        return status
+
+    async def _read_streams(self, positions: Mapping[tuple[str, int], Position]) -> None:
+        """Reads what waits, what is parked, and the dead letters."""
+        await asyncio.gather(
+            self._letters.look(), *(self._read_backlog(plan, positions) for plan in self._plans)
+        )
+
+    async def _read_backlog(
+        self, plan: VertexPlan, positions: Mapping[tuple[str, int], Position]
+    ) -> None:
+        own = [positions.get((plan.vertex, number)) for number in range(plan.partitions)]
+        self._waits[plan.vertex] = await self._backlogs[plan.vertex].look(own)
+
+    async def _tell(self, status: PipelineStatus, now: float) -> None:
+        await self._publisher.tell(status)
+        if now - self._sampled_at >= SAMPLE_EVERY:
+            self._sampled_at = now
+            await self._publisher.sample(status)
+
+    # --- putting it together ----------------------------------------------------------------------
 
     def _count(self, positions: Mapping[tuple[str, int], Position]) -> dict[str, Counts]:
         totals = {plan.vertex: Counts() for plan in self._plans}
@@ -113,25 +177,40 @@ class Observer:
                 totals[vertex] += position.counts
         return totals
 
-    def _look_at(
+    def _assemble(
         self,
-        plan: VertexPlan,
-        job: JobFacts,
+        phase: Phase,
+        jobs: Mapping[str, JobFacts],
         positions: Mapping[tuple[str, int], Position],
-        at: datetime,
+    ) -> PipelineStatus:
+        self.totals, at = self._count(positions), datetime.now(UTC)
+        vertices = []
+        for plan in self._plans:
+            own = [positions.get((plan.vertex, number)) for number in range(plan.partitions)]
+            vertex = self._look_at(plan, jobs.get(plan.vertex, JobFacts()), own)
+            vertex = replace(vertex, condition=judge(vertex, at))
+            vertices.append(replace(vertex, words=describe_vertex(vertex, at)))
+        paused = bool(vertices) and all(vertex.paused for vertex in vertices)
+        status = replace(
+            self.last,
+            phase="paused" if paused and phase == "running" else phase,
+            at=at,
+            vertices=tuple(vertices),
+            edges=tuple(self._look_at_edges()),
+            ready=bool(jobs) and all(facts.up for facts in jobs.values()),
+        )
+        return replace(status, problems=(*list_concerns(status), *self.beside()))
+
+    def _look_at(
+        self, plan: VertexPlan, job: JobFacts, positions: Sequence[Position | None]
     ) -> VertexStatus:
         name, heard, now = plan.vertex, self._listener, time.monotonic()
-        own = [positions[name, p] for p in range(plan.partitions) if (name, p) in positions]
-        totals, waiting, halted = self.totals[name], heard.waiting(name), heard.halted(name)
-        counts = totals - self.before.get(name, Counts())
+        own = [position for position in positions if position is not None]
+        waiting, halted = heard.waiting(name), heard.halted(name)
         vertex = VertexStatus(
             name,
             kind_of(plan),
             plan.partitions,
-            counts=counts,
-            totals=totals,
-            rate_in=self._rates.update(f"{name} in", counts.read, now),
-            rate_out=self._rates.update(f"{name} out", counts.written, now),
             source_pending=heard.pending(name),
             in_call=heard.in_call(name),
             watermark=min((p.watermark for p in own if p.watermark), default=None),
@@ -143,16 +222,42 @@ class Observer:
             waiting=None if job.failure else waiting,
             halted=halted,
             exhausted=bool(own) and all(position.exhausted for position in own),
+            paused=bool(own) and all(position.paused for position in own),
         )
-        vertex = replace(vertex, condition=judge(vertex, at))
-        return replace(vertex, words=describe_vertex(vertex, at))
+        vertex = self._with_numbers(vertex)
+        return replace(
+            vertex,
+            rate_in=self._rates.update(f"{name} in", vertex.counts.read, now),
+            rate_out=self._rates.update(f"{name} out", vertex.counts.written, now),
+            back_pressure=self._pressure.look(name, self._full_next(plan), vertex.publishing.full),
+        )
+
+    def _with_numbers(self, vertex: VertexStatus) -> VertexStatus:
+        """Returns the vertex with what positions and streams say about it."""
+        name, totals = vertex.name, self.totals[vertex.name]
+        waits = self._waits.get(name, VertexBacklog())
+        return replace(
+            vertex,
+            counts=totals - self.before.get(name, Counts()),
+            totals=totals,
+            pending=waits.pending,
+            pending_exact=waits.exact,
+            parked=waits.parked,
+            dead_letters=self._letters.count(name),
+            dead_letter_causes=self._letters.causes(name),
+        )
+
+    def _full_next(self, plan: VertexPlan) -> str | None:
+        """Returns a vertex behind this one whose buffer is full, if there is one."""
+        return next((e.to for e in plan.edges if self._waits.get(e.to, VertexBacklog()).full), None)
 
     def _look_at_edges(self) -> list[EdgeStatus]:
-        return [
-            EdgeStatus(plan.vertex, edge.to, describe_tags(edge))
-            for plan in self._plans
-            for edge in plan.edges
-        ]
+        edges = []
+        for plan in self._plans:
+            for edge in plan.edges:
+                pending = self._waits.get(edge.to, VertexBacklog()).pending
+                edges.append(EdgeStatus(plan.vertex, edge.to, describe_tags(edge), pending=pending))
+        return edges
 
 
 def kind_of(plan: VertexPlan) -> str:

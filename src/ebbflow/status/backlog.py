@@ -1,0 +1,233 @@
+"""What the streams of a vertex hold: rows that wait, and rows that are parked until they are due.
+
+Only the headers of frames are read, and each once: a frame says in its headers how many rows it
+holds, and one that is parked says until when and why. A ``Backlog`` remembers the frames that it
+has seen and that are not settled yet. Of more than ``MOST`` new ones at a time it reads the first,
+and estimates the rest until it has caught up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from ebbflow.buffers.names import Names, VertexStreams
+from ebbflow.core.position import Mark, Position
+from ebbflow.core.publications import REASONS, ROWS
+from ebbflow.nats import api
+from ebbflow.nats.behind import read_behind
+from ebbflow.nats.client import SecuredClient
+from ebbflow.nats.pull import Deliveries
+from ebbflow.status.model import NONE_PARKED, Cause, Parked
+
+MOST = 2_000
+"""The most frames of one stream whose headers are read at a time."""
+
+_SCHEDULE, _AT = "Nats-Schedule", "@at "
+# The server moves a frame within milliseconds of its time; later, it is looked for anew.
+_LATE = 2.0
+_RECHECK_EVERY = 10.0
+_SHOWN = 5
+_FULL = 0.95
+_NEW = Position("")
+
+
+@dataclass(frozen=True, slots=True)
+class VertexBacklog:
+    """The rows that wait for a vertex, in its buffer or due again, and those that are parked.
+
+    ``exact`` is ``False`` if the number of those that wait is an estimate. ``full`` if a buffer of
+    the vertex has no room.
+    """
+
+    pending: int = 0
+    exact: bool = True
+    parked: Parked = NONE_PARKED
+    full: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _SeenFrame:
+    """A frame as its headers tell: its rows, until when it is parked if it is, and why."""
+
+    rows: int
+    due: float | None = None
+    reasons: Sequence[tuple[str, int]] = ()
+
+
+@dataclass(slots=True)
+class _StreamMemory:
+    """The frames of one stream that were seen, up to and including the sequence ``seen``."""
+
+    frames: dict[int, _SeenFrame] = field(default_factory=dict)
+    seen: int = 0
+    checked: float = 0.0
+    unread: int = 0
+
+    def forget(self, done: int, now: float) -> None:
+        """Forgets frames that are settled, and those that were moved because they were due."""
+        gone = [
+            seq
+            for seq, frame in self.frames.items()
+            if (seq <= done if frame.due is None else frame.due + _LATE < now)
+        ]
+        for seq in gone:
+            del self.frames[seq]
+
+    def rows(self, parked: bool) -> int:
+        """Returns the rows that are known to wait, or to be parked."""
+        return sum(f.rows for f in self.frames.values() if (f.due is not None) is parked)
+
+    def estimate_unread(self) -> int:
+        """Returns about how many rows the frames hold that were not read yet."""
+        known = len(self.frames)
+        average = sum(f.rows for f in self.frames.values()) / known if known else 1.0
+        return round(self.unread * average)
+
+
+class Backlog:
+    """The backlog of one vertex. Everything here runs on the loop of the client."""
+
+    def __init__(self, client: SecuredClient, names: Names, streams: VertexStreams) -> None:
+        self._client = client
+        self._names = names
+        self._streams = streams
+        self._memories: dict[str, _StreamMemory] = {}
+
+    async def look(self, positions: Sequence[Position | None]) -> VertexBacklog:
+        """Returns what waits now; ``positions`` are those of the partitions, in order."""
+        now = datetime.now(UTC).timestamp()
+        parts = [
+            await self._look_at(partition, position or _NEW, now)
+            for partition, position in enumerate(positions)
+        ]
+        return _add(parts)
+
+    async def _look_at(self, partition: int, position: Position, now: float) -> VertexBacklog:
+        names, vertex, done = self._names, self._streams.vertex, position.done
+        pending, full, unread = 0, False, 0
+        if self._streams.has_buffer:
+            buffer = names.buffer(vertex, partition)
+            memory, full = await self._read(buffer, done.inlet, now)
+            pending, unread = memory.rows(parked=False), memory.estimate_unread()
+            pending = max(0, pending + unread - done.inlet.row * bool(pending + unread))
+        redelivery = names.redelivery(vertex, partition)
+        again, _ = await self._read(redelivery, done.redelivery, now)
+        held = _held(position, now)
+        return VertexBacklog(
+            max(0, pending + again.rows(parked=False) - held.messages),
+            not unread and not again.unread,
+            _add_parked([_parked(again), held]),
+            full,
+        )
+
+    async def _read(self, stream: str, done: Mark, now: float) -> tuple[_StreamMemory, bool]:
+        """Reads the headers of new frames of a stream; returns what is known, and if it is full."""
+        memory = self._memories.setdefault(stream, _StreamMemory())
+        facts = await api.call(self._client, f"STREAM.INFO.{stream}")
+        state = facts["state"]
+        if not state["messages"]:
+            self._memories[stream] = _StreamMemory(seen=state["last_seq"])
+            return self._memories[stream], False
+        if now - memory.checked > _RECHECK_EVERY and state["messages"] <= MOST:
+            memory = self._memories[stream] = _StreamMemory(checked=now)
+        memory.forget(done.seq, now)
+        start = max(memory.seen, done.seq if stream in self._buffers() else 0)
+        if start < state["last_seq"] and await self._read_behind(stream, start, memory):
+            memory.seen = max(memory.seen, state["last_seq"])
+        memory.forget(done.seq, now)
+        memory.unread = max(0, state["last_seq"] - memory.seen)
+        return memory, _is_full(facts)
+
+    def _buffers(self) -> set[str]:
+        vertex, partitions = self._streams.vertex, range(self._streams.partitions)
+        return {self._names.buffer(vertex, partition) for partition in partitions}
+
+    async def _read_behind(self, stream: str, after: int, memory: _StreamMemory) -> bool:
+        """Reads the headers of frames behind a sequence; returns whether those were all."""
+        frames = read_behind(self._client, stream, "", after, headers_only=True)
+        read = 0
+        async with contextlib.aclosing(frames):
+            async for deliveries in frames:
+                read += len(deliveries)
+                for seq, frame in _frames_of(deliveries):
+                    memory.frames[seq] = frame
+                memory.seen = deliveries.seqs[-1]
+                if read >= MOST:
+                    return False
+        return True
+
+
+def _is_full(facts: dict[str, Any]) -> bool:
+    state, config = facts["state"], facts["config"]
+    most, bytes_ = config.get("max_msgs", -1), config.get("max_bytes", -1)
+    return bool(0 < most <= state["messages"] or 0 < bytes_ * _FULL <= state["bytes"])
+
+
+def _frames_of(deliveries: Deliveries) -> Iterable[tuple[int, _SeenFrame]]:
+    parcel = deliveries.parcel
+    for row, seq in enumerate(deliveries.seqs):
+        if not parcel.subjects[row].endswith(b".replayed"):  # marks of a replay, and no message
+            yield seq, _read_frame(parcel.headers(row) or {})
+
+
+def _read_frame(headers: dict[str, str]) -> _SeenFrame:
+    schedule = headers.get(_SCHEDULE, "")
+    due = None
+    if schedule.startswith(_AT):
+        due = datetime.fromisoformat(schedule.removeprefix(_AT)).timestamp()
+    reasons = tuple((text, count) for text, count in json.loads(headers.get(REASONS, "[]")))
+    return _SeenFrame(int(headers.get(ROWS, "1")), due, reasons)
+
+
+def _parked(memory: _StreamMemory) -> Parked:
+    frames = [frame for frame in memory.frames.values() if frame.due is not None]
+    reasons: Counter[str] = Counter()
+    for frame in frames:
+        reasons.update(dict(frame.reasons))
+    messages = sum(frame.rows for frame in frames) + memory.estimate_unread()
+    due = min((frame.due for frame in frames if frame.due is not None), default=None)
+    return Parked(messages, _time(due), _top(reasons), not memory.unread)
+
+
+def _held(position: Position, now: float) -> Parked:
+    """The row that an ordered vertex holds until it is due; it is still in the buffer."""
+    held = position.held
+    if held is None or held.due / 1000 <= now:
+        return NONE_PARKED
+    reasons = (Cause(held.reason, 1),) if held.reason else ()
+    return Parked(1, _time(held.due / 1000), reasons)
+
+
+def _time(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
+def _top(reasons: Counter[str]) -> tuple[Cause, ...]:
+    return tuple(Cause(text, count) for text, count in reasons.most_common(_SHOWN))
+
+
+def _add(parts: Sequence[VertexBacklog]) -> VertexBacklog:
+    return VertexBacklog(
+        sum(part.pending for part in parts),
+        all(part.exact for part in parts),
+        _add_parked([part.parked for part in parts]),
+        any(part.full for part in parts),
+    )
+
+
+def _add_parked(parts: Sequence[Parked]) -> Parked:
+    reasons: Counter[str] = Counter()
+    for part in parts:
+        reasons.update({cause.text: cause.count for cause in part.reasons})
+    return Parked(
+        sum(part.messages for part in parts),
+        min((part.next_due for part in parts if part.next_due), default=None),
+        _top(reasons),
+        all(part.exact for part in parts),
+    )

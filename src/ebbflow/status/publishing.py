@@ -1,0 +1,103 @@
+"""Publishing the status of a run, so that any process that reaches the NATS server can read it.
+
+The latest state replaces the one before; the last one stays when the run has ended. Samples for
+charts are kept for an hour. The chunks of each vertex are told apart from the state, because few
+look at them. Nothing waits for any of this but the last state of a run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+import nats.errors
+
+from ebbflow.buffers.names import Names
+from ebbflow.nats.client import SecuredClient
+from ebbflow.nats.publish import PublishRetry, publish
+from ebbflow.status.json_form import dump_fields
+from ebbflow.status.model import ChunkTimes, PipelineStatus, Sample, VertexSample, VertexStatus
+
+NOW, SAMPLE, CHUNKS = "now", "sample", "chunks"
+"""The kinds of state, as their subjects end."""
+
+KEPT_FOR = 3600
+"""Seconds that samples are kept."""
+
+SAMPLE_EVERY = 2.0
+_ROLLUP = {"Nats-Rollup": "sub"}
+_LAST_WORD = PublishRetry(attempts=3, ack_wait=5.0)
+# Of the server's limit for a message, for the state; headers need some of the rest.
+_SHARE = 0.9
+
+
+class StatusPublisher:
+    """Publishes what an observer has seen. Everything here runs on the loop of the client."""
+
+    def __init__(self, client: SecuredClient, names: Names) -> None:
+        self._client = client
+        self._names = names
+
+    async def tell(self, status: PipelineStatus) -> None:
+        """Publishes the state, and does not wait for it to be stored."""
+        await self._send(NOW, self._pack(status), _ROLLUP)
+
+    async def sample(self, status: PipelineStatus) -> None:
+        """Publishes a sample of the state."""
+        payload = json.dumps(make_sample(status).to_json(), separators=(",", ":")).encode()
+        await self._send(SAMPLE, payload, {"Nats-TTL": f"{KEPT_FOR}s"})
+
+    async def tell_chunks(self, vertex: str, chunks: Sequence[ChunkTimes]) -> None:
+        """Publishes the last chunks of a vertex."""
+        payload = json.dumps(dump_fields(tuple(chunks)), separators=(",", ":")).encode()
+        await self._send(f"{CHUNKS}.{vertex}", payload, _ROLLUP)
+
+    async def tell_last(self, status: PipelineStatus) -> None:
+        """Publishes the state that the run leaves behind; returns when it is stored."""
+        subject = self._names.status_subject(NOW)
+        await publish(self._client, subject, self._pack(status), _ROLLUP, retry=_LAST_WORD)
+
+    async def _send(self, kind: str, payload: bytes, headers: dict[str, str]) -> None:
+        await self._client.publish(self._names.status_subject(kind), payload, headers=headers)
+
+    def _pack(self, status: PipelineStatus) -> bytes:
+        """Returns the state, without what helps least if it is too large for a message."""
+        limit = int(self._client.max_payload * _SHARE)
+        packed = status.to_bytes()
+        if len(packed) > limit:
+            packed = _shorten(status, traces=False).to_bytes()
+        return packed if len(packed) <= limit else _shorten(status, errors=1).to_bytes()
+
+
+def _shorten(status: PipelineStatus, traces: bool = True, errors: int = 20) -> PipelineStatus:
+    def shorten(vertex: VertexStatus) -> VertexStatus:
+        kept = vertex.errors[:errors]
+        bare = tuple(replace(e, traceback=None) if not traces or errors == 1 else e for e in kept)
+        return replace(vertex, errors=bare)
+
+    return replace(status, vertices=tuple(map(shorten, status.vertices)))
+
+
+def make_sample(status: PipelineStatus) -> Sample:
+    """Returns the numbers of a state that charts need."""
+    assert status.at is not None
+    return Sample(
+        status.at,
+        {
+            vertex.name: VertexSample(
+                vertex.totals.read,
+                vertex.totals.written,
+                vertex.totals.redelivered,
+                vertex.totals.dead_lettered,
+                vertex.pending,
+                vertex.parked.messages,
+                vertex.dead_letters,
+            )
+            for vertex in status.vertices
+        },
+    )
+
+
+SEND_ERRORS = (nats.errors.Error, OSError)
+"""What publishing may raise while the server is away; the next state makes up for it."""

@@ -1,0 +1,164 @@
+"""Reading the status of a pipeline from another process or machine, whether it runs or not.
+
+``load_status`` gives one state, ``follow_status`` one after another as the run publishes them,
+``load_history`` the samples of the last hour and ``load_chunks`` the last chunks of a vertex; they
+run on the loop of a client. ``read_status``, ``read_history`` and ``read_chunks`` are the same for
+threads. Of a pipeline that does not run, what its last run has left is brought up to date from its
+positions and streams: dead letters may have been replayed since, and messages sent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import nats.errors
+
+from ebbflow.buffers.names import Names, VertexStreams
+from ebbflow.buffers.positions import load_all
+from ebbflow.buffers.streams import explain_unknown
+from ebbflow.core.position import Position
+from ebbflow.nats import api
+from ebbflow.nats.behind import read_behind
+from ebbflow.nats.client import SecuredClient
+from ebbflow.nats.link import Link
+from ebbflow.nats.stored import read_last
+from ebbflow.outcome import Counts
+from ebbflow.status.backlog import Backlog
+from ebbflow.status.conditions import list_concerns
+from ebbflow.status.json_form import load_fields
+from ebbflow.status.letter_causes import LetterCauses
+from ebbflow.status.model import ChunkTimes, PipelineStatus, Sample, VertexStatus
+from ebbflow.status.publishing import CHUNKS, NOW, SAMPLE
+
+SILENCE = 5.0
+"""Seconds after which a run that has told nothing counts as lost."""
+
+
+def read_status(link: Link, names: Names) -> PipelineStatus:
+    """Returns the state of a pipeline; ``SetupError`` if it has never run here."""
+    return link.run(load_status(link.client, names))
+
+
+def read_history(link: Link, names: Names) -> list[Sample]:
+    """Returns the samples of the last hour, oldest first."""
+    return link.run(load_history(link.client, names))
+
+
+def read_chunks(link: Link, names: Names, vertex: str) -> tuple[ChunkTimes, ...]:
+    """Returns the last chunks of a vertex, oldest first."""
+    return link.run(load_chunks(link.client, names, vertex))
+
+
+async def load_status(client: SecuredClient, names: Names) -> PipelineStatus:
+    """Returns the state of a pipeline; ``SetupError`` if it has never run here."""
+    last = await _load_last(client, names)
+    if last is not None and last.phase != "ended" and not _is_old(last):
+        return last
+    positions = await load_all(client, names)
+    if last is None and not positions:
+        raise explain_unknown(names.pipeline, await api.list_streams(client, "ebb_"))
+    known = last or PipelineStatus(names.pipeline, phase="ended")
+    return await _bring_up_to_date(client, names, known, positions)
+
+
+async def _load_last(client: SecuredClient, names: Names) -> PipelineStatus | None:
+    messages = await read_last(client, names.status, names.status_subject(NOW))
+    return PipelineStatus.from_bytes(messages[-1].payload) if messages else None
+
+
+def _is_old(status: PipelineStatus) -> bool:
+    return status.at is None or (datetime.now(UTC) - status.at).total_seconds() > SILENCE
+
+
+async def _bring_up_to_date(
+    client: SecuredClient,
+    names: Names,
+    known: PipelineStatus,
+    positions: Mapping[tuple[str, int], Position],
+) -> PipelineStatus:
+    by_vertex: dict[str, dict[int, Position]] = defaultdict(dict)
+    for (vertex, partition), position in positions.items():
+        by_vertex[vertex][partition] = position
+    letters = LetterCauses(client, names)
+    await letters.look()
+    streams = set(await api.list_streams(client, f"ebb_{names.pipeline}_"))
+    vertices = known.vertices or tuple(VertexStatus(name) for name in sorted(by_vertex))
+    now = [
+        await _refresh(client, names, vertex, by_vertex[vertex.name], letters, streams)
+        for vertex in vertices
+    ]
+    lost = known.phase != "ended"
+    status = replace(known, vertices=tuple(now), answers=not lost, ready=False)
+    return replace(status, problems=list_concerns(status))
+
+
+async def _refresh(
+    client: SecuredClient,
+    names: Names,
+    vertex: VertexStatus,
+    positions: Mapping[int, Position],
+    letters: LetterCauses,
+    streams: set[str],
+) -> VertexStatus:
+    """Returns a vertex that nobody runs, with what is stored of it now."""
+    partitions = max(vertex.partitions, len(positions))
+    name, has_buffer = vertex.name, names.buffer(vertex.name, 0) in streams
+    backlog = Backlog(client, names, VertexStreams(name, partitions, has_buffer))
+    waits = await backlog.look([positions.get(number) for number in range(partitions)])
+    return replace(
+        vertex,
+        condition="ended",
+        words=vertex.failure or "does not run",
+        totals=sum((position.counts for position in positions.values()), Counts()),
+        rate_in=0.0,
+        rate_out=0.0,
+        pending=waits.pending,
+        pending_exact=waits.exact,
+        parked=waits.parked,
+        in_hand=None,
+        in_call=None,
+        back_pressure=None,
+        dead_letters=letters.count(name),
+        dead_letter_causes=letters.causes(name),
+        partitions_up=0,
+    )
+
+
+async def follow_status(
+    client: SecuredClient, names: Names
+) -> AsyncGenerator[PipelineStatus, None]:
+    """Yields the state now and whenever the run tells another; without end.
+
+    While nobody tells anything, it yields every few seconds what is stored.
+    """
+    inbox = await client.subscribe(names.status_subject(NOW))
+    try:
+        yield await load_status(client, names)
+        while True:
+            try:
+                message = await inbox.next_msg(timeout=SILENCE)
+                yield PipelineStatus.from_bytes(message.data)
+            except (TimeoutError, nats.errors.TimeoutError):
+                yield await load_status(client, names)
+    finally:
+        await inbox.unsubscribe()
+
+
+async def load_history(client: SecuredClient, names: Names) -> list[Sample]:
+    """Returns the samples of the last hour, oldest first."""
+    subject, samples = names.status_subject(SAMPLE), []
+    async for deliveries in read_behind(client, names.status, subject, 0):
+        parcel = deliveries.parcel
+        samples += [Sample.from_json(json.loads(parcel.payload(row))) for row in range(len(parcel))]
+    return samples
+
+
+async def load_chunks(client: SecuredClient, names: Names, vertex: str) -> tuple[ChunkTimes, ...]:
+    """Returns the last chunks of a vertex, oldest first."""
+    messages = await read_last(client, names.status, names.status_subject(f"{CHUNKS}.{vertex}"))
+    raw = json.loads(messages[-1].payload) if messages else []
+    return tuple(load_fields(ChunkTimes, chunk) for chunk in raw)

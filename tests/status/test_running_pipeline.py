@@ -1,0 +1,147 @@
+"""The status of a pipeline that runs, seen in its run and read from elsewhere."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebbflow import Datum, Message, Pipeline, nack
+from ebbflow.buffers.names import Names
+from ebbflow.nats.locate import open_link_to_pipeline
+from ebbflow.status.model import PipelineStatus, Sample
+from ebbflow.status.reading import read_history, read_status
+from ebbflow.testing.background_run import BackgroundRun, until
+
+PATIENCE = 60.0
+
+
+def look(datum: Datum) -> Message:
+    """Parks one message for long, and fails on another one."""
+    if datum.id == "in-3":
+        nack(delay="10m", reason="waits for the moon")
+    if datum.id == "in-2":
+        raise ValueError(f"no price in {datum.id}")
+    return Message(datum.value)
+
+
+class Slow:
+    """Waits in the call for a file to appear."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __call__(self, datum: Datum) -> Message:
+        while not (self._folder / "go").exists():
+            time.sleep(0.05)
+        return Message(datum.value)
+
+
+class Locked:
+    """Cannot be opened."""
+
+    def __init__(self) -> None:
+        raise KeyError("password")
+
+    def __call__(self, datum: Datum) -> Message:
+        return Message(datum.value)
+
+
+class Seen:
+    """A pipeline with a message of every fate, looked at while it runs and when it has ended."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        self.began = datetime.now(UTC)
+        self.running: PipelineStatus
+        self.elsewhere: PipelineStatus
+        self.ended: PipelineStatus
+        self.later: PipelineStatus
+        self.history: list[Sample]
+
+    def read(self) -> PipelineStatus:
+        with open_link_to_pipeline(self.state, None) as link:
+            self.history = read_history(link, Names("fates"))
+            return read_status(link, Names("fates"))
+
+
+@pytest.fixture(scope="module")
+def seen(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    folder = tmp_path_factory.mktemp("fates")
+    pipeline = (
+        Pipeline("fates")
+        .source("in", generator={"messages": 6})
+        .map("look", look, on_error={"steps": 0})
+        .map("slow", partial(Slow, folder), after="look")
+        .map("opens", Locked, after="look")
+        .sink("out", blackhole=True, after=["slow", "opens"])
+    )
+    seen = Seen(folder / "state")
+    live = BackgroundRun(pipeline, seen.state)
+    try:
+        assert until(lambda: is_stuck(live.status), PATIENCE), live.status
+        seen.running, seen.elsewhere = live.status, seen.read()
+        (folder / "go").touch()
+        assert until(lambda: live.status["slow"].counts.done == 4, PATIENCE), live.status
+    finally:
+        summary = live.stop()
+    assert summary.status is not None
+    seen.ended, seen.later = summary.status, seen.read()
+    return seen
+
+
+def is_stuck(status: PipelineStatus) -> bool:
+    look, slow, opens = (status.vertex(name) for name in ("look", "slow", "opens"))
+    if look is None or slow is None or opens is None or not opens.failure:
+        return False
+    return look.counts.read == 6 and slow.pending == 4 and look.dead_letters == 1
+
+
+def test_messages_that_wait_are_counted_by_row(seen: Seen) -> None:
+    assert (seen.running["slow"].pending, seen.running["slow"].pending_exact) == (4, True)
+    assert seen.running["opens"].pending == 4
+    assert seen.running["out"].pending == 0
+
+
+def test_a_parked_message_shows_when_it_is_due_and_why(seen: Seen) -> None:
+    parked = seen.running["look"].parked
+    assert (parked.messages, parked.exact) == (1, True)
+    assert [cause.text for cause in parked.reasons] == ["waits for the moon"]
+    assert parked.next_due is not None
+    ten_minutes = timedelta(minutes=10)
+    assert seen.began + ten_minutes < parked.next_due < datetime.now(UTC) + ten_minutes
+
+
+def test_dead_letters_are_counted_by_cause(seen: Seen) -> None:
+    look = seen.running["look"]
+    assert look.dead_letters == 1
+    assert [(c.text, c.count) for c in look.dead_letter_causes] == [
+        ("ValueError: no price in in-2", 1)
+    ]
+
+
+def test_the_state_is_read_from_elsewhere_as_the_run_tells_it(seen: Seen) -> None:
+    there = seen.elsewhere
+    assert (there.phase, there.answers, there.run) == ("running", True, seen.running.run)
+    assert there["slow"].pending == 4
+    assert there["look"].parked == seen.running["look"].parked
+
+
+def test_a_pipeline_that_does_not_run_says_what_is_left(seen: Seen) -> None:
+    for status in (seen.ended, seen.later):
+        assert (status.phase, status.ended) == ("ended", "stopped")
+        assert status["look"].parked.messages == 1
+        assert status["opens"].pending == 4
+        assert status["slow"].pending == 0
+        assert "password" in (status["opens"].failure or "")
+    assert seen.later.answers
+
+
+def test_samples_tell_how_it_went(seen: Seen) -> None:
+    assert len(seen.history) >= 2
+    assert seen.history[-1].vertices["look"].read == 6
+    assert [sample.at for sample in seen.history] == sorted(s.at for s in seen.history)
