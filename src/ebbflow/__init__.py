@@ -17,7 +17,8 @@ The public names, each to be imported from the module that lists it:
                         user code     Datum Message Response RowResponse Status nack Nack
                                       NackOptions Source SourceMessage NackOffset ServingStore
                         a run         Summary Counts Watcher PipelineStatus VertexStatus
-                        dead letters  DeadLetters StoredLetter Letter
+                        dead letters  DeadLetters StoredLetter Letter LetterFilter LetterPage
+                                      LetterEdit ReplayResult EarlierDeath
                         answers       answers StoredAnswers Answer
                         errors        EbbflowError SetupError AccessError JetStreamUnavailable
                                       EngineLost SpecError Problem TargetError SourceError
@@ -71,8 +72,15 @@ from ebbflow.version import __version__
 if TYPE_CHECKING:
     from ebbflow.buffers.answers import ServingStore
     from ebbflow.core.answers import Answer
-    from ebbflow.core.dead_letter import Letter
-    from ebbflow.deadletters import DeadLetters, StoredLetter
+    from ebbflow.core.dead_letter import EarlierDeath, Letter
+    from ebbflow.deadletters import (
+        DeadLetters,
+        LetterEdit,
+        LetterFilter,
+        LetterPage,
+        ReplayResult,
+        StoredLetter,
+    )
     from ebbflow.status.model import PipelineStatus, VertexStatus
     from ebbflow.status.run_report import Summary, Watcher
     from ebbflow.stored_answers import StoredAnswers, answers
@@ -86,11 +94,15 @@ __all__ = [
     "Counts",
     "Datum",
     "DeadLetters",
+    "EarlierDeath",
     "EbbflowError",
     "EngineLost",
     "Function",
     "JetStreamUnavailable",
     "Letter",
+    "LetterEdit",
+    "LetterFilter",
+    "LetterPage",
     "Message",
     "MessageTooLarge",
     "MonoVertex",
@@ -100,6 +112,7 @@ __all__ = [
     "Pipeline",
     "PipelineStatus",
     "Problem",
+    "ReplayResult",
     "Response",
     "RowResponse",
     "ServingStore",
@@ -124,8 +137,13 @@ __all__ = [
 _IMPORTED_WHEN_USED = {
     "Answer": "ebbflow.core.answers",
     "DeadLetters": "ebbflow.deadletters",
+    "EarlierDeath": "ebbflow.core.dead_letter",
     "Letter": "ebbflow.core.dead_letter",
+    "LetterEdit": "ebbflow.deadletters",
+    "LetterFilter": "ebbflow.deadletters",
+    "LetterPage": "ebbflow.deadletters",
     "PipelineStatus": "ebbflow.status.model",
+    "ReplayResult": "ebbflow.deadletters",
     "ServingStore": "ebbflow.buffers.answers",
     "StoredAnswers": "ebbflow.stored_answers",
     "StoredLetter": "ebbflow.deadletters",

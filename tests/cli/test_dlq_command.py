@@ -6,10 +6,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ebbflow.cli.main import app
+from ebbflow.core import frames
+from ebbflow.core.frames import Rows
 from ebbflow.nats.locate import open_link_to_pipeline, start_embedded
-from tests.deadletters.written import Written
+from tests.deadletters.written import NOON, Written
 
 Dlq = Callable[..., Result]
+REPLAYED = {"Ebbflow-Replays": "2", "Ebbflow-History": "nonsense"}
 
 
 @pytest.fixture
@@ -23,29 +26,40 @@ def dlq(state: Path, pipeline: Written) -> Dlq:
     return invoke
 
 
-def cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip("│\n").split("│")]
-
-
 def left(pipeline: Written) -> list[int]:
     return [stored.number for stored in pipeline.letters.list()]
 
 
-def test_list_prints_a_row_for_each_letter(pipeline: Written, dlq: Dlq) -> None:
+def test_list_keeps_to_the_width_of_the_terminal(
+    pipeline: Written, dlq: Dlq, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pipeline.bury(error="ValueError: " + "x" * 80)
-    result = dlq("list")
-    rows = [cells(line) for line in result.stdout.splitlines() if line.startswith("│")]
-    cut = "ValueError: " + "x" * 47 + "…"
-    assert rows == [["1", "enrich", "in-7", "6", "ValueError", cut, "2026-05-17 12:01:00"]]
-    assert result.stdout.endswith("\n1 dead letter\n")
-    assert result.exit_code == 0
+    pipeline.bury(id="4f9a-" * 10 + "end", reason="nacked", error="no customer", headers=REPLAYED)
+    monkeypatch.setattr("ebbflow.display._UNKNOWN_WIDTH", 80)
+    assert dlq("list").stdout == (
+        "number  died (2026, UTC)  vertex  id            tries  replays  why\n"
+        "     1  05-17 12:01:00    enrich  in-7              6        0  ValueError: xxx…\n"
+        "     2  05-17 12:01:00    enrich  4f9a-4…a-end      6        2  nacked: no cust…\n"
+        "\n2 dead letters\n"
+    )
 
 
 def test_list_says_how_to_see_more(pipeline: Written, dlq: Dlq) -> None:
-    for _ in range(3):
-        pipeline.bury()
-    result = dlq("list", "--limit", "2")
-    assert result.stdout.endswith("\n2 of 3 dead letters; see more with --limit 3\n")
+    for vertex in ("enrich", "store", "store"):
+        pipeline.bury(vertex=vertex)
+    more = "; see more with --limit, or what they are with --count\n"
+    assert dlq("list", "--limit", "2").stdout.endswith(f"\n2 of 3 dead letters{more}")
+    some = dlq("list", "--limit", "1", "--reason", "value").stdout
+    assert some.endswith(f"\n1 of more that match, 3 in all{more}")
+    assert (
+        dlq("list", "--count").stdout
+        == "        2  store  ValueError\n        1  enrich  ValueError\n"
+    )
+    assert json.loads(dlq("list", "--count", "--vertex", "enrich", "--json").stdout) == {
+        "vertex": "enrich",
+        "reason": "ValueError",
+        "count": 1,
+    }
 
 
 def test_list_of_nothing_is_one_line(pipeline: Written, dlq: Dlq) -> None:
@@ -54,6 +68,46 @@ def test_list_of_nothing_is_one_line(pipeline: Written, dlq: Dlq) -> None:
     assert dlq("list", "--vertex", "enrihc").stdout == (
         "0 dead letters of vertex 'enrihc'; others have some: enrich (1)\n"
     )
+    assert dlq("list", "--text", "moon").stdout == "no dead letter matches; there are 1\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "numbers"),
+    [
+        ("--vertex", "store", [2]),
+        ("--reason", "ORDER", [2]),
+        ("--error", "moon", [2]),
+        ("--key", "paris", [3]),
+        ("--header", "trace=xyz", [3]),
+        ("--text", "grün", [3]),
+        ("--since", "2026-05-17T12:30", [2]),
+        ("--until", "2026-05-17T12:30:00+00:00", [1, 3]),
+        ("--since", "1h", []),
+    ],
+)
+def test_list_export_replay_and_purge_take_the_same_filters(
+    pipeline: Written, dlq: Dlq, option: str, value: str, numbers: list[int]
+) -> None:
+    pipeline.bury()
+    late = NOON.replace(hour=13)
+    pipeline.bury(vertex="store", reason="bad order", error="no moon", last_seen=late)
+    pipeline.bury(keys=["paris"], headers={"trace": "xyz"}, value='{"a": "GRÜN"}'.encode())
+    for command in ("list", "export"):
+        json_option = ["--json"] if command == "list" else []
+        lines = dlq(command, option, value, *json_option).stdout.splitlines()
+        assert [json.loads(line)["number"] for line in lines] == numbers
+    would = json.loads(dlq("replay", option, value, "--dry-run", "--json").stdout)
+    stayed = sum(len(group["numbers"]) for group in would["stayed"])
+    assert would["sent"] + stayed == len(numbers)
+    assert dlq("purge", option, value, "--yes").exit_code == 0
+    assert left(pipeline) == [number for number in (1, 2, 3) if number not in numbers]
+
+
+def test_a_time_or_rate_that_is_none_is_explained(dlq: Dlq) -> None:
+    result = dlq("list", "--since", "yesterday")
+    assert (result.exit_code, "'yesterday' is no time; write" in result.stderr) == (2, True)
+    result = dlq("replay", "--all", "--rate", "fast")
+    assert (result.exit_code, "'fast' is no rate; write" in result.stderr) == (2, True)
 
 
 def test_list_as_json_is_one_object_a_line(pipeline: Written, dlq: Dlq) -> None:
@@ -73,6 +127,7 @@ def test_list_as_json_is_one_object_a_line(pipeline: Written, dlq: Dlq) -> None:
         "keys": ["berlin", "7"],
         "size": None,
         "unread": False,
+        "replays": 0,
     }
     assert (second["number"], second["event_time"]) == (2, None)
 
@@ -86,8 +141,9 @@ def test_show_tells_everything(pipeline: Written, dlq: Dlq) -> None:
         "reason:      ValueError\n"
         "error:       ValueError: no customer\n"
         "deliveries:  6\n"
+        "replays:     0\n"
         "first seen:  2026-05-17 12:00:00\n"
-        "last seen:   2026-05-17 12:01:00\n"
+        "died:        2026-05-17 12:01:00\n"
         "event time:  2026-05-17 11:00:00\n"
         "keys:        berlin, 7\n"
         "header trace: abc\n"
@@ -132,9 +188,9 @@ def test_replay_sends_back_what_is_named(pipeline: Written, dlq: Dlq) -> None:
         pipeline.bury(id=f"in-{n}")
     assert dlq("replay", "1", "in-2").stdout == "2 dead letters sent back\n"
     assert left(pipeline) == [2]
-    assert dlq("replay", "--all", "--dry-run").stdout == "1 dead letter can be replayed\n"
+    assert dlq("replay", "--all", "--dry-run").stdout == "1 dead letter would be sent back\n"
     assert dlq("replay", "--vertex", "enrich").stdout == "1 dead letter sent back\n"
-    assert len(pipeline.due()) == 3
+    assert len(pipeline.due()) == 2, "letters that go together share a frame"
 
 
 @pytest.mark.parametrize("command", ["replay", "purge"])
@@ -142,15 +198,138 @@ def test_replay_sends_back_what_is_named(pipeline: Written, dlq: Dlq) -> None:
 def test_letters_are_named_in_exactly_one_way(dlq: Dlq, command: str, args: tuple[str]) -> None:
     result = dlq(command, *args)
     assert result.exit_code == 2
-    assert "name letters by number or id, or say --all or --vertex NAME, not both" in result.stderr
+    assert "name letters by number or id, or say --all or a filter" in result.stderr
 
 
 def test_a_replay_that_is_refused_exits_with_3(pipeline: Written, dlq: Dlq) -> None:
     pipeline.bury(size=9_000_000)
     result = dlq("replay", "1")
     assert result.exit_code == 3
-    assert result.stderr.startswith("ebbflow: Replayed 0, but not these:\n  1: the value was cut")
+    assert result.stdout == "0 dead letters sent back\n"
+    assert result.stderr.startswith("1 dead letter stayed:\n  1: the value was cut")
     assert left(pipeline) == [1]
+
+
+MAPS = """
+from dataclasses import replace
+from ebbflow import Letter, Message
+
+def fix(letter: Letter):
+    number = int(letter.id.removeprefix("in-"))
+    if number == 1:
+        raise KeyError("customer")
+    if number == 2:
+        return None
+    if number == 3:
+        return Message.to_drop()
+    return replace(letter, value=letter.value.upper(), headers={"fixed": "yes"})
+"""
+
+
+def test_a_function_decides_what_goes_back(
+    pipeline: Written, dlq: Dlq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mending_of_letters.py").write_text(MAPS)
+    monkeypatch.chdir(tmp_path)
+    for n in range(5):
+        pipeline.bury(id=f"in-{n}")
+    args = ("replay", "--all", "--map", "mending_of_letters:fix")
+    would = dlq(*args, "--dry-run")
+    assert would.stdout.startswith(
+        "in-0:\n  - {\"order\": 7}  keys ['berlin', '7']\n  + {\"ORDER\": 7}  keys"
+    )
+    assert would.stdout.endswith(
+        "\n2 dead letters would be sent back\n"
+        "1 dead letter would be deleted, as the function says\n"
+    )
+    assert left(pipeline) == [1, 2, 3, 4, 5]
+    assert pipeline.due() == []
+    result = dlq(*args)
+    assert result.exit_code == 3
+    assert result.stdout == (
+        "2 dead letters sent back\n1 dead letter deleted, as the function says\n"
+    )
+    assert result.stderr == (
+        "2 dead letters stayed:\n"
+        "  2: the transform raised KeyError: 'customer' (mending_of_letters.py:8)\n"
+        "  3: the transform returned nothing; return what is to go back, or Message.to_drop() to "
+        "delete the letter\n"
+    )
+    assert left(pipeline) == [2, 3]
+    (sent,) = pipeline.due()
+    rows = Rows(frames.decode(sent.payload))
+    assert rows.column("id") == ["in-0", "in-4"]
+    assert rows.column("value") == [b'{"ORDER": 7}'] * 2
+    assert [headers["fixed"] for headers in rows.column("headers")] == ["yes"] * 2
+
+
+def test_a_letter_is_edited_and_sent_back(
+    pipeline: Written, dlq: Dlq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = pipeline.bury()
+    editor = tmp_path / "editor"
+    editor.write_text("#!/bin/sh\nsed -i -e 's/berlin/paris/' -e 's/: 7}/: 8}/' \"$1\"\n")
+    editor.chmod(0o755)
+    monkeypatch.setenv("VISUAL", "true")
+    assert dlq("replay", str(number), "--edit").stdout == (
+        "Nothing was changed, so nothing was sent.\n"
+    )
+    monkeypatch.setenv("VISUAL", str(editor))
+    assert dlq("replay", str(number), "--edit").stdout == "1 dead letter sent back\n"
+    (sent,) = pipeline.due()
+    rows = Rows(frames.decode(sent.payload))
+    assert rows.column("value") == [b'{"order": 8}']
+    assert rows.column("keys") == [["paris", "7"]]
+    assert rows.column("headers")[0]["trace"] == "abc"
+
+
+def test_an_edit_that_cannot_be_read_is_kept_and_nothing_is_sent(
+    pipeline: Written, dlq: Dlq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline.bury()
+    pipeline.bury(value=b"\xff")
+    editor = tmp_path / "editor"
+    editor.write_text("#!/bin/sh\nsed -i 's/^keys: .*/keys: paris/' \"$1\"\n")
+    editor.chmod(0o755)
+    monkeypatch.setenv("VISUAL", str(editor))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    result = dlq("replay", "1", "--edit")
+    assert (result.exit_code, left(pipeline)) == (3, [1, 2])
+    assert "Line 4, keys, is no JSON" in result.stderr
+    (kept,) = tmp_path.glob("ebbflow-*.letter")
+    assert str(kept) in result.stderr
+    assert "keys: paris" in kept.read_text()
+    assert "is no text" in dlq("replay", "2", "--edit").stderr
+    assert dlq("replay", "--all", "--edit").exit_code == 2
+
+
+def test_a_letter_shows_how_its_message_died_before(pipeline: Written, dlq: Dlq) -> None:
+    first = pipeline.bury()
+    dlq("replay", str(first))
+    (sent,) = pipeline.due()
+    (headers,) = Rows(frames.decode(sent.payload)).column("headers")
+    again = pipeline.bury(headers=headers, deliveries=2)
+    shown = dlq("show", str(again)).stdout
+    assert "replays:     1\n" in shown
+    assert "history:\n  2026-05-17 12:01:00  died as letter 1 on delivery 6: ValueError; " in shown
+    assert "header trace: abc\n" in shown
+    assert "Ebbflow-" not in shown
+    facts = json.loads(dlq("show", str(again), "--json").stdout)
+    (death,) = facts["history"]
+    assert (facts["replays"], death["number"], death["deliveries"]) == (1, 1, 6)
+    assert facts["headers"] == {"trace": "abc"}
+
+
+def test_an_export_has_everything_and_can_go_to_a_file(
+    pipeline: Written, dlq: Dlq, tmp_path: Path
+) -> None:
+    pipeline.bury(value=b"\xff")
+    result = dlq("export", "--output", str(tmp_path / "letters.jsonl"))
+    assert (result.stdout, result.stderr) == ("", "1 dead letter exported\n")
+    facts = json.loads((tmp_path / "letters.jsonl").read_text())
+    assert facts["value"] == {"base64": "/w=="}
+    assert facts["traceback"].startswith("Traceback")
+    assert facts["headers"] == {"trace": "abc"}
 
 
 def test_purge_asks_first(pipeline: Written, dlq: Dlq) -> None:

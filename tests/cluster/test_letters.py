@@ -11,10 +11,10 @@ import pytest
 from ebbflow.buffers import streams
 from ebbflow.core import frames
 from ebbflow.core.dead_letter import Letter
-from ebbflow.deadletters import DeadLetters
+from ebbflow.deadletters import DeadLetters, LetterFilter
 from ebbflow.errors import EbbflowError
 from ebbflow.nats.publish import BUFFER, publish
-from ebbflow.nats.stored import read_subject
+from ebbflow.nats.stored import read_one, read_subject
 from tests.cluster.lagging import READS, lagging
 from tests.deadletters.written import LETTER
 
@@ -68,7 +68,7 @@ def test_letters_are_listed_shown_and_sent_back_while_a_new_leader_is_elected(cl
         assert [stored.letter.id for stored in found] == made
         assert letters.get(7)[0].letter.id == "in-6"
         assert letters.counts() == {"enrich": 300}
-        assert letters.replay(found) == 300
+        assert letters.replay(found).sent == 300
 
         assert ids(letters) == []
     assert buried.due() == Counter(dict.fromkeys(made, 1))
@@ -89,10 +89,10 @@ def test_letters_are_sent_back_and_purged_once_while_leaders_step_down(cluster, 
     try:
         with cluster.linked() as link:
             letters = buried.letters(link)
-            assert letters.replay(list(letters.list())[:400]) == 400
-            assert letters.purge(*range(401, 501)) == 100
-            assert letters.purge_all() == 100
-            assert letters.purge_all() == 0
+            assert letters.replay(list(letters.list())[:400]).sent == 400
+            assert letters.purge(range(401, 501)) == 100
+            assert letters.purge(LetterFilter()) == 100
+            assert letters.purge(LetterFilter()) == 0
     finally:
         over.set()
         changing.join()
@@ -110,9 +110,9 @@ def test_letters_are_up_to_date_when_a_follower_lags(cluster, buried, names):
         writing, reading = buried.letters(late.acting), buried.letters(late.reading)
 
         def change(turn):
-            writing.purge_all("large")
+            writing.purge(LetterFilter(vertex="large"))
             gone = list(writing.list())[10 : 10 + turn]
-            writing.purge(*(stored.number for stored in gone))
+            writing.purge(gone)
             for stored in gone:
                 kept.remove(stored.letter.id)
             buried.bury(late.acting, f"new-{turn}")
@@ -137,8 +137,8 @@ def test_a_letter_that_is_gone_is_gone_when_a_follower_lags(cluster, buried, nam
         for turn in late.rounds():
             number = turn + 1
             found = late.after(
-                lambda number=number: writing.purge(number),
-                lambda number=number: reading._find(number),
+                lambda number=number: writing.purge([number]),
+                lambda number=number: read_one(late.reading.client, buried.stream, seq=number),
                 backlog=names.dead_letter_subject("large"),
             )
             assert found == [None] * READS

@@ -37,6 +37,13 @@ class Names:
         """The subject where a redelivery waits: one of its own, or it would replace another."""
         return f"ebb.{self.pipeline}.vertex.{vertex}.{partition}.later.{name}"
 
+    def replayed_subject(self, vertex: str, partition: int | str) -> str:
+        """The subject where a replay of dead letters marks what it has sent to a partition.
+
+        It is in the redelivery stream, so that a mark is stored together with what it is about.
+        """
+        return f"ebb.{self.pipeline}.vertex.{vertex}.{partition}.replayed"
+
     @property
     def dead_letters(self) -> str:
         """The stream of dead letters."""

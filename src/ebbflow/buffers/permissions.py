@@ -85,6 +85,7 @@ def derive_permissions(
             *_list_reads([names.dead_letters]),
             *_list_calls([names.dead_letters], *_FOLLOW),
             *_list_calls([names.dead_letters], "STREAM.MSG.DELETE.{}", "STREAM.PURGE.{}"),
+            *_list_calls(_list_marked(names, vertices), "STREAM.MSG.GET.{}"),
         ],
         "write messages, redeliveries, dead letters and positions": [
             subject for vertex in vertices for subject in _list_written(names, vertex)
@@ -158,6 +159,16 @@ def _list_returned(names: Names, vertex: VertexStreams) -> list[str]:
     return [names.ledger_subject(vertex.vertex, one) for one in range(vertex.partitions)]
 
 
+def _list_marked(names: Names, vertices: Iterable[VertexStreams]) -> list[str]:
+    """Returns the streams where a replay marks what it has sent, but those that are read anyway."""
+    return [
+        names.redelivery(vertex.vertex, partition)
+        for vertex in vertices
+        if not vertex.batched
+        for partition in range(vertex.partitions)
+    ]
+
+
 def _list_written(names: Names, vertex: VertexStreams) -> Iterator[str]:
     name = vertex.vertex
     for partition in range(vertex.partitions):
@@ -165,5 +176,6 @@ def _list_written(names: Names, vertex: VertexStreams) -> Iterator[str]:
             yield names.buffer_subject(name, partition)
         yield names.due_subject(name, partition)
         yield names.later_subject(name, partition, "*")
+        yield names.replayed_subject(name, partition)
         yield f"$KV.{names.positions}.{names.position_key(name, partition)}"
     yield names.dead_letter_subject(name)

@@ -74,9 +74,15 @@ def redelivery_config(
     """Describes the stream of what a partition gets again, with schedules for what is not due."""
     return _stream(
         names.redelivery(vertex, partition),
-        [names.due_subject(vertex, partition), names.later_subject(vertex, partition)],
+        [
+            names.due_subject(vertex, partition),
+            names.later_subject(vertex, partition),
+            names.replayed_subject(vertex, partition),
+        ],
         replicas,
         allow_msg_schedules=True,
+        # A replay stores what it sends and the mark that says so together, or neither.
+        allow_atomic=True,
     )
 
 

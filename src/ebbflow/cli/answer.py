@@ -24,10 +24,10 @@ from ebbflow.cli.conventions import (
     NatsOption,
     SecretsOption,
     StateOption,
-    json_bytes,
     parse_seconds,
 )
 from ebbflow.errors import EbbflowError
+from ebbflow.json_values import json_bytes
 
 if TYPE_CHECKING:
     from ebbflow.core.answers import Answer

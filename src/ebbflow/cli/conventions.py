@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -27,14 +26,6 @@ def parse_seconds(text: str, option: str) -> float:
     if not value:
         raise typer.BadParameter("must be longer than 0.", param_hint=option)
     return value
-
-
-def json_bytes(value: bytes) -> str | dict[str, str]:
-    """Returns bytes for JSON: as text, or in base64 if they are none."""
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(value).decode()}
 
 
 def echo_notes(file: SpecFile) -> None:

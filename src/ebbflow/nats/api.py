@@ -104,15 +104,19 @@ async def read_info(client: Client, stream: str, **details: Any) -> dict[str, An
     return state
 
 
-async def read_state(client: Client, stream: str) -> StreamState | None:
-    """Returns how much the stream holds; ``None`` when there is no such stream."""
+async def read_state(client: Client, stream: str, aside: str = "") -> StreamState | None:
+    """Returns how much the stream holds; ``None`` when there is no such stream.
+
+    Messages on the subject ``aside`` are not counted.
+    """
     try:
-        facts = await read_info(client, stream)
+        facts = await read_info(client, stream, **({"subjects_filter": aside} if aside else {}))
     except ApiError as error:
         if error.code == NOT_FOUND:
             return None
         raise
-    return StreamState(facts["messages"], facts["last_seq"])
+    left_out = sum((facts.get("subjects") or {}).values()) if aside else 0
+    return StreamState(facts["messages"] - left_out, facts["last_seq"])
 
 
 async def purge(client: Client, stream: str, subject: str, up_to: int) -> None:

@@ -12,26 +12,24 @@ import asyncio
 import json
 import time
 from base64 import b64decode
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import nats.errors
-from nats.aio.msg import Msg
+from typing import Any, overload
 
 from ebbflow.durations import Backoff
 from ebbflow.errors import JetStreamUnavailable
 from ebbflow.nats import api
 from ebbflow.nats.client import SecuredClient
-from ebbflow.nats.wire import read_headers
+from ebbflow.nats.wire import Parcel, read_headers, write_headers
 
 _NO_MESSAGE = 10037
 # A server that hangs may be the one that is asked; the next time it is another one, as a rule.
 _SILENCE = Backoff(interval=500, factor=2.0, cap=4_000)
 _PAUSE = 0.05
+_SUBJECT, _SEQUENCE, _STORED_AT = "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp"
 _LOOKS = 10
 _IN_FLIGHT = 16
-_PAGE = 256
+_PAGE = 1_000
 _PAGE_BYTES = 4 * 1024 * 1024
 # The server refuses to collect the last messages of more than 1024 subjects at once.
 _MOST_SUBJECTS = 1000
@@ -48,13 +46,61 @@ class StoredMessage:
     stored: str = ""
 
 
+class StoredPage(Sequence[StoredMessage]):
+    """Messages that were read together, over the buffer that they arrived in.
+
+    Whoever looks for a few of many reads ``block`` and ``payload``, and has objects made of those.
+    """
+
+    def __init__(self, parcel: Parcel) -> None:
+        self.parcel = parcel
+        self.seqs = [_read_seq(parcel.block(row)) for row in range(len(parcel))]
+
+    @classmethod
+    def of(cls, message: StoredMessage | None = None) -> StoredPage:
+        """Returns a page of one message, or of none."""
+        if message is None:
+            return cls(Parcel(b""))
+        own = {_SUBJECT: message.subject, _SEQUENCE: str(message.seq), _STORED_AT: message.stored}
+        block = write_headers(message.headers | own)
+        edges = [0, len(block), len(block) + len(message.payload)]
+        return cls(Parcel(block + message.payload, [b""], [b""], edges))
+
+    def __len__(self) -> int:
+        return len(self.seqs)
+
+    @overload
+    def __getitem__(self, row: int) -> StoredMessage: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[StoredMessage]: ...
+    def __getitem__(self, row: int | slice) -> StoredMessage | list[StoredMessage]:
+        if isinstance(row, slice):
+            return [self[one] for one in range(*row.indices(len(self)))]
+        row = range(len(self))[row]
+        headers = self.parcel.headers(row) or {}
+        subject, stored = headers.pop(_SUBJECT, ""), headers.pop(_STORED_AT, "")
+        headers.pop(_SEQUENCE, None)
+        return StoredMessage(self.seqs[row], subject, headers, self.parcel.payload(row), stored)
+
+    def pick(self, there: StreamSnapshot) -> StoredPage:
+        """Returns the page without what is no part of the snapshot."""
+        rows = [row for row, seq in enumerate(self.seqs) if seq in there]
+        return self if len(rows) == len(self) else StoredPage(self.parcel.pick(rows))
+
+
+def _read_seq(block: bytes) -> int:
+    # The server writes its own headers behind those of the message.
+    start = block.rfind(b"\r\n" + _SEQUENCE.encode() + b":") + len(_SEQUENCE) + 3
+    return int(block[start : block.index(b"\r\n", start)])
+
+
 async def read_last(client: SecuredClient, stream: str, subject: str) -> list[StoredMessage]:
     """Returns the last message on each subject that matches, oldest first."""
     if client.is_on_a_single_server:
         # No other server can be ahead of it, so there is nothing to hold its answer against.
         messages, end = await _ask(client, stream, {"multi_last": [subject]}, _SILENCE.seconds(1))
         if end.get("Status") in ("204", "404") and not int(end.get("Nats-Num-Pending", 0)):
-            return messages
+            return [*messages]
     try:
         known = await api.read_info(client, stream, subjects_filter=subject)
     except api.ApiError as error:
@@ -65,7 +111,7 @@ async def read_last(client: SecuredClient, stream: str, subject: str) -> list[St
     for _ in range(_LOOKS if 0 < len(subjects) <= _MOST_SUBJECTS else 0):
         messages, end = await _direct_read(client, stream, {"multi_last": [subject]})
         if _is_whole(end, known["last_seq"]):
-            return messages
+            return [*messages]
         await asyncio.sleep(_PAUSE)
     return await _read_last_from_leader(client, stream, subjects)
 
@@ -111,30 +157,33 @@ async def take_snapshot(client: SecuredClient, stream: str) -> StreamSnapshot:
 
 
 async def read_page(
-    client: SecuredClient, stream: str, subject: str, start: int, there: StreamSnapshot
-) -> list[StoredMessage]:
+    client: SecuredClient,
+    stream: str,
+    subject: str,
+    start: int,
+    there: StreamSnapshot,
+    most: int = _PAGE,
+) -> StoredPage:
     """Returns the next messages on a subject, from a sequence on; none when there are no more."""
     while start <= there.last:
-        page = await _read_next(client, stream, subject, start, there.last)
+        page = await _read_next(client, stream, subject, start, min(most, there.last - start + 1))
         if not page:
             break
-        if messages := [message for message in page if message.seq in there]:
+        if messages := page.pick(there):
             return messages
-        start = page[-1].seq + 1
-    return []
+        start = page.seqs[-1] + 1
+    return StoredPage.of()
 
 
 async def _read_next(
-    client: SecuredClient, stream: str, subject: str, start: int, last: int
-) -> list[StoredMessage]:
+    client: SecuredClient, stream: str, subject: str, start: int, most: int
+) -> StoredPage:
     """Returns what some replica has next, or else the one message that the leader has next."""
-    most = min(_PAGE, last - start + 1)
     request = {"seq": start, "next_by_subj": subject, "batch": most, "max_bytes": _PAGE_BYTES}
-    messages, _ = await _direct_read(client, stream, request)
-    if messages:
-        return messages
-    message = await read_one(client, stream, seq=start, next_by_subj=subject)
-    return [message] if message else []
+    page, _ = await _direct_read(client, stream, request)
+    if page or client.is_on_a_single_server:
+        return page
+    return StoredPage.of(await read_one(client, stream, seq=start, next_by_subj=subject))
 
 
 async def read_subject(client: SecuredClient, stream: str, subject: str) -> list[StoredMessage]:
@@ -144,7 +193,7 @@ async def read_subject(client: SecuredClient, stream: str, subject: str) -> list
     start = there.first
     while page := await read_page(client, stream, subject, start, there):
         messages += page
-        start = page[-1].seq + 1
+        start = page.seqs[-1] + 1
     return messages
 
 
@@ -165,7 +214,7 @@ async def read_one(client: SecuredClient, stream: str, **which: Any) -> StoredMe
 
 async def _direct_read(
     client: SecuredClient, stream: str, request: dict[str, Any]
-) -> tuple[list[StoredMessage], dict[str, str]]:
+) -> tuple[StoredPage, dict[str, str]]:
     """Returns what a replica has and its closing words; asks again while nobody answers."""
     deadline = time.monotonic() + api.PATIENCE
     attempt = 0
@@ -184,28 +233,34 @@ async def _direct_read(
 
 async def _ask(
     client: SecuredClient, stream: str, request: dict[str, Any], silence: float
-) -> tuple[list[StoredMessage], dict[str, str]]:
+) -> tuple[StoredPage, dict[str, str]]:
     subject, payload = f"$JS.API.DIRECT.GET.{stream}", json.dumps(request).encode()
-    inbox = await client.subscribe(
-        client.new_inbox(), pending_msgs_limit=-1, pending_bytes_limit=-1
-    )
-    messages: list[StoredMessage] = []
+    parcels: list[Parcel] = []
+    news = asyncio.Event()
+
+    def take(parcel: Parcel) -> None:
+        parcels.append(parcel)
+        news.set()
+
+    inbox = client.new_inbox()
+    listening = await client.listen(inbox, take)
     try:
         async with client.unless_denied(subject):
-            await client.publish(subject, payload, reply=inbox.subject)
+            await client.publish(subject, payload, reply=inbox)
             while True:
-                message = await inbox.next_msg(timeout=silence)
-                headers = dict(message.headers or {})
-                if "Status" in headers:
-                    return messages, headers
-                messages.append(_to_stored(message, headers))
-    except nats.errors.TimeoutError:
-        return [], {}
+                async with asyncio.timeout(silence):
+                    await news.wait()
+                news.clear()
+                if (end := _read_end(parcels[-1])) is not None:
+                    answer = Parcel.join(parcels)
+                    return StoredPage(answer.cut(0, len(answer) - 1)), end
+    except TimeoutError:
+        return StoredPage.of(), {}
     finally:
-        await inbox.unsubscribe()
+        await listening.unsubscribe()
 
 
-def _to_stored(message: Msg, headers: dict[str, str]) -> StoredMessage:
-    subject, seq = headers.pop("Nats-Subject", ""), int(headers.pop("Nats-Sequence", 0))
-    stored = headers.pop("Nats-Time-Stamp", "")
-    return StoredMessage(seq, subject, headers, message.data, stored)
+def _read_end(parcel: Parcel) -> dict[str, str] | None:
+    """Returns the closing words of an answer, if they have come: the last message is a status."""
+    words = parcel.headers(len(parcel) - 1) or {}
+    return words if "Status" in words else None

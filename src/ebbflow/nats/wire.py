@@ -67,10 +67,14 @@ class Parcel:
         subjects = [self.subjects[row] for row in rows]
         return Parcel(self.buffer, subjects, [self.replies[row] for row in rows], edges)
 
+    def block(self, row: int) -> bytes:
+        """Returns the headers of a message as they came; nothing if it has none."""
+        return self.buffer[self.edges[_EDGES * row] : self.edges[_EDGES * row + 1]]
+
     def headers(self, row: int) -> dict[str, str] | None:
         """Returns the headers of a message; ``None`` if it has none."""
-        start, end = self.edges[_EDGES * row], self.edges[_EDGES * row + 1]
-        return read_headers(self.buffer[start:end]) if end > start else None
+        block = self.block(row)
+        return read_headers(block) if block else None
 
     def rows_with_headers(self) -> list[int]:
         """Returns the messages that have headers."""

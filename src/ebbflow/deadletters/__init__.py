@@ -1,0 +1,28 @@
+"""The dead letters of a pipeline: find, replay, export and purge them.
+
+``DeadLetters`` is the way in. A replay is exact: 0 lost, 0 twice, whatever is killed and however
+long it takes until somebody goes on. ``chain`` says how.
+"""
+
+from ebbflow.core.dead_letter import EarlierDeath, Letter
+from ebbflow.deadletters.describing import describe_letter
+from ebbflow.deadletters.filters import LetterFilter
+from ebbflow.deadletters.letters import Choice, DeadLetters, LetterPage, Which
+from ebbflow.deadletters.records import StoredLetter
+from ebbflow.deadletters.replaying import ReplayResult
+from ebbflow.deadletters.transforms import LetterEdit, Transform
+
+__all__ = [
+    "Choice",
+    "DeadLetters",
+    "EarlierDeath",
+    "Letter",
+    "LetterEdit",
+    "LetterFilter",
+    "LetterPage",
+    "ReplayResult",
+    "StoredLetter",
+    "Transform",
+    "Which",
+    "describe_letter",
+]

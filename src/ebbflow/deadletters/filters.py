@@ -1,0 +1,96 @@
+"""Which dead letters are meant: a filter by the facts of a letter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
+
+from ebbflow.deadletters.records import LetterRecord
+
+_SEARCHED = ("Id", "Reason", "Error", "Keys", "Headers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetterFilter:
+    """Chooses dead letters. What is left out matches all; a letter has to match all that is there.
+
+    ``vertex`` and ``id`` have to be equal. ``reason``, ``error`` and ``key`` are looked for in the
+    letter's, whatever the case of their characters; ``key`` in each of its keys. ``header`` is the
+    name of a header, or ``name=value``. ``text`` is looked for in the value, and in id, reason,
+    error, keys and headers. ``since`` and ``until`` bound the time when the message died: from
+    ``since`` on, before ``until``. ``up_to`` is the last number that counts. A time without a
+    zone is in UTC.
+    """
+
+    vertex: str | None = None
+    reason: str | None = None
+    error: str | None = None
+    text: str | None = None
+    id: str | None = None
+    key: str | None = None
+    header: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    up_to: int | None = None
+
+    @property
+    def is_everything(self) -> bool:
+        """``True`` if every letter of the vertex matches, or every one up to a number."""
+        plain = replace(self, vertex=None, up_to=None)
+        return all(getattr(plain, field.name) is None for field in fields(plain))
+
+    def matches(self, record: LetterRecord) -> bool:
+        """Returns whether a letter is meant; ``ValueError`` if it is no letter."""
+        # The cheapest questions first, and none that nobody has asked.
+        return (
+            (self.up_to is None or record.number <= self.up_to)
+            and (self.vertex is None or record.fact("Vertex") == self.vertex)
+            and (self.id is None or record.fact("Id") == self.id)
+            and (self.reason is None or _contains(record.fact("Reason", ""), self.reason))
+            and (self.error is None or _contains(record.fact("Error", ""), self.error))
+            and self._has_key(record)
+            and self._has_header(record)
+            and self._is_in_time(record)
+            and (self.text is None or _is_in(record, self.text))
+        )
+
+    def _has_key(self, record: LetterRecord) -> bool:
+        wanted = self.key
+        return wanted is None or any(_contains(key, wanted) for key in record.fact("Keys", ()))
+
+    def _has_header(self, record: LetterRecord) -> bool:
+        if self.header is None:
+            return True
+        name, equals, value = self.header.partition("=")
+        headers = record.fact("Headers", {})
+        return name in headers and (not equals or headers[name] == value)
+
+    def _is_in_time(self, record: LetterRecord) -> bool:
+        if self.since is None and self.until is None:
+            return True
+        died = datetime.fromisoformat(record.fact("Last-Seen"))
+        return (self.since is None or died >= _in_utc(self.since)) and (
+            self.until is None or died < _in_utc(self.until)
+        )
+
+
+def _in_utc(time: datetime) -> datetime:
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+
+
+def _contains(text: str, wanted: str) -> bool:
+    return wanted.casefold() in text.casefold()
+
+
+def _is_in(record: LetterRecord, wanted: str) -> bool:
+    if wanted.isascii():
+        is_in_value = wanted.lower().encode() in record.payload.lower()
+    else:
+        is_in_value = _contains(record.payload.decode("utf-8", "replace"), wanted)
+    return is_in_value or any(_contains(_flatten(record.fact(n, "")), wanted) for n in _SEARCHED)
+
+
+def _flatten(fact: str | list[str] | dict[str, str]) -> str:
+    if isinstance(fact, dict):
+        return "\n".join(f"{name}={value}" for name, value in fact.items())
+    return fact if isinstance(fact, str) else "\n".join(fact)

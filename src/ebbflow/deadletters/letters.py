@@ -1,0 +1,267 @@
+"""The dead letters of a pipeline, for people and programs: find, replay and purge them.
+
+Letters are numbered by their place in the dead-letter stream; a number is never used again. The
+id of a message may be on several letters: it can die at two vertices, or again after a replay.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from ebbflow.buffers.names import Names
+from ebbflow.buffers.streams import explain_unknown
+from ebbflow.deadletters.causes import CauseIndex, Causes
+from ebbflow.deadletters.chain import Chain
+from ebbflow.deadletters.filters import LetterFilter
+from ebbflow.deadletters.packing import LetterPacking
+from ebbflow.deadletters.records import StoredLetter
+from ebbflow.deadletters.replaying import Replay, ReplayResult
+from ebbflow.deadletters.shelf import FilteredReading, LetterShelf, NumberedReading
+from ebbflow.deadletters.transforms import Transform
+from ebbflow.errors import EbbflowError
+from ebbflow.nats import api
+from ebbflow.nats.link import Link
+from ebbflow.nats.locate import open_link_to_pipeline
+
+_PAGE = 1_000
+_AT_A_TIME = 4_000
+_FEW = 20
+# A search that finds little goes through much: whoever waits gets what there is, and goes on.
+_SEARCH = 0.25
+
+Which = int | str
+"""A letter by its number, or all letters of a message by its id."""
+
+Choice = LetterFilter | Iterable[int | StoredLetter]
+"""Letters that match a filter, or some letters, or their numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class LetterPage:
+    """Some letters of a search, oldest first.
+
+    ``next`` is what to give as ``after`` to go on; ``None`` when there is nothing behind. A page
+    may be shorter than its limit, even empty, and have a ``next``: then the search took its time.
+    ``total`` is how many letters match, where that is known without a look at each of them.
+    """
+
+    letters: tuple[StoredLetter, ...]
+    next: int | None
+    total: int | None
+
+
+class DeadLetters:
+    """The dead letters of one pipeline; get them with ``DeadLetters.open``.
+
+    ``SetupError`` if there is no such pipeline.
+
+    Works beside a running pipeline as well as without one. Blocks; used by one thread at a time.
+    """
+
+    def __init__(self, link: Link, pipeline: str) -> None:
+        self._link = link
+        self._names = Names(pipeline)
+        if self._names.dead_letters not in (streams := self._list_streams()):
+            raise explain_unknown(pipeline, streams)
+        self._shelf = LetterShelf(link, self._names)
+        self._causes = CauseIndex(self._shelf)
+
+    @classmethod
+    @contextmanager
+    def open(
+        cls, pipeline: str, *, state: str | Path = ".ebbflow", nats: str | None = None
+    ) -> Iterator[Self]:
+        """Opens the letters of a pipeline where it runs: its state folder, or a server of yours.
+
+        An embedded server that nobody runs is started for as long as the context lasts.
+        """
+        inbox = Names(pipeline).inbox
+        with open_link_to_pipeline(Path(state), nats, inbox=inbox) as link:
+            yield cls(link, pipeline)
+
+    # --- finding --------------------------------------------------------------------------------
+
+    def counts(self) -> dict[str, int]:
+        """Returns how many letters each vertex has; vertices without letters are left out."""
+        subjects = self._read_info("*").get("subjects") or {}
+        return {name.rpartition(".")[2]: count for name, count in sorted(subjects.items())}
+
+    def causes(self) -> Causes:
+        """Returns how many letters there are for each vertex and reason.
+
+        The first call reads all letters, later ones only those that are new.
+        """
+        return self._causes.count()
+
+    def search(
+        self, chosen: LetterFilter | None = None, after: int = 0, limit: int = 50
+    ) -> LetterPage:
+        """Returns the next letters behind a number that match, within a fraction of a second."""
+        chosen = chosen or LetterFilter()
+        reading = FilteredReading(self._shelf, chosen)
+        letters: list[StoredLetter] = []
+        began, total = time.monotonic(), self._count_cheaply(chosen)
+        most = min(_PAGE, limit + 1) if chosen.is_everything else _PAGE
+        while batch := reading.read(after, most):
+            letters += batch.letters
+            after = batch.end
+            if len(letters) > limit:
+                return LetterPage(tuple(letters[:limit]), letters[limit - 1].number, total)
+            if time.monotonic() - began > _SEARCH:
+                return LetterPage(tuple(letters), after, total)
+        return LetterPage(tuple(letters), None, total)
+
+    def _count_cheaply(self, chosen: LetterFilter) -> int | None:
+        if not chosen.is_everything or chosen.up_to is not None:
+            return None
+        counts = self.counts()
+        return counts.get(chosen.vertex, 0) if chosen.vertex else sum(counts.values())
+
+    def list(
+        self, chosen: LetterFilter | None = None, limit: int | None = None
+    ) -> Iterator[StoredLetter]:
+        """Yields the letters there are now that match, oldest first; reads them page by page."""
+        reading, after, left = FilteredReading(self._shelf, chosen or LetterFilter()), 0, limit
+        most = _PAGE if left is None else min(_PAGE, max(1, left))
+        while (left is None or left > 0) and (batch := reading.read(after, most)):
+            letters = batch.letters if left is None else batch.letters[:left]
+            yield from letters
+            left = None if left is None else left - len(letters)
+            after = batch.end
+
+    def last_number(self, chosen: LetterFilter | None = None) -> int:
+        """Returns the number of the last letter there is now, or that a filter ends with."""
+        last = int(self._read_info("*")["last_seq"])
+        return min(last, chosen.up_to) if chosen and chosen.up_to is not None else last
+
+    def get(self, *which: Which) -> tuple[StoredLetter, ...]:
+        """Returns the letters meant, oldest first; ``EbbflowError`` if some do not exist."""
+        numbers = {number for number in which if isinstance(number, int)}
+        ids = {message_id for message_id in which if isinstance(message_id, str)}
+        letters = {number: self._find(number) for number in numbers}
+        if ids:
+            letters |= {entry.number: entry for entry in self.list() if entry.letter.id in ids}
+        for missing in sorted(ids - {entry.letter.id for entry in letters.values()}):
+            raise self._explain_missing(f"of message {missing!r}")
+        return tuple(letters[number] for number in sorted(letters))
+
+    def _find(self, number: int) -> StoredLetter:
+        record = self._shelf.find(number)
+        if record is None:
+            raise self._explain_missing(f"with number {number}")
+        return self._shelf.parse(record)
+
+    def _explain_missing(self, which: str) -> EbbflowError:
+        pipeline = self._names.pipeline
+        return EbbflowError(
+            f"There is no dead letter {which} in {pipeline}. "
+            f"See which there are with: ebbflow dlq list {pipeline}"
+        )
+
+    # --- sending back ---------------------------------------------------------------------------
+
+    def replay(
+        self,
+        chosen: Choice,
+        *,
+        transform: Transform | None = None,
+        rate: float | None = None,
+        dry_run: bool = False,
+        progress: Callable[[ReplayResult], None] = lambda result: None,
+    ) -> ReplayResult:
+        """Sends messages back to their vertices as on their first delivery, in order of number.
+
+        ``transform`` decides about each letter, in this process: see ``deadletters.transforms``.
+        ``rate`` is the most letters a second. With ``dry_run`` transforms are called and nothing is
+        sent or deleted. ``progress`` is called after every step with what it has come to so far.
+
+        A letter that cannot be replayed stays where it is, keeps no other from being replayed, and
+        is in the result with the reason. Each letter goes back exactly once, also if this is killed
+        and done again later, and if several replays run at once.
+        """
+        if not isinstance(chosen, LetterFilter):
+            chosen = sorted({_number_of(letter) for letter in chosen})
+        everything = isinstance(chosen, LetterFilter) and chosen.is_everything
+        reading = self._read_chosen(chosen)
+        packing = LetterPacking(self._names, self._list_streams, self._link.client.max_payload)
+        # A replica that lags behind could hide a letter, which a sweep would delete unread.
+        whole = everything and self._link.client.is_on_a_single_server
+        replay = Replay(
+            Chain(self._shelf, packing.find_targets),
+            reading,
+            packing,
+            self._find_vertices(chosen),
+            self._shelf.delete,
+            transform=transform,
+            rate=rate,
+            whole=whole,
+            progress=progress,
+        )
+        return replay.rehearse() if dry_run else replay.run()
+
+    def _read_chosen(
+        self, chosen: LetterFilter | Sequence[int]
+    ) -> FilteredReading | NumberedReading:
+        if isinstance(chosen, LetterFilter):
+            return FilteredReading(self._shelf, chosen)
+        return NumberedReading(self._shelf, chosen)
+
+    def _find_vertices(self, chosen: LetterFilter | Sequence[int]) -> Collection[str]:
+        if isinstance(chosen, LetterFilter):
+            return self.counts() if chosen.vertex is None else [chosen.vertex]
+        if len(chosen) > _FEW:
+            return self.counts()
+        records = filter(None, map(self._shelf.find, chosen))
+        return {self._shelf.parse(record).letter.vertex for record in records}
+
+    def _list_streams(self) -> set[str]:
+        return set(self._link.run(api.list_streams(self._link.client, "ebb_")))
+
+    # --- deleting -------------------------------------------------------------------------------
+
+    def purge(self, chosen: Choice) -> int:
+        """Deletes the letters meant for good; returns how many.
+
+        By number also what is in the stream and no letter. A letter that does not exist is an
+        ``EbbflowError``, and nothing is deleted then.
+        """
+        if isinstance(chosen, LetterFilter):
+            return self._purge_filtered(chosen)
+        numbers = sorted({_number_of(letter) for letter in chosen})
+        for number in numbers:
+            if self._shelf.find(number) is None:
+                raise self._explain_missing(f"with number {number}")
+        self._shelf.delete(numbers)
+        return len(numbers)
+
+    def _purge_filtered(self, chosen: LetterFilter) -> int:
+        if chosen.is_everything and (count := self._sweep(chosen)) is not None:
+            return count
+        numbers = [entry.number for entry in self.list(chosen)]
+        for start in range(0, len(numbers), _AT_A_TIME):
+            self._shelf.delete(numbers[start : start + _AT_A_TIME])
+        return len(numbers)
+
+    def _sweep(self, chosen: LetterFilter) -> int | None:
+        """Deletes all letters there are, or all of a vertex; ``None`` if not all are meant."""
+        # Counted first: a purge that is repeated because its answer got lost finds nothing.
+        info = self._read_info(chosen.vertex or "*")
+        if chosen.up_to not in (None, info["last_seq"]):
+            return None
+        self._shelf.sweep(chosen.vertex or "*", info["last_seq"])
+        counts: dict[str, int] = info.get("subjects") or {}
+        return sum(counts.values())
+
+    def _read_info(self, vertex: str) -> dict[str, Any]:
+        subject = self._names.dead_letter_subject(vertex)
+        client, stream = self._link.client, self._names.dead_letters
+        return self._link.run(api.read_info(client, stream, subjects_filter=subject))
+
+
+def _number_of(letter: int | StoredLetter) -> int:
+    return letter if isinstance(letter, int) else letter.number

@@ -1,0 +1,129 @@
+"""The way of a message back to the vertex where it died: which partition, and in which frames.
+
+Messages with the same keys go to the same partition, as an ordered vertex wants it, and those
+without keys are spread by their ids. Within a partition they keep the order of the letters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+
+import pyarrow as pa
+
+from ebbflow.buffers.names import Names
+from ebbflow.buffers.replays import ReplayTarget
+from ebbflow.core import frames
+from ebbflow.core.dead_letter import Letter
+from ebbflow.core.publications import partition_of
+from ebbflow.deadletters.chain import ReplayParcel
+from ebbflow.deadletters.replaying import Sendable
+
+_UNREAD = (
+    "a source could not read this, so there is no message to send back; correct the row, or the "
+    "schema, and have the source read it again"
+)
+_CUT = (
+    "the value was cut because it was too large to be kept whole; send the original message to the "
+    "source again"
+)
+# What a frame of one message takes besides its bytes, generously.
+_FRAME = 4096
+
+
+class LetterPacking:
+    """Knows the partitions of a pipeline, as its streams show them."""
+
+    def __init__(
+        self, names: Names, list_streams: Callable[[], Collection[str]], largest: int
+    ) -> None:
+        self._names = names
+        self._list_streams = list_streams
+        self._largest = largest
+        self.renew()
+
+    def renew(self) -> None:
+        """As in ``Packing``."""
+        self._streams = self._list_streams()
+        self._partitions: dict[str, Sequence[int]] = {}
+
+    def find_targets(self, vertex: str) -> list[ReplayTarget]:
+        """Returns all partitions of the vertex that exist."""
+        return [ReplayTarget(vertex, partition) for partition in self._find_partitions(vertex)]
+
+    def explain_refusal(self, letter: Letter) -> str | None:
+        """As in ``Packing``."""
+        if letter.unread:
+            return _UNREAD
+        if letter.size is not None:
+            return _CUT
+        if not self._find_partitions(letter.vertex):
+            return (
+                f"the pipeline has no vertex {letter.vertex!r} any more; run a pipeline that has "
+                "it once, then replay"
+            )
+        return None
+
+    def explain_size(self, letter: Letter) -> str | None:
+        """As in ``Packing``."""
+        if len(letter.value) + _FRAME < self._largest // 2:
+            return None
+        size = len(frames.encode(_to_rows([letter])))
+        if size + _FRAME <= self._largest:
+            return None
+        return f"as a message it takes {size:,} bytes; the server takes {self._largest:,}"
+
+    def pack(self, letters: Sequence[Sendable]) -> dict[ReplayTarget, ReplayParcel]:
+        """As in ``Packing``."""
+        by_target: dict[ReplayTarget, list[Sendable]] = defaultdict(list)
+        for sendable in letters:
+            by_target[sendable.target].append(sendable)
+        return {target: _pack(sendables) for target, sendables in by_target.items()}
+
+    def choose(self, letter: Letter) -> ReplayTarget:
+        """As in ``Packing``: by what the letter says, never by what a transform has made of it."""
+        partitions = self._find_partitions(letter.vertex)
+        if len(partitions) == 1:
+            place = 0
+        elif letter.keys:
+            place = partition_of(letter.keys, len(partitions))
+        else:
+            digest = hashlib.blake2b(letter.id.encode(), digest_size=8).digest()
+            place = int.from_bytes(digest) % len(partitions)
+        return ReplayTarget(letter.vertex, partitions[place])
+
+    def _find_partitions(self, vertex: str) -> Sequence[int]:
+        if vertex not in self._partitions:
+            first, last = self._names.redelivery(vertex, 0).split("_0_")
+            middle = [
+                name.removeprefix(f"{first}_").removesuffix(f"_{last}")
+                for name in self._streams
+                if name.startswith(f"{first}_") and name.endswith(f"_{last}")
+            ]
+            numbers = sorted(int(partition) for partition in middle if partition.isdigit())
+            self._partitions[vertex] = numbers
+        return self._partitions[vertex]
+
+
+def _pack(sendables: Sequence[Sendable]) -> ReplayParcel:
+    rows = _to_rows([sendable.letter for sendable in sendables])
+    payloads = [frames.encode(frame) for frame in frames.split(rows)]
+    return ReplayParcel(payloads, tuple(sendable.number for sendable in sendables))
+
+
+def _to_rows(letters: Sequence[Letter]) -> pa.RecordBatch:
+    """Returns messages as on their first delivery: of their failures only the history is kept."""
+    columns = {
+        "id": [letter.id for letter in letters],
+        "keys": [letter.keys for letter in letters],
+        "value": [letter.value for letter in letters],
+        "event_time": [letter.event_time for letter in letters],
+        "headers": [[*letter.headers.items()] for letter in letters],
+        "metadata": [
+            [(group, [*entries.items()]) for group, entries in letter.metadata.items()]
+            for letter in letters
+        ],
+        "first_seen": [letter.first_seen for letter in letters],
+    }
+    return frames.batch_of(columns, len(letters))

@@ -1,0 +1,172 @@
+"""The dead letters of a pipeline on the server: reading them in order, and deleting them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection, Iterable, Sequence
+
+from ebbflow.buffers.names import Names
+from ebbflow.buffers.replays import ReplayMark, ReplayMarks, ReplayTarget, StoredMark
+from ebbflow.deadletters.filters import LetterFilter
+from ebbflow.deadletters.records import LetterRecord, StoredLetter, record_of, records_of
+from ebbflow.deadletters.replaying import LetterBatch
+from ebbflow.errors import EbbflowError, JetStreamUnavailable
+from ebbflow.nats import api
+from ebbflow.nats.link import Link
+from ebbflow.nats.stored import StreamSnapshot, read_one, read_page, take_snapshot
+from ebbflow.nats.wire import Publishes
+
+_PAUSE = 0.1
+_SILENCE = 5.0
+_DELETED = b'"success":true'
+
+
+class LetterShelf:
+    """The letters, and the marks of replays. Every call waits for the server."""
+
+    def __init__(self, link: Link, names: Names) -> None:
+        self.link = link
+        self.names = names
+        self._marks = ReplayMarks(link.client, names)
+        self._prepared: set[ReplayTarget] = set()
+        self._tried_since: float | None = None
+
+    # --- letters --------------------------------------------------------------------------------
+
+    def look(self) -> StreamSnapshot:
+        """Returns which letters there are now."""
+        return self.link.run(take_snapshot(self.link.client, self.names.dead_letters))
+
+    def read_page(
+        self, vertex: str | None, after: int, there: StreamSnapshot, most: int
+    ) -> list[LetterRecord]:
+        """Returns the next letters behind a number; none when there are no more."""
+        stream, start = self.names.dead_letters, max(after + 1, there.first)
+        subject = self.names.dead_letter_subject(vertex or "*")
+        page = read_page(self.link.client, stream, subject, start, there, most)
+        return records_of(self.link.run(page))
+
+    def find(self, number: int) -> LetterRecord | None:
+        """Returns a letter by its number, from the leader: another server may have it still."""
+        if number < 1:
+            return None
+        message = self.link.run(read_one(self.link.client, self.names.dead_letters, seq=number))
+        return None if message is None else record_of(message)
+
+    def parse(self, record: LetterRecord) -> StoredLetter:
+        """Returns the letter; ``EbbflowError`` if something else was put into the stream."""
+        try:
+            return record.to_letter()
+        except (KeyError, ValueError, TypeError) as error:
+            pipeline, number = self.names.pipeline, record.number
+            raise EbbflowError(
+                f"Message {number} of stream {self.names.dead_letters} is not a dead letter: "
+                f"{type(error).__name__}: {error}. "
+                f"Remove it with: ebbflow dlq purge {pipeline} {number}"
+            ) from error
+
+    def delete(self, numbers: Collection[int]) -> None:
+        """Deletes letters, all of them or with an error; those that are gone are no error."""
+        subject = f"$JS.API.STREAM.MSG.DELETE.{self.names.dead_letters}"
+        wanted = sorted(numbers)
+        bodies = [json.dumps({"seq": number, "no_erase": True}).encode() for number in wanted]
+        rows = Publishes.plain([subject.encode()] * len(wanted), bodies)
+        answers = self.link.run(self.link.client.request_all(rows, _SILENCE))
+        for number, answer in zip(wanted, answers, strict=True):
+            if not isinstance(answer, bytes) or _DELETED not in answer:
+                self.link.run(self._delete(number))
+
+    async def _delete(self, number: int) -> None:
+        stream, client = self.names.dead_letters, self.link.client
+        try:
+            call = f"STREAM.MSG.DELETE.{stream}"
+            await api.call(client, call, {"seq": number, "no_erase": True})
+        except api.ApiError as error:
+            # The server has one answer for all reasons. Somebody else may have deleted it, or we
+            # have, and the answer got lost.
+            if await read_one(client, stream, seq=number) is not None:
+                raise EbbflowError(f"Dead letter {number} was not deleted: {error}.") from error
+
+    def sweep(self, vertex: str, up_to: int) -> None:
+        """Deletes every letter of a vertex up to a number."""
+        subject = self.names.dead_letter_subject(vertex)
+        self.link.run(api.purge(self.link.client, self.names.dead_letters, subject, up_to))
+
+    # --- marks ----------------------------------------------------------------------------------
+
+    def read_last(self, target: ReplayTarget) -> StoredMark | None:
+        """As in ``Shelf``."""
+        return self.link.run(self._marks.read_last(target))
+
+    def store(
+        self, target: ReplayTarget, frames: Iterable[bytes], mark: ReplayMark, expected: int
+    ) -> int | None:
+        """As in ``Shelf``."""
+        if target not in self._prepared:
+            self.link.run(self._marks.prepare(target))
+            self._prepared.add(target)
+        seq = self.link.run(self._marks.store(target, frames, mark, expected))
+        if seq is not None:
+            self._tried_since = None
+        return seq
+
+    def forget(self, target: ReplayTarget, up_to: int) -> None:
+        """As in ``Shelf``."""
+        self.link.run(self._marks.forget(target, up_to))
+
+    def wait(self) -> None:
+        """As in ``Shelf``; ``JetStreamUnavailable`` when nothing was stored for a long time."""
+        now = time.monotonic()
+        self._tried_since = self._tried_since or now
+        if now - self._tried_since > api.PATIENCE:
+            raise JetStreamUnavailable("the replay", api.PATIENCE, "nothing was stored")
+        time.sleep(_PAUSE)
+
+
+class FilteredReading:
+    """The letters that match a filter, of those that are there when the reading is renewed."""
+
+    def __init__(self, shelf: LetterShelf, chosen: LetterFilter) -> None:
+        self._shelf = shelf
+        self._chosen = chosen
+        self._there = shelf.look()
+
+    def renew(self) -> None:
+        """Has everything read as it is from now on, but for what has died since the beginning."""
+        # What dies again while this runs is not part of it: it would be replayed for ever.
+        there = self._shelf.look()
+        self._there = StreamSnapshot(there.first, self._there.last, there.deleted)
+
+    def read(self, after: int, most: int) -> LetterBatch | None:
+        """As in ``Reading``; letters that do not match are passed over."""
+        records = self._shelf.read_page(self._chosen.vertex, after, self._there, most)
+        up_to = self._chosen.up_to
+        if not records or (up_to is not None and records[0].number > up_to):
+            return None
+        chosen = [self._shelf.parse(record) for record in records if self._chosen.matches(record)]
+        return LetterBatch(chosen, records[-1].number)
+
+
+class NumberedReading:
+    """Letters by their numbers."""
+
+    def __init__(self, shelf: LetterShelf, numbers: Iterable[int]) -> None:
+        self._shelf = shelf
+        self._numbers = sorted(set(numbers))
+
+    def renew(self) -> None:
+        """Does nothing: each letter is read from the leader, as it is."""
+
+    def read(self, after: int, most: int) -> LetterBatch | None:
+        """As in ``Reading``."""
+        numbers = [number for number in self._numbers if number > after][:most]
+        if not numbers:
+            return None
+        records = {number: self._shelf.find(number) for number in numbers}
+        letters = [self._shelf.parse(record) for record in records.values() if record]
+        return LetterBatch(letters, numbers[-1], _without(records))
+
+
+def _without(records: dict[int, LetterRecord | None]) -> Sequence[int]:
+    return [number for number, record in records.items() if record is None]
