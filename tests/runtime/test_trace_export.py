@@ -1,5 +1,7 @@
 """OpenTelemetry's standard variables say whether traces are recorded; spans are limited."""
 
+import logging
+
 import pytest
 
 from ebbflow.runtime import trace_export
@@ -54,6 +56,21 @@ def test_spans_are_limited_and_what_was_not_used_is_kept_for_a_second(
     taken += [budget.take(100)]
 
     assert taken == [7, 3, 5, 0, 10]
+
+
+def test_a_collector_that_is_away_is_told_of_once_and_not_for_each_attempt(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log = logging.getLogger("test of the exporter")
+    log.propagate = False
+    log.addHandler(trace_export._ExportTrouble())
+
+    for _ in range(3):
+        log.warning("Transient error %s encountered", "(Caused by [Errno 111] Connection refused)")
+
+    assert capsys.readouterr().err == (
+        "traces are not exported: Connection refused; the pipeline goes on without them\n"
+    )
 
 
 def test_nobody_is_in_a_trace_while_none_is_recorded() -> None:

@@ -7,8 +7,13 @@ other machines export to the same place. Each worker has one exporter; it never 
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
 import os
+import re
+import sys
 import threading
+import time
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import entry_points
@@ -27,6 +32,8 @@ _EXPORTER = "OTEL_TRACES_EXPORTER"
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _FLUSH_WITHIN = 3.0
+_SAY_EVERY, _LONGEST = 60.0, 200
+_SYSTEM_ERROR = re.compile(r"\[Errno -?\d+\] ([\w ]+)")
 
 MISSING = (
     "traces are asked for, but OpenTelemetry is not installed; run: pip install 'ebbflow[otel]'"
@@ -84,6 +91,9 @@ def _set_up_provider(service: str) -> None:
 
     if isinstance(trace.get_tracer_provider(), TracerProvider):
         return
+    exporters = logging.getLogger("opentelemetry.exporter")
+    exporters.addHandler(_ExportTrouble())
+    exporters.propagate = False
     # Not shut down at exit: a worker that is told to end does not wait for a collector.
     resource = Resource.create({SERVICE_NAME: service})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
@@ -108,6 +118,26 @@ def _full_name(name: str) -> str:
         (os.environ[variable] for variable in _PROTOCOLS if os.environ.get(variable)), ""
     )
     return "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"
+
+
+class _ExportTrouble(logging.Handler):
+    """Says that traces are not exported, once a minute; an exporter says it for each attempt."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._said = -math.inf
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Says it in one line, unless it was just said."""
+        if time.monotonic() - self._said < _SAY_EVERY:
+            return
+        self._said = time.monotonic()
+        text = record.getMessage()
+        why = _SYSTEM_ERROR.search(text)
+        what = why[1] if why else text[:_LONGEST]
+        print(
+            f"traces are not exported: {what}; the pipeline goes on without them", file=sys.stderr
+        )
 
 
 def flush_spans() -> None:
