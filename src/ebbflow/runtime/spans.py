@@ -13,10 +13,12 @@ header as it is: its trace goes on, with a gap. Nothing here changes what is don
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from ebbflow.core import frames
 from ebbflow.core.frames import Rows
 from ebbflow.core.trace_context import (
     SCOPES,
@@ -42,6 +44,8 @@ TRACES_A_SECOND = 50
 """The most traces that a task of a source begins in a second."""
 CHUNKS_A_SECOND = 20
 """The most chunks that a task makes spans for in a second."""
+# For how many messages a second the sampler is asked, which takes a while, too.
+_ASKED_A_SECOND = 2_000
 _MOST_LINKS = 100
 
 
@@ -61,6 +65,10 @@ class SpanBudget:
         granted = min(wanted, int(self._left))
         self._left -= granted
         return granted
+
+    def give_back(self, unused: int) -> None:
+        """Takes back what was granted and not used."""
+        self._left += unused
 
 
 def open_spans(plan: VertexPlan, partition: int) -> TaskSpans | None:
@@ -86,6 +94,7 @@ class TaskSpans:
         }
         self._messages = SpanBudget(MESSAGES_A_SECOND)
         self._traces = SpanBudget(TRACES_A_SECOND)
+        self._asked = SpanBudget(_ASKED_A_SECOND)
         self._chunks = SpanBudget(CHUNKS_A_SECOND)
 
     @contextmanager
@@ -119,16 +128,26 @@ class TaskSpans:
         """Begins the spans of the messages whose trace is recorded, by their row."""
         headers = rows.batch.column("headers")
         recorded = find_recorded(headers)
-        chosen = [*recorded][: self._messages.take(len(recorded))]
-        if self._begins:
-            known = find_contexts(headers)
-            without = [row for row in range(len(rows)) if row not in known][:TRACES_A_SECOND]
-            chosen += without[: self._traces.take(len(without))]
+        granted = self._messages.take(len(recorded))
+        spans = self._begin_at(rows, [*recorded][:granted], granted)
+        return spans | self._begin_traces(rows) if self._begins else spans
+
+    def _begin_traces(self, rows: Rows) -> dict[int, Span]:
+        """Begins traces for messages that have none, as far as the sampler wants them."""
+        granted = self._traces.take(len(rows))
+        known = find_contexts(rows.batch.column("headers")) if granted else {}
+        without = (row for row in range(len(rows) if granted else 0) if row not in known)
+        sampled = self._begin_at(rows, [*islice(without, self._asked.take(len(rows)))], granted)
+        self._traces.give_back(granted - len(sampled))
+        return sampled
+
+    def _begin_at(self, rows: Rows, chosen: Sequence[int], most: int) -> dict[int, Span]:
+        """Begins spans for these rows until so many are recorded; returns those."""
         if not chosen:
             return {}
-        taken = Rows(rows.batch.take(chosen))
-        spans = {row: self._begin_message(taken, number) for number, row in enumerate(chosen)}
-        return {row: span for row, span in spans.items() if span.is_recording()}
+        taken = Rows(frames.take_rows(rows.batch, chosen))
+        spans = ((row, self._begin_message(taken, number)) for number, row in enumerate(chosen))
+        return dict(islice((pair for pair in spans if pair[1].is_recording()), most))
 
     def _begin_message(self, rows: Rows, number: int) -> Span:
         from opentelemetry.trace import SpanKind
