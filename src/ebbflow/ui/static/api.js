@@ -69,6 +69,21 @@ export const purge = (pipeline, body) => post(`${root(pipeline)}/dead-letters/pu
 export const pause = (pipeline, vertex) => post(`${root(pipeline)}/pause`, vertex ? { vertex } : {});
 export const resume = (pipeline, vertex) => post(`${root(pipeline)}/resume`, vertex ? { vertex } : {});
 
+const LOOK_AGAIN = 400;
+
+/** Waits for a replay or purge that goes on behind its answer; returns what came of it. */
+export async function finish(pipeline, answer, onProgress) {
+  while (answer.job != null && !answer.done) {
+    onProgress(answer);
+    await new Promise((resolve) => setTimeout(resolve, LOOK_AGAIN));
+    answer = await get(`${root(pipeline)}/dead-letters/jobs/${answer.job}`);
+  }
+  if (answer.error) throw new ApiError(409, answer.error, answer.next_step);
+  return answer.job != null ? answer.result : answer;
+}
+
+export const stopJob = (pipeline, job) => post(`${root(pipeline)}/dead-letters/jobs/${job}/stop`, {});
+
 /** The spec as YAML, whether the server sends it bare or inside JSON. */
 export async function spec(pipeline, signal) {
   const response = await ask(`${root(pipeline)}/spec`, { signal });

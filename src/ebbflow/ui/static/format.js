@@ -85,15 +85,25 @@ export function clock(text, now = Date.now()) {
   return `${day} ${hours}`;
 }
 
-/** How long ago, or in how long: 12 s ago, in 4 min 10 s. */
+/** How long ago, or in how long: 12 s ago, in 4 min. */
 export function distance(text, now) {
   const time = instant(text);
   if (time == null) return "–";
   const seconds = (time - now) / 1000;
   if (Math.abs(seconds) < 1) return "now";
-  const away = Math.round(Math.abs(seconds));
-  const words = away < 60 ? `${away} s` : duration(away);
+  const words = coarse(Math.round(Math.abs(seconds)));
   return seconds > 0 ? `in ${words}` : `${words} ago`;
+}
+
+/** Whole seconds below a minute, whole minutes below an hour. */
+function coarse(seconds) {
+  if (seconds < 60) return `${seconds} s`;
+  return seconds < 3570 ? `${Math.round(seconds / 60)} min` : duration(seconds);
+}
+
+/** When something is due: in 4 min, or now, if its time has passed. */
+export function due(text, now) {
+  return instant(text) <= now ? "now" : distance(text, now);
 }
 
 /** "1 message", "2 messages". */

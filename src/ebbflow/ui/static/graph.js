@@ -134,7 +134,6 @@ function Node({ vertex, compact, selected, onSelect }) {
     type="button"
     class="node ${tone} ${full ? "pressed" : ""}"
     aria-pressed=${selected}
-    aria-label=${describe(vertex)}
     title=${vertex.words || vertex.condition}
     data-vertex=${vertex.name}
     data-condition=${vertex.condition}
@@ -151,30 +150,17 @@ function Node({ vertex, compact, selected, onSelect }) {
       <span class="rates number">${(compact ? tinyRate : rate)(passing)}/s</span>
     </span>
     <span class="figures number">
-      <${Figure} icon="stack" value=${vertex.pending} tone=${full ? "warn" : ""} />
-      <${Figure} icon="clock" value=${vertex.parked.messages} tone="warn" />
-      <${Figure} icon="letter" value=${vertex.dead_letters} tone="error" />
+      <${Figure} icon="stack" name="pending" value=${vertex.pending} tone=${full ? "warn" : ""} />
+      <${Figure} icon="clock" name="parked" value=${vertex.parked.messages} tone="warn" />
+      <${Figure} icon="letter" name="dead letters" value=${vertex.dead_letters} tone="error" />
     </span>
   </button>`;
 }
 
-function Figure({ icon, value, tone }) {
+function Figure({ icon, name, value, tone }) {
   return html`<span class=${value ? `figure ${tone}` : "figure none"}>
-    <${Icon} name=${icon} size="13" />${tiny(value)}
+    <${Icon} name=${icon} size="13" />${tiny(value)}<span class="visually-hidden"> ${name}</span>
   </span>`;
-}
-
-/** The vertex in one sentence, for screen readers. */
-function describe(vertex) {
-  const facts = [
-    `${vertex.name}, ${vertex.kind}, ${vertex.condition}`,
-    `${rate(vertex.rate_in)} a second`,
-    `${vertex.pending} pending`,
-  ];
-  if (vertex.parked.messages) facts.push(`${vertex.parked.messages} parked`);
-  if (vertex.dead_letters) facts.push(`${vertex.dead_letters} dead letters`);
-  if (vertex.back_pressure) facts.push(`the buffer of ${vertex.back_pressure.to} is full`);
-  return facts.join(", ");
 }
 
 export function Key() {

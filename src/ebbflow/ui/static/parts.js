@@ -66,6 +66,26 @@ export function Copy({ text, label = "Copy" }) {
   </button>`;
 }
 
+/** A panel that takes the focus while it is there, gives it back, and hears Esc. */
+export function usePanel(onEscape) {
+  const ref = useRef();
+  const latest = useRef();
+  latest.current = onEscape;
+  useEffect(() => {
+    const back = document.activeElement;
+    ref.current.focus({ preventScroll: true });
+    const press = (event) => {
+      if (event.key === "Escape" && !document.querySelector("dialog[open]")) latest.current();
+    };
+    addEventListener("keydown", press);
+    return () => {
+      removeEventListener("keydown", press);
+      if (back?.isConnected) back.focus({ preventScroll: true });
+    };
+  }, []);
+  return ref;
+}
+
 /** A modal question. Esc and the close button answer no; focus returns to where it was. */
 export function Dialog({ title, onClose, children }) {
   const ref = useRef();
@@ -125,7 +145,7 @@ export function Causes({ causes, link }) {
   return html`<ul class="causes">
     ${causes.map(
       (cause) => html`<li key=${cause.text}>
-        <meter min="0" max=${most} value=${cause.count} aria-hidden="true"></meter>
+        <span class="share" style=${`width:${(cause.count / most) * 100}%`}></span>
         <span class="number">${cause.count.toLocaleString("en-US")}</span>
         <span class="text" title=${cause.text}
           >${link ? html`<a href=${link(cause)}>${cause.text}</a>` : cause.text}</span

@@ -1,61 +1,81 @@
 // Replay or purge of many letters: first how many it would be, then the deed.
 
 import * as api from "../api.js";
-import { html, useState } from "../dom.js";
+import { html, useRef, useState } from "../dom.js";
 import { count, plural } from "../format.js";
 import { Dialog, Failure, notify, useAnswer } from "../parts.js";
 
+const IDLE = { busy: false, error: null, job: null, progress: null };
+
 export function BulkDialog({ action, pipeline, filter, numbers, onClose, onDone }) {
   const isReplay = action === "replay";
-  const which = numbers ? { numbers } : { filter };
   const call = isReplay ? api.replay : api.purge;
-  const trial = useAnswer(() => call(pipeline, { ...which, dry_run: true }), action);
+  const choose = (extra) => (numbers ? { numbers } : { filter: { ...filter, ...extra } });
+  const trial = useAnswer(async () => {
+    const answer = await call(pipeline, { ...choose(), dry_run: true });
+    return api.finish(pipeline, answer, () => {});
+  }, action);
   const [rate, setRate] = useState("");
   const [typed, setTyped] = useState("");
-  const [work, setWork] = useState({ busy: false, error: null });
-  const matching = trial.answer ? affected(trial.answer) : null;
-  const act = async () => {
-    setWork({ busy: true, error: null });
+  const [work, setWork] = useState(IDLE);
+  const isShown = useRef(true);
+  const matching = trial.answer ? affected(isReplay, trial.answer) : null;
+  const sure = isReplay || typed.replaceAll(/\D/g, "") === String(matching);
+  const close = () => {
+    isShown.current = false;
+    if (work.busy) notify("It goes on; the number of dead letters shows how far it is.");
+    onClose();
+  };
+  const act = async (event) => {
+    event.preventDefault();
+    if (!sure || !matching || work.busy) return;
+    setWork({ ...IDLE, busy: true });
     try {
-      const answer = await call(pipeline, { ...which, ...(isReplay && rate ? { rate: Number(rate) } : {}) });
-      notify(summarise(isReplay, answer), { tone: stays(answer) ? "error" : "ok" });
-      onDone();
+      // Letters that have come since the count are left alone.
+      const limit = trial.answer.up_to == null ? {} : { up_to: trial.answer.up_to };
+      const speed = isReplay && rate ? { rate: Number(rate) } : {};
+      const begun = await call(pipeline, { ...choose(limit), ...speed });
+      const answer = await api.finish(pipeline, begun, ({ job, progress }) =>
+        setWork({ ...IDLE, busy: true, job, progress }),
+      );
+      notify(summarise(isReplay, answer), { tone: countStaying(answer) ? "error" : "ok" });
+      if (isShown.current) onDone();
     } catch (error) {
-      setWork({ busy: false, error });
+      setWork({ ...IDLE, error });
     }
   };
-  const sure = isReplay || typed === String(matching);
-  return html`<${Dialog} title=${isReplay ? "Replay dead letters" : "Purge dead letters"} onClose=${onClose}>
-    <form method="dialog" onSubmit=${(event) => (event.preventDefault(), sure && matching && act())}>
+  return html`<${Dialog} title=${isReplay ? "Replay dead letters" : "Purge dead letters"} onClose=${close}>
+    <form onSubmit=${act}>
       <p class="matching" aria-live="polite">
-        ${trial.error
-          ? html`<${Failure} error=${trial.error} />`
-          : matching == null
-            ? "Counting …"
-            : html`<b class="number">${plural(matching, "letter")}</b> ${matching === 1 ? "is" : "are"}
-                ${" "}${numbers ? "selected" : Object.keys(filter).length ? "matched by this filter" : "stored"}.`}
+        <${Matching} trial=${trial} matching=${matching} numbers=${numbers} filter=${filter} />
       </p>
       ${!numbers && html`<${Conditions} filter=${filter} />`}
       ${isReplay
-        ? html`<p>Each message goes back to its vertex as on its first delivery; its letter is deleted when that is stored.</p>
-            <label>
-              <span class="label">At most so many a second (empty: as fast as it goes)</span>
-              <input type="number" min="1" inputmode="numeric" value=${rate} onInput=${(event) => setRate(event.target.value)} />
-            </label>`
-        : html`<p>Purged letters are gone for good. <b>Export them first</b> if you may want them again.</p>
-            <label>
-              <span class="label">Type ${matching ?? "the number"} to confirm</span>
-              <input inputmode="numeric" autocomplete="off" value=${typed} onInput=${(event) => setTyped(event.target.value)} />
-            </label>`}
+        ? html`<${ReplayFields} rate=${rate} onRate=${setRate} />`
+        : html`<${PurgeFields} matching=${matching} typed=${typed} onTyped=${setTyped} />`}
       ${work.error && html`<${Failure} error=${work.error} />`}
       <footer>
-        <button type="button" onClick=${onClose}>Cancel</button>
-        <button type="submit" class=${isReplay ? "primary" : "danger filled"} disabled=${!matching || !sure || work.busy}>
+        <span class="grow number muted" aria-live="polite">${describeProgress(work.progress, matching)}</span>
+        ${work.job != null
+          ? html`<button type="button" onClick=${() => api.stopJob(pipeline, work.job)}>Stop</button>`
+          : html`<button type="button" onClick=${close}>Cancel</button>`}
+        <button
+          type="submit"
+          class=${isReplay ? "primary" : "danger filled"}
+          disabled=${!matching || !sure || work.busy}
+        >
           ${work.busy ? "Working …" : `${isReplay ? "Replay" : "Purge"} ${matching == null ? "" : count(matching)}`}
         </button>
       </footer>
     </form>
   <//>`;
+}
+
+function Matching({ trial, matching, numbers, filter }) {
+  if (trial.error) return html`<${Failure} error=${trial.error} again=${trial.again} />`;
+  if (matching == null) return "Counting …";
+  const how = numbers ? "selected" : Object.keys(filter).length ? "matched by this filter" : "stored";
+  return html`<b class="number">${plural(matching, "letter")}</b> ${matching === 1 ? "is" : "are"} ${how}.`;
 }
 
 function Conditions({ filter }) {
@@ -66,18 +86,54 @@ function Conditions({ filter }) {
   </ul>`;
 }
 
-function affected(answer) {
-  return answer.sent ?? answer.matched ?? answer.count ?? answer.replayed ?? answer.purged ?? 0;
+function ReplayFields({ rate, onRate }) {
+  return html`<p>
+      Each message goes back to its vertex as on its first delivery; its letter is deleted when that is stored.
+    </p>
+    <label>
+      <span class="label">At most so many a second (empty: as fast as it goes)</span>
+      <input
+        autofocus
+        type="number"
+        min="1"
+        inputmode="numeric"
+        value=${rate}
+        onInput=${(event) => onRate(event.target.value)}
+      />
+    </label>`;
 }
 
-function stays(answer) {
-  return Object.values(answer.stayed ?? {}).reduce((sum, numbers) => sum + (numbers.length ?? numbers), 0);
+function PurgeFields({ matching, typed, onTyped }) {
+  return html`<p>Purged letters are gone for good. <b>Export them first</b> if you may want them again.</p>
+    <label>
+      <span class="label">Type ${matching ?? "the number"} to confirm</span>
+      <input
+        autofocus
+        inputmode="numeric"
+        autocomplete="off"
+        value=${typed}
+        onInput=${(event) => onTyped(event.target.value)}
+      />
+    </label>`;
+}
+
+function affected(isReplay, answer) {
+  return (isReplay ? answer.sent : answer.purged) ?? 0;
+}
+
+function describeProgress(progress, matching) {
+  const number = progress?.sent ?? progress?.purged;
+  return number == null ? "" : `${count(number)} of ${count(matching)}`;
+}
+
+function countStaying(answer) {
+  return Object.values(answer.stayed ?? {}).reduce((sum, numbers) => sum + numbers.length, 0);
 }
 
 function summarise(isReplay, answer) {
-  const number = isReplay ? (answer.sent ?? answer.replayed ?? 0) : (answer.purged ?? 0);
+  const number = affected(isReplay, answer);
   const words = isReplay ? `${plural(number, "message")} sent back.` : `${plural(number, "letter")} purged.`;
-  const left = stays(answer);
+  const left = countStaying(answer);
   if (!left) return words;
-  return `${words} ${plural(left, "letter")} stay: ${Object.keys(answer.stayed)[0]}`;
+  return `${words} ${plural(left, "letter stays", "letters stay")}: ${Object.keys(answer.stayed)[0]}`;
 }

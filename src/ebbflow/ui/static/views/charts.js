@@ -11,7 +11,7 @@ const RANGES = [
 ];
 
 /** entries and exits: whose reads count as in and as out. names: all that the other charts add up. */
-export function Charts({ samples, names, entries, exits, labels = ["in", "out"] }) {
+export function Charts({ samples, names, entries, exits, labels = ["in", "out"], title = "Charts over time" }) {
   const [range, setRange] = useState(RANGES[0][1]);
   const shown = useMemo(() => select(samples, range), [samples, range]);
   const key = [...names, "|", ...entries, "|", ...exits].join();
@@ -34,7 +34,7 @@ export function Charts({ samples, names, entries, exits, labels = ["in", "out"] 
       letters: [{ name: "stored", tone: "bad", values: sum(shown, names, "dead_letters") }],
     };
   }, [shown, key]);
-  return html`<section class="charts" aria-label="Charts over time">
+  return html`<section class="charts" aria-label=${title}>
     <div class="ranges" role="group" aria-label="Time shown">
       ${RANGES.map(
         ([name, value]) => html`<button

@@ -36,7 +36,7 @@ export function FilterBar({ fields, vertices, onChange }) {
       <span class="field">
         <${Icon} name="search" />
         <${Typed} id="search" type="search" value=${fields.text} onValue=${(value) => set("text", value)} placeholder="Text in the value" />
-        <kbd>/</kbd>
+        <kbd aria-hidden="true">/</kbd>
       </span>
     </label>
     <label>

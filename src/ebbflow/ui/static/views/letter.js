@@ -1,33 +1,25 @@
 // One dead letter: why it died, its payload and its past; edited or as it is, back to its vertex.
 
 import * as api from "../api.js";
-import { html, useEffect, useRef, useState } from "../dom.js";
+import { html, useState } from "../dom.js";
 import { count, plural } from "../format.js";
 import { Icon } from "../icons.js";
-import { Copy, Failure, Moment, notify, useAnswer } from "../parts.js";
+import { Copy, Failure, Moment, notify, useAnswer, usePanel } from "../parts.js";
 import { asHex, asJson, asText, bytes } from "../payload.js";
 import { address } from "../route.js";
 import { EditForm } from "./edit.js";
 
 export function LetterPanel({ pipeline, number, now, onClose, onGone }) {
-  const ref = useRef();
   const [editing, setEditing] = useState(false);
+  const ref = usePanel(() => (editing ? stopEditing() : onClose()));
   const { answer: letter, error, again } = useAnswer((signal) => api.letter(pipeline, number, signal), number);
-  useEffect(() => {
-    const back = document.activeElement;
+  const stopEditing = () => {
+    setEditing(false);
     ref.current.focus({ preventScroll: true });
-    return () => back?.isConnected && back.focus({ preventScroll: true });
-  }, []);
-  useEffect(() => {
-    const close = (event) => {
-      if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
-      editing ? setEditing(false) : onClose();
-    };
-    addEventListener("keydown", close);
-    return () => removeEventListener("keydown", close);
-  }, [editing]);
+  };
   const send = async (changes) => {
-    const answer = await api.replay(pipeline, { numbers: [number], ...changes });
+    const begun = await api.replay(pipeline, { numbers: [number], ...changes });
+    const answer = await api.finish(pipeline, begun, () => {});
     const reasons = Object.keys(answer.stayed ?? {});
     if (reasons.length) throw new api.ApiError(409, `Letter ${number} stays: ${reasons[0]}`);
     const link = address([pipeline, "trace", letter.id]);
@@ -47,7 +39,7 @@ export function LetterPanel({ pipeline, number, now, onClose, onGone }) {
     ${error && html`<${Failure} error=${error} again=${again} />`}
     ${letter &&
     (editing
-      ? html`<${EditForm} letter=${letter} onSend=${send} onCancel=${() => setEditing(false)} />`
+      ? html`<${EditForm} letter=${letter} onSend=${send} onCancel=${stopEditing} />`
       : html`<${Contents} letter=${letter} pipeline=${pipeline} now=${now} onEdit=${() => setEditing(true)} onSend=${send} />`)}
   </aside>`;
 }
@@ -139,17 +131,21 @@ function Pairs({ title, entries }) {
   </section>`;
 }
 
-/** Earlier deliveries or deaths of the message, as far as they are known. */
+/** Earlier deaths of the message: each was a letter of its own, and was replayed. */
 function Past({ history, now }) {
   if (!history.length) return null;
   return html`<section aria-label="History">
     <h3>History</h3>
     <ol class="past">
       ${history.map(
-        (event, at) => html`<li key=${at}>
-          <${Moment} at=${event.at ?? event.last_seen ?? event.died} now=${now} only="clock" />
-          <span>${[event.vertex, event.outcome, event.delivery && `delivery ${event.delivery}`, event.deliveries && plural(event.deliveries, "delivery", "deliveries")].filter(Boolean).join(", ")}</span>
-          <span class="muted">${event.error ?? event.reason}</span>
+        (death) => html`<li key=${death.number}>
+          <${Moment} at=${death.died} now=${now} only="clock" />
+          <span>
+            died as letter ${death.number} after ${plural(death.deliveries, "delivery", "deliveries")}${death.replayed
+              ? html`, replayed <${Moment} at=${death.replayed} now=${now} only="clock" />`
+              : ""}
+          </span>
+          <span class="muted">${death.reason}</span>
         </li>`,
       )}
     </ol>

@@ -1,7 +1,7 @@
 // A pipeline at a glance: problems first, then its graph, charts and a table of its vertices.
 
 import { html } from "../dom.js";
-import { brief, count, distance, rate } from "../format.js";
+import { brief, count, due, rate } from "../format.js";
 import { Graph, Key } from "../graph.js";
 import { Badge, Icon } from "../icons.js";
 import { address, go } from "../route.js";
@@ -72,7 +72,7 @@ function Sums({ status, entries, exits, pipeline, now }) {
     <${Sum}
       name="parked"
       value=${count(add((vertex) => vertex.parked.messages))}
-      note=${dues.length ? `next ${distance(dues[0], now)}` : ""}
+      note=${dues.length ? `next ${due(dues[0], now)}` : ""}
     />
     <${Sum}
       name="dead letters"

@@ -27,9 +27,9 @@ export function Pipelines() {
     const timer = setInterval(again, 3000);
     return () => clearInterval(timer);
   }, []);
-  if (error) return html`<main><${Failure} error=${error} again=${again} /></main>`;
-  if (!answer || only) return html`<main><${Empty}>Looking for pipelines …<//></main>`;
-  return html`<main>
+  if (error) return html`<main id="main"><${Failure} error=${error} again=${again} /></main>`;
+  if (!answer || only) return html`<main id="main"><${Empty}>Looking for pipelines …<//></main>`;
+  return html`<main id="main" tabindex="-1">
     <h1 class="visually-hidden">Pipelines</h1>
     <section class="card" aria-label="Pipelines">
       <header><h2>Pipelines</h2><span class="muted number">${pipelines.length}</span></header>

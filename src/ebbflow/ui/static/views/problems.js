@@ -39,7 +39,12 @@ function Problem({ problem, pipeline }) {
       ${vertex && html`<a href=${address([pipeline, "vertices", vertex])}>${vertex}</a>`}
       <span>${what}</span>
     </p>
-    <p class="next"><${Step} text=${next} /></p>
+    <p class="next">
+      <${Step} text=${next} />
+      ${vertex &&
+      next.includes("ebbflow dlq") &&
+      html`${" "}<a href=${address([pipeline, "dead-letters"], { vertex })}>Open them here</a>`}
+    </p>
   </li>`;
 }
 

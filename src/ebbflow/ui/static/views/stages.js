@@ -27,7 +27,7 @@ export function Stages({ latency }) {
           <td>${duration(latency[stage].p50)}</td>
           <td>${duration(latency[stage].p99)}</td>
           <td>${duration(latency[stage].mean)}</td>
-          <td class="bar" aria-hidden="true">
+          <td class="gauge" aria-hidden="true">
             <span class="swatch ${stage}" style=${`width:${(latency[stage].p99 / most) * 100}%`}></span>
           </td>
         </tr>`,

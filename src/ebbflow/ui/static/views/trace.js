@@ -2,7 +2,6 @@
 
 import * as api from "../api.js";
 import { html, useEffect, useRef, useState } from "../dom.js";
-import { plural } from "../format.js";
 import { Icon } from "../icons.js";
 import { Empty, Failure, Moment, useAnswer } from "../parts.js";
 import { address, go } from "../route.js";
@@ -31,7 +30,7 @@ export function Trace({ pipeline, id, now }) {
             autocomplete="off"
             spellcheck=${false}
           />
-          <kbd>/</kbd>
+          <kbd aria-hidden="true">/</kbd>
         </span>
       </label>
       <button type="submit" class="primary">Find</button>
@@ -57,34 +56,35 @@ function Way({ pipeline, id, now }) {
   if (!answer) return html`<${Empty}>Looking for ${id} …<//>`;
   return html`<section class="card" aria-label=${`Way of ${id}`}>
     <header><h2>${id}</h2></header>
-    <${Places} places=${answer.now ?? []} steps=${answer.steps ?? []} pipeline=${pipeline} now=${now} />
+    <${Places} places=${answer.now ?? []} answer=${answer} pipeline=${pipeline} now=${now} />
     <${Steps} steps=${answer.steps ?? []} pipeline=${pipeline} now=${now} />
     ${(answer.notes ?? []).map((note) => html`<p key=${note} class="remark muted">${note}</p>`)}
   </section>`;
 }
 
-function Places({ places, steps, pipeline, now }) {
-  if (!places.length) {
-    const words = steps.length ? "It has come to its end: nothing of it is left in the pipeline." : "Nothing of it is in the pipeline now.";
-    return html`<p class="remark">${words}</p>`;
-  }
+function Places({ places, answer, pipeline, now }) {
+  if (!places.length) return html`<p class="remark">${describeNowhere(answer)}</p>`;
   return html`<ul class="places" aria-label="Where it is now">
     ${places.map(
       (place, at) => html`<li key=${at} class=${place.where === "dead letter" ? "error" : "warn"}>
         <${Icon} name=${place.where === "dead letter" ? "letter" : "waiting"} />
         <span>
-          <b>${place.where}</b> at${" "}
-          <a href=${address([pipeline, "vertices", place.vertex])}>${place.vertex}</a>${" "}
-          <span class="words">${place.words}</span>
-          ${place.ahead ? ` ${plural(place.ahead, "message")} ahead of it.` : ""}
-          ${place.due && html` Due <${Moment} at=${place.due} now=${now} />.`}
-          ${place.number != null &&
-          html` <a href=${address([pipeline, "dead-letters", String(place.number)])}>Open letter ${place.number}</a>`}
+          <b class="id">${place.message}</b> ${place.words ?? `${place.where} at ${place.vertex}`}.
+          ${place.due && html` That is <${Moment} at=${place.due} now=${now} only="distance" />.`}
         </span>
-        <span class="id">${place.message}</span>
+        <span class="links">
+          <a href=${address([pipeline, "vertices", place.vertex])}>${place.vertex}</a>
+          ${place.number != null &&
+          html`<a href=${address([pipeline, "dead-letters", String(place.number)])}>Letter ${place.number}</a>`}
+        </span>
       </li>`,
     )}
   </ul>`;
+}
+
+function describeNowhere(answer) {
+  if (answer.steps?.length) return "It has come to its end: nothing of it is left in the pipeline.";
+  return "Nothing of it is in the pipeline now: it has come to its end, or never came in.";
 }
 
 const SHAPES = {
@@ -103,7 +103,7 @@ function shape(outcome) {
 }
 
 function Steps({ steps, pipeline, now }) {
-  if (!steps.length) return html`<${Empty}>No vertex has settled it yet.<//>`;
+  if (!steps.length) return null;
   return html`<ol class="way">
     ${steps.map((step, at) => {
       const outcome = (step.outcome ?? "").replaceAll("_", " ");

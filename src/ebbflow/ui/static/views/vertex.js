@@ -1,29 +1,17 @@
 // One vertex: what it does now, what went wrong, and how its chunks spend their time.
 
 import * as api from "../api.js";
-import { html, useEffect, useRef, useState } from "../dom.js";
-import { clock, count, duration, instant, plural, rate } from "../format.js";
+import { html } from "../dom.js";
+import { clock, count, due, duration, instant, plural, rate } from "../format.js";
 import { Badge, Icon } from "../icons.js";
-import { Causes, Empty, Moment, useAnswer } from "../parts.js";
+import { Causes, Empty, Moment, useAnswer, usePanel } from "../parts.js";
 import { address } from "../route.js";
 import { Charts } from "./charts.js";
 import { PauseButton } from "./pausing.js";
 import { Stages, Timeline } from "./stages.js";
 
 export function VertexPanel({ pipeline, status, vertex, samples, now, onClose }) {
-  const ref = useRef();
-  useEffect(() => {
-    const back = document.activeElement;
-    ref.current.focus({ preventScroll: true });
-    const close = (event) => {
-      if (event.key === "Escape" && !document.querySelector("dialog[open]")) onClose();
-    };
-    addEventListener("keydown", close);
-    return () => {
-      removeEventListener("keydown", close);
-      if (back?.isConnected) back.focus({ preventScroll: true });
-    };
-  }, []);
+  const ref = usePanel(onClose);
   return html`<aside class="panel" aria-label=${`Vertex ${vertex.name}`} tabindex="-1" ref=${ref}>
     <header>
       <div>
@@ -39,7 +27,9 @@ export function VertexPanel({ pipeline, status, vertex, samples, now, onClose })
         </button>
       </div>
     </header>
-    <p class="condition"><${Badge} condition=${vertex.condition} /> <span>${vertex.words}</span></p>
+    <p class="condition"><${Badge} condition=${vertex.condition} />
+      <span>${vertex.words === vertex.condition ? "" : vertex.words}</span>
+    </p>
     <${Trouble} vertex=${vertex} now=${now} />
     <${Now} vertex=${vertex} pipeline=${pipeline} now=${now} />
     <${Errors} vertex=${vertex} pipeline=${pipeline} now=${now} />
@@ -52,12 +42,13 @@ export function VertexPanel({ pipeline, status, vertex, samples, now, onClose })
       entries=${[vertex.name]}
       exits=${[vertex.name]}
       labels=${["read", "written"]}
+      title=${`Charts of ${vertex.name}`}
     />
   </aside>`;
 }
 
 function describeTasks(vertex, status) {
-  if (status.phase === "ended" || vertex.partitions_up == null) return "";
+  if (status.phase === "ended" || !vertex.partitions_up) return "";
   return `, ${plural(vertex.partitions_up, "task")} at work`;
 }
 
@@ -89,12 +80,12 @@ function Now({ vertex, pipeline, now }) {
     <${Fact}
       name="in hand"
       value=${count(hand?.messages ?? 0)}
-      note=${hand?.messages ? `for ${duration(Math.max(0, (now - instant(hand.since)) / 1000))}` : ""}
+      note=${describeAge(hand, now)}
     />
     <${Fact}
       name="parked"
       value=${`${parked.exact === false ? "≈ " : ""}${count(parked.messages)}`}
-      note=${parked.next_due && html`next due <${Moment} at=${parked.next_due} now=${now} />`}
+      note=${parked.next_due && `next due ${clock(parked.next_due, now)}, ${due(parked.next_due, now)}`}
       wide
     />
     <${Fact}
@@ -110,6 +101,12 @@ function Now({ vertex, pipeline, now }) {
       wide
     />
   </dl>`;
+}
+
+/** Since when the oldest is in hand; the usual moments are no news. */
+function describeAge(hand, now) {
+  const seconds = hand?.messages ? (now - instant(hand.since)) / 1000 : 0;
+  return seconds < 2 ? "" : `for ${duration(seconds)}`;
 }
 
 function Fact({ name, value, note, tone = "", wide }) {
@@ -191,7 +188,7 @@ function Totals({ vertex }) {
     <h3>Counts</h3>
     <table class="totals">
       <thead>
-        <tr><th scope="col"></th><th scope="col">this run</th><th scope="col">in all</th></tr>
+        <tr><th scope="col">messages</th><th scope="col">this run</th><th scope="col">in all</th></tr>
       </thead>
       <tbody>
         ${known.map(
