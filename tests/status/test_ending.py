@@ -10,7 +10,7 @@ import pytest
 
 from ebbflow.core.outage import Waiting
 from ebbflow.outcome import Counts
-from ebbflow.status.ending import describe_end, join_statuses
+from ebbflow.status.ending import describe_end
 from ebbflow.status.leftovers import clock_time, duration, list_leftovers
 from ebbflow.status.model import Cause, Parked
 from ebbflow.status.run_report import Summary
@@ -97,13 +97,6 @@ def test_a_fork_adds_up_over_all_its_branches():
     )
     forked = replace(both, edges=tuple(replace(e, frm="in") for e in both.edges))
     assert end(forked)[0] == "Adds up: 5 read by in; 5 done by enrich, 5 done by out."
-
-
-def test_after_the_end_numbers_are_new_and_reasons_those_from_before():
-    last = troubled()
-    stopped = pipeline(*(vertex(v.name, 3, pending=9) for v in last.vertices))
-    slow = join_statuses(last, stopped).vertex("slow")
-    assert (slow.in_call, slow.condition, slow.pending, slow.counts.read) == (63.0, "stuck", 9, 3)
 
 
 def test_a_drain_waits_for_sources_too():

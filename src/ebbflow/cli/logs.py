@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ebbflow.cli.completion import complete_vertices
 from ebbflow.cli.conventions import (
     DEFAULT_STATE,
     JsonOption,
@@ -31,7 +32,11 @@ def logs(
     pipeline: PipelineArgument,
     vertex: Annotated[
         str | None,
-        typer.Argument(help="Only this vertex is shown; without it, all.", show_default=False),
+        typer.Argument(
+            help="Only this vertex is shown; without it, all.",
+            show_default=False,
+            autocompletion=complete_vertices,
+        ),
     ] = None,
     follow: Annotated[
         bool,

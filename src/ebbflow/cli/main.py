@@ -29,6 +29,7 @@ from ebbflow.cli import (
     schema,
     serve_udf,
     sql,
+    status,
     trace,
     ui,
 )
@@ -82,6 +83,7 @@ app.command("serve-udf")(serve_udf.serve_udf)
 app.command()(trace.trace)
 app.command()(ui.ui)
 app.command()(sql.sql)
+app.command()(status.status)
 app.command()(logs.logs)
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(answer.app, name="answer")

@@ -8,43 +8,12 @@ that came in has come to an end.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from ebbflow.outcome import Counts
 from ebbflow.status.leftovers import Leftover, list_leftovers
-from ebbflow.status.model import Cause, PipelineStatus, VertexStatus
+from ebbflow.status.model import Cause, PipelineStatus
 
 _CAUSES = 5
-
-
-def join_statuses(last: PipelineStatus, final: PipelineStatus) -> PipelineStatus:
-    """Returns the status after the end with the reasons that were known right before it.
-
-    When the tasks have stopped, numbers are final, but nobody waits, fails or calls any more.
-    """
-    vertices = []
-    for vertex in final.vertices:
-        before = last.vertex(vertex.name)
-        vertices.append(_with_reasons(vertex, before) if before else vertex)
-    return replace(final, vertices=tuple(vertices))
-
-
-def _with_reasons(vertex: VertexStatus, before: VertexStatus) -> VertexStatus:
-    return replace(
-        vertex,
-        condition=before.condition,
-        words=before.words,
-        failure=before.failure,
-        in_call=before.in_call,
-        waiting=before.waiting,
-        halted=before.halted,
-        never_opened=before.never_opened,
-        back_pressure=before.back_pressure,
-        restarts=max(vertex.restarts, before.restarts),
-        errors=vertex.errors or before.errors,
-        nack_reason=vertex.nack_reason or before.nack_reason,
-        source_pending=before.source_pending,
-    )
 
 
 def describe_end(
