@@ -154,6 +154,10 @@ class Names:
         """The subject where a run answers that it is there. Not stored."""
         return f"ebb.{self.pipeline}.run"
 
+    def tap_subject(self, tap: str = "*") -> str:
+        """The subject where tasks show what passes to whoever taps. Not stored."""
+        return f"ebb.{self.pipeline}.tap.{tap}"
+
     def event_subject(self, kind: str = "*") -> str:
         """The subject where tasks tell the driver what people may want to see. Not stored."""
         return f"ebb.{self.pipeline}.event.{kind}"

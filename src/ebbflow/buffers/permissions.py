@@ -91,6 +91,7 @@ def derive_permissions(
             subject for vertex in vertices for subject in _list_written(names, vertex)
         ],
         "have tasks stop, and tell what they do": [names.control_subject, names.event_subject()],
+        "show what passes to whoever taps": [names.tap_subject()],
         "pause and resume, and keep the spec": [names.pauses_subject, names.spec_subject],
         "tell what user code prints, and read it": [
             *(names.log_subject(vertex.vertex) for vertex in vertices),
@@ -132,6 +133,7 @@ def derive_permissions(
             names.event_subject(),
             names.log_subject(),
         ],
+        "see what passes": [names.tap_subject()],
         "be the one run of this pipeline": [names.run_subject],
         "the state of the pipeline": [names.status_subject("now")],
     }

@@ -27,9 +27,11 @@ from ebbflow.cli import (
     permissions,
     run,
     schema,
+    send,
     serve_udf,
     sql,
     status,
+    tap,
     trace,
     ui,
 )
@@ -74,6 +76,8 @@ app.command()(lint.lint)
 app.command(epilog=EXIT_CODE_HELP)(run.run)
 app.command()(pause.pause)
 app.command()(pause.resume)
+app.command()(tap.tap)
+app.command()(send.send)
 app.command()(graph.graph)
 app.command()(echo.echo)
 app.command()(schema.schema)

@@ -39,6 +39,7 @@ from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.source_process.client import SourcePlan
 from ebbflow.runtime.source_process.inlet import PulledInlet
 from ebbflow.runtime.spans import open_spans
+from ebbflow.runtime.taps import Taps
 from ebbflow.runtime.task import ChunkLoop, TaskParts
 from ebbflow.runtime.turn import STOP, Turn, resumes, turn_of
 
@@ -103,6 +104,8 @@ class VertexTask:
         tally = Tally()
         self._journal = NatsJournal(plan, partition, self._link, tally)
         self.events = Events(self._link, self._names, plan.vertex, partition, tally)
+        self._rules = _rules(plan, partition)
+        self._taps = Taps(self._link, self._names, self._rules.place, self._clock)
         self._pauses = PauseWatch(self._names, plan.vertex, self._turn.pause)
 
     def run(self, code: VertexCode) -> Report:
@@ -126,6 +129,7 @@ class VertexTask:
             self._turn.shorten(seconds)
         else:
             self._pauses.hear(word)
+            self._taps.hear(word)
 
     def _parts(self, code: VertexCode) -> TaskParts:
         plan = self._plan
@@ -135,12 +139,13 @@ class VertexTask:
             open_intake=self._open_intake,
             gate=Gate(code, patience, breaker_of(plan.whose, plan.breaker)),
             size=pace_for((plan.whose, self._partition), plan.call_rows),
-            rules=_rules(plan, self._partition),
+            rules=self._rules,
             events=self.events,
             clock=self._clock,
             feeders=plan.feeders,
             interval=_interval(plan),
             tracing=open_spans(plan, self._partition),
+            show=self._taps.show,
         )
 
     def _open_intake(self, done: Span) -> Intake:

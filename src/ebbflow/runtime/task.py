@@ -32,6 +32,7 @@ from ebbflow.runtime.gathering import AT_BUFFER, Gathering
 from ebbflow.runtime.intake import Intake, Taken, held_row
 from ebbflow.runtime.journal import Clock, Report, TaskEvents, TaskJournal
 from ebbflow.runtime.settling import ChunkEnd, Settling, Unsettled
+from ebbflow.runtime.taps import Shows, show_nobody
 from ebbflow.runtime.turn import Turn
 
 _LOOK_EVERY = 1.0
@@ -43,6 +44,7 @@ class TaskParts:
 
     ``feeders`` are the tasks that write to the inlet. ``interval`` is that of small chunks.
     ``tracing`` records traces, if anybody does.
+    ``show`` shows what is decided to whoever taps.
     """
 
     journal: TaskJournal
@@ -55,6 +57,7 @@ class TaskParts:
     feeders: Iterable[str] = ()
     interval: float = AT_BUFFER
     tracing: ChunkTracing | None = None
+    show: Shows = show_nobody
 
 
 class ChunkLoop:
@@ -64,6 +67,7 @@ class ChunkLoop:
         self._turn = turn
         self._gate, self._size = parts.gate, parts.size
         self._events, self._clock = parts.events, parts.clock
+        self._show = parts.show
         self._place: Place = parts.rules.place
         self._decider = ChunkDecider(
             parts.rules, parts.gate, parts.size, parts.clock, parts.tracing
@@ -163,6 +167,7 @@ class ChunkLoop:
         told_beside = held_row(whole, batch, len(verdict.rows)) if more else None
         first = batch.num_rows - len(offsets)
         settlement = self._settle(verdict, start, first, more, told_beside)
+        self._show(verdict, False)
         back = handed_back(offsets, verdict.rows, settlement.returned) if len(offsets) else None
         end, watermark = self._intake.end, self._watermark.current
         self._settling.begin(settlement, ChunkEnd(end, settlement.counts, watermark, held, back))
@@ -193,6 +198,7 @@ class ChunkLoop:
 
     def _publish_part(self, start: Span, part: Verdict) -> int:
         """Forwards what a stream map has yielded so far, before its chunk is settled."""
+        self._show(part, True)
         settlement = self._decider.settle_part(part, self._key(start), self._watermark.current)
         return self._settling.emit(settlement, self._intake.end)
 

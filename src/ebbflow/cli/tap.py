@@ -1,0 +1,216 @@
+"""``ebbflow tap``: the messages that pass a vertex, or wait at it, as they are."""
+
+from __future__ import annotations
+
+import json
+import math
+import string
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ebbflow.cli.completion import complete_vertices
+from ebbflow.cli.conventions import (
+    DEFAULT_STATE,
+    NatsOption,
+    PipelineArgument,
+    StateOption,
+    parse_seconds,
+)
+
+if TYPE_CHECKING:
+    from ebbflow.tapping import Tapped
+
+Row = dict[str, Any]
+Show = Callable[[Row], str]
+
+VertexArgument = Annotated[
+    str,
+    typer.Argument(
+        help="The vertex of the pipeline.", show_default=False, autocompletion=complete_vertices
+    ),
+]
+
+_FIELDS = (
+    "at", "vertex", "partition", "id", "keys", "value", "headers", "event_time", "deliveries",
+    "outcome", "reason", "error", "due", "outputs",
+)  # fmt: skip
+_OUTCOMES = "done, sent, redelivered, dropped, fallback, served, on_success or dead_lettered"
+
+
+def tap(
+    pipeline: PipelineArgument,
+    vertex: VertexArgument,
+    id: Annotated[
+        str | None, typer.Option(metavar="ID", help="Messages of this id, or made of it.")
+    ] = None,
+    key: Annotated[str | None, typer.Option(metavar="KEY", help="Messages with this key.")] = None,
+    header: Annotated[
+        str | None, typer.Option(metavar="NAME[=VALUE]", help="Messages with this header.")
+    ] = None,
+    tag: Annotated[
+        str | None, typer.Option(metavar="TAG", help="Messages with an output of this tag.")
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Messages whose value holds this text.")
+    ] = None,
+    outcome: Annotated[
+        str | None, typer.Option(help=f"Messages that ended so: {_OUTCOMES}.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="The command ends after this many messages.")
+    ] = None,
+    timeout: Annotated[
+        str | None, typer.Option(metavar="TIME", help="The command ends after this time, as 30s.")
+    ] = None,
+    sample: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="The share of messages that is shown.")
+    ] = 1.0,
+    rate: Annotated[
+        int, typer.Option(min=1, help="Each task shows at most this many messages a second.")
+    ] = 200,
+    waiting: Annotated[
+        bool,
+        typer.Option("--waiting", help="The command shows what waits at the vertex now, and ends."),
+    ] = False,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Values are shown whole, up to 64 KiB.")
+    ] = False,
+    format: Annotated[
+        str,
+        typer.Option(
+            "--format", "-f", help="text, json, or a pattern such as '{id} {outcome} {value}'."
+        ),
+    ] = "text",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The same as --format json: an object per line.")
+    ] = False,
+    state: StateOption = DEFAULT_STATE,
+    nats: NatsOption = None,
+) -> None:
+    """Show messages as they pass a vertex: what came in, how it ended, what went out.
+
+    The pipeline is not disturbed: nothing waits for this command, and what is too much to show is
+    counted.
+    """
+    from ebbflow.buffers.names import Names
+    from ebbflow.core.tapping import TapFilter, TapWish
+    from ebbflow.nats.locate import open_link_to_pipeline
+
+    show = _choose_format("json" if as_json else format)
+    _check_outcome(outcome)
+    seconds = math.inf if timeout is None else parse_seconds(timeout, "--timeout")
+    wanted = TapFilter(id, key, header, tag, text, outcome)
+    longest = 65_536 if whole or show is _to_json else 4096
+    wish = TapWish("", vertex, 10.0, wanted, sample, rate, longest)
+    names = Names(pipeline)
+    with open_link_to_pipeline(state, nats, inbox=names.inbox) as link:
+        from ebbflow import tapping
+
+        if waiting:
+            rows: Iterator[Row] = tapping.read_waiting(link, names, wish)
+        else:
+            rows = _pass_on(tapping.tap(link, names, wish), seconds)
+        with closing(rows):  # type: ignore[type-var]
+            _print(rows, show, limit)
+
+
+def _pass_on(tapped: Iterator[Tapped], seconds: float) -> Iterator[Row]:
+    """Yields messages until the time is over, or until the user has seen enough."""
+    deadline = time.monotonic() + seconds
+    skipped = 0
+    try:
+        for passed in tapped:
+            yield from passed.rows
+            skipped += passed.skipped
+            if time.monotonic() >= deadline:
+                return
+    except KeyboardInterrupt:
+        pass
+    finally:
+        if skipped:
+            typer.echo(f"{skipped:,} more were too many to show; see --rate and --sample", err=True)
+
+
+def _print(rows: Iterator[Row], show: Show, limit: int | None) -> None:
+    for count, row in enumerate(rows, 1):
+        typer.echo(show(row))
+        if count == limit:
+            return
+
+
+def _check_outcome(outcome: str | None) -> None:
+    if outcome is not None and outcome not in _OUTCOMES.replace(" or ", ", ").split(", "):
+        raise typer.BadParameter(f"{outcome!r} is none of {_OUTCOMES}.", param_hint="--outcome")
+
+
+# --- formats ------------------------------------------------------------------------------------
+
+
+def _choose_format(format: str) -> Show:
+    if format in ("text", "json"):
+        return _to_text if format == "text" else _to_json
+    try:
+        named = {
+            name.partition("[")[0].partition(".")[0]
+            for _, name, _, _ in string.Formatter().parse(format)
+            if name
+        }
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}.", param_hint="--format") from None
+    unknown = sorted(named - set(_FIELDS))
+    if unknown or not named:
+        what = f"there is no field {unknown[0]!r}" if unknown else f"{format!r} is no format"
+        fields = ", ".join(f"{{{name}}}" for name in _FIELDS)
+        raise typer.BadParameter(f"{what}; text, json, or fields: {fields}.", param_hint="--format")
+    return lambda row: format.format(**{name: _plain(row, name) for name in _FIELDS})
+
+
+def _plain(row: Row, name: str) -> object:
+    """Returns a field for a pattern: what there is not is an empty text, a list its items."""
+    value = row.get(name)
+    if name == "value":
+        return _value(row)
+    if name == "keys":
+        return ",".join(value or ())
+    if name == "outputs":
+        return " ".join(_value(output) for output in value or ())
+    return json.dumps(value) if isinstance(value, dict) else "" if value is None else value
+
+
+def _to_json(row: Row) -> str:
+    return json.dumps(row)
+
+
+def _value(row: Row) -> str:
+    value = row["value"]
+    return f"base64 {value['base64']}" if isinstance(value, dict) else str(value)
+
+
+def _to_text(row: Row) -> str:
+    from ebbflow.display import one_line
+
+    at = row["at"][11:23]
+    again = f" delivery {row['deliveries']}" if row["deliveries"] > 1 else ""
+    why = [row.get("reason"), row.get("error"), row.get("due") and f"due {row['due'][11:19]} UTC"]
+    words = f" ({'; '.join(text for text in why if text)})" if any(why) else ""
+    head = f"{at} {row['vertex']}.{row['partition']} {row['id']}{again} {row['outcome']}{words}"
+    lines = [one_line(f"{head}{_content(row)}")]
+    for output in row["outputs"]:
+        to = ", ".join(output["to"]) or "nowhere"
+        tags = f" tags={','.join(output['tags'])}" if output["tags"] else ""
+        same = output["id"] == row["id"]  # it goes on as it came
+        what = "" if same else f" {output['id']}{tags}{_content(output)}"
+        lines.append(one_line(f"  → {to}{what}"))
+    if row["outputs_left_out"]:
+        lines.append(f"  … {row['outputs_left_out']:,} more outputs")
+    return "\n".join(lines)
+
+
+def _content(row: Row) -> str:
+    keys = f" keys={','.join(row['keys'])}" if row["keys"] else ""
+    size = f" … {row['size']:,} bytes" if "size" in row else ""
+    return f"{keys} {_value(row)}{size}"

@@ -1,0 +1,148 @@
+"""The taps on a task: whoever wants to see what passes it, and what they are sent.
+
+A wish comes as a word on the control subject and holds for some seconds; who taps repeats it. While
+there is none, a chunk costs one look at an empty dictionary. Rows go out over plain NATS and
+nothing waits for them: what the connection does not take at once is counted as not shown. A tap
+that fails is taken off; the task goes on.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from ebbflow.buffers.names import Names
+from ebbflow.core.publications import Place
+from ebbflow.core.tapping import PassingRows, TappedRow, TapWish
+from ebbflow.core.verdict import Verdict
+from ebbflow.nats.link import Link
+from ebbflow.runtime.journal import Clock
+
+_TAP, _UNTAP = b"tap ", b"untap "
+_LARGEST = 500_000
+
+
+def ask_tap(wish: TapWish) -> bytes:
+    """Returns the word that has tasks of the vertex show what passes."""
+    return _TAP + wish.to_json()
+
+
+def end_tap(token: str) -> bytes:
+    """Returns the word that ends a tap before its time is over."""
+    return _UNTAP + token.encode()
+
+
+@dataclass
+class Tap:
+    """One wish, until when it holds, and what may still be shown in the present second."""
+
+    wish: TapWish
+    until: float
+    second: float
+    left: int
+    skipped: int = 0
+
+
+_known: dict[tuple[str, str, int], dict[str, Tap]] = {}
+"""The taps on the tasks of this worker: the next epoch of a task goes on with them."""
+
+
+class Taps:
+    """The taps on one task. Wishes come from the link's thread, rows from the task's."""
+
+    def __init__(
+        self,
+        link: Link,
+        names: Names,
+        place: Place,
+        clock: Clock,
+        known: dict[str, Tap] | None = None,
+    ) -> None:
+        self._link = link
+        self._names = names
+        self._place = place
+        self._clock = clock
+        whose = (names.pipeline, place.vertex, place.partition)
+        self._taps = _known.setdefault(whose, {}) if known is None else known
+        self._chance = Random()  # noqa: S311 - chooses samples, protects nothing
+        self._sending: concurrent.futures.Future[None] | None = None
+
+    def hear(self, word: bytes) -> None:
+        """Takes a wish, or the end of one, if that is what the word says."""
+        if word.startswith(_UNTAP):
+            self._taps.pop(word.removeprefix(_UNTAP).decode(), None)
+        elif word.startswith(_TAP):
+            wish = TapWish.from_json(word.removeprefix(_TAP))
+            if wish.vertex == self._place.vertex:
+                self._take(wish)
+
+    def _take(self, wish: TapWish) -> None:
+        now = self._clock.monotonic()
+        tap = self._taps.get(wish.token)
+        if tap is None:
+            self._taps[wish.token] = Tap(wish, now + wish.seconds, now, wish.rate)
+        else:
+            tap.until = now + wish.seconds
+
+    def show(self, verdict: Verdict, is_part: bool = False) -> None:
+        """Sends what somebody wants to see of a chunk that is decided about; never raises."""
+        if not self._taps:
+            return
+        # From the batch, not from the lists that user code was shown and may have changed.
+        batch, now = verdict.rows.batch, self._clock.now()
+        rows = PassingRows(batch, self._place, now, verdict, is_part=is_part)
+        for token, tap in list(self._taps.items()):
+            try:
+                if self._clock.monotonic() > tap.until:
+                    raise TimeoutError
+                self._send(tap, rows)
+            except Exception:  # nobody's tap is worth a task
+                self._taps.pop(token, None)
+
+    def _send(self, tap: Tap, rows: PassingRows) -> None:
+        now = self._clock.monotonic()
+        if now - tap.second >= 1:
+            tap.second, tap.left = now, tap.wish.rate
+        # Nobody waits for a slow connection: what comes while rows are on their way is not shown.
+        busy = self._sending is not None and not self._sending.done()
+        shown, skipped = rows.choose(tap.wish, 0 if busy else tap.left, self._chance)
+        tap.left -= len(shown)
+        tap.skipped += skipped
+        if shown:
+            subject, skipped, tap.skipped = self._names.tap_subject(tap.wish.token), tap.skipped, 0
+            self._sending = self._link.submit(self._publish(subject, pack_rows(shown, skipped)))
+
+    async def _publish(self, subject: str, parts: Sequence[bytes]) -> None:
+        for part in parts:
+            await self._link.client.publish(subject, part)
+
+
+def pack_rows(rows: Sequence[TappedRow], skipped: int) -> list[bytes]:
+    """Returns rows as messages that are not too large; the first tells what was not shown."""
+    parts: list[bytes] = []
+    texts: list[str] = []
+    size = 0
+
+    def close() -> None:
+        told = 0 if parts else skipped
+        parts.append(f'{{"skipped": {told}, "rows": [{", ".join(texts)}]}}'.encode())
+
+    for text in map(json.dumps, rows):
+        if texts and size + len(text) > _LARGEST:
+            close()
+            texts, size = [], 0
+        texts.append(text)
+        size += len(text)
+    close()
+    return parts
+
+
+Shows = Callable[[Verdict, bool], None]
+"""Shows a chunk, or a part of one, to whoever taps."""
+
+
+def show_nobody(verdict: Verdict, is_part: bool) -> None:
+    """Shows it to nobody."""
