@@ -153,7 +153,7 @@ class _Grid:
         for name in names:
             grid.layers[layers[name]].append(name)
         for written, (frm, to) in edges.items():
-            passed = [f"{frm}\0{to}\0{n}" for n in range(layers[frm] + 1, layers[to])]
+            passed = ["\0".join((*written, str(n))) for n in range(layers[frm] + 1, layers[to])]
             for layer, cell in enumerate(passed, layers[frm] + 1):
                 grid.layers[layer].append(cell)
                 grid.layer_of[cell] = layer
@@ -221,7 +221,8 @@ class _Grid:
             last = -1
             for cell in layer:
                 last = rows[cell] = max(last + 1, round(heights[cell] - lowest))
-        return rows
+        numbers = {row: number for number, row in enumerate(sorted(set(rows.values())))}
+        return {cell: numbers[row] for cell, row in rows.items()}  # without empty rows
 
 
 def _spread(wishes: Sequence[float]) -> list[float]:

@@ -220,13 +220,16 @@ def draw_tree(shape: PipelineShape) -> str:
     for edge in shape.edges:
         nexts[edge.frm].append(edge)
     led_to = {edge.to for edge in shape.edges}
-    starts = [v for v in shape.vertices if v.name not in led_to] or list(shape.vertices[:1])
+    # Those that nothing leads to, then those of circles that nothing leads into.
+    starts = sorted(shape.vertices, key=lambda vertex: vertex.name in led_to)
     lines: list[str] = []
     seen: set[str] = set()
     # What is left to draw, the next one last; without recursion, as graphs may be deep.
     rest = [(vertex.name, "", "", "") for vertex in reversed(starts)]
     while rest:
         name, indent, mark, condition = rest.pop()
+        if name in seen and not mark:
+            continue
         vertex = shape.vertex(name)
         assert vertex is not None
         again = name in seen and bool(nexts[name])

@@ -1,0 +1,48 @@
+"""The JSON schema for editors: made of the models, whole and self-contained."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from ebbflow.connectors.registry import SINKS, SOURCES
+from ebbflow.spec.json_schema import make_schema
+from ebbflow.spec.kinds import RUNNABLE
+
+SCHEMA = make_schema()
+
+
+def references(node: Any) -> Iterator[str]:
+    if isinstance(node, dict):
+        yield from ([node["$ref"]] if "$ref" in node else [])
+        for value in node.values():
+            yield from references(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from references(value)
+
+
+def properties(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = SCHEMA["$defs"][name]["properties"]
+    return found
+
+
+def test_every_reference_leads_somewhere():
+    assert {ref.removeprefix("#/$defs/") for ref in references(SCHEMA)} <= set(SCHEMA["$defs"])
+
+
+def test_every_kind_has_its_fields_and_needs_its_header():
+    assert SCHEMA["properties"]["kind"]["enum"] == list(RUNNABLE)
+    for kind, model in RUNNABLE.items():
+        definition = SCHEMA["$defs"][model.__name__]
+        assert {"apiVersion", "kind", "metadata", "spec"} <= set(definition["required"])
+        assert definition["properties"]["kind"]["const"] == kind
+        assert definition["additionalProperties"] is False
+
+
+def test_every_connector_is_known():
+    assert set(SOURCES) <= set(properties("SourceSpec"))
+    assert set(SINKS) <= set(properties("SinkSpec"))
+
+
+def test_names_are_those_of_yaml_and_durations_are_texts():
+    assert {"from", "to", "onFull"} <= set(properties("EdgeSpec"))
+    assert properties("NatsStoreSpec")["ttl"]["type"] == "string"
