@@ -88,7 +88,8 @@ class Sender:
             rows = frames.take_rows(batch, indexes)
             each = (rows.slice(n, 1) for n in range(rows.num_rows))
             for frame in each if alone else frames.split(rows):
-                copies += frame.num_rows * await self._store(partition, frame)
+                was_there = await self._store(partition, frame)
+                copies += frame.num_rows * was_there
 
         lanes = self._split_lanes(self._split(batch), alone)
         await asyncio.gather(*(store_lane(*lane) for lane in lanes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.cli.standing import standing
 from tests.deadletters.written import link, pipeline, state
 
-__all__ = ["link", "pipeline", "state"]
+__all__ = ["link", "pipeline", "standing", "state"]

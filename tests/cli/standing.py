@@ -1,0 +1,57 @@
+"""A pipeline that is set up and does not run: its streams, its spec, and nobody at work."""
+
+import itertools
+
+import pytest
+
+from ebbflow import Pipeline
+from ebbflow.buffers.names import Names
+from ebbflow.buffers.positions import PositionStore
+from ebbflow.core import frames
+from ebbflow.nats.link import Link
+from ebbflow.nats.stored import read_subject
+from ebbflow.runtime.planning import make_plans
+from ebbflow.runtime.provision import provision
+from ebbflow.runtime.stored_spec import store_spec
+
+_numbers = itertools.count()
+
+
+class Standing:
+    """Vertices in, sorted (ordered, two partitions), table (SQL) and out, one behind the other."""
+
+    def __init__(self, link: Link, name: str) -> None:
+        self.link = link
+        self.name = name
+        self.names = Names(name)
+        pipeline = (
+            Pipeline(name)
+            .source("in", generator={"messages": 1})
+            .map("sorted", "json:dumps", partitions=2, ordered=True)
+            .map("table", sql="select * from messages")
+            .sink("out", blackhole=True)
+        )
+        spec = pipeline.spec
+        plans = make_plans(spec, link.server, link.client.max_payload, None)
+        link.run(provision(link, plans))
+        link.run(store_spec(link.client, self.names, spec))
+        for plan in plans:
+            for partition in range(plan.partitions):
+                store = PositionStore(link.client, self.names, plan.vertex, partition)
+                link.run(store.claim())
+
+    def stored(self, vertex: str, partition: int = 0) -> list[dict]:
+        """The rows in a buffer, or, of a source, those that it is to get again."""
+        if vertex == "in":
+            stream = self.names.redelivery(vertex, partition)
+            subject = self.names.due_subject(vertex, partition)
+        else:
+            stream = self.names.buffer(vertex, partition)
+            subject = self.names.buffer_subject(vertex, partition)
+        messages = self.link.run(read_subject(self.link.client, stream, subject))
+        return [row for m in messages for row in frames.decode(m.payload).to_pylist()]
+
+
+@pytest.fixture
+def standing(link: Link) -> Standing:
+    return Standing(link, f"standing-{next(_numbers)}")

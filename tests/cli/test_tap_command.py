@@ -1,0 +1,161 @@
+"""``ebbflow tap``: what waits at a vertex, what arrives at one that works on batches, formats."""
+
+import json
+import threading
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from ebbflow.cli.main import app
+from ebbflow.core.publications import Place
+from ebbflow.core.tapping import TapWish
+from ebbflow.runtime.journal import SystemClock
+from ebbflow.runtime.taps import Taps, ask_tap, pack_rows
+from ebbflow.sending import Sender, SentMessage
+from ebbflow.tapping import tap
+from tests.core.sample_rows import some, verdict_on
+
+
+@pytest.fixture
+def run_tap(state, standing):
+    def invoke(*args):
+        return CliRunner().invoke(app, ["tap", standing.name, *args, "--state", str(state)])
+
+    return invoke
+
+
+@pytest.fixture
+def waiting(link, standing):
+    sender = Sender(link, standing.names, "out")
+    messages = [SentMessage(f"value {n}".encode(), f"m{n}", [f"k{n}"]) for n in range(3)]
+    sender.send_page(messages)
+    Sender(link, standing.names, "in").send_page([SentMessage(b"\xff", "source")])
+
+
+@pytest.mark.usefixtures("waiting")
+def test_what_waits_is_shown_by_line_by_pattern_and_as_json(run_tap):
+    text = run_tap("out", "--waiting").output.splitlines()
+    assert sorted(line.partition(" ")[2] for line in text) == [
+        f"out.0 m{n} waiting keys=k{n} value {n}" for n in range(3)
+    ]
+    pattern = run_tap("out", "--waiting", "-f", "{id}={value} {keys}", "--text", "value 2")
+    assert pattern.output == "m2=value 2 k2\n"
+    (source,) = map(json.loads, run_tap("in", "--waiting", "--json").output.splitlines())
+    assert (source["value"], source["outcome"]) == ({"base64": "/w=="}, "waiting again")
+    assert len(run_tap("out", "--waiting", "--limit", "2").output.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["nowhere"], "has no vertex 'nowhere'"),
+        (["out", "-f", "{ids}"], "there is no field 'ids'; text, json, or fields: {at}"),
+        (["out", "-f", "jsn"], "'jsn' is no format"),
+        (["out", "--outcome", "fine"], "'fine' is none of done, sent"),
+    ],
+    ids=["vertex", "field", "format", "outcome"],
+)
+def test_mistakes_are_explained(run_tap, args, said):
+    result = run_tap(*args)
+    assert result.exit_code != 0
+    assert said in " ".join(result.output.split())
+
+
+def test_of_a_vertex_with_batches_one_sees_what_arrives(link, standing):
+    passing = tap(link, standing.names, TapWish("", "table"))
+    assert next(passing).rows == []
+    Sender(link, standing.names, "table").send_page(
+        [SentMessage(b"v", "a"), SentMessage(b"w", "b")]
+    )
+    seen = _gather(passing, 2)
+    assert sorted((row["id"], row["outcome"]) for row in seen) == [
+        ("a", "arrived"),
+        ("b", "arrived"),
+    ]
+
+
+def _gather(passing, count, seconds=20):
+    deadline, seen = time.monotonic() + seconds, []
+    while len(seen) < count and time.monotonic() < deadline:
+        seen += next(passing).rows
+    passing.close()
+    return seen
+
+
+def test_tasks_show_what_passes_only_while_somebody_taps(link, standing):
+    names = standing.names
+    taps = Taps(link, names, Place("sorted", 0, (), 1_000_000), SystemClock(), known={})
+    asked = threading.Event()
+
+    async def hear(message):
+        taps.hear(message.data)
+        asked.set()
+
+    words = link.run(link.client.subscribe(names.control_subject, cb=hear))
+    verdict = verdict_on(some("a", "b"))
+    taps.show(verdict)
+    assert taps._sending is None, "nobody has asked"
+    passing = tap(link, names, TapWish("", "sorted"))
+    assert next(passing).rows == []
+    assert asked.wait(20)
+    taps.show(verdict)
+    assert [row["id"] for row in _gather(passing, 2)] == ["a", "b"]
+    link.flush()
+    deadline = time.monotonic() + 20
+    while taps._taps and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not taps._taps, "the tap was ended"
+    link.run(words.unsubscribe())
+
+
+class Clock(SystemClock):
+    """A clock that is set by hand."""
+
+    at = 0.0
+
+    def monotonic(self):
+        return self.at
+
+
+def test_a_tap_shows_so_many_in_a_second_and_ends_when_nobody_asks_again(link, standing):
+    clock = Clock()
+    taps = Taps(link, standing.names, Place("v", 0, (), 1_000_000), clock, known={})
+    wish = TapWish("t", "v", seconds=5, rate=3)
+    taps.hear(ask_tap(TapWish("other", "w")))
+    assert not taps._taps
+    taps.hear(ask_tap(wish))
+    tapped = taps._taps["t"]
+    verdict = verdict_on(some("a", "b"))
+
+    def show():
+        taps.show(verdict)
+        if taps._sending is not None:
+            taps._sending.result(10)
+        return tapped.left, tapped.skipped
+
+    assert [show(), show(), show()] == [(1, 0), (0, 0), (0, 2)]
+    clock.at = 1.5
+    assert show() == (1, 0)
+    clock.at = 4.0
+    taps.hear(ask_tap(wish))
+    clock.at = 8.0
+    taps.show(verdict)
+    assert taps._taps
+    clock.at = 9.5
+    taps.show(verdict)
+    assert not taps._taps
+
+
+def test_a_tap_that_fails_costs_the_task_nothing(link, standing):
+    taps = Taps(link, standing.names, Place("v", 0, (), 1_000_000), SystemClock(), known={})
+    taps.hear(ask_tap(TapWish("t", "v", sample="half")))  # type: ignore[arg-type]
+    taps.show(verdict_on(some("a")))
+    assert not taps._taps
+
+
+def test_rows_are_sent_in_messages_that_are_not_too_large():
+    rows = [{"value": "x" * 200_000}] * 5
+    parts = [json.loads(part) for part in pack_rows(rows, 7)]
+    assert [len(part["rows"]) for part in parts] == [2, 2, 1]
+    assert [part["skipped"] for part in parts] == [7, 0, 0]
