@@ -70,6 +70,7 @@ def pausable(kind: type[ModelTask], people: People) -> type[ModelTask]:
 
 
 @pytest.mark.guarantee("nothing-is-lost")
+@pytest.mark.guarantee("pauses-hold")
 @pytest.mark.parametrize("kind", [ModelTask, OrderedTask, StreamTask], ids=lambda k: k.__name__)
 @settings(max_examples=examples(40))
 @given(inlets, scripts, crashes, st.randoms(use_true_random=False))
