@@ -5,20 +5,21 @@ It changes nothing and leaves nothing behind: it makes no folder, and no server 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import typer
 
-from ebbflow.cli.conventions import DEFAULT_STATE, ExitCode, NatsOption, StateOption
+from ebbflow.cli.conventions import DEFAULT_STATE, ExitCode, JsonOption, NatsOption, StateOption
 from ebbflow.errors import SetupError
 
 _OLDEST_PYTHON = (3, 11)
@@ -42,15 +43,18 @@ class Checkup:
         return f"{mark} {self.text}" + (f"\n  → {self.next_step}" if self.next_step else "")
 
 
-def doctor(state: StateOption = DEFAULT_STATE, nats: NatsOption = None) -> None:
+def doctor(
+    as_json: JsonOption = False, state: StateOption = DEFAULT_STATE, nats: NatsOption = None
+) -> None:
     """Check whether this machine can run pipelines. Exits with 3 if it cannot."""
     ready = True
     for checkup in examine(state, nats):
-        typer.echo(str(checkup))
+        typer.echo(json.dumps(asdict(checkup)) if as_json else str(checkup))
         ready = ready and checkup.ok
     if not ready:
         raise typer.Exit(ExitCode.NOT_READY)
-    typer.echo("Ready.")
+    if not as_json:
+        typer.echo("Ready.")
 
 
 def examine(state: Path, nats: str | None) -> Iterator[Checkup]:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ebbflow.cli.conventions import BindOption, ContainersOption, echo_notes
+from ebbflow.cli.conventions import (
+    BindOption,
+    ContainersOption,
+    ExitCode,
+    JsonOption,
+    echo_notes,
+)
 
 if TYPE_CHECKING:
+    from ebbflow.errors import Problem
     from ebbflow.spec.lint import SpecFile
 
 
@@ -20,6 +28,7 @@ def lint(
     ],
     bind: BindOption = None,
     containers: ContainersOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Check pipelines without running them. Exits with 1 if there are problems.
 
@@ -31,14 +40,21 @@ def lint(
     read = [read_specs(file, bind=bind, containers=containers) for file in files]
     problems = [problem for file in read for problem in file.problems]
     for problem in problems:
-        typer.echo(str(problem))
+        typer.echo(json.dumps(_facts(problem)) if as_json else str(problem))
     if problems:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.SPEC)
     for file in read:
         echo_notes(file)
     for line in _unused_bindings(read):
         typer.echo(line, err=True)
+    if as_json:
+        return
     typer.echo("1 file ok" if len(files) == 1 else f"{len(files)} files ok")
+
+
+def _facts(problem: Problem) -> dict[str, object]:
+    names = ("file", "line", "column", "code", "message")
+    return {name: getattr(problem, name) for name in names}
 
 
 def _unused_bindings(read: list[SpecFile]) -> list[str]:

@@ -23,6 +23,9 @@ def permissions(
         str | None, typer.Option(metavar="NAME", help="Print a whole user of this name.")
     ] = None,
     name: NameOption = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The permissions are JSON, grouped by what they are for.")
+    ] = False,
 ) -> None:
     """Print the least that a pipeline's login needs, as configuration of a NATS server."""
     from ebbflow.runtime.provision import permissions_of
@@ -30,6 +33,10 @@ def permissions(
 
     # What runs in the place of an image makes no difference to a login, so nothing need be bound.
     pipeline = load(spec, name=name, containers="docker")
+    if as_json:
+        permitted = permissions_of(pipeline)
+        typer.echo(json.dumps({"publish": permitted.publish, "subscribe": permitted.subscribe}))
+        return
     typer.echo(_about(pipeline, spec))
     allowed = permissions_of(pipeline).to_config()
     typer.echo(allowed if user is None else _whole(user, allowed))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ebbflow.cli.completion import complete_vertices
 from ebbflow.durations import milliseconds
 
 if TYPE_CHECKING:
@@ -26,7 +27,12 @@ IdsArgument = Annotated[
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="The command takes every letter.")]
 VertexOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The command takes only letters of this vertex.")
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="The command takes only letters of this vertex.",
+        autocompletion=complete_vertices,
+    ),
 ]
 ReasonOption = Annotated[
     str | None, typer.Option(metavar="TEXT", help="Only letters whose reason has this text.")
