@@ -6,10 +6,12 @@ import json
 from collections import Counter
 
 import pytest
+from typer.testing import CliRunner
 
 from ebbflow import Pipeline, Response
 from ebbflow.buffers.names import Names
 from ebbflow.buffers.positions import PositionStore
+from ebbflow.cli.main import app
 from ebbflow.errors import SetupError
 from ebbflow.nats.embedded import StateFolder
 from ebbflow.nats.locate import open_link
@@ -272,3 +274,26 @@ def test_a_partition_that_somebody_else_has_claimed_is_settled_by_one_of_them(
     assert "another task now owns partition 0 of q" in told.failures
     ids = Counter(message_id for message_id, _, _ in journal.read())
     assert ids == {f"in-{n}/q": 1 for n in range(1_500)}
+
+
+@pytest.mark.guarantee("pauses-hold")
+def test_a_query_that_is_paused_takes_nothing_until_it_is_resumed(run, store, tmp_path):
+    state = ["--state", str(tmp_path / "state")]
+    seen = []
+
+    class Resuming(Failures):
+        def look(self, status):
+            super().look(status)
+            if status["in"].counts.written == 10 and len(seen) < 4:
+                seen.append(status["q"].counts.read)
+                if len(seen) == 4:
+                    seen.append(CliRunner().invoke(app, ["resume", "test", *state]).output)
+
+    def pipeline(count):
+        return numbers(count).map("q", sql="SELECT * FROM messages").sink("out", store)
+
+    run(pipeline(10))
+    assert CliRunner().invoke(app, ["pause", "test", "q", *state]).exit_code == 0
+    summary = run(pipeline(20), watcher=Resuming())
+    assert seen == [0, 0, 0, 0, "Resumed: q.\n"]
+    assert summary.vertices["q"].done == 10
