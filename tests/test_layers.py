@@ -29,6 +29,7 @@ LAYERS = (
 
 EXCEPTIONS = {
     ("ebbflow.__main__", "ebbflow.cli.main"),  # is the command
+    ("ebbflow.builder", "ebbflow.ui.attaching"),  # run(ui=True) opens the page beside the run
 }
 
 

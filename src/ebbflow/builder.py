@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Unpack
 
 if TYPE_CHECKING:
+    from ebbflow.runtime.attachment import Attachment
     from ebbflow.runtime.run_options import RunOptionNames
     from ebbflow.spec.model import Spec
     from ebbflow.status.run_report import Summary, Watcher
@@ -23,6 +24,8 @@ class Builder:
         *,
         quiet: bool = True,
         watcher: Watcher | None = None,
+        ui: bool | str = False,
+        metrics: bool | str = False,
         **options: Unpack[RunOptionNames],
     ) -> Summary:
         """Checks the pipeline and runs it on this driver; blocks until it has ended.
@@ -31,6 +34,9 @@ class Builder:
         Ctrl-C. It shows nothing but what vertices print, a ``log`` sink included; the logger
         ``ebbflow`` has the rest. ``quiet=False`` shows what ``ebbflow run`` shows; your own
         ``watcher`` is told everything instead.
+
+        ``ui`` serves a web page of the run, and ``metrics`` its metrics and health alone: ``True``,
+        or where to listen as ``"HOST:PORT"``. The addresses are told like all else.
 
         Raises ``SpecError`` if the pipeline has problems, ``TypeError`` for an option that does not
         exist, ``SetupError`` if this machine is not ready, and ``EngineLost`` if Spark kept dying.
@@ -44,12 +50,18 @@ class Builder:
         spec = self.spec
         from ebbflow.spark.run import run_pipeline
 
+        beside: list[Attachment] = []
+        if ui or metrics:
+            from ebbflow.ui.attaching import attach_pages
+
+            beside = attach_pages(ui, metrics)
+
         if quiet:
-            return run_pipeline(spec, watcher=watcher, **options)
+            return run_pipeline(spec, watcher=watcher, beside=beside, **options)
         from ebbflow.display import open_display
         from ebbflow.display.ending import show_end
 
         with open_display(draining=options.get("drain", False)) as display:
-            summary = run_pipeline(spec, watcher=display, **options)
+            summary = run_pipeline(spec, watcher=display, beside=beside, **options)
         show_end(display, summary)
         return summary

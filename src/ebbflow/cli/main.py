@@ -37,6 +37,7 @@ from ebbflow.cli import (
 )
 from ebbflow.cli.conventions import EXIT_CODE_HELP, ExitCode
 from ebbflow.cli.demo.command import demo
+from ebbflow.cli.listening import ListeningCommand
 from ebbflow.errors import EbbflowError, EngineLost, SpecError
 from ebbflow.version import __version__
 
@@ -73,7 +74,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(lint.lint)
-app.command(epilog=EXIT_CODE_HELP)(run.run)
+app.command(cls=ListeningCommand, epilog=EXIT_CODE_HELP)(run.run)
 app.command()(pause.pause)
 app.command()(pause.resume)
 app.command()(tap.tap)

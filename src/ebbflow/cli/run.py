@@ -25,6 +25,7 @@ from ebbflow.cli.conventions import (
     echo_notes,
     parse_seconds,
 )
+from ebbflow.cli.listening import MetricsOption, UiOption, read_listening
 from ebbflow.errors import EbbflowError
 
 if TYPE_CHECKING:
@@ -121,6 +122,8 @@ def run(
             metavar="KEY=VALUE", help="Spark gets this setting; the option can be repeated."
         ),
     ] = None,
+    ui: UiOption = None,
+    metrics: MetricsOption = None,
     spark_ui: Annotated[
         bool,
         typer.Option("--spark-ui", help="Spark serves its own pages; the run says where."),
@@ -167,12 +170,14 @@ def run(
     from ebbflow.display import open_display
     from ebbflow.display.ending import show_end
     from ebbflow.spark.run import run_pipeline
+    from ebbflow.ui.attaching import attach_pages
 
     form: LogFormat | None = "json" if log is LogForm.JSON else "plain" if log or plain else None
     with open_display(form, drain) as watcher:
         result = run_pipeline(
             pipeline,
             watcher=watcher,
+            beside=attach_pages(read_listening(ui), read_listening(metrics)),
             drain=drain,
             timeout=limit,
             master=master,

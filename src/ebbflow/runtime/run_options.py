@@ -77,7 +77,7 @@ class RunOptions:
     @classmethod
     def of(cls, names: RunOptionNames) -> RunOptions:
         """Returns the options that the keywords mean; ``TypeError`` for one that does not exist."""
-        known = [*cls.__dataclass_fields__, "quiet", "watcher"]
+        known = [*cls.__dataclass_fields__, "quiet", "watcher", "ui", "metrics"]
         for name in sorted(names.keys() - set(known)):
             meant = did_you_mean(name, known, "it takes")
             raise TypeError(f"run() has no option {name!r}; {meant}")

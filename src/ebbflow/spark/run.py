@@ -27,6 +27,7 @@ from ebbflow.nats import api
 from ebbflow.nats.disk import Unconfirmed
 from ebbflow.nats.locate import find_own_server, open_link_for_run
 from ebbflow.runtime import provision
+from ebbflow.runtime.attachment import Attachment
 from ebbflow.runtime.events import TaskListener
 from ebbflow.runtime.feeds import Feeds
 from ebbflow.runtime.plan import VertexPlan
@@ -54,14 +55,18 @@ _STOP_TIMEOUT = 40.0
 
 
 def run_pipeline(
-    spec: Spec, *, watcher: Watcher | None = None, **options: Unpack[RunOptionNames]
+    spec: Spec,
+    *,
+    watcher: Watcher | None = None,
+    beside: Sequence[Attachment] = (),
+    **options: Unpack[RunOptionNames],
 ) -> Summary:
     """Runs a pipeline until it is drained, timed out or stopped, and returns its summary.
 
     Runs on the driver and blocks. Raises ``SetupError`` when the machine is not ready for it, and
     ``TypeError`` for an option that does not exist.
     """
-    return Run(spec, RunOptions.of(options), watcher or QuietWatcher()).execute()
+    return Run(spec, RunOptions.of(options), watcher or QuietWatcher(), beside).execute()
 
 
 def _signals_to_hear() -> list[signal.Signals]:
@@ -74,8 +79,15 @@ def _signals_to_hear() -> list[signal.Signals]:
 class Run:
     """One run of one pipeline."""
 
-    def __init__(self, spec: Spec, options: RunOptions, watcher: Watcher) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        options: RunOptions,
+        watcher: Watcher,
+        beside: Sequence[Attachment] = (),
+    ) -> None:
         self._spec = spec
+        self._beside = beside
         self._options = options
         self._watcher = watcher
         self._names = Names(spec.name)
@@ -128,6 +140,8 @@ class Run:
             plans = self._plans()
             self._observer = Observer(self._link, plans, self._listener, self._spec.kind)
             self._observer.begin()
+            for attachment in self._beside:
+                self._attach(stack, attachment)
             stack.enter_context(self._tell_failure())
             stack.enter_context(self._listener.listen(self._link))
             stack.callback(self._feeds.stop)
@@ -144,6 +158,12 @@ class Run:
         publishing = {name: self._listener.tally(name) for name in totals}
         seconds = time.monotonic() - began
         return Summary(self._spec.name, ended, seconds, vertices, totals, publishing, status)
+
+    def _attach(self, stack: ExitStack, attachment: Attachment) -> None:
+        """Opens something beside the run, for as long as the server is there."""
+        opened = attachment(self._link.server, self._spec.name, self._watcher.stage)
+        for name, address in stack.enter_context(opened).items():
+            self._observer.link_to(name, address)
 
     @contextmanager
     def _tell_failure(self) -> Iterator[None]:

@@ -1,7 +1,7 @@
 """Where the page listens: on this machine, unless somebody says otherwise, and then with a token.
 
-The token is the one of ``EBBFLOW_UI_TOKEN`` or one that is made up. The page never shows it; the
-address that the terminal shows has it.
+The token is the one of ``EBBFLOW_UI_TOKEN``. Where a person looks on, at a terminal, one is made up
+if there is none, and the address that the terminal shows has it. No log and no page has it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import socket
+import sys
 from dataclasses import dataclass
 
 from ebbflow.errors import SetupError
@@ -58,6 +59,7 @@ class Entrance:
     bound: socket.socket
     token: Secret | None
     is_local: bool
+    is_made_up: bool = False
 
     @property
     def url(self) -> str:
@@ -66,14 +68,19 @@ class Entrance:
 
     @property
     def way_in(self) -> str:
-        """The address to open, with the token if one is needed. For a terminal only."""
-        return f"{self.url}?token={self.token.reveal()}" if self.token else self.url
+        """The address to open, with the token if one was made up. For a terminal only."""
+        if self.token is None or not self.is_made_up:
+            return self.url
+        return f"{self.url}?token={self.token.reveal()}"
 
 
 def open_entrance(address: PageAddress) -> Entrance:
     """Returns what listens there; ``SetupError`` when that is not possible."""
     is_local = is_loopback(address.host, _WHO)
-    return Entrance(_bind(address), _find_token(is_local), is_local)
+    text = os.environ.get(TOKEN, "")
+    is_made_up = not text and not is_local
+    token = _make_up_token(address.host) if is_made_up else Secret(text) if text else None
+    return Entrance(_bind(address), token, is_local, is_made_up)
 
 
 def _bind(address: PageAddress) -> socket.socket:
@@ -86,11 +93,14 @@ def _bind(address: PageAddress) -> socket.socket:
     return bound
 
 
-def _find_token(is_local: bool) -> Secret | None:
-    text = os.environ.get(TOKEN)
-    if text:
-        return Secret(text)
-    return None if is_local else Secret(secrets.token_urlsafe(24))
+def _make_up_token(host: str) -> Secret:
+    """Returns a new token, if there is a terminal to show it on."""
+    if not sys.stdout.isatty():
+        raise SetupError(
+            f"The page would show everything to anybody who can reach {host}.",
+            f"Choose a token and set {TOKEN} to it, or have the page listen on {LOOPBACK}.",
+        )
+    return Secret(secrets.token_urlsafe(24))
 
 
 def _shown(url: str, is_local: bool) -> str:

@@ -50,13 +50,17 @@ class PageGuard:
 
     def check_token(self, head: RequestHead) -> None:
         """Raises ``Refusal`` unless the token is not needed, or known."""
-        if self._token is not None and not self._is_known(head):
+        if not self.admits(head):
             raise Refusal(
                 401,
                 "the token is missing or wrong",
                 headers=_CHALLENGE,
                 next_step="Open the address that ebbflow printed when the page was started.",
             )
+
+    def admits(self, head: RequestHead) -> bool:
+        """Returns whether the token is not needed, or known."""
+        return self._token is None or self._is_known(head)
 
     def make_cookie(self, token: str) -> str | None:
         """Returns the cookie for whoever knows the token; ``None`` if it is wrong or not needed."""

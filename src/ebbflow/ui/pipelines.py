@@ -40,18 +40,23 @@ class Pipelines:
         self._readers = ThreadPoolExecutor(_READERS, "page-status")
         self._followers: dict[str, StatusFollower] = {}
         self._listed: list[str] = []
-        self._listed_until = 0.0
+        self._listed_at = float("-inf")
         self._listing = asyncio.Lock()
 
-    async def list(self) -> list[str]:
-        """Returns the names of all pipelines, as of a moment ago."""
+    @property
+    def is_chosen(self) -> bool:
+        """True if somebody has named the pipelines."""
+        return bool(self._only)
+
+    async def list(self, within: float = _NAMES_KEPT) -> list[str]:
+        """Returns the names of all pipelines, as of ``within`` so many seconds ago."""
         if self._only:
             return self._only
         async with self._listing:
             now = asyncio.get_running_loop().time()
-            if now >= self._listed_until:
+            if now >= self._listed_at + within:
                 self._listed = await self._submit(self._readers, list_pipelines)
-                self._listed_until = asyncio.get_running_loop().time() + _NAMES_KEPT
+                self._listed_at = now
         return self._listed
 
     async def status(self, name: str) -> PipelineStatus:
@@ -68,8 +73,9 @@ class Pipelines:
 
     async def check(self, name: str) -> None:
         """Raises ``Refusal`` if there is no pipeline of this name."""
-        if name not in await self.list():
-            known = ", ".join(self._listed[:20])
+        # One that is not known may have been started just now.
+        if name not in await self.list() and name not in await self.list(within=0):
+            known = ", ".join((self._only or self._listed)[:20])
             step = f"Known here: {known}." if known else "Start one with: ebbflow run"
             raise Refusal(404, f"there is no pipeline {name!r}", next_step=step)
 

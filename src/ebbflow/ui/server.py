@@ -15,6 +15,7 @@ from ebbflow.ui.front_door import FrontDoor
 from ebbflow.ui.guard import PageGuard
 from ebbflow.ui.links import PageLink
 from ebbflow.ui.pipelines import Pipelines
+from ebbflow.ui.probes_api import ProbesApi
 from ebbflow.ui.site import PageRoute, Site
 from ebbflow.ui.status_api import StatusApi
 from ebbflow.web.server import WebServer
@@ -24,15 +25,21 @@ _END = 10.0
 
 
 class PageServer:
-    """One page on one port. Started and stopped by any thread but its own."""
+    """One page on one port. Started and stopped by any thread but its own.
 
-    def __init__(self, entrance: Entrance, link: PageLink, only: Collection[str] = ()) -> None:
+    One that is not ``whole`` has metrics and health only.
+    """
+
+    def __init__(
+        self, entrance: Entrance, link: PageLink, only: Collection[str], whole: bool
+    ) -> None:
         self._thread = LoopThread("page")
         self._link = link
         self._server = WebServer(entrance.bound, self._thread, None, _READ_TIMEOUT)
         port = entrance.bound.getsockname()[1]
         self._guard = PageGuard(entrance.token, entrance.is_local, port)
         self._only = only
+        self._whole = whole
         self.entrance = entrance
 
     def start(self) -> None:
@@ -52,7 +59,10 @@ class PageServer:
         self._site = Site(self._routes(), self._guard)
 
     def _routes(self) -> list[PageRoute]:
-        return [*FrontDoor(self._guard).routes, *StatusApi(self._pipelines).routes]
+        probes = ProbesApi(self._pipelines, self._guard).routes
+        if not self._whole:
+            return probes
+        return [*probes, *FrontDoor(self._guard).routes, *StatusApi(self._pipelines).routes]
 
     async def _end(self) -> None:
         await self._site.end()
@@ -61,11 +71,15 @@ class PageServer:
 
 @contextmanager
 def open_page(
-    address: PageAddress, link: PageLink, only: Collection[str] = ()
+    address: PageAddress, link: PageLink, only: Collection[str] = (), whole: bool = True
 ) -> Iterator[Entrance]:
-    """Serves the page for as long as the context lasts; ``SetupError`` when it cannot listen."""
+    """Serves the page for as long as the context lasts; ``SetupError`` when it cannot listen.
+
+    It shows ``only`` these pipelines, or all. If it is not ``whole``, it has metrics and health
+    only. The link is closed with it.
+    """
     try:
-        page = PageServer(open_entrance(address), link, only)
+        page = PageServer(open_entrance(address), link, only, whole)
     except BaseException:
         link.close()
         raise

@@ -1,0 +1,89 @@
+"""A page on a real server and a real NATS server, asked as a browser would."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ebbflow.nats.link import Link
+from ebbflow.ui.address import PageAddress
+from ebbflow.ui.links import ServerLink
+from ebbflow.ui.server import open_page
+
+POST = {"X-Ebbflow": "1", "Content-Type": "application/json"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    raw: bytes
+    headers: Mapping[str, str]
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.raw)
+
+
+class Asking:
+    """A page, seen from outside."""
+
+    def __init__(self, port: int, way_in: str) -> None:
+        self.port = port
+        self.way_in = way_in
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        raw = None if body is None else json.dumps(body).encode()
+        try:
+            connection.request(method, path, raw, dict(headers or {}))
+            answer = connection.getresponse()
+            return Answer(answer.status, answer.read(), dict(answer.getheaders()))
+        finally:
+            connection.close()
+
+    def get(self, path: str, **headers: str) -> Answer:
+        return self.ask("GET", path, headers={k.replace("_", "-"): v for k, v in headers.items()})
+
+    def post(self, path: str, body: Any = None) -> Answer:
+        return self.ask("POST", path, body if body is not None else {}, POST)
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+
+    @contextmanager
+    def stream(self, path: str) -> Iterator[Iterator[tuple[str, Any]]]:
+        """The events of a stream, as pairs of their kind and what they say."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        try:
+            connection.request("GET", path)
+            yield _events(connection.getresponse())
+        finally:
+            connection.close()
+
+
+def _events(answer: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
+    assert answer.status == 200, answer.read()
+    kind = ""
+    for line in answer:
+        if line.startswith(b"event: "):
+            kind = line[7:].strip().decode()
+        elif line.startswith(b"data: "):
+            yield kind, json.loads(line[6:])
+
+
+@contextmanager
+def asking(link: Link, *only: str, host: str = "127.0.0.1", whole: bool = True) -> Iterator[Asking]:
+    """A page of all pipelines on the server of a link, or of some."""
+    with open_page(PageAddress(host, 0), ServerLink(link.server), only, whole) as entrance:
+        yield Asking(entrance.bound.getsockname()[1], entrance.way_in)

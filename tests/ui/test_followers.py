@@ -1,0 +1,99 @@
+"""One reader for a pipeline, however many look at it."""
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+
+from ebbflow.status.model import PipelineStatus
+from ebbflow.ui import followers
+from ebbflow.ui.followers import StatusFollower
+
+
+class Reads:
+    """A pipeline whose state changes with each look."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.error: Exception | None = None
+
+    async def __call__(self) -> PipelineStatus:
+        self.number += 1
+        if self.error is not None:
+            raise self.error
+        return PipelineStatus("p", at=datetime.fromtimestamp(self.number, UTC))
+
+
+def follower_of(reads: Reads) -> StatusFollower:
+    return StatusFollower(reads, lambda error: str(error).encode())
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch):
+    monkeypatch.setattr(followers, "_EVERY", 0.01)
+    monkeypatch.setattr(followers, "_EVERY_AT_REST", 0.01)
+    monkeypatch.setattr(followers, "_LINGER", 0.05)
+
+
+async def take(events, count: int) -> list[bytes]:
+    return [await anext(events) for _ in range(count)]
+
+
+def test_a_hundred_pages_cost_no_more_reads_than_one():
+    async def scenario() -> None:
+        reads = Reads()
+        follower = follower_of(reads)
+        pages = [follower.watch() for _ in range(100)]
+        seen = await asyncio.gather(*(take(page, 5) for page in pages))
+        assert reads.number <= 6
+        assert len({tuple(events) for events in seen}) == 1
+        follower.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_slow_page_gets_the_latest_state_and_holds_up_nobody():
+    async def scenario() -> None:
+        reads = Reads()
+        follower = follower_of(reads)
+        slow, quick = follower.watch(), follower.watch()
+        first = await anext(slow)
+        await take(quick, 20)
+        assert await anext(slow) != first
+        assert (await anext(slow)).count(b"event:") == 1
+        follower.stop()
+
+    asyncio.run(scenario())
+
+
+def test_it_rests_when_nobody_looks_and_reads_anew_when_somebody_does():
+    async def scenario() -> None:
+        reads = Reads()
+        follower = follower_of(reads)
+        page = follower.watch()
+        await take(page, 3)
+        await page.aclose()
+        await asyncio.wait_for(follower._reading, 5)
+        before = reads.number
+        status = await follower.get()
+        assert (reads.number, status.at.second) == (before + 1, before + 1)
+        follower.stop()
+
+    asyncio.run(scenario())
+
+
+def test_what_cannot_be_read_is_told_and_ends_no_stream():
+    async def scenario() -> None:
+        reads = Reads()
+        reads.error = ValueError("away")
+        follower = follower_of(reads)
+        page = follower.watch()
+        assert await anext(page) == b"event: problem\ndata: away\n\n"
+        with pytest.raises(ValueError, match="away"):
+            await follower.get()
+        reads.error = None
+        events = await take(page, 3)
+        assert events[-1].startswith(b"event: status\n")
+        follower.stop()
+
+    asyncio.run(scenario())

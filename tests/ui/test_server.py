@@ -1,0 +1,198 @@
+"""The page's server on a real NATS server: states, events, files, probes, and bad requests."""
+
+import json
+import socket
+import threading
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from ebbflow.status.model import Concern
+from ebbflow.ui import pipelines
+from tests.connectors.http.posting import wait_for
+from tests.ui.asking import Answer, Asking, asking
+from tests.ui.shown import Shown
+
+
+@pytest.fixture
+def shown(link, names) -> Shown:
+    return Shown(link, names)
+
+
+@pytest.fixture(scope="module")
+def page(link):
+    with asking(link) as page:
+        yield page
+
+
+def test_all_pipelines_are_listed_whether_they_run_or_not(page: Asking, shown: Shown):
+    shown.tell()
+    path = f"/api/pipelines/{shown.name}/status"
+    assert page.get(path).json["phase"] == "running"
+    entries = {entry["name"]: entry for entry in page.get("/api/pipelines").json["pipelines"]}
+    assert entries[shown.name]["phase"] == "running"
+    assert entries[shown.name]["ready"] is True
+
+
+def test_the_status_is_the_one_that_the_run_has_told(page: Asking, shown: Shown):
+    status = shown.tell()
+    answer = page.get(f"/api/pipelines/{shown.name}/status")
+    assert answer.json == json.loads(status.to_bytes())
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["cache-control"] == "no-store"
+    assert "default-src 'self'" in answer.headers["content-security-policy"]
+    assert "unsafe" not in answer.headers["content-security-policy"]
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_events_tell_each_state_and_a_hundred_pages_are_read_for_once(
+    link, shown: Shown, monkeypatch
+):
+    reads = []
+
+    original = pipelines.read_status
+    monkeypatch.setattr(
+        pipelines, "read_status", lambda link, names: (reads.append(1), original(link, names))[1]
+    )
+    shown.tell()
+    with asking(link) as page, ExitStack() as stack:
+        path = f"/api/pipelines/{shown.name}/events"
+        streams = [stack.enter_context(page.stream(path)) for _ in range(100)]
+        for events in streams:
+            kind, told = next(events)
+            assert (kind, told["phase"]) == ("status", "running")
+        shown.tell(phase="stopping")
+        before = len(reads)
+        for events in streams:
+            while next(events)[1]["phase"] != "stopping":
+                pass
+        assert len(reads) - before < 20
+
+
+def test_a_browser_that_stops_reading_is_let_go_and_holds_up_nobody(
+    link, shown: Shown, monkeypatch
+):
+    monkeypatch.setattr("ebbflow.web.connection._PATIENCE", 0.3)
+    large = Concern("warning", None, "x" * 2_000_000, "y")
+    shown.tell(problems=(large,))
+    with asking(link) as page:
+        request = f"GET /api/pipelines/{shown.name}/events HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        with page.connect() as stuck:
+            stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            stuck.sendall(request.encode())
+            with page.stream(f"/api/pipelines/{shown.name}/events") as events:
+                for _ in range(4):
+                    assert next(events)[0] == "status"
+            wait_for(lambda: is_closed(stuck))
+
+
+def is_closed(client: socket.socket) -> bool:
+    """Whether the other side has gone, without reading what it has sent."""
+    try:
+        client.send(b" ")
+    except OSError:
+        return True
+    return False
+
+
+def test_a_pipeline_that_does_not_exist_is_named_with_those_that_do(page: Asking, shown: Shown):
+    answer = page.get("/api/pipelines/nobody/status")
+    assert (answer.status, answer.json["error"]) == (404, "there is no pipeline 'nobody'")
+    assert answer.json["next_step"].startswith("Known here: ")
+    wild = page.get("/api/pipelines/%3E/status")
+    assert (wild.status, wild.json["error"]) == (404, "there is no pipeline '>'")
+
+
+def test_the_page_and_its_files_are_served_and_nothing_else_is(page: Asking):
+    answer = page.get("/")
+    assert (answer.status, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    same = page.get("/", if_none_match=answer.headers["etag"])
+    assert (same.status, same.raw) == (304, b"")
+    script = page.get("/static/app.js")
+    assert script.headers["content-type"] == "text/javascript; charset=utf-8"
+    for path in ("/static/", "/static/..%2fserver.py", "/static/../server.py", "/static/vendor",
+                 "/static/%00.js", "/static/.js", "/nothing", "/api"):  # fmt: skip
+        assert page.get(path).status == 404, path
+
+
+def test_a_page_of_one_pipeline_shows_no_other(link, shown: Shown):
+    shown.tell()
+    with asking(link, shown.name) as page:
+        assert [p["name"] for p in page.get("/api/pipelines").json["pipelines"]] == [shown.name]
+        assert page.get("/api/pipelines/nobody/status").status == 404
+
+
+def test_probes_turn_red_with_a_vertex_and_metrics_are_there(link, shown: Shown):
+    shown.tell()
+    with asking(link, shown.name, whole=False) as page:
+        probes = ("/health", "/livez", "/ready", "/readyz")
+        assert [page.get(path).status for path in probes] == [200] * 4
+        metrics = page.get("/metrics")
+        assert metrics.headers["content-type"].startswith("text/plain; version=")
+        assert f'pipeline="{shown.name}"'.encode() in metrics.raw
+        assert page.get("/").status == 404
+        shown.tell(problems=(Concern("error", "enrich", "it is dead", "look at it"),), ready=False)
+        answer = ask_until(page, "/health", 503)
+        assert answer.json["status"] == "failing"
+        (problem,) = answer.json["pipelines"][shown.name]["problems"]
+        assert problem["what"] == "it is dead"
+        assert page.get("/livez").status == 200
+
+
+def ask_until(page: Asking, path: str, status: int) -> Answer:
+    """Ask until the answer has this status: states are read a moment late."""
+    deadline = time.monotonic() + 10
+    while (answer := page.get(path)).status != status and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert answer.status == status
+    return answer
+
+
+def test_beyond_this_machine_the_token_is_needed_for_all_but_probes(link, shown, monkeypatch):
+    monkeypatch.setenv("EBBFLOW_UI_TOKEN", "let-me-in")
+    shown.tell()
+    with asking(link, shown.name, host="0.0.0.0") as page:
+        probe = page.get("/health")
+        assert (probe.status, probe.json) == (200, {"status": "ok"})
+        for path in ("/api/pipelines", "/metrics", "/static/app.js"):
+            refused = page.get(path)
+            assert refused.status == 401
+            assert refused.headers["www-authenticate"] == "Bearer"
+        asked = page.get("/")
+        assert asked.status == 401
+        assert b'name="token"' in asked.raw
+        assert page.get("/?token=wrong").status == 401
+        entered = page.get("/?token=let-me-in")
+        assert (entered.status, entered.headers["cache-control"]) == (200, "no-store")
+        cookie = entered.headers["set-cookie"].partition(";")[0]
+        assert page.get("/api/pipelines", cookie=cookie).status == 200
+        assert page.get("/", cookie=cookie).headers["etag"]
+        bearer = page.get("/api/pipelines", authorization="Bearer let-me-in", host="evil.com")
+        assert bearer.status == 200
+        assert all(b"let-me-in" not in answer.raw for answer in (asked, entered, bearer))
+
+
+def test_a_foreign_page_in_the_same_browser_is_kept_out(page: Asking, shown: Shown):
+    assert page.get("/api/pipelines", host="evil.com:80").status == 403
+    assert page.get("/api/pipelines", sec_fetch_site="cross-site").status == 403
+    assert page.ask("POST", f"/api/pipelines/{shown.name}/pause", {}).status == 403
+    preflight = page.ask("OPTIONS", "/api/pipelines", headers={"Origin": "http://evil.com"})
+    assert preflight.status in (403, 405)
+    assert "access-control-allow-origin" not in preflight.headers
+
+
+def test_clients_that_come_and_go_leave_nothing_behind(link, shown: Shown):
+    shown.tell()
+    with asking(link) as page:
+        request = f"GET /api/pipelines/{shown.name}/events HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        for _ in range(30):
+            with page.connect() as client:
+                client.sendall(request.encode())
+        before = threading.active_count()
+        for _ in range(30):
+            with page.connect() as client:
+                client.sendall(request.encode())
+                client.recv(100)
+        assert page.get(f"/api/pipelines/{shown.name}/status").status == 200
+        assert threading.active_count() <= before + 12
