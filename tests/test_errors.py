@@ -94,6 +94,7 @@ NOT_ERRORS_OF_OURS = {
     "runtime/settling.py": {"Unsettled"},  # ends a stopping task's loop, never leaves its module
     "connectors/http/client.py": {"NoAnswer"},  # becomes the sink's answer about its messages
     "connectors/kafka/sink.py": {"Unanswered"},  # likewise
+    "ui/jobs.py": {"JobStopped"},  # ends a job that somebody has stopped, never leaves its module
     "web/refusal.py": {"Refusal"},  # becomes the answer to an HTTP request
     "testing/conformance/under_test.py": {
         "Refused",

@@ -16,15 +16,15 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from ebbflow.buffers.answer_place import bucket_in, read_metadata
 from ebbflow.buffers.answers import AnswerBucket
 from ebbflow.buffers.names import Names
-from ebbflow.buffers.streams import ANSWERS, OWN_STORE, explain_unknown
+from ebbflow.buffers.streams import OWN_STORE
 from ebbflow.builder import Builder
 from ebbflow.connectors.serve.store import OwnStore
 from ebbflow.core.answers import Answer
 from ebbflow.durations import Duration, milliseconds
 from ebbflow.errors import EbbflowError, SetupError
-from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link_to_pipeline
 
@@ -111,39 +111,13 @@ def open_answers(
 def _open_bucket(pipeline: str, state: str | Path, nats: str | None) -> Iterator[StoredAnswers]:
     inbox = Names(pipeline).inbox
     with open_link_to_pipeline(Path(state), nats, inbox=inbox) as link:
-        metadata = link.run(_read_metadata(link, pipeline))
+        metadata = link.run(read_metadata(link, pipeline))
         if OWN_STORE in metadata:
             raise SetupError(
                 f"Pipeline {pipeline!r} keeps its answers in a store of your own.",
                 "Name its YAML file; in Python give answers() its Path, or the pipeline itself.",
             )
-        yield _InBucket(link, _bucket_in(metadata, pipeline))
-
-
-async def find_bucket(link: Link, pipeline: str) -> str:
-    """Returns the bucket that the last run of the pipeline has named beside its positions."""
-    return _bucket_in(await _read_metadata(link, pipeline), pipeline)
-
-
-def _bucket_in(metadata: dict[str, str], pipeline: str) -> str:
-    bucket = metadata.get(ANSWERS)
-    if bucket is None:
-        raise SetupError(
-            f"Pipeline {pipeline!r} keeps no answers.", "Give it servingStore: {nats: {}}."
-        )
-    return bucket
-
-
-async def _read_metadata(link: Link, pipeline: str) -> dict[str, str]:
-    """Returns what the last run of the pipeline has said beside its positions."""
-    client, positions = link.client, f"KV_{Names(pipeline).positions}"
-    try:
-        facts = await api.call(client, f"STREAM.INFO.{positions}")
-    except api.ApiError as error:
-        if error.code != api.NOT_FOUND:
-            raise
-        raise explain_unknown(pipeline, await api.list_streams(client, "ebb_")) from None
-    return facts["config"].get("metadata") or {}
+        yield _InBucket(link, bucket_in(metadata, pipeline))
 
 
 class _InBucket(StoredAnswers):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+from ebbflow.buffers.answer_place import find_bucket
 from ebbflow.buffers.names import Names
 from ebbflow.buffers.trail import TrailFrame, read_trail_behind
 from ebbflow.connectors.serving.open_request import OpenRequest
@@ -18,7 +19,6 @@ from ebbflow.connectors.serving.served_request import ServedRequest
 from ebbflow.core.completion import RequestStep
 from ebbflow.core.trail import TrailRow
 from ebbflow.nats.link import Link
-from ebbflow.stored_answers import find_bucket
 from ebbflow.tracing.way import TraceStep
 
 

@@ -16,9 +16,9 @@ from ebbflow.buffers.names import Names
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.status.model import PipelineStatus
+from ebbflow.status.reading import read_status
 from ebbflow.ui.followers import StatusFollower
 from ebbflow.ui.links import PageLink
-from ebbflow.ui.reading import read_status
 from ebbflow.ui.reply import describe_error
 from ebbflow.ui.site import explain_failure
 from ebbflow.web.refusal import Refusal

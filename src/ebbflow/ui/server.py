@@ -13,7 +13,10 @@ from ebbflow.nats.link import LoopThread
 from ebbflow.ui.address import Entrance, PageAddress, open_entrance
 from ebbflow.ui.front_door import FrontDoor
 from ebbflow.ui.guard import PageGuard
+from ebbflow.ui.jobs import Jobs
+from ebbflow.ui.letters_api import LettersApi
 from ebbflow.ui.links import PageLink
+from ebbflow.ui.pipeline_api import PipelineApi
 from ebbflow.ui.pipelines import Pipelines
 from ebbflow.ui.probes_api import ProbesApi
 from ebbflow.ui.site import PageRoute, Site
@@ -56,16 +59,24 @@ class PageServer:
 
     async def _build(self) -> None:
         self._pipelines = Pipelines(self._link, self._only)
+        self._jobs = Jobs()
         self._site = Site(self._routes(), self._guard)
 
     def _routes(self) -> list[PageRoute]:
         probes = ProbesApi(self._pipelines, self._guard).routes
         if not self._whole:
             return probes
-        return [*probes, *FrontDoor(self._guard).routes, *StatusApi(self._pipelines).routes]
+        return [
+            *probes,
+            *FrontDoor(self._guard).routes,
+            *StatusApi(self._pipelines).routes,
+            *PipelineApi(self._pipelines).routes,
+            *LettersApi(self._pipelines, self._jobs).routes,
+        ]
 
     async def _end(self) -> None:
         await self._site.end()
+        self._jobs.close()
         self._pipelines.close()
 
 

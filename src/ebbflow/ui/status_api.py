@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from ebbflow.buffers.names import Names
+from ebbflow.status.json_form import dump_fields
 from ebbflow.status.model import PipelineStatus
+from ebbflow.status.reading import read_chunks, read_history
 from ebbflow.ui.pipelines import Pipelines
 from ebbflow.ui.reply import PageReply
-from ebbflow.ui.request import PageRequest
+from ebbflow.ui.request import PageRequest, read_name
 from ebbflow.ui.site import PageRoute
 from ebbflow.web.event_stream import EventStream
 from ebbflow.web.exchange import Exchange
@@ -28,6 +31,8 @@ class StatusApi:
             PageRoute("GET", "/api/pipelines", self._list),
             PageRoute("GET", f"{one}/status", self._status),
             PageRoute("GET", f"{one}/events", self._events),
+            PageRoute("GET", f"{one}/history", self._history),
+            PageRoute("GET", f"{one}/vertices/{{vertex}}/chunks", self._chunks),
         ]
 
     async def _list(self, request: PageRequest, exchange: Exchange) -> None:
@@ -51,6 +56,18 @@ class StatusApi:
         async with EventStream(exchange):
             async for event in follower.watch():
                 await exchange.send(event)
+
+    async def _history(self, request: PageRequest, exchange: Exchange) -> None:
+        names = Names(request.pipeline)
+        await self._pipelines.check(names.pipeline)
+        samples = await self._pipelines.work(lambda link: read_history(link, names))
+        PageReply.of({"samples": [sample.to_json() for sample in samples]}).send(exchange)
+
+    async def _chunks(self, request: PageRequest, exchange: Exchange) -> None:
+        names, vertex = Names(request.pipeline), read_name(request.path["vertex"], "vertex")
+        await self._pipelines.check(names.pipeline)
+        chunks = await self._pipelines.work(lambda link: read_chunks(link, names, vertex))
+        PageReply.of({"chunks": dump_fields(chunks)}).send(exchange)
 
 
 def describe_pipeline(status: PipelineStatus) -> dict[str, Any]:
