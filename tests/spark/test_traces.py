@@ -1,4 +1,7 @@
-"""Traces of a real pipeline: a request's trace goes on through vertices, nacks, dead letters."""
+"""Traces and metrics of a real pipeline.
+
+A request's trace goes on through vertices, nacks and dead letters.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import pytest
 from ebbflow import Datum, Message, NackOptions, Pipeline
 from ebbflow.deadletters import DeadLetters
 from ebbflow.nats.locate import open_link, start_embedded
+from ebbflow.status.metrics import render_metrics
 from ebbflow.testing.background_run import BackgroundRun, until
 from tests.connectors.http.receiver import Receiver
 from tests.connectors.http.test_source_runs import post
@@ -60,6 +64,8 @@ def traced(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sim
             post(port, "in", b"without")
             assert until(lambda: len(receiver.taken) == 3, 40), live.failures
             assert until(lambda: any(s.failed for s in collector.spans.copy()), 20)
+            assert until(lambda: live.status["out"].totals.done == 3, 20)
+            metrics = render_metrics([live.status]).body.decode()
         finally:
             live.stop()
         _replay(state)
@@ -68,7 +74,7 @@ def traced(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sim
             assert until(lambda: len(collector.named("step process")) >= 5, 40), live.failures
         finally:
             live.stop()
-        yield SimpleNamespace(collector=collector, taken=receiver.taken, state=state)
+        yield SimpleNamespace(collector=collector, taken=receiver.taken, metrics=metrics)
 
 
 def _replay(state: Path) -> None:
@@ -146,3 +152,20 @@ def test_a_chunk_has_a_span_with_links_to_those_of_its_messages(traced: SimpleNa
 
     assert {span.id for span in traced.collector.named("step process")} == linked
     assert all(chunk.attributes["messaging.batch.message_count"] >= 1 for chunk in chunks)
+
+
+def test_metrics_of_a_run_say_what_became_of_its_messages(traced: SimpleNamespace) -> None:
+    lines = traced.metrics.splitlines()
+
+    def value(name: str, vertex: str, kind: str) -> float:
+        series = f'{name}{{pipeline="traced",vertex="{vertex}",vertex_type="{kind}"}} '
+        return next(float(line.removeprefix(series)) for line in lines if line.startswith(series))
+
+    assert value("forwarder_read_total", "in", "Source") == 4
+    assert value("forwarder_read_total", "step", "MapUDF") == 5
+    assert value("forwarder_nack_total", "step", "MapUDF") == 1
+    assert value("forwarder_ack_total", "step", "MapUDF") == 4
+    assert value("ebbflow_dead_lettered_total", "step", "MapUDF") == 1
+    assert value("forwarder_write_total", "out", "Sink") == 3
+    assert value("ebbflow_vertex_up", "out", "Sink") == 1
+    assert 'ebbflow_ready{pipeline="traced"} 1.0' in lines
