@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import queue
+from dataclasses import replace
+from datetime import UTC, datetime
 from itertools import pairwise
 
 import pytest
@@ -42,6 +44,16 @@ def test_the_newest_of_a_vertex_are_read_with_all_that_is_known_of_them(link, na
     assert (last.vertex, last.partition) == ("m", 1)
     assert last.printed == Printed("4", "log", "warning", "café")
     assert page.last == 6
+
+
+def test_an_entry_names_the_trace_that_it_belongs_to():
+    printed = Printed("4", "log", "warning", "shop")
+    entry = LogEntry(datetime(2026, 11, 16, tzinfo=UTC), "m", 1, printed, ("a" * 32, "b" * 16))
+
+    assert LogEntry.read(entry.headers(), b"4") == entry
+    assert entry.as_dict()["trace_id"] == "a" * 32
+    assert entry.as_dict()["span_id"] == "b" * 16
+    assert "trace_id" not in replace(entry, trace=None).as_dict()
 
 
 def test_messages_of_a_log_sink_are_not_kept(link, names, tell):

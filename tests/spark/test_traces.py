@@ -5,7 +5,8 @@ A request's trace goes on through vertices, nacks and dead letters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,9 @@ from typing import Any
 import pytest
 
 from ebbflow import Datum, Message, NackOptions, Pipeline
-from ebbflow.deadletters import DeadLetters
+from ebbflow.buffers.logs import LogEntry, read_logs
+from ebbflow.buffers.names import Names
+from ebbflow.deadletters import DeadLetters, LetterFilter
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.status.metrics import render_metrics
 from ebbflow.testing.background_run import BackgroundRun, until
@@ -32,6 +35,8 @@ def step(datum: Datum) -> Message:
     from opentelemetry import trace
 
     with trace.get_tracer("user").start_as_current_span(f"user {datum.value.decode()}"):
+        if datum.value == b"without":
+            logging.getLogger("shop").warning("a trace begins")
         if datum.value == b"dies":
             raise ValueError("no good")
         if datum.value == b"comes again" and datum.deliveries == 1:
@@ -68,19 +73,20 @@ def traced(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sim
             metrics = render_metrics([live.status]).body.decode()
         finally:
             live.stop()
-        _replay(state)
+        logs = _read_logs_and_replay(state)
         live = BackgroundRun(pipeline, state)
         try:
             assert until(lambda: len(collector.named("step process")) >= 5, 40), live.failures
         finally:
             live.stop()
-        yield SimpleNamespace(collector=collector, taken=receiver.taken, metrics=metrics)
+        yield SimpleNamespace(collector=collector, taken=receiver.taken, metrics=metrics, logs=logs)
 
 
-def _replay(state: Path) -> None:
+def _read_logs_and_replay(state: Path) -> Sequence[LogEntry]:
     with start_embedded(state) as server, open_link(server) as link:
         letters = DeadLetters(link, "traced")
-        letters.replay(letters.list())
+        letters.replay(LetterFilter())
+        return link.run(read_logs(link.client, Names("traced"), "step", 10)).entries
 
 
 def spans_of(traced: SimpleNamespace, name: str, trace: str = TRACE) -> list[SeenSpan]:
@@ -152,6 +158,13 @@ def test_a_chunk_has_a_span_with_links_to_those_of_its_messages(traced: SimpleNa
 
     assert {span.id for span in traced.collector.named("step process")} == linked
     assert all(chunk.attributes["messaging.batch.message_count"] >= 1 for chunk in chunks)
+
+
+def test_what_user_code_logs_names_the_span_that_it_is_in(traced: SimpleNamespace) -> None:
+    (entry,) = [entry for entry in traced.logs if entry.printed.text == "a trace begins"]
+    (span,) = traced.collector.named("user without")
+
+    assert entry.trace == (span.trace, span.id)
 
 
 def test_metrics_of_a_run_say_what_became_of_its_messages(traced: SimpleNamespace) -> None:

@@ -27,26 +27,33 @@ _FACTS = "Ebb-Log"
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """A text of one or more lines, and where and when it was printed or logged."""
+    """A text of one or more lines, and where and when it was printed or logged.
+
+    ``trace`` has the ids of the trace and the span of the message that user code worked on, if
+    that is traced.
+    """
 
     at: datetime
     vertex: str
     partition: int
     printed: Printed
+    trace: tuple[str, str] | None = None
 
     def headers(self) -> dict[str, str]:
         """Returns everything but the text, for the headers of a message."""
         printed = self.printed
         facts = [self.at.isoformat(), self.vertex, self.partition]
-        return {_FACTS: json.dumps([*facts, printed.kind, printed.level, printed.logger])}
+        facts += [printed.kind, printed.level, printed.logger, *(self.trace or ())]
+        return {_FACTS: json.dumps(facts)}
 
     @classmethod
     def read(cls, headers: Mapping[str, str], payload: bytes) -> LogEntry:
         """Returns the entry of a message."""
-        at, vertex, partition, kind, level, logger = json.loads(headers[_FACTS])
+        at, vertex, partition, kind, level, logger, *trace = json.loads(headers[_FACTS])
         text = payload.decode("utf-8", "replace")
         printed = Printed(text, cast("Kind", kind), level, logger)
-        return cls(datetime.fromisoformat(at), vertex, partition, printed)
+        ids = (trace[0], trace[1]) if trace else None
+        return cls(datetime.fromisoformat(at), vertex, partition, printed, ids)
 
     def with_vertex(self) -> str:
         """Returns the text with the vertex in front of each line, as a ``log`` sink writes it."""
@@ -62,6 +69,7 @@ class LogEntry:
             "partition": self.partition,
             "event": printed.kind,
             **({"logger": printed.logger} if printed.logger else {}),
+            **dict(zip(("trace_id", "span_id"), self.trace or (), strict=False)),
             "message": printed.text,
         }
 

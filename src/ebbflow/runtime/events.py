@@ -31,6 +31,7 @@ from ebbflow.core.outage import Waiting
 from ebbflow.core.printing import Printed, redirected
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import Tally
+from ebbflow.runtime.spans import current_ids
 
 _EVERY = 0.5
 _LARGEST = 1_000_000
@@ -68,7 +69,8 @@ class Events:
 
     def _send_log(self, printed: Printed, part: bytes) -> bool:
         """Sends a part of a text; what user code prints is kept by the stream of the logs."""
-        entry = LogEntry(datetime.now(UTC), self._vertex, self._partition, printed)
+        now, trace = datetime.now(UTC), current_ids()
+        entry = LogEntry(now, self._vertex, self._partition, printed, trace)
         is_kept = printed.kind != "message"
         names = self._names
         subject = names.log_subject(self._vertex) if is_kept else names.event_subject("message")
