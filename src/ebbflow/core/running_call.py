@@ -19,6 +19,13 @@ _CLEAN_UP = 1.0
 _BEATS = 8
 
 
+class WorkerLeaves(BaseException):
+    """Ends the call that runs because its worker has to leave: the run stops.
+
+    It is no error of user code, so the message is not blamed; it is delivered again as it was.
+    """
+
+
 class Running:
     """The call that runs now. ``with RUNNING:`` is one call, or many when ``row`` is set for each.
 

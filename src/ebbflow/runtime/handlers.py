@@ -20,6 +20,7 @@ from ebbflow.core.blame import Blame
 from ebbflow.core.breaker import Breaker, BreakerLimit
 from ebbflow.core.calling import USER_ERRORS, Handler
 from ebbflow.core.outage import Patience
+from ebbflow.core.running_call import RUNNING, WorkerLeaves
 from ebbflow.core.system_errors import SystemErrors
 from ebbflow.core.targets import resolve
 from ebbflow.core.variables import Variables, in_environment
@@ -60,7 +61,7 @@ def handler_for(
     """Returns the vertex's handler of that role in this process; opens it on first use."""
     key = (vertex, role)
     if key not in _open:
-        signal.signal(signal.SIGHUP, _leave)  # how Spark tells idle workers that it ends
+        signal.signal(signal.SIGHUP, _leave)  # how Spark tells workers that it ends
         with in_environment(variables):  # modules may look at it when they are imported
             target = adapt(resolve_code(code, search), _PLACES[role])
         _open[key] = Handler(target, Blame(systems), variables)
@@ -119,6 +120,8 @@ def forget_handlers() -> None:
 
 
 def _leave(*_: object) -> None:
+    if RUNNING.active:  # an exit within a call would count as a failure of its message
+        raise WorkerLeaves
     sys.exit(0)
 
 

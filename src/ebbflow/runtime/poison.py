@@ -33,6 +33,7 @@ from ebbflow.core.decisions import Decisions
 from ebbflow.core.frames import Rows
 from ebbflow.core.lifeline import keep_private
 from ebbflow.core.printing import Collected, Emit, Printed, redirected
+from ebbflow.core.running_call import WorkerLeaves
 from ebbflow.core.verdict import Operator, Verdict
 from ebbflow.errors import CallTimeout
 from ebbflow.outcome import DeadLetter
@@ -186,6 +187,8 @@ def end_worker_on_base_exception() -> Iterator[None]:
         yield
     except (Exception, SystemExit):
         raise
+    except WorkerLeaves:
+        sys.exit(0)
     except BaseException:
         traceback.print_exc(file=sys.__stderr__)
         os._exit(1)

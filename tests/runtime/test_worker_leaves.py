@@ -1,0 +1,59 @@
+"""A worker that has to leave in the middle of a call blames no message for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from ebbflow import Message
+from ebbflow.core.calling import run_batch_map, run_map
+from ebbflow.core.checks import Rules
+from ebbflow.core.running_call import WorkerLeaves
+from ebbflow.core.system_errors import LISTED
+from ebbflow.core.verdict import Verdict
+from ebbflow.durations import Backoff
+from ebbflow.runtime.handlers import close_handlers, handler_for
+from ebbflow.runtime.poison import end_worker_on_base_exception
+from tests.core.sample_rows import some
+
+WHOSE = ("p", "v", "run")
+
+
+@pytest.fixture
+def opened():
+    """Opens code as a worker does; the signal is heard as before afterwards."""
+    before = signal.getsignal(signal.SIGHUP)
+    yield lambda code: handler_for(WHOSE, "map", code, None, LISTED)
+    close_handlers(WHOSE)
+    signal.signal(signal.SIGHUP, before)
+
+
+def leaves(*_):
+    os.kill(os.getpid(), signal.SIGHUP)
+    signal.sigtimedwait({signal.SIGUSR1}, 5)
+
+
+def leaves_one(datum):
+    leaves()
+    return Message(datum.value)
+
+
+@pytest.mark.parametrize(("call", "code"), [(run_map, leaves_one), (run_batch_map, leaves)])
+def test_a_call_that_is_ended_by_the_end_of_the_run_fails_no_message(opened, call, code):
+    verdict = Verdict(some("a", "b"), Rules("v", Backoff(interval=1, steps=1), 10**6))
+    with pytest.raises(WorkerLeaves):
+        call(opened(code), verdict, 10)
+    assert not verdict.decisions.failed
+
+
+def test_an_idle_worker_leaves_at_once(opened):
+    opened(leaves_one)
+    with pytest.raises(SystemExit, match="0"):
+        leaves()
+
+
+def test_the_worker_ends_without_a_trace_of_it():
+    with pytest.raises(SystemExit, match="0"), end_worker_on_base_exception():
+        raise WorkerLeaves
