@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime
 from functools import partial
 from random import Random
 from typing import Any
@@ -16,6 +17,7 @@ from ebbflow.core.decisions import EMPTY
 from ebbflow.core.outage import Patience, Waiting
 from ebbflow.core.position import Span
 from ebbflow.core.publications import Place
+from ebbflow.core.raised import RaisedErrors
 from ebbflow.core.retry import call_with_retries
 from ebbflow.core.routing import Edge
 from ebbflow.core.settlement import Settlement
@@ -25,6 +27,7 @@ from ebbflow.runtime.deciding import DecisionRules
 from ebbflow.runtime.gate import Gate
 from ebbflow.runtime.intake import Intake, OrderedIntake
 from ebbflow.runtime.journal import Report
+from ebbflow.runtime.measures import ChunkRecord
 from ebbflow.runtime.task import ChunkLoop, TaskParts
 from ebbflow.runtime.turn import Turn
 from tests.runtime.crash_model import (
@@ -50,6 +53,18 @@ class Silence:
     """Nobody watches."""
 
     def nacked(self, reasons: dict[str, int]) -> None:
+        pass
+
+    def opened(self) -> None:
+        pass
+
+    def begin_chunk(self, at: datetime, rows: int) -> ChunkRecord:
+        return ChunkRecord(at, rows)
+
+    def raised(self, errors: RaisedErrors) -> None:
+        pass
+
+    def sent(self, rows: dict[str, int]) -> None:
         pass
 
     def waits(self, waiting: Waiting | None, halted: str | None) -> None:

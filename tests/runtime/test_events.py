@@ -10,7 +10,8 @@ from ebbflow.core.printing import Printed
 from ebbflow.nats.embedded import EmbeddedServer, StateFolder
 from ebbflow.nats.locate import open_link
 from ebbflow.nats.publish import Tally
-from ebbflow.runtime.events import Events, TaskListener
+from ebbflow.runtime.events import Events
+from ebbflow.runtime.task_listener import TaskListener
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 
 from ebbflow.buffers.names import Names
 from ebbflow.nats.publish import Tally
-from ebbflow.runtime.events import TaskListener
+from ebbflow.runtime.task_listener import TaskListener
 
 
 @pytest.fixture
@@ -28,6 +28,7 @@ def hasty_threads() -> Iterator[None]:
 def state(vertex: str) -> Msg:
     told = {"vertex": vertex, "partition": 0, "task": "t", "pending": 1}
     told |= {"waiting": None, "halted": None, "tally": asdict(Tally())}
+    told |= {"opened": True, "in_hand": None, "spreads": {}, "sent": {}, "chunks": []}
     return Msg(Client(), subject="events.state", data=json.dumps(told).encode())
 
 

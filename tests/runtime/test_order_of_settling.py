@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from ebbflow.core.settlement import Settlement
+from ebbflow.runtime.measures import ChunkRecord
 from ebbflow.runtime.settling import ChunkEnd, Settling
 from ebbflow.runtime.task import ChunkLoop
 from tests.runtime.crash_model import Chances, Rules, UserCode
@@ -111,10 +112,10 @@ def test_a_chunk_that_is_recorded_before_it_is_confirmed_is_lost(monkeypatch):
 def test_a_source_that_is_told_before_the_chunk_is_confirmed_loses_messages(monkeypatch):
     begin = Settling.begin
 
-    def tell_first(self, settlement: Settlement, chunk: ChunkEnd) -> None:
+    def tell_first(self, settlement: Settlement, chunk: ChunkEnd, record: ChunkRecord) -> None:
         if chunk.back is not None:
             self._intake.inlet.hand_back(chunk.back)
-        begin(self, settlement, chunk)
+        begin(self, settlement, chunk, record)
 
     monkeypatch.setattr(Settling, "begin", tell_first)
     assert lost_of_source()

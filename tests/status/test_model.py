@@ -111,7 +111,15 @@ def test_every_field_of_the_example_differs_from_its_default() -> None:
     """Otherwise the test above would not see that a field is not written."""
     plain = VertexStatus("x")
     same = {f.name for f in dataclasses.fields(plain) if _is_same(BUSY, plain, f.name)}
-    assert same == {"kind", "rate_out", "exhausted", "paused", "never_opened", "partitions_up"}
+    assert same == {
+        "kind",
+        "rate_out",
+        "exhausted",
+        "paused",
+        "never_opened",
+        "partitions_up",
+        "silent",
+    }
 
 
 def _is_same(some: Any, other: Any, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -13,8 +14,8 @@ import pytest
 from ebbflow import Datum, Message, Pipeline, nack
 from ebbflow.buffers.names import Names
 from ebbflow.nats.locate import open_link_to_pipeline
-from ebbflow.status.model import PipelineStatus, Sample
-from ebbflow.status.reading import read_history, read_status
+from ebbflow.status.model import ChunkTimes, PipelineStatus, Sample
+from ebbflow.status.reading import read_chunks, read_history, read_status
 from ebbflow.testing.background_run import BackgroundRun, until
 
 PATIENCE = 60.0
@@ -62,10 +63,12 @@ class Seen:
         self.ended: PipelineStatus
         self.later: PipelineStatus
         self.history: list[Sample]
+        self.chunks: tuple[ChunkTimes, ...]
 
     def read(self) -> PipelineStatus:
         with open_link_to_pipeline(self.state, None) as link:
             self.history = read_history(link, Names("fates"))
+            self.chunks = read_chunks(link, Names("fates"), "look")
             return read_status(link, Names("fates"))
 
 
@@ -98,7 +101,8 @@ def is_stuck(status: PipelineStatus) -> bool:
     look, slow, opens = (status.vertex(name) for name in ("look", "slow", "opens"))
     if look is None or slow is None or opens is None or not opens.failure:
         return False
-    return look.counts.read == 6 and slow.pending == 4 and look.dead_letters == 1
+    shown = look.counts.read == 6 and slow.pending == 4 and look.dead_letters == 1
+    return shown and slow.in_hand is not None and bool(look.errors and opens.errors)
 
 
 def test_messages_that_wait_are_counted_by_row(seen: Seen) -> None:
@@ -114,6 +118,55 @@ def test_a_parked_message_shows_when_it_is_due_and_why(seen: Seen) -> None:
     assert parked.next_due is not None
     ten_minutes = timedelta(minutes=10)
     assert seen.began + ten_minutes < parked.next_due < datetime.now(UTC) + ten_minutes
+
+
+def test_messages_in_hand_are_seen_while_a_call_goes_on(seen: Seen) -> None:
+    slow = seen.running["slow"]
+    assert slow.in_hand is not None
+    assert slow.in_hand.messages == 4
+    assert seen.began < slow.in_hand.since < datetime.now(UTC)
+    assert slow.condition == "busy"
+    assert seen.ended["slow"].in_hand is None
+
+
+def test_errors_are_grouped_with_file_and_line_and_traceback(seen: Seen) -> None:
+    (error,) = seen.running["look"].errors
+    line = inspect.getsourcelines(look)[1] + 5
+    assert (error.kind, error.text, error.count) == ("ValueError", "no price in in-2", 1)
+    assert (error.where, error.message_id) == (f"test_running_pipeline.py:{line}", "in-2")
+    assert error.traceback is not None
+    assert error.traceback.startswith("Traceback (most recent call last)")
+    assert error.traceback.endswith("ValueError: no price in in-2\n")
+    assert seen.running["look"].error_count == 1
+
+
+def test_a_vertex_that_was_never_opened_says_which_line_failed(seen: Seen) -> None:
+    opens = seen.running["opens"]
+    assert (opens.never_opened, opens.condition) == (True, "waiting")
+    line = inspect.getsourcelines(Locked)[1] + 4
+    assert (opens.errors[0].kind, opens.errors[0].text) == ("KeyError", "'password'")
+    assert opens.errors[0].where == f"test_running_pipeline.py:{line}"
+    assert "\tat " not in (opens.errors[0].traceback or "")
+    (concern,) = [c for c in seen.running.problems if c.vertex == "opens"]
+    assert f"test_running_pipeline.py:{line}" in concern.next_step
+    (still,) = seen.later["opens"].errors
+    assert (still.where, still.traceback) == (opens.errors[0].where, opens.errors[0].traceback)
+
+
+def test_nack_reasons_edges_and_stages_are_counted(seen: Seen) -> None:
+    look = seen.running["look"]
+    assert [(c.text, c.count) for c in look.nack_reasons] == [("waits for the moon", 1)]
+    written = {(edge.frm, edge.to): edge.written for edge in seen.running.edges}
+    assert written["in", "look"] == 6
+    assert written["look", "slow"] == written["look", "opens"] == 4
+    assert set(look.spreads) == {"read", "call", "publish", "settle", "message"}
+    assert look.spreads["message"].count == 6
+    assert 0 < look.latency["publish"].p50 <= look.latency["publish"].p99
+
+
+def test_the_last_chunks_of_a_vertex_can_be_read(seen: Seen) -> None:
+    assert sum(chunk.rows for chunk in seen.chunks) == 6
+    assert all(chunk.publish > 0 for chunk in seen.chunks)
 
 
 def test_dead_letters_are_counted_by_cause(seen: Seen) -> None:

@@ -21,6 +21,7 @@ from ebbflow.core.audit import AuditRows, HeldRow, build_audit
 from ebbflow.core.frames import Rows
 from ebbflow.core.outputs import NOBODY
 from ebbflow.core.publications import (
+    ROWS,
     Chunk,
     Place,
     Publication,
@@ -78,6 +79,14 @@ class Settlement:
         for stage in Stage:
             if these := [p for p in self.publications if p.stage is stage]:
                 yield these
+
+    def count_by_edge(self) -> dict[str, int]:
+        """Returns how many rows go to each of the next vertices."""
+        rows: Counter[str] = Counter()
+        for publication in self.publications:
+            if publication.stage is Stage.OUTPUT:
+                rows[publication.target] += int(publication.headers[ROWS])
+        return rows
 
     def counts_without(self, discarded: Collection[Publication]) -> Counts:
         """Returns the counts if some outputs were given up; inputs without any left are drops."""

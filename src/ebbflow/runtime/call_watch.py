@@ -36,7 +36,7 @@ Tell = Callable[[float | None], None]
 
 _LOOKS = 4
 _LOOK_EVERY = 1.0
-_LONG, _TELL_EVERY = 10.0, 2.0
+_LONG, _TELL_EVERY = 1.0, 2.0
 # A call that goes on after CallTimeout was raised in it is told so again.
 _AGAIN = 1.0
 _SOON = 0.02

@@ -14,6 +14,7 @@ from ebbflow.core.blame import Outage
 from ebbflow.core.breaker import Breaker
 from ebbflow.core.calling import USER_ERRORS
 from ebbflow.core.outage import Patience, Waiting
+from ebbflow.core.raised import RaisedErrors
 from ebbflow.core.verdict import Verdict
 
 _LOOK_AGAIN = 1.0
@@ -44,6 +45,7 @@ class Gate:
         self._patience = patience
         self._breaker = breaker
         self.opened = False
+        self._raised = RaisedErrors()
         self.paused = False
         """Whether people have paused the vertex."""
 
@@ -82,9 +84,15 @@ class Gate:
             self._code.open()
         except USER_ERRORS as error:
             self._patience.meet(Outage.of(error))
+            self._raised.note(error, None)
             return False
         self.opened = True
         return True
+
+    def take_raised(self) -> RaisedErrors:
+        """Returns the errors that user code has raised when it was opened, and forgets them."""
+        raised, self._raised = self._raised, RaisedErrors()
+        return raised
 
     def decide(self, verdict: Verdict) -> None:
         """Has user code decide about a chunk, and learns from it what is away."""

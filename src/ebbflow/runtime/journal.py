@@ -19,7 +19,9 @@ import pyarrow as pa
 from ebbflow.core.outage import Waiting
 from ebbflow.core.position import Mark, Position
 from ebbflow.core.publications import Publication
+from ebbflow.core.raised import RaisedErrors
 from ebbflow.core.settlement import Settlement
+from ebbflow.runtime.measures import ChunkRecord
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -120,6 +122,18 @@ class TaskEvents(Protocol):
 
     def nacked(self, reasons: dict[str, int]) -> None:
         """Counts why messages come back."""
+
+    def opened(self) -> None:
+        """Says that user code is open."""
+
+    def begin_chunk(self, at: datetime, rows: int) -> ChunkRecord:
+        """Returns the record of a chunk that was just taken; the task fills it in."""
+
+    def raised(self, errors: RaisedErrors) -> None:
+        """Counts the errors of user code."""
+
+    def sent(self, rows: dict[str, int]) -> None:
+        """Counts rows that go to the next vertices, by vertex."""
 
     def waits(self, waiting: Waiting | None, halted: str | None) -> None:
         """Says that a system is away, or that the breaker has stopped the vertex."""

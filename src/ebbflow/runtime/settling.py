@@ -27,6 +27,7 @@ from ebbflow.core.settlement import Settlement
 from ebbflow.outcome import Counts
 from ebbflow.runtime.intake import Intake
 from ebbflow.runtime.journal import Clock, InFlight, TaskJournal
+from ebbflow.runtime.measures import ChunkRecord
 from ebbflow.runtime.turn import Turn
 
 _PURGE_EVERY = 0.25
@@ -85,6 +86,7 @@ class Settling:
         self._meanwhile = meanwhile
         self.position = position
         self._in_flight: InFlight[Counts] | None = None
+        self._timed: ChunkRecord | None = None
         self._unrecorded: ChunkEnd | None = None
         self._purged = self._begun = clock.monotonic()
         self._last, self._soon = -math.inf, _SOON
@@ -125,7 +127,7 @@ class Settling:
         """Gives up the chunk that was begun: all its rows come again, from their source."""
         self.position = self.position.settled(end, Counts())
 
-    def begin(self, settlement: Settlement, chunk: ChunkEnd) -> None:
+    def begin(self, settlement: Settlement, chunk: ChunkEnd, record: ChunkRecord) -> None:
         """Starts to settle a chunk, when the one before it is confirmed; they are recorded at once.
 
         Returns while it is being published. A chunk that needs no intent, as a sink's, waits a
@@ -135,9 +137,11 @@ class Settling:
         if not settlement.needs_intent and chunk.back is None and self._may_join():
             counts = self._join(chunk)
             if settlement.publications:
-                self._in_flight = self._journal.submit(self._answer(settlement, counts))
+                self._in_flight = self._journal.submit(self._answer(settlement, counts, record))
+            else:
+                record.end()
             return
-        self._start(settlement, chunk.end)
+        self._start(settlement, chunk.end, record)
         self._begun = self._clock.monotonic()
         self._unrecorded = chunk
 
@@ -165,8 +169,11 @@ class Settling:
             self._unrecorded = self._unrecorded.joined(chunk)
         return self._unrecorded.counts
 
-    async def _answer(self, settlement: Settlement, counts: Counts) -> Counts:
+    async def _answer(self, settlement: Settlement, counts: Counts, record: ChunkRecord) -> Counts:
+        began = self._clock.monotonic()
         await self._journal.publish(settlement)
+        record.publish = self._clock.monotonic() - began
+        record.end()
         return counts
 
     def emit(self, part: Settlement, end: Span) -> int:
@@ -179,12 +186,13 @@ class Settling:
         # Wait here. ``begin`` counts what is in flight as the chunk before, which this is not.
         return self._wait().written
 
-    def _start(self, settlement: Settlement, end: Span) -> None:
+    def _start(self, settlement: Settlement, end: Span, record: ChunkRecord | None = None) -> None:
         # Confirm first. The write below says that the chunk before is done; one of whose
         # publications is not confirmed would never be replayed, and its messages would be lost.
         self.confirm()
         before, self._unrecorded = self._unrecorded, None
         self.position = _with_end(self.position, before).intending(end)
+        self._timed = record
         self._in_flight = self._journal.submit(self._carry_out(self.position, settlement, before))
 
     async def _carry_out(
@@ -195,7 +203,9 @@ class Settling:
         # that nobody knows of: the next task cuts other chunks, whose ids differ, and what is
         # stored already is stored twice. A task that has been replaced also learns it here, by
         # ``Fenced``, before it has published anything.
+        record, began = self._timed, self._clock.monotonic()
         await self._journal.write(position)
+        recorded = self._clock.monotonic()
         # The source only after the record. Told before the chunk is confirmed, it loses messages in
         # a crash: nobody has them any more. Told before the record, it does not give them again,
         # and they are never counted. Not later either: publications may wait long for room.
@@ -213,6 +223,9 @@ class Settling:
         # Before the record, which makes the rows count that were told last.
         if (amended := settlement.without_lost(discarded)) is not None:
             await self._journal.publish(amended)
+        if record is not None:
+            record.settle, record.publish = recorded - began, self._clock.monotonic() - recorded
+            record.end()
         return missing.counts_without(discarded)
 
     async def _tell_source(self, recorded: ChunkEnd | None) -> None:

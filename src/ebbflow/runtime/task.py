@@ -31,6 +31,7 @@ from ebbflow.runtime.gate import Gate
 from ebbflow.runtime.gathering import AT_BUFFER, Gathering
 from ebbflow.runtime.intake import Intake, Taken, held_row
 from ebbflow.runtime.journal import Clock, Report, TaskEvents, TaskJournal
+from ebbflow.runtime.measures import ChunkRecord
 from ebbflow.runtime.settling import ChunkEnd, Settling, Unsettled
 from ebbflow.runtime.taps import Shows, show_nobody
 from ebbflow.runtime.turn import Turn
@@ -74,6 +75,7 @@ class ChunkLoop:
         )
         self._gathering = Gathering(parts.clock, parts.interval)
         self._chunks = self._rows = 0
+        self._taken = parts.clock.monotonic()
         # Claimed before anything is read: until then the task before may still settle what it has.
         position = parts.journal.submit(parts.journal.claim()).result()
         self._gate.restore(position.halted, position.paused)
@@ -120,6 +122,9 @@ class ChunkLoop:
         before, ready = self._gate.opened, self._gate.open()
         if ready and not before:
             self._turn.begin()
+            self._events.opened()
+        elif not ready:
+            self._events.raised(self._gate.take_raised())
         return ready
 
     # --- taking ---------------------------------------------------------------------------------
@@ -131,6 +136,7 @@ class ChunkLoop:
         position = self._settling.position
         if self._chunks or not position.replays:
             return False
+        self._taken = self._clock.monotonic()
         taken = self._intake.take_again(position.intent)
         if taken is None:
             self._settling.skip_replay(self._intake.end)
@@ -141,6 +147,7 @@ class ChunkLoop:
     def _step(self) -> bool:
         """Takes and processes one chunk; ``False`` when there is nothing to take."""
         held = self._settling.held_for() > 0
+        self._taken = self._clock.monotonic()
         if self._gate.probing:
             taken = self._intake.take_probe(held)
         else:
@@ -159,7 +166,10 @@ class ChunkLoop:
         self._gathering.begin_chunk(batch.num_rows, taken.leaves_rows)
         self._watermark.hear(self._inlet.origins)
         offsets = self._inlet.pick_up()
+        record = self._begin_record(batch.num_rows)
         verdict = self._decide(Rows(batch, self._watermark.current), taken, start)
+        record.call = self._clock.monotonic() - self._taken - record.read
+        self._events.raised(verdict.decisions.raised)
         now, whole = self._clock.now(), verdict
         # From here on ``verdict`` and ``intake.end`` are of the rows that can be settled.
         verdict, held, more = taken.order.cut(verdict, self._inlet, batch, waiting, now)
@@ -170,7 +180,13 @@ class ChunkLoop:
         self._show(verdict, False)
         back = handed_back(offsets, verdict.rows, settlement.returned) if len(offsets) else None
         end, watermark = self._intake.end, self._watermark.current
-        self._settling.begin(settlement, ChunkEnd(end, settlement.counts, watermark, held, back))
+        chunk = ChunkEnd(end, settlement.counts, watermark, held, back)
+        self._settling.begin(settlement, chunk, record)
+
+    def _begin_record(self, rows: int) -> ChunkRecord:
+        record = self._events.begin_chunk(self._clock.now(), rows)
+        record.read = self._clock.monotonic() - self._taken
+        return record
 
     def _decide(self, rows: Rows, taken: Taken, start: Span) -> Verdict:
         return self._decider.decide(rows, taken.order.is_strict, partial(self._publish_part, start))
@@ -193,6 +209,8 @@ class ChunkLoop:
         )
         if not self._gate.probing:  # what is waited for is told by itself
             self._events.nacked(settlement.reasons)
+        if len(self._place.edges) > 1:
+            self._events.sent(settlement.count_by_edge())
         self._tell()
         return settlement
 

@@ -8,11 +8,12 @@ stopped again.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -28,13 +29,13 @@ from ebbflow.nats.disk import Unconfirmed
 from ebbflow.nats.locate import find_own_server, open_link_for_run
 from ebbflow.runtime import provision
 from ebbflow.runtime.attachment import Attachment
-from ebbflow.runtime.events import TaskListener
 from ebbflow.runtime.feeds import Feeds
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.planning import make_plans
 from ebbflow.runtime.run_lock import hold_run_lock
 from ebbflow.runtime.run_options import RunOptionNames, RunOptions
 from ebbflow.runtime.stored_spec import store_spec
+from ebbflow.runtime.task_listener import TaskListener
 from ebbflow.runtime.trace_export import MISSING, asks_for_traces, is_installed
 from ebbflow.runtime.turn import STOP, turn
 from ebbflow.spark.audit.writer import writing_audit
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     from ebbflow.spec.model import Spec
 
 _LOOK_EVERY = 0.5
+# A task that does nothing speaks every two seconds; one that is silent for so long hangs.
+_SILENT = 5.0
 _STOP_TIMEOUT = 40.0
 
 
@@ -97,6 +100,7 @@ class Run:
         memory = options.state / "feeds" / spec.name
         self._feeds = Feeds(watcher.stage, memory, options.drain, self.is_ready)
         self._vertices: Sequence[VertexSupervisor] = ()
+        self._takes_turns: Callable[[], bool] = lambda: False
         self._unconfirmed: Unconfirmed | None = None
 
     def stop(self) -> None:
@@ -181,6 +185,7 @@ class Run:
         self._link_to_spark(spark)
         self._check_batches(spark, plans)
         slots = self._slots(plans)
+        self._takes_turns = slots.takes_turns
         told = (self._observer, self._watcher.stage)
         audit = writing_audit(self._spec.audit, spark, self._link, plans[0], slots, *told)
         with slots.count(spark), audit:
@@ -299,8 +304,18 @@ class Run:
         return status
 
     def _facts_of(self, vertex: VertexSupervisor) -> JobFacts:
-        failure = vertex.failure or self._feeds.failure(vertex.plan.vertex)
-        return JobFacts(vertex.restarts, failure, self._is_up(vertex))
+        name, plan = vertex.plan.vertex, vertex.plan
+        unheard = self._listener.unheard(name, plan.partitions)
+        resident = not plan.batched and not self._takes_turns()
+        is_silent = resident and vertex.failure is None and _SILENT < unheard < math.inf
+        return JobFacts.with_errors(
+            vertex.errors,
+            restarts=vertex.restarts,
+            failure=vertex.failure or self._feeds.failure(name),
+            up=self._is_up(vertex),
+            opened=plan.batched or self._listener.has_opened(name, plan.partitions),
+            silent=unheard if is_silent else None,
+        )
 
     def _tell_stop(self) -> None:
         self._link.run(self._link.client.publish(self._names.control_subject, STOP))

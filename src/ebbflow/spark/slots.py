@@ -94,6 +94,10 @@ class Slots:
         """The length of an epoch that begins now."""
         return self._epoch if self._told is None else min(self._epoch, TURN)
 
+    def takes_turns(self) -> bool:
+        """Returns whether vertices take turns because there are too few slots."""
+        return self._told is not None
+
     @contextmanager
     def count(self, spark: SparkSession) -> Iterator[None]:
         """Counts them: on this machine once, on a cluster repeatedly while the context lasts."""

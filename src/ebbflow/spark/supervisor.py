@@ -12,12 +12,16 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from itertools import chain, count
 from typing import TYPE_CHECKING
 
 from pyspark import InheritableThread
 
+from ebbflow.core.raised import Raised
+from ebbflow.core.redelivery import format_traceback
 from ebbflow.durations import Backoff
+from ebbflow.runtime.error_log import ErrorLog
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.spark.batch.vertex import run_batches
 from ebbflow.spark.epoch import Epochs
@@ -34,6 +38,7 @@ _WORKER_DIED = "Python worker exited unexpectedly"
 _ERROR_LINE = re.compile(
     r"^(?:[\w.]+\.)?(\w+(?:Error|Exception|Fenced|Violation|Timeout)): (.+)$", re.M
 )
+_TRACE = re.compile(r"Traceback \(most recent call last\):\n.*?(?=\n\s*\n?\tat |\Z)", re.S)
 
 
 class VertexSupervisor:
@@ -44,6 +49,8 @@ class VertexSupervisor:
         self.epoch = 0
         self.restarts = 0
         self._failure: str | None = None
+        self.errors = ErrorLog()
+        """The errors by which its epochs have failed."""
         self._began = math.inf
         self.up_since = math.inf
         """When its first epoch without a failure since began; never while it has failed."""
@@ -92,6 +99,7 @@ class VertexSupervisor:
                     return
                 self.restarts += 1
                 self._failure = explain(error)
+                self.errors.add(find_raised(error), datetime.now(UTC))
                 isolate = _WORKER_DIED in str(error)
                 steady = time.monotonic() - self._began > _STEADY
                 failures = 1 if steady else failures + 1
@@ -120,6 +128,19 @@ def explain(error: BaseException) -> str:
         kind, what = errors[-1]
         return f"{kind}: {what}"
     return next((line.strip() for line in text.splitlines() if line.strip()), repr(error))[:300]
+
+
+def find_raised(error: BaseException) -> Raised:
+    """Returns the Python error by which an epoch failed, with its traceback as far as it is known.
+
+    Spark passes on a worker's error as a text, with its own stack behind it.
+    """
+    text, line = str(error), explain(error)
+    kind, _, what = line.partition(": ")
+    if not kind.isidentifier():
+        kind, what = type(error).__name__, line
+    trace = _TRACE.search(text)
+    return Raised.of_trace(kind, what, trace[0].rstrip() if trace else format_traceback(error))
 
 
 class Supervisor:

@@ -30,7 +30,7 @@ def judge(vertex: VertexStatus, at: datetime) -> Condition:
         return "paused"
     if vertex.never_opened:
         return "starting"
-    if _is_stuck(vertex, at):
+    if vertex.silent is not None or _is_stuck(vertex, at):
         return "stuck"
     if vertex.in_hand is not None and vertex.in_hand.messages:
         return "busy"
@@ -69,6 +69,8 @@ def _first_word(vertex: VertexStatus) -> str:
 def _describe_work(vertex: VertexStatus, at: datetime) -> Iterator[str]:
     if vertex.in_call is not None:
         yield f"in a call for {vertex.in_call:.0f} s"
+    elif vertex.silent is not None:
+        yield f"one of its tasks has not been heard of for {vertex.silent:.0f} s"
     elif vertex.condition == "stuck" and vertex.in_hand is not None:
         seconds = (at - vertex.in_hand.since).total_seconds()
         yield f"has held {vertex.in_hand.messages:,} messages for {seconds:.0f} s"
@@ -115,6 +117,8 @@ def _concerns_of(vertex: VertexStatus, status: PipelineStatus) -> Iterator[Conce
             yield Concern("error", name, words, step + "limits.callTimeout, ends one that hangs.")
         case "waiting":
             step = "See whether that system is there; the vertex goes on by itself when it is."
+            if vertex.never_opened:
+                step = f"Its code cannot be opened: look{where}; it is tried again all the time."
             level = (
                 "error" if vertex.waiting and vertex.waiting.seconds > STUCK_AFTER else "warning"
             )

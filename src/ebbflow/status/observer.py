@@ -12,49 +12,68 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
 from ebbflow.buffers.names import Names
 from ebbflow.buffers.positions import load_all
 from ebbflow.core.position import Position
 from ebbflow.core.routing import Edge
+from ebbflow.core.spread import Spread
 from ebbflow.nats.link import Link
 from ebbflow.outcome import Counts
-from ebbflow.runtime.events import TaskListener
+from ebbflow.runtime.error_log import ErrorLog, LoggedErrors
 from ebbflow.runtime.plan import DataFrameMap, MonoPlan, SinksPlan, SqlMap, VertexPlan
+from ebbflow.runtime.task_listener import TaskListener, ToldChunk
 from ebbflow.status.back_pressure import PressureWatch
 from ebbflow.status.backlog import Backlog, VertexBacklog
 from ebbflow.status.conditions import describe_vertex, judge, list_concerns
 from ebbflow.status.letter_causes import LetterCauses
 from ebbflow.status.model import (
+    Cause,
+    ChunkTimes,
     Concern,
     EdgeStatus,
     Ended,
     ErrorGroup,
+    Latency,
     Phase,
     PipelineStatus,
     VertexStatus,
+    WorkInHand,
 )
 from ebbflow.status.publishing import SAMPLE_EVERY, StatusPublisher
 from ebbflow.status.rates import RateWindow
 
 # Seconds between two looks at the streams, and between two states that are published.
 _READ_EVERY = 0.9
+_MOST_ERRORS = 20
+_SILENT = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
     """What is known of the jobs of a vertex by those who start them.
 
-    ``failure`` says why it makes no progress, ``up`` that all its tasks are at work.
+    ``failure`` says why it makes no progress, ``up`` that all its tasks are at work, ``opened``
+    that its user code was opened in this run. ``silent`` is for how many seconds a task has said
+    nothing that should have, if that is long.
     """
 
     restarts: int = 0
     failure: str | None = None
     up: bool = False
+    opened: bool = True
+    silent: float | None = None
     errors: tuple[ErrorGroup, ...] = ()
+    error_count: int = 0
+
+    @classmethod
+    def with_errors(cls, log: ErrorLog, **facts: Any) -> JobFacts:
+        """Returns the facts, with the errors by which jobs have failed."""
+        return cls(errors=tuple(map(_to_group, log.newest_first())), error_count=log.count, **facts)
 
 
 class Observer:
@@ -75,6 +94,7 @@ class Observer:
         self._letters = LetterCauses(client, names)
         self._publisher = StatusPublisher(client, names)
         self._read_at = self._sampled_at = -math.inf
+        self._chunks_told: dict[str, ToldChunk] = {}
         self.beside: Callable[[], tuple[Concern, ...]] = tuple
         """Returns what else people should know, that concerns no vertex."""
         self.before: dict[str, Counts] = {}
@@ -147,6 +167,7 @@ class Observer:
             vertices=vertices,
         )
         status = replace(status, problems=(*list_concerns(status), *self.beside()))
+        await self._publisher.sample(status)
         await self._publisher.tell_last(status)
         return status
 
@@ -167,6 +188,15 @@ class Observer:
         if now - self._sampled_at >= SAMPLE_EVERY:
             self._sampled_at = now
             await self._publisher.sample(status)
+            for plan in self._plans:
+                await self._tell_chunks(plan.vertex)
+
+    async def _tell_chunks(self, vertex: str) -> None:
+        chunks = self._listener.chunks(vertex)
+        if chunks and chunks[-1] != self._chunks_told.get(vertex):
+            self._chunks_told[vertex] = chunks[-1]
+            times = [ChunkTimes(c.at, c.partition, c.rows, **c.seconds) for c in chunks]
+            await self._publisher.tell_chunks(vertex, times)
 
     # --- putting it together ----------------------------------------------------------------------
 
@@ -207,6 +237,9 @@ class Observer:
         name, heard, now = plan.vertex, self._listener, time.monotonic()
         own = [position for position in positions if position is not None]
         waiting, halted = heard.waiting(name), heard.halted(name)
+        numbers, raised = heard.numbers(name), heard.errors(name)
+        groups = [*map(_to_group, raised.newest_first()), *job.errors]
+        in_hand = heard.in_hand(name)
         vertex = VertexStatus(
             name,
             kind_of(plan),
@@ -216,8 +249,16 @@ class Observer:
             watermark=min((p.watermark for p in own if p.watermark), default=None),
             restarts=job.restarts,
             failure=job.failure or halted or (waiting.what if waiting else None),
-            errors=job.errors,
+            in_hand=WorkInHand(*in_hand) if in_hand else None,
+            errors=tuple(sorted(groups, key=lambda group: group.last, reverse=True)[:_MOST_ERRORS]),
+            error_count=raised.count + job.error_count,
+            nack_reasons=tuple(Cause(text, count) for text, count in heard.reasons(name)),
             nack_reason=heard.reason(name),
+            latency={stage: _latency(spread) for stage, spread in numbers.spreads.items()},
+            spreads=numbers.spreads,
+            never_opened=not job.opened,
+            partitions_up=plan.partitions if job.up else heard.count_heard(name, _SILENT),
+            silent=job.silent,
             publishing=heard.tally(name),
             waiting=None if job.failure else waiting,
             halted=halted,
@@ -251,13 +292,45 @@ class Observer:
         """Returns a vertex behind this one whose buffer is full, if there is one."""
         return next((e.to for e in plan.edges if self._waits.get(e.to, VertexBacklog()).full), None)
 
-    def _look_at_edges(self) -> list[EdgeStatus]:
-        edges = []
+    def _look_at_edges(self) -> Iterator[EdgeStatus]:
+        now = time.monotonic()
         for plan in self._plans:
+            frm, sent = plan.vertex, self._count_by_edge(plan)
             for edge in plan.edges:
-                pending = self._waits.get(edge.to, VertexBacklog()).pending
-                edges.append(EdgeStatus(plan.vertex, edge.to, describe_tags(edge), pending=pending))
-        return edges
+                written = sent.get(edge.to, 0)
+                yield EdgeStatus(
+                    frm,
+                    edge.to,
+                    describe_tags(edge),
+                    self._rates.update(f"{frm} to {edge.to}", written, now),
+                    written,
+                    self._waits.get(edge.to, VertexBacklog()).pending,
+                )
+
+    def _count_by_edge(self, plan: VertexPlan) -> dict[str, int]:
+        """Returns what went along the edges of a vertex in this run; one edge has all of it."""
+        if len(plan.edges) != 1:
+            return self._listener.numbers(plan.vertex).sent
+        name = plan.vertex
+        return {plan.edges[0].to: (self.totals[name] - self.before[name]).written}
+
+
+def _to_group(errors: LoggedErrors) -> ErrorGroup:
+    raised = errors.raised
+    return ErrorGroup(
+        raised.kind,
+        raised.text,
+        raised.where,
+        raised.count,
+        errors.first,
+        errors.last,
+        raised.message_id,
+        raised.traceback,
+    )
+
+
+def _latency(spread: Spread) -> Latency:
+    return Latency(spread.quantile(0.5), spread.quantile(0.99), spread.mean, spread.count)
 
 
 def kind_of(plan: VertexPlan) -> str:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from typing import Any
 
 import pyarrow as pa
 
@@ -26,6 +27,7 @@ from ebbflow.core.isolation import Trouble
 from ebbflow.core.position import Mark
 from ebbflow.core.publications import Chunk, ChunkNumber
 from ebbflow.core.query_rows import record_query_rows
+from ebbflow.core.raised import Raised, RaisedErrors
 from ebbflow.core.retry import conclude
 from ebbflow.core.settlement import Settlement, settle
 from ebbflow.core.sinks import run_fallback
@@ -36,6 +38,7 @@ from ebbflow.nats.publish import Tally
 from ebbflow.outcome import Counts
 from ebbflow.runtime.events import Events
 from ebbflow.runtime.handlers import close_handlers
+from ebbflow.runtime.measures import dump_raised
 from ebbflow.runtime.nats_task import place_of
 from ebbflow.runtime.operators import Operators, set_environment
 from ebbflow.runtime.plan import SinksPlan, VertexPlan
@@ -66,17 +69,31 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The result of settling: counts, nack reasons and the counts of publishing."""
+    """The result of settling: counts, nack reasons, the counts of publishing, and what was raised.
+
+    ``sent`` are the rows that went to each of the next vertices.
+    """
 
     counts: Counts
     reasons: dict[str, int]
     tally: Tally
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    sent: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def raised(self) -> RaisedErrors:
+        """The errors of the messages."""
+        raised = RaisedErrors()
+        for error in self.errors:
+            raised.add(Raised(**error))
+        return raised
 
     @classmethod
     def from_json(cls, text: str) -> Settled:
         """From what the worker told."""
         facts = json.loads(text)
-        return cls(Counts(**facts["counts"]), facts["reasons"], Tally(**facts["tally"]))
+        counts, tally = Counts(**facts["counts"]), Tally(**facts["tally"])
+        return cls(counts, facts["reasons"], tally, facts["errors"], facts["sent"])
 
     def to_json(self) -> str:
         """Returns the text that goes to the driver."""
@@ -115,7 +132,9 @@ class _Settling:
         place = place_of(plan, self._partition)
         chunk = Chunk(decided.key, rows, decided.number)
         settlement = settle(chunk, verdict, place, datetime.now(UTC), decided.watermark)
-        return Settled(self._publish(settlement), settlement.reasons, self._tally)
+        errors = [dump_raised(raised) for raised in verdict.decisions.raised]
+        counts = self._publish(settlement)
+        return Settled(counts, settlement.reasons, self._tally, errors, settlement.count_by_edge())
 
     def _rules(self) -> Rules:
         plan = self._plan

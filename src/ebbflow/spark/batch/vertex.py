@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ from ebbflow.core.blame import Outage
 from ebbflow.core.isolation import Isolated, Trouble, isolate
 from ebbflow.core.position import Position, Span, chunk_key
 from ebbflow.core.publications import ChunkNumber
+from ebbflow.core.raised import RaisedErrors
 from ebbflow.core.watermark import Watermark
 from ebbflow.durations import Backoff
 from ebbflow.errors import SparkError, Unavailable
@@ -212,6 +214,7 @@ class BatchPartition:
             worked = self._replay() if self._position.replays else self._next_window()
         except Unavailable as error:
             self._patience.meet(Outage.of(error))
+            self._note_error(error)
             return False
         self._patience.end()
         return worked
@@ -250,13 +253,20 @@ class BatchPartition:
 
     def _batch(self, window: Window, low: int, high: int, whole: bool = False) -> int:
         """Decides about rows and settles them; returns the end of the rows that are settled."""
+        began, record = time.monotonic(), self._events.begin_chunk(datetime.now(UTC), high - low)
+        # Now: while Spark works on the batch, nothing is told.
+        self._events.flush()
         try:
             isolated = self._decide(window, low, high, whole)
+            decided = time.monotonic()
+            record.call, record.rows = decided - began, isolated.end - low
             if isolated.end > low or whole:
                 self._watermark.hear(window.origins(low, isolated.end))
                 self._settle(window, low, isolated)
+            record.publish = time.monotonic() - decided
             return isolated.end
         finally:
+            record.end()
             self._work.forget()
 
     def _decide(self, window: Window, low: int, high: int, whole: bool) -> Isolated:
@@ -347,7 +357,15 @@ class BatchPartition:
         settled = Settled.from_json(row[0])
         self._tally.add(settled.tally)
         self._events.nacked(settled.reasons)
+        self._events.raised(settled.raised)
+        if len(self._plan.edges) > 1:
+            self._events.sent(settled.sent)
         return settled.counts
+
+    def _note_error(self, error: BaseException) -> None:
+        errors = RaisedErrors()
+        errors.note(error, None)
+        self._events.raised(errors)
 
     def _record(self, position: Position) -> None:
         # The position is stored before the server may delete frames: the other way round, a crash
