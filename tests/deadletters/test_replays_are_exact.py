@@ -1,0 +1,87 @@
+"""No letter is lost and none is sent twice: whatever is killed, lost or late, at any step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ebbflow.buffers.replays import ReplayMark, ReplayTarget, StoredMark
+from ebbflow.deadletters.chain import Chain
+from tests.deadletters.replay_model import Scenario
+
+SEEDS = 150
+
+
+@pytest.mark.guarantee("replays-are-exact")
+def test_replays_that_are_killed_and_run_at_once_send_every_letter_once() -> None:
+    wrong = {
+        (seed, mapped): faults
+        for seed in range(SEEDS)
+        for mapped in (True, False)
+        if (faults := Scenario(seed, with_transform=mapped).find_faults())
+    }
+    assert wrong == {}
+
+
+def test_a_replay_that_nothing_happens_to_keeps_the_order_of_the_letters() -> None:
+    scenario = Scenario(1, letters=40)
+    server = scenario.run()
+    by_target: dict[ReplayTarget, list[int]] = {}
+    for target, number in server.delivered:
+        by_target.setdefault(target, []).append(number)
+    assert len(by_target) == 3
+    assert all(numbers == sorted(numbers) for numbers in by_target.values())
+
+
+class WithoutClaim(Chain):
+    """Takes an empty chain for a place to begin: it looks like any other empty chain."""
+
+    def _claim(self, target: ReplayTarget) -> None:
+        last = self._shelf.read_last(target)
+        self._finish(last)
+        self._last[target] = last.seq if last else 0
+
+
+class WithoutLooking(Chain):
+    """Goes on behind the last mark without deleting what it names."""
+
+    def _finish(self, last: StoredMark | None) -> None:
+        return
+
+
+class WithoutReadingAnew(Chain):
+    """Sends again what was refused, behind whatever mark is the last one now."""
+
+    def _join(self, target: ReplayTarget, mark: ReplayMark) -> bool:
+        last = self._shelf.read_last(target)
+        self._last[target] = last.seq if last else 0
+        return self._shelf.store(target, _frames(mark), mark, self._last[target]) is not None
+
+
+class ReleasesEarly(Chain):
+    """Deletes its marks before the letters that they name."""
+
+    def send(self, parcels, swept):  # type: ignore[no-untyped-def]
+        delete = self._shelf.delete
+        try:
+            self._shelf.delete = lambda numbers: (self.release(), delete(numbers))
+            return super().send(parcels, {})
+        finally:
+            self._shelf.delete = delete
+
+
+def _frames(mark: ReplayMark) -> Iterator[bytes]:
+    return (b"%d" % number for number in mark.numbers)
+
+
+# Of hundreds of seeds few bring about what a rule prevents; these are the first that do.
+@pytest.mark.parametrize(
+    ("broken", "seed"),
+    [(WithoutClaim, 1069), (WithoutLooking, 0), (WithoutReadingAnew, 1), (ReleasesEarly, 0)],
+    ids=["claim", "look", "read anew", "release last"],
+)
+def test_without_one_of_the_rules_letters_go_twice(broken: type[Chain], seed: int) -> None:
+    faults = Scenario(seed, chain=broken, with_transform=False).find_faults()
+    assert any("twice" in fault for fault in faults)
+    assert Scenario(seed, with_transform=False).find_faults() == []
