@@ -1,4 +1,4 @@
-"""A replay in a process of its own, to be killed: ``python -m tests.deadletters.replay_process``."""
+"""A replay in a process of its own, to be killed."""
 
 from __future__ import annotations
 

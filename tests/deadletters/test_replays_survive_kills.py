@@ -143,7 +143,7 @@ class KilledBeforeDeleting(DeadLetters):
 def test_a_letter_that_was_sent_and_not_deleted_is_known_however_late(
     pipeline: Written, state: Path
 ) -> None:
-    """The old hole: the copy was known for two minutes only, and here the server forgets at once."""
+    """The server remembers ids for two minutes, and here not at all."""
     killing = Killing(pipeline, state, count=50, rate=0)
     with pytest.raises(Killed):
         KilledBeforeDeleting(pipeline).replay(LetterFilter())

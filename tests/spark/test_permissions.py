@@ -217,7 +217,8 @@ def test_a_pipeline_needs_every_one_of_its_permissions_and_nothing_else(run, ser
         assert "3 dead letters" in server.dlq("list", "p")
         shown = [server.dlq("show", "p", str(letter)) for letter in (1, 2, 3)]
         assert sum("cannot be" in letter for letter in shown) == 2
-        server.dlq("replay", "p", "--vertex", "out")
+        server.dlq("replay", "p", "--text", "in no letter of any vertex")
+        server.dlq("replay", "p", "--vertex", "out", "--since", "1h")
         server.dlq("purge", "p", "--vertex", "work", "--yes")
         have_changed(server)
         second = run(pipeline, **options)

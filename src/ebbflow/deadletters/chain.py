@@ -105,7 +105,7 @@ class Chain:
         ``swept`` says up to which number all letters of a vertex are sent with these parcels.
         """
         sent: dict[ReplayTarget, tuple[int, ...]] = {}
-        if self.claim({target.vertex for target in parcels}):
+        if self.claim(sorted({target.vertex for target in parcels})):
             return set()
         for target, parcel in parcels.items():
             if self._send(target, parcel):

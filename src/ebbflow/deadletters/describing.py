@@ -28,16 +28,7 @@ def describe_letter(stored: StoredLetter, whole: bool = True) -> dict[str, Any]:
         for group, entries in letter.metadata.items()
     }
     facts["replays"] = letter.replays
-    facts["history"] = [
-        {
-            "number": death.number,
-            "reason": death.reason,
-            "deliveries": death.deliveries,
-            "died": _time(death.died),
-            "replayed": _time(death.replayed),
-        }
-        for death in letter.history
-    ]
+    facts["history"] = [death.to_json() for death in letter.history]
     for name in () if whole else _BULKY:
         del facts[name]
     return facts

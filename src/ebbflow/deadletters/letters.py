@@ -126,7 +126,8 @@ class DeadLetters:
         self, chosen: LetterFilter | None = None, limit: int | None = None
     ) -> Iterator[StoredLetter]:
         """Yields the letters there are now that match, oldest first; reads them page by page."""
-        reading, after, left = FilteredReading(self._shelf, chosen or LetterFilter()), 0, limit
+        reading = FilteredReading(self._shelf, chosen or LetterFilter(), ahead=limit is None)
+        after, left = 0, limit
         most = _PAGE if left is None else min(_PAGE, max(1, left))
         while (left is None or left > 0) and (batch := reading.read(after, most)):
             letters = batch.letters if left is None else batch.letters[:left]
@@ -208,7 +209,7 @@ class DeadLetters:
         self, chosen: LetterFilter | Sequence[int]
     ) -> FilteredReading | NumberedReading:
         if isinstance(chosen, LetterFilter):
-            return FilteredReading(self._shelf, chosen)
+            return FilteredReading(self._shelf, chosen, ahead=True)
         return NumberedReading(self._shelf, chosen)
 
     def _find_vertices(self, chosen: LetterFilter | Sequence[int]) -> Collection[str]:

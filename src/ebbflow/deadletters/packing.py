@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -28,8 +28,8 @@ _CUT = (
     "the value was cut because it was too large to be kept whole; send the original message to the "
     "source again"
 )
-# What a frame of one message takes besides its bytes, generously.
-_FRAME = 4096
+# What a frame of one message takes besides its bytes, generously, with the story of its deaths.
+_FRAME = 8192
 
 
 class LetterPacking:
@@ -69,7 +69,7 @@ class LetterPacking:
         """As in ``Packing``."""
         if len(letter.value) + _FRAME < self._largest // 2:
             return None
-        size = len(frames.encode(_to_rows([letter])))
+        size = len(frames.encode(_to_rows([letter], [{}])))
         if size + _FRAME <= self._largest:
             return None
         return f"as a message it takes {size:,} bytes; the server takes {self._largest:,}"
@@ -107,19 +107,23 @@ class LetterPacking:
 
 
 def _pack(sendables: Sequence[Sendable]) -> ReplayParcel:
-    rows = _to_rows([sendable.letter for sendable in sendables])
+    rows = _to_rows([one.letter for one in sendables], [one.story for one in sendables])
     payloads = [frames.encode(frame) for frame in frames.split(rows)]
     return ReplayParcel(payloads, tuple(sendable.number for sendable in sendables))
 
 
-def _to_rows(letters: Sequence[Letter]) -> pa.RecordBatch:
+def _to_rows(letters: Sequence[Letter], stories: Sequence[Mapping[str, str]]) -> pa.RecordBatch:
     """Returns messages as on their first delivery: of their failures only the history is kept."""
+    headers = [
+        [*{**letter.headers, **story}.items()]
+        for letter, story in zip(letters, stories, strict=True)
+    ]
     columns = {
         "id": [letter.id for letter in letters],
         "keys": [letter.keys for letter in letters],
         "value": [letter.value for letter in letters],
         "event_time": [letter.event_time for letter in letters],
-        "headers": [[*letter.headers.items()] for letter in letters],
+        "headers": headers,
         "metadata": [
             [(group, [*entries.items()]) for group, entries in letter.metadata.items()]
             for letter in letters

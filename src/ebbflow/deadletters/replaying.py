@@ -50,10 +50,11 @@ class Reading(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sendable:
-    """A letter as it goes back, and where to."""
+    """A letter as it goes back, and where to. ``story`` are headers that say how it died."""
 
     number: int
     letter: Letter
+    story: dict[str, str]
     target: ReplayTarget
 
 
@@ -191,19 +192,17 @@ class Replay:
         for entry in batch.letters:
             why = self._packing.explain_refusal(entry.letter)
             fate = Stays(why) if why else decide(entry.letter, self._transform)
-            if isinstance(fate, Letter):
-                story = entry.letter.headers_for_replay(entry.number, now)
-                fate = replace(fate, headers=fate.headers | story)
-                why = self._packing.explain_size(fate)
-                fate = Stays(why) if why else fate
+            if isinstance(fate, Letter) and (why := self._packing.explain_size(fate)):
+                fate = Stays(why)
             if isinstance(fate, Stays):
                 step.stays.append((entry.number, fate.why))
                 self._unswept.add(entry.letter.vertex)
             elif isinstance(fate, str):
                 step.dropped.append(entry.number)
             else:
+                story = entry.letter.headers_for_replay(entry.number, now)
                 target = self._packing.choose(entry.letter)
-                step.sendable.append(Sendable(entry.number, fate, target))
+                step.sendable.append(Sendable(entry.number, fate, story, target))
         return step
 
     def _keep_pace(self, began: float, more: int) -> None:

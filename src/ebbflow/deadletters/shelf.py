@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import Future
 
 from ebbflow.buffers.names import Names
 from ebbflow.buffers.replays import ReplayMark, ReplayMarks, ReplayTarget, StoredMark
@@ -14,7 +15,7 @@ from ebbflow.deadletters.replaying import LetterBatch
 from ebbflow.errors import EbbflowError, JetStreamUnavailable
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
-from ebbflow.nats.stored import StreamSnapshot, read_one, read_page, take_snapshot
+from ebbflow.nats.stored import StoredPage, StreamSnapshot, read_one, read_page, take_snapshot
 from ebbflow.nats.wire import Publishes
 
 _PAUSE = 0.1
@@ -42,10 +43,15 @@ class LetterShelf:
         self, vertex: str | None, after: int, there: StreamSnapshot, most: int
     ) -> list[LetterRecord]:
         """Returns the next letters behind a number; none when there are no more."""
+        return records_of(self.begin_page(vertex, after, there, most).result())
+
+    def begin_page(
+        self, vertex: str | None, after: int, there: StreamSnapshot, most: int
+    ) -> Future[StoredPage]:
+        """Has the next letters behind a number read, without waiting for them."""
         stream, start = self.names.dead_letters, max(after + 1, there.first)
         subject = self.names.dead_letter_subject(vertex or "*")
-        page = read_page(self.link.client, stream, subject, start, there, most)
-        return records_of(self.link.run(page))
+        return self.link.submit(read_page(self.link.client, stream, subject, start, there, most))
 
     def find(self, number: int) -> LetterRecord | None:
         """Returns a letter by its number, from the leader: another server may have it still."""
@@ -125,27 +131,44 @@ class LetterShelf:
 
 
 class FilteredReading:
-    """The letters that match a filter, of those that are there when the reading is renewed."""
+    """The letters that match a filter, of those that are there when the reading is renewed.
 
-    def __init__(self, shelf: LetterShelf, chosen: LetterFilter) -> None:
+    ``ahead`` has the server read the next ones while these are worked on.
+    """
+
+    def __init__(self, shelf: LetterShelf, chosen: LetterFilter, ahead: bool = False) -> None:
         self._shelf = shelf
         self._chosen = chosen
+        self._reads_ahead = ahead
+        self._ahead: tuple[int, Future[StoredPage]] | None = None
         self._there = shelf.look()
 
     def renew(self) -> None:
         """Has everything read as it is from now on, but for what has died since the beginning."""
         # What dies again while this runs is not part of it: it would be replayed for ever.
-        there = self._shelf.look()
+        there, self._ahead = self._shelf.look(), None
         self._there = StreamSnapshot(there.first, self._there.last, there.deleted)
 
     def read(self, after: int, most: int) -> LetterBatch | None:
         """As in ``Reading``; letters that do not match are passed over."""
-        records = self._shelf.read_page(self._chosen.vertex, after, self._there, most)
+        records = self._read(after, most)
         up_to = self._chosen.up_to
         if not records or (up_to is not None and records[0].number > up_to):
             return None
         chosen = [self._shelf.parse(record) for record in records if self._chosen.matches(record)]
         return LetterBatch(chosen, records[-1].number)
+
+    def _read(self, after: int, most: int) -> list[LetterRecord]:
+        vertex, there = self._chosen.vertex, self._there
+        expected, page = self._ahead or (-1, None)
+        if page is None or expected != after:
+            page = self._shelf.begin_page(vertex, after, there, most)
+        records = records_of(self._shelf.link.wait(page))
+        self._ahead = None
+        if records and self._reads_ahead:
+            end = records[-1].number
+            self._ahead = end, self._shelf.begin_page(vertex, end, there, most)
+        return records
 
 
 class NumberedReading:
