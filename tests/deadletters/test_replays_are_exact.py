@@ -9,15 +9,14 @@ import pytest
 from ebbflow.buffers.replays import ReplayMark, ReplayTarget, StoredMark
 from ebbflow.deadletters.chain import Chain
 from tests.deadletters.replay_model import Scenario
-
-SEEDS = 150
+from tests.thorough import examples
 
 
 @pytest.mark.guarantee("replays-are-exact")
 def test_replays_that_are_killed_and_run_at_once_send_every_letter_once() -> None:
     wrong = {
         (seed, mapped): faults
-        for seed in range(SEEDS)
+        for seed in range(examples(150))
         for mapped in (True, False)
         if (faults := Scenario(seed, with_transform=mapped).find_faults())
     }
