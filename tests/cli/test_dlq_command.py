@@ -35,7 +35,7 @@ def test_list_keeps_to_the_width_of_the_terminal(
 ) -> None:
     pipeline.bury(error="ValueError: " + "x" * 80)
     pipeline.bury(id="4f9a-" * 10 + "end", reason="nacked", error="no customer", headers=REPLAYED)
-    monkeypatch.setattr("ebbflow.display._UNKNOWN_WIDTH", 80)
+    monkeypatch.setattr("ebbflow.display.terminal._UNKNOWN_WIDTH", 80)
     assert dlq("list").stdout == (
         "number  died (2026, UTC)  vertex  id            tries  replays  why\n"
         "     1  05-17 12:01:00    enrich  in-7              6        0  ValueError: xxx…\n"

@@ -96,7 +96,7 @@ def kill_and_resume(killing: Killing, random: Random, longest: float) -> int:
     kills = 0
     while not killing.replay(random.uniform(0.0, longest)):
         kills += 1
-        longest *= 1.3  # on a busy machine as well some time comes in which one can end
+        longest *= 2  # on a busy machine as well some time comes in which one can end
         killing.take()
         time.sleep(0.2)  # longer than the server remembers ids
     killing.take()

@@ -54,6 +54,12 @@ class LetterFilter:
             and (self.text is None or _is_in(record, self.text))
         )
 
+    def matches_cause(self, vertex: str, reason: str) -> bool:
+        """Returns whether letters of this vertex and reason match what is said about these two."""
+        return self.vertex in (None, vertex) and (
+            self.reason is None or _contains(reason, self.reason)
+        )
+
     def _has_key(self, record: LetterRecord) -> bool:
         wanted = self.key
         return wanted is None or any(_contains(key, wanted) for key in record.fact("Keys", ()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +19,7 @@ from ebbflow.deadletters.causes import CauseIndex, Causes
 from ebbflow.deadletters.chain import Chain
 from ebbflow.deadletters.filters import LetterFilter
 from ebbflow.deadletters.packing import LetterPacking
-from ebbflow.deadletters.records import StoredLetter
+from ebbflow.deadletters.records import LetterRecord, StoredLetter
 from ebbflow.deadletters.replaying import Replay, ReplayResult
 from ebbflow.deadletters.shelf import FilteredReading, LetterShelf, NumberedReading
 from ebbflow.deadletters.transforms import Transform
@@ -117,10 +117,13 @@ class DeadLetters:
         return LetterPage(tuple(letters), None, total)
 
     def _count_cheaply(self, chosen: LetterFilter) -> int | None:
-        if not chosen.is_everything or chosen.up_to is not None:
+        if chosen.up_to is not None:
             return None
-        counts = self.counts()
-        return counts.get(chosen.vertex, 0) if chosen.vertex else sum(counts.values())
+        if chosen.is_everything:
+            counts = self.counts()
+            return counts.get(chosen.vertex, 0) if chosen.vertex else sum(counts.values())
+        by_cause = replace(chosen, reason=None).is_everything and self._causes.is_known
+        return self._causes.count_matching(chosen) if by_cause else None
 
     def list(
         self, chosen: LetterFilter | None = None, limit: int | None = None
@@ -144,18 +147,19 @@ class DeadLetters:
         """Returns the letters meant, oldest first; ``EbbflowError`` if some do not exist."""
         numbers = {number for number in which if isinstance(number, int)}
         ids = {message_id for message_id in which if isinstance(message_id, str)}
-        letters = {number: self._find(number) for number in numbers}
-        if ids:
-            letters |= {entry.number: entry for entry in self.list() if entry.letter.id in ids}
-        for missing in sorted(ids - {entry.letter.id for entry in letters.values()}):
-            raise self._explain_missing(f"of message {missing!r}")
+        letters = {record.number: self._shelf.parse(record) for record in self._find_all(numbers)}
+        for message_id in sorted(ids):
+            of_message = {one.number: one for one in self.list(LetterFilter(id=message_id))}
+            if not of_message:
+                raise self._explain_missing(f"of message {message_id!r}")
+            letters |= of_message
         return tuple(letters[number] for number in sorted(letters))
 
-    def _find(self, number: int) -> StoredLetter:
-        record = self._shelf.find(number)
-        if record is None:
-            raise self._explain_missing(f"with number {number}")
-        return self._shelf.parse(record)
+    def _find_all(self, numbers: Collection[int]) -> Iterator[LetterRecord]:
+        for number, record in zip(numbers, self._shelf.find_all([*numbers]), strict=True):
+            if record is None:
+                raise self._explain_missing(f"with number {number}")
+            yield record
 
     def _explain_missing(self, which: str) -> EbbflowError:
         pipeline = self._names.pipeline
@@ -217,7 +221,7 @@ class DeadLetters:
             return self.counts() if chosen.vertex is None else [chosen.vertex]
         if len(chosen) > _FEW:
             return self.counts()
-        records = filter(None, map(self._shelf.find, chosen))
+        records = filter(None, self._shelf.find_all(chosen))
         return {self._shelf.parse(record).letter.vertex for record in records}
 
     def _list_streams(self) -> set[str]:
@@ -234,19 +238,22 @@ class DeadLetters:
         if isinstance(chosen, LetterFilter):
             return self._purge_filtered(chosen)
         numbers = sorted({_number_of(letter) for letter in chosen})
-        for number in numbers:
-            if self._shelf.find(number) is None:
-                raise self._explain_missing(f"with number {number}")
-        self._shelf.delete(numbers)
+        for start in range(0, len(numbers), _AT_A_TIME):
+            for _ in self._find_all(numbers[start : start + _AT_A_TIME]):
+                pass
+        self._delete(numbers)
         return len(numbers)
 
     def _purge_filtered(self, chosen: LetterFilter) -> int:
         if chosen.is_everything and (count := self._sweep(chosen)) is not None:
             return count
         numbers = [entry.number for entry in self.list(chosen)]
+        self._delete(numbers)
+        return len(numbers)
+
+    def _delete(self, numbers: Sequence[int]) -> None:
         for start in range(0, len(numbers), _AT_A_TIME):
             self._shelf.delete(numbers[start : start + _AT_A_TIME])
-        return len(numbers)
 
     def _sweep(self, chosen: LetterFilter) -> int | None:
         """Deletes all letters there are, or all of a vertex; ``None`` if not all are meant."""

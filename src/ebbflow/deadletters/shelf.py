@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future
 
@@ -15,7 +16,14 @@ from ebbflow.deadletters.replaying import LetterBatch
 from ebbflow.errors import EbbflowError, JetStreamUnavailable
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
-from ebbflow.nats.stored import StoredPage, StreamSnapshot, read_one, read_page, take_snapshot
+from ebbflow.nats.stored import (
+    StoredPage,
+    StreamSnapshot,
+    read_many,
+    read_one,
+    read_page,
+    take_snapshot,
+)
 from ebbflow.nats.wire import Publishes
 
 _PAUSE = 0.1
@@ -36,8 +44,10 @@ class LetterShelf:
     # --- letters --------------------------------------------------------------------------------
 
     def look(self) -> StreamSnapshot:
-        """Returns which letters there are now."""
-        return self.link.run(take_snapshot(self.link.client, self.names.dead_letters))
+        """Returns which letters there are now, as far as reading them depends on it."""
+        client = self.link.client
+        gaps = not client.is_on_a_single_server
+        return self.link.run(take_snapshot(client, self.names.dead_letters, gaps))
 
     def read_page(
         self, vertex: str | None, after: int, there: StreamSnapshot, most: int
@@ -53,12 +63,16 @@ class LetterShelf:
         subject = self.names.dead_letter_subject(vertex or "*")
         return self.link.submit(read_page(self.link.client, stream, subject, start, there, most))
 
-    def find(self, number: int) -> LetterRecord | None:
-        """Returns a letter by its number, from the leader: another server may have it still."""
-        if number < 1:
-            return None
-        message = self.link.run(read_one(self.link.client, self.names.dead_letters, seq=number))
-        return None if message is None else record_of(message)
+    def find_all(self, numbers: Sequence[int]) -> list[LetterRecord | None]:
+        """Returns letters by their numbers, in that order; ``None`` for those that do not exist.
+
+        They come from the leader: another server may still have one that was deleted.
+        """
+        asked = [number for number in numbers if number > 0]  # 0 would mean the last one
+        stream, client = self.names.dead_letters, self.link.client
+        messages = filter(None, self.link.run(read_many(client, stream, asked)))
+        records = {message.seq: record_of(message) for message in messages}
+        return [records.get(number) for number in numbers]
 
     def parse(self, record: LetterRecord) -> StoredLetter:
         """Returns the letter; ``EbbflowError`` if something else was put into the stream."""
@@ -183,13 +197,11 @@ class NumberedReading:
 
     def read(self, after: int, most: int) -> LetterBatch | None:
         """As in ``Reading``."""
-        numbers = [number for number in self._numbers if number > after][:most]
+        start = bisect_right(self._numbers, after)
+        numbers = self._numbers[start : start + most]
         if not numbers:
             return None
-        records = {number: self._shelf.find(number) for number in numbers}
-        letters = [self._shelf.parse(record) for record in records.values() if record]
-        return LetterBatch(letters, numbers[-1], _without(records))
-
-
-def _without(records: dict[int, LetterRecord | None]) -> Sequence[int]:
-    return [number for number, record in records.items() if record is None]
+        records = self._shelf.find_all(numbers)
+        letters = [self._shelf.parse(record) for record in records if record]
+        there = {letter.number for letter in letters}
+        return LetterBatch(letters, numbers[-1], [n for n in numbers if n not in there])

@@ -20,7 +20,7 @@ from ebbflow.durations import Backoff
 from ebbflow.errors import JetStreamUnavailable
 from ebbflow.nats import api
 from ebbflow.nats.client import SecuredClient
-from ebbflow.nats.wire import Parcel, read_headers, write_headers
+from ebbflow.nats.wire import Parcel, Publishes, read_headers, write_headers
 
 _NO_MESSAGE = 10037
 # A server that hangs may be the one that is asked; the next time it is another one, as a rule.
@@ -149,9 +149,13 @@ class StreamSnapshot:
         return self.first <= seq <= self.last and seq not in self.deleted
 
 
-async def take_snapshot(client: SecuredClient, stream: str) -> StreamSnapshot:
-    """Asks the leader which messages are there now."""
-    facts = await api.read_info(client, stream, deleted_details=True)
+async def take_snapshot(client: SecuredClient, stream: str, gaps: bool = True) -> StreamSnapshot:
+    """Asks the leader which messages are there now.
+
+    Without ``gaps`` it is not asked which were deleted in between: a server that is of no cluster
+    never returns those, and the list of them may be long.
+    """
+    facts = await api.read_info(client, stream, **({"deleted_details": True} if gaps else {}))
     deleted = frozenset(facts.get("deleted") or ())
     return StreamSnapshot(max(1, facts["first_seq"]), facts["last_seq"], deleted)
 
@@ -205,11 +209,33 @@ async def read_one(client: SecuredClient, stream: str, **which: Any) -> StoredMe
         if error.code == _NO_MESSAGE:
             return None
         raise
-    message = answer["message"]
+    return _read_message(answer["message"])
+
+
+def _read_message(message: dict[str, Any]) -> StoredMessage:
     headers = read_headers(b64decode(message.get("hdrs", "")))
     payload = b64decode(message.get("data", ""))
     seq, subject = message["seq"], message["subject"]
     return StoredMessage(seq, subject, headers, payload, message["time"])
+
+
+async def read_many(
+    client: SecuredClient, stream: str, seqs: Sequence[int]
+) -> list[StoredMessage | None]:
+    """Returns messages from the leader by their sequences, in that order; ``None`` if gone."""
+    subject = f"$JS.API.STREAM.MSG.GET.{stream}".encode()
+    bodies = [json.dumps({"seq": seq}).encode() for seq in seqs]
+    rows = Publishes.plain([subject] * len(seqs), bodies)
+    answers = await client.request_all(rows, _SILENCE.seconds(1))
+    messages: list[StoredMessage | None] = []
+    for seq, answer in zip(seqs, answers, strict=True):
+        facts = json.loads(answer) if isinstance(answer, bytes) else {}
+        # Whatever else was answered, or nothing: the patient way tells what there is to know.
+        known = "message" in facts
+        messages.append(
+            _read_message(facts["message"]) if known else await read_one(client, stream, seq=seq)
+        )
+    return messages
 
 
 async def _direct_read(

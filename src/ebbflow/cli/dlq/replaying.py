@@ -18,6 +18,7 @@ from ebbflow.cli.dlq.editing import edit_letter
 from ebbflow.cli.dlq.showing import console, cut, letters_text, stayed_lines, text_or_hex
 from ebbflow.core.dead_letter import Letter
 from ebbflow.core.targets import resolve
+from ebbflow.deadletters.replaying import STEP
 from ebbflow.deadletters.transforms import decide
 from ebbflow.display import one_line
 
@@ -54,6 +55,7 @@ class ReplayCommand:
         if self.edit and transform is None:
             typer.echo("Nothing was changed, so nothing was sent.")
             return None
+        self._announce(choice, total)
         samples = Samples(transform) if self.dry_run and transform and not self.as_json else None
         with self._progress(total) as progress:
             result = self._replay(letters, choice, samples or transform, progress)
@@ -71,6 +73,14 @@ class ReplayCommand:
         counts = letters.counts()
         total = counts.get(filter.vertex, 0) if filter.vertex else sum(counts.values())
         return filter, total if chosen.filter.is_everything else None
+
+    def _announce(self, choice: Choice, total: int | None) -> None:
+        """Says how to resume a long replay: whoever is killed has no chance to say it."""
+        if self.dry_run or self.as_json or total is None or total <= STEP:
+            return
+        typer.echo(
+            f"replaying {letters_text(total)}; if it is interrupted, {_resume(choice)}", err=True
+        )
 
     def _resolve(self) -> Transform | None:
         return resolve(self.function, Path.cwd()) if self.function else None
@@ -102,7 +112,7 @@ class ReplayCommand:
         except KeyboardInterrupt:
             sent = latest[0].sent if latest else 0
             typer.echo(
-                f"\nInterrupted: {letters_text(sent)} sent back. {_resume(choice)}", err=True
+                f"\nInterrupted: {letters_text(sent)} sent back; {_resume(choice)}", err=True
             )
             raise typer.Exit(ExitCode.INTERRUPTED) from None
 
@@ -150,7 +160,7 @@ class ReplayCommand:
 def _resume(choice: Any) -> str:
     end = getattr(choice, "up_to", None)
     bound = f" with --up-to {end}" if end is not None else ""
-    return f"Go on with the same command{bound}: what was sent does not go twice."
+    return f"go on with the same command{bound}: what was sent does not go twice."
 
 
 class Samples:
