@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 
 from ebbflow.core.frames import Rows
 from ebbflow.core.publications import Place
-from ebbflow.core.routing import route
 from ebbflow.core.trail import NOT_ROUTED, SENT, describe_outcome
 from ebbflow.core.verdict import Verdict
 from ebbflow.outcome import DONE
@@ -102,7 +101,7 @@ class PassingRows:
         self._verdict = verdict
         self._is_part = is_part
         self._state = state
-        self._outputs: dict[int, list[TappedRow]] | None = None
+        self._unrouted: set[int] | None = None
 
     def choose(self, wish: TapWish, most: int, chance: Random) -> tuple[list[TappedRow], int]:
         """Returns rows that somebody wants to see, and how many of them were too many to show."""
@@ -128,12 +127,8 @@ class PassingRows:
         if wanted.outcome is not None:
             indexes = [i for i in indexes if self._end(i)["outcome"] == wanted.outcome]
         if wanted.tag is not None or self._is_part:
-            sent = self._gather_outputs(64)
-            tag = wanted.tag
-            indexes = [
-                i for i in indexes
-                if i in sent and (tag is None or any(tag in o["tags"] for o in sent[i]))
-            ]  # fmt: skip
+            sending = self._find_senders(wanted.tag)
+            indexes = [i for i in indexes if i in sending]
         return indexes
 
     def _match_columns(self, wanted: TapFilter) -> list[int]:
@@ -157,21 +152,33 @@ class PassingRows:
         if self._verdict is None or self._is_part:
             return {"outcome": SENT if self._is_part else self._state}
         outcome = self._verdict.outcomes.get(index, DONE)
-        if outcome == DONE and self._has_no_way(index):
+        if self._unrouted is None:
+            self._unrouted = self._find_unrouted()
+        if outcome == DONE and index in self._unrouted:
             outcome = NOT_ROUTED
         return describe_outcome(outcome, self._now)
 
-    def _has_no_way(self, index: int) -> bool:
-        """Returns whether there are edges, and none of them takes an output of the input."""
-        if not self._place.edges:
-            return False
-        outputs = self._gather_outputs(64).get(index)
-        return bool(outputs) and not any(output["to"] for output in outputs or ())
+    def _find_senders(self, tag: str | None) -> set[int]:
+        """Returns the inputs that have an output, or one with this tag."""
+        outputs = None if self._verdict is None else self._verdict.outputs
+        if outputs is None:
+            return set()
+        pairs = zip(outputs.parents, outputs.tags, strict=True)
+        return {parent for parent, tags in pairs if tag is None or tag in tags}
+
+    def _find_unrouted(self) -> set[int]:
+        """Returns the inputs of whose outputs no edge takes any."""
+        outputs = None if self._verdict is None else self._verdict.outputs
+        edges = self._place.edges
+        if outputs is None or not edges or any(not edge.values for edge in edges):
+            return set()
+        pairs = list(zip(outputs.parents, outputs.tags, strict=True))
+        taken = {p for p, tags in pairs if any(edge.accepts(tags) for edge in edges)}
+        return set(outputs.parents) - taken
 
     def _describe(self, indexes: Sequence[int], longest: int) -> list[TappedRow]:
         taken = Rows(self._batch.take(pa.array(indexes, pa.int64())))
-        self._outputs = None  # those that were matched by may have been cut shorter
-        sent = self._gather_outputs(longest) if indexes else {}
+        sent = self._list_outputs(set(indexes), longest) if indexes else {}
         return [self._row(taken, n, i, sent, longest) for n, i in enumerate(indexes)]
 
     def _row(
@@ -195,55 +202,48 @@ class PassingRows:
             "outputs_left_out": max(0, len(outputs) - _MOST_OUTPUTS),
         }
 
-    def _gather_outputs(self, longest: int) -> dict[int, list[TappedRow]]:
-        """Returns the outputs of each input that has some, with the vertices they go to."""
-        if self._outputs is None:
-            self._outputs = self._list_outputs(longest)
-        return self._outputs
-
-    def _list_outputs(self, longest: int) -> dict[int, list[TappedRow]]:
+    def _list_outputs(self, parents: set[int], longest: int) -> dict[int, list[TappedRow]]:
+        """Returns the outputs of these inputs, with the vertices they go to."""
         verdict, edges = self._verdict, self._place.edges
         outputs = None if verdict is None else verdict.outputs
         if verdict is None or not edges:
             return {}
         if outputs is None:
-            return self._list_forwarded(verdict, longest)
+            return self._list_forwarded(verdict, parents, longest)
         tags = list(outputs.tags)
-        rows = Rows(outputs.batch(verdict.rows, self._place.vertex, self._now))
-        ways: list[list[str]] = [[] for _ in tags]
-        for edge, taken in zip(edges, route(edges, tags), strict=True):
-            for index in taken:
-                ways[index].append(edge.to)
+        rows = outputs.batch(verdict.rows, self._place.vertex, self._now)
+        chosen = [n for n, parent in enumerate(outputs.parents) if parent in parents]
+        taken = Rows(rows.take(pa.array(chosen, pa.int64())))
         listed: dict[int, list[TappedRow]] = {}
-        for index, parent in enumerate(outputs.parents):
-            listed.setdefault(parent, []).append(
-                {
-                    "id": rows.column("id")[index],
-                    "keys": rows.column("keys")[index],
-                    "tags": list(tags[index]),
-                    "to": ways[index],
-                    **write_value(rows.column("value")[index], longest),
-                }
-            )
+        for number, index in enumerate(chosen):
+            ways = [edge.to for edge in edges if edge.accepts(tags[index])]
+            output = _describe_output(taken, number, tags[index], ways, longest)
+            listed.setdefault(outputs.parents[index], []).append(output)
         return listed
 
-    def _list_forwarded(self, verdict: Verdict, longest: int) -> dict[int, list[TappedRow]]:
+    def _list_forwarded(
+        self, verdict: Verdict, parents: set[int], longest: int
+    ) -> dict[int, list[TappedRow]]:
         """Returns inputs that go on as they are, each as its own output."""
         ways = [edge.to for edge in self._place.edges if edge.accepts(())]
-        rows = Rows(self._batch)
+        done = [n for n in sorted(parents) if verdict.outcomes.get(n, DONE) == DONE]
+        taken = Rows(self._batch.take(pa.array(done, pa.int64())))
         return {
-            index: [
-                {
-                    "id": rows.column("id")[index],
-                    "keys": rows.column("keys")[index],
-                    "tags": [],
-                    "to": ways,
-                    **write_value(rows.column("value")[index], longest),
-                }
-            ]
-            for index in range(len(rows))
-            if verdict.outcomes.get(index, DONE) == DONE
+            index: [_describe_output(taken, number, (), ways, longest)]
+            for number, index in enumerate(done)
         }
+
+
+def _describe_output(
+    rows: Rows, number: int, tags: Sequence[str], ways: list[str], longest: int
+) -> TappedRow:
+    return {
+        "id": rows.column("id")[number],
+        "keys": rows.column("keys")[number],
+        "tags": list(tags),
+        "to": ways,
+        **write_value(rows.column("value")[number], longest),
+    }
 
 
 def write_value(value: bytes, longest: int) -> dict[str, Any]:
