@@ -9,8 +9,9 @@ a circle are turned round for all this. The outcome depends on the shape alone.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -169,27 +170,21 @@ class _Grid:
         for sweep in range(_SWEEPS):
             rightward = sweep % 2 == 0
             neighbours = self.before if rightward else self.after
+            place = self._number_cells()
             for layer in self.layers if rightward else reversed(self.layers):
-                layer.sort(key=self._middle(neighbours, layer))
+                layer.sort(key=partial(_rank, neighbours, place))
+                place |= {cell: number for number, cell in enumerate(layer)}
             crossings = self._count_crossings()
             if crossings < fewest:
                 best, fewest = [list(layer) for layer in self.layers], crossings
         self.layers = best
 
-    def _middle(
-        self, neighbours: dict[str, list[str]], layer: list[str]
-    ) -> Callable[[str], tuple[float, int]]:
-        place = {cell: n for cells in self.layers for n, cell in enumerate(cells)}
-
-        def key(cell: str) -> tuple[float, int]:
-            beside = [place[other] for other in neighbours[cell]]
-            middle = sum(beside) / len(beside) if beside else place[cell]
-            return middle, place[cell]
-
-        return key
+    def _number_cells(self) -> dict[str, int]:
+        """Returns the place of every cell in its layer."""
+        return {cell: number for cells in self.layers for number, cell in enumerate(cells)}
 
     def _count_crossings(self) -> int:
-        place = {cell: n for cells in self.layers for n, cell in enumerate(cells)}
+        place = self._number_cells()
         crossings = 0
         for layer in self.layers:
             ends = sorted((place[a], place[b]) for a in layer for b in self.after[a])
@@ -223,6 +218,12 @@ class _Grid:
                 last = rows[cell] = max(last + 1, round(heights[cell] - lowest))
         numbers = {row: number for number, row in enumerate(sorted(set(rows.values())))}
         return {cell: numbers[row] for cell, row in rows.items()}  # without empty rows
+
+
+def _rank(neighbours: dict[str, list[str]], place: dict[str, int], cell: str) -> tuple[float, int]:
+    """Returns what a cell is ordered by: the middle of its neighbours, else its own place."""
+    beside = [place[other] for other in neighbours[cell]]
+    return (sum(beside) / len(beside) if beside else place[cell]), place[cell]
 
 
 def _spread(wishes: Sequence[float]) -> list[float]:
