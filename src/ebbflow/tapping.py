@@ -13,7 +13,7 @@ import json
 import queue
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from random import Random
@@ -29,10 +29,10 @@ from ebbflow.core.publications import Place
 from ebbflow.core.tapping import OUTCOMES, PassingRows, TapFilter, TappedRow, TapWish
 from ebbflow.graph.shape import ShapeVertex
 from ebbflow.nats import api
+from ebbflow.nats.behind import read_behind
 from ebbflow.nats.follow import Follower
 from ebbflow.nats.link import Link
 from ebbflow.nats.pull import Deliveries
-from ebbflow.nats.stored import StoredMessage, read_page, take_snapshot
 from ebbflow.runtime.stored_spec import read_spec
 from ebbflow.runtime.taps import ask_tap, end_tap
 
@@ -173,25 +173,29 @@ def _list_waiting(
     if vertex.has_buffer:
         subject = names.buffer_subject(name, partition)
         begun = done.inlet.row  # of the frame that follows, so many rows are done
-        for message in _read(link, names.buffer(name, partition), subject, done.inlet.seq):
-            yield "waiting", frames.decode(message.payload).slice(begun), None
+        for batch, _ in _read(link, names.buffer(name, partition), subject, done.inlet.seq):
+            yield "waiting", batch.slice(begun), None
             begun = 0
-    again = names.redelivery(name, partition)
-    for message in _read(link, again, names.due_subject(name, partition), done.redelivery.seq):
-        yield "waiting again", frames.decode(message.payload), None
-    for message in _read(link, again, names.later_subject(name, partition), 0):
-        due = message.headers.get("Nats-Schedule", "").removeprefix("@at ")
-        yield "parked", frames.decode(message.payload), due
+    again, subject = names.redelivery(name, partition), names.due_subject(name, partition)
+    for batch, _ in _read(link, again, subject, done.redelivery.seq):
+        yield "waiting again", batch, None
+    for batch, headers in _read(link, again, names.later_subject(name, partition), 0):
+        yield "parked", batch, headers.get("Nats-Schedule", "").removeprefix("@at ")
 
 
-def _read(link: Link, stream: str, subject: str, after: int) -> Iterator[StoredMessage]:
+def _read(
+    link: Link, stream: str, subject: str, after: int
+) -> Iterator[tuple[pa.RecordBatch, Mapping[str, str]]]:
+    """Yields the frames on a subject behind a sequence, with their headers."""
+    batches = read_behind(link.client, stream, subject, after)
+
+    async def fetch() -> Deliveries | None:
+        return await anext(batches, None)
+
     try:
-        there = link.run(take_snapshot(link.client, stream))
-    except api.ApiError as error:
-        if error.code == api.NOT_FOUND:
-            return
-        raise
-    start = max(there.first, after + 1)
-    while page := link.run(read_page(link.client, stream, subject, start, there)):
-        yield from page
-        start = page[-1].seq + 1
+        while (deliveries := link.run(fetch())) is not None:
+            parcel = deliveries.parcel
+            for row, _ in enumerate(deliveries.seqs):
+                yield frames.decode(bytes(parcel.view(row))), parcel.headers(row) or {}
+    finally:
+        link.run(batches.aclose())

@@ -24,19 +24,24 @@ from ebbflow.buffers.names import Names
 from ebbflow.buffers.permissions import Permissions
 from ebbflow.cli.main import app
 from ebbflow.client import Client
+from ebbflow.core.publications import Place
+from ebbflow.core.tapping import TapWish
 from ebbflow.errors import AccessError, RequestFailed, SetupError
 from ebbflow.nats import api
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.locate import open_link
 from ebbflow.nats.stored import read_last
 from ebbflow.publishing import Login
+from ebbflow.runtime.journal import SystemClock
 from ebbflow.runtime.provision import permissions_of
+from ebbflow.runtime.taps import Taps, ask_tap
 from ebbflow.spark.run import run_pipeline
 from ebbflow.status.model import PipelineStatus
 from ebbflow.status.run_report import Silent
 from ebbflow.testing.background_run import BackgroundRun
 from tests.buffers.test_permissions import matches, subjects
 from tests.connectors.user_code.queue import QueueFile, RedeliveringQueue
+from tests.core.sample_rows import some, verdict_on
 from tests.nats.securing import nats_server, reload
 
 pytestmark = pytest.mark.slow
@@ -186,6 +191,22 @@ def follow_logs(server: Watched) -> None:
         link.run(follower.close())
 
 
+def look_inside(server: Watched) -> None:
+    """As people do who pause, tap and send, with the permissions of the pipeline."""
+    assert server.run("pause", "p", "out").startswith("Paused: out.")
+    assert server.run("resume", "p").startswith("Resumed: out.")
+    assert "work" in server.run("graph", "p")
+    assert server.run("tap", "p", "work", "--waiting") == ""
+    assert server.run("tap", "p", "work", "--timeout", "100ms") == ""
+    names = Names("p")
+    with open_link(server.as_("me", "m", names.inbox)) as link:
+        # As tasks do while somebody taps.
+        taps = Taps(link, names, Place("work", 0, (), 1_000_000), SystemClock(), known={})
+        taps.hear(ask_tap(TapWish("t", "work")))
+        taps.show(verdict_on(some("a")))
+        link.flush()
+
+
 def unused(allowed: Permissions, server: Watched) -> list[str]:
     lists = (allowed.publish, allowed.subscribe)
     return [
@@ -214,6 +235,7 @@ def test_a_pipeline_needs_every_one_of_its_permissions_and_nothing_else(run, ser
 
         assert "work: work prints" in server.run("logs", "p", "--lines", "20")
         follow_logs(server)
+        look_inside(server)
         assert "3 dead letters" in server.dlq("list", "p")
         shown = [server.dlq("show", "p", str(letter)) for letter in (1, 2, 3)]
         assert sum("cannot be" in letter for letter in shown) == 2
