@@ -81,7 +81,9 @@ class RunNews:
         self._moved: tuple[object, float] = (None, began)
 
     def look(self, status: PipelineStatus, now: float) -> Iterator[NewsItem]:
-        """Yields what is new since the last status."""
+        """Yields what is new since the last status; when the run stops, its end says the rest."""
+        if status.phase in ("stopping", "ended"):
+            return
         for vertex in status.vertices:
             memory = self._memories.setdefault(vertex.name, _VertexMemory())
             yield from _tell_condition(vertex, memory, status, now)
@@ -92,7 +94,7 @@ class RunNews:
             self._next_numbers = now + _EVERY
             for vertex in status.vertices:
                 yield from _tell_numbers(vertex, self._memories[vertex.name])
-        if self._draining and status.phase == "running":
+        if self._draining:
             yield from self._tell_drain(status, now)
 
     def _tell_drain(self, status: PipelineStatus, now: float) -> Iterator[NewsItem]:

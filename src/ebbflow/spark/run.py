@@ -102,6 +102,7 @@ class Run:
         self._vertices: Sequence[VertexSupervisor] = ()
         self._takes_turns: Callable[[], bool] = lambda: False
         self._unconfirmed: Unconfirmed | None = None
+        self._jobs: dict[str, JobFacts] = {}
 
     def stop(self) -> None:
         """Ends the run in good order; from any thread."""
@@ -298,8 +299,9 @@ class Run:
         vertices = {vertex.plan.vertex: vertex for vertex in supervisor.vertices}
         if self._unconfirmed is not None:
             self._unconfirmed.look({name: self._listener.tally(name) for name in vertices})
-        jobs = {name: self._facts_of(vertex) for name, vertex in vertices.items()}
-        status = self._observer.look(phase, jobs)
+        if phase == "running":  # afterwards it counts why they made no progress before the stop
+            self._jobs = {name: self._facts_of(vertex) for name, vertex in vertices.items()}
+        status = self._observer.look(phase, self._jobs)
         self._watcher.look(status)
         return status
 

@@ -49,6 +49,8 @@ def describe_vertex(vertex: VertexStatus, at: datetime) -> str:
     if vertex.condition == "halted":
         return f"stopped taking messages until it is resumed: {vertex.halted}"
     if vertex.condition == "waiting" and vertex.waiting is not None:
+        if vertex.never_opened:
+            return f"cannot be opened: {vertex.waiting.what}; {_describe_tries(vertex.waiting)}"
         return describe_waiting(vertex.waiting)
     if vertex.condition == "restarting":
         count = f" (restart {vertex.restarts})" if vertex.restarts else ""
@@ -89,11 +91,15 @@ def _describe_work(vertex: VertexStatus, at: datetime) -> Iterator[str]:
 
 def describe_waiting(waiting: Waiting) -> str:
     """Returns in words what a vertex waits for, since when, and when it tries again."""
-    times = f"since {waiting.seconds:.0f} s, next try in {waiting.next_in:.0f} s"
+    times = _describe_tries(waiting)
     if not waiting.certain:
         return f"stopped taking messages: all of them fail alike: {waiting.what}; {times}"
     what = waiting.what if waiting.named else f"a system that is away ({waiting.what})"
     return f"waiting for {what}, {times}"
+
+
+def _describe_tries(waiting: Waiting) -> str:
+    return f"since {waiting.seconds:.0f} s, next try in {waiting.next_in:.0f} s"
 
 
 def list_concerns(status: PipelineStatus) -> tuple[Concern, ...]:
