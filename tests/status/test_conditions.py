@@ -1,0 +1,116 @@
+"""The condition of a vertex and its words, and what a person is told to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from ebbflow.core.outage import Waiting
+from ebbflow.status.conditions import STUCK_AFTER, describe_vertex, judge, list_concerns
+from ebbflow.status.model import (
+    BackPressure,
+    Cause,
+    ErrorGroup,
+    PipelineStatus,
+    VertexStatus,
+    WorkInHand,
+)
+
+NOW = datetime(2026, 11, 16, 12, tzinfo=UTC)
+WAITING = Waiting("the database", 3.0, 1.0)
+ERROR = ErrorGroup("KeyError", "'x'", "steps.py:6", 1, NOW, NOW)
+PLAIN = VertexStatus("m")
+
+
+def held_for(seconds: float) -> WorkInHand:
+    return WorkInHand(4, NOW - timedelta(seconds=seconds))
+
+
+@pytest.mark.parametrize(
+    ("vertex", "condition", "words"),
+    [
+        (PLAIN, "running", "running"),
+        (replace(PLAIN, restarts=2), "running", "running, 2 restarts"),
+        (replace(PLAIN, in_hand=held_for(1)), "busy", "running"),
+        (
+            replace(PLAIN, in_hand=held_for(STUCK_AFTER + 3)),
+            "stuck",
+            "running, has held 4 messages for 33 s",
+        ),
+        (
+            replace(PLAIN, in_hand=held_for(60), in_call=60.0),
+            "stuck",
+            "running, in a call for 60 s",
+        ),
+        (
+            replace(PLAIN, in_hand=held_for(60), back_pressure=BackPressure("out", NOW)),
+            "busy",
+            "running, waits for room at out",
+        ),
+        (
+            replace(PLAIN, silent=7.0),
+            "stuck",
+            "running, one of its tasks has not been heard of for 7 s",
+        ),
+        (replace(PLAIN, never_opened=True), "starting", "starting"),
+        (replace(PLAIN, exhausted=True), "exhausted", "has given all its messages"),
+        (replace(PLAIN, paused=True), "paused", "paused"),
+        (
+            replace(PLAIN, failure="KeyError: 'x'", restarts=3),
+            "restarting",
+            "restarting (restart 3): KeyError: 'x'",
+        ),
+        (
+            replace(PLAIN, failure="the database", waiting=WAITING, never_opened=True),
+            "waiting",
+            "waiting for the database, since 3 s, next try in 1 s",
+        ),
+        (
+            replace(PLAIN, failure="too many", halted="too many"),
+            "halted",
+            "stopped taking messages until it is resumed: too many",
+        ),
+    ],
+)
+def test_a_vertex_has_a_condition_and_words(
+    vertex: VertexStatus, condition: str, words: str
+) -> None:
+    judged = replace(vertex, condition=judge(vertex, NOW))
+    assert (judged.condition, describe_vertex(judged, NOW)) == (condition, words)
+
+
+def concerns(vertex: VertexStatus) -> list[tuple[str, str]]:
+    judged = replace(vertex, condition=judge(vertex, NOW))
+    judged = replace(judged, words=describe_vertex(judged, NOW))
+    status = PipelineStatus("p", vertices=(judged,))
+    return [(concern.level, concern.next_step) for concern in list_concerns(status)]
+
+
+def test_a_vertex_that_is_well_concerns_nobody() -> None:
+    assert concerns(PLAIN) == concerns(replace(PLAIN, in_hand=held_for(1))) == []
+
+
+def test_a_vertex_that_fails_names_the_line_to_correct() -> None:
+    (concern,) = concerns(replace(PLAIN, failure="KeyError: 'x'", errors=(ERROR,)))
+    step = "Correct the error at steps.py:6 and start the pipeline again; nothing is lost."
+    assert concern == ("error", step)
+
+
+def test_a_wait_becomes_an_error_when_it_is_long() -> None:
+    levels = [
+        concerns(replace(PLAIN, waiting=replace(WAITING, seconds=seconds)))[0][0]
+        for seconds in (1.0, STUCK_AFTER + 1)
+    ]
+    assert levels == ["warning", "error"]
+
+
+def test_dead_letters_say_how_to_look_at_them() -> None:
+    vertex = replace(PLAIN, dead_letters=2, dead_letter_causes=(Cause("KeyError: 'x'", 2),))
+    assert concerns(vertex) == [("warning", "See why: ebbflow dlq list p --vertex m.")]
+
+
+def test_errors_come_before_warnings() -> None:
+    bad = replace(PLAIN, failure="KeyError: 'x'", dead_letters=1)
+    assert [level for level, _ in concerns(bad)] == ["error", "warning"]
