@@ -1,4 +1,4 @@
-"""``ebbflow trace``: the way of a request, wherever it is."""
+"""``ebbflow trace``: the way of a message or a request, wherever it is."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from ebbflow.buffers.names import Names
 from ebbflow.cli.main import app
 from ebbflow.core.position import Mark
 from ebbflow.nats.link import Link
+from ebbflow.outcome import DeadLetter
+from tests.buffers.audited import Audited
 from tests.connectors.serving.desk import Desk, at, row
 
 Trace = Callable[..., Result]
@@ -33,6 +35,28 @@ def trace(desk: Desk, state: Path) -> Trace:
     return invoke
 
 
+def test_the_way_of_a_message_and_where_it_is_now(
+    link: Link, names: Names, state: Path, tmp_path: Path
+) -> None:
+    audited = Audited(link, names, str(tmp_path))
+    audited.settle("in", "in-7", at=at(1))
+    audited.settle("work", "in-7", outcomes={0: DeadLetter("no", "Bad: 1")}, at=at(2))
+    command = ["trace", names.pipeline, "in-7", "--state", str(state)]
+    result = CliRunner().invoke(app, command)
+    assert result.stdout.splitlines()[:2] == [
+        "message:   in-7",
+        "now:       in-7 is dead letter 1 of work: no; Bad: 1",
+    ]
+    assert "2027-01-15 UTC" in result.stdout
+    assert cells(result) == [
+        ["08:00:01.000", "in", "in-7", "1", "done", ""],
+        ["08:00:02.000", "work", "in-7", "1", "dead_lettered", "no; Bad: 1"],
+    ]
+    facts = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
+    assert facts["now"][0]["number"] == 1
+    assert facts["request"] is None
+
+
 def cells(result: Result) -> list[list[str]]:
     lines = [line for line in result.stdout.splitlines() if line.startswith("│")]
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
@@ -43,7 +67,7 @@ def test_the_way_of_a_request_while_it_is_open_and_when_it_has_ended(
 ) -> None:
     with desk.opened() as book:
         desk.submit(book, "r")
-        assert "it waits in the buffer of its source" in trace("r").stdout
+        assert "now:       r waits in the buffer of in, next" in trace("r").stdout
 
         desk.tell("in", row("r", "done", "out:r/1", at=at(1)))
         desk.tell("out", row("r/1", "redelivered", reason="busy", due=at(5), at=at(2)))
@@ -55,10 +79,10 @@ def test_the_way_of_a_request_while_it_is_open_and_when_it_has_ended(
             "accepted:  2027-01-15 08:00:01.000",
             "ended:     not yet",
         ]
-        again = "busy; due 2027-01-15 08:00:05.000"
+        again = "busy; due 08:00:05.000"
         assert cells(result) == [
-            ["2027-01-15 08:00:01.000", "in", "r", "1", "done", ""],
-            ["2027-01-15 08:00:02.000", "out", "r/1", "1", "redelivered", again],
+            ["08:00:01.000", "in", "r", "1", "done", ""],
+            ["08:00:02.000", "out", "r/1", "1", "redelivered", again],
         ]
 
         dead = row("r/1", "dead_lettered", deliveries=2, reason="failures", error="No: 1", at=at(6))
@@ -69,7 +93,7 @@ def test_the_way_of_a_request_while_it_is_open_and_when_it_has_ended(
     assert "status:    failed" in result.stdout
     assert "failure:   at out: failures: No: 1" in result.stdout
     facts = json.loads(trace("r", "--json").stdout)
-    assert facts["failure"] == {"vertex": "out", "reason": "failures", "error": "No: 1"}
+    assert facts["request"]["failure"] == {"vertex": "out", "reason": "failures", "error": "No: 1"}
     assert [step["outcome"] for step in facts["steps"]] == ["done", "redelivered", "dead_lettered"]
     assert facts["steps"][1]["due"] == at(5).isoformat()
 
@@ -88,6 +112,6 @@ def test_what_nobody_knows_is_said_in_one_line(desk: Desk, trace: Trace, link: L
         unknown = trace("other")
     assert unknown.exit_code == 3
     assert unknown.stderr.startswith(
-        f"ebbflow: There is no request 'other' in {desk.names.pipeline}"
+        f"ebbflow: There is no message 'other' in {desk.names.pipeline} now"
     )
     assert "No pipeline 'nowhere' has run here" in trace("r", pipeline="nowhere").stderr

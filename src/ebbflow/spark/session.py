@@ -118,7 +118,14 @@ def open_session(
 
 @contextlib.contextmanager
 def open_local_session(name: str, threads: int = 2) -> Iterator[SparkSession]:
-    """Opens Spark on this machine for a command that reads a table: what it logs is thrown away."""
+    """Opens Spark here for a command that reads a table: the session there is, or one of its own.
+
+    What its own one logs is thrown away.
+    """
+    active = active_session()
+    if active is not None:
+        yield active
+        return
     with tempfile.TemporaryDirectory(prefix="ebbflow-") as logs:
         spark = start_session(name, f"local[{threads}]", 0, Path(logs), {})
         try:

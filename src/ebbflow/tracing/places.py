@@ -7,6 +7,7 @@ ledger of its source or among the dead letters, and the positions say what of th
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 
@@ -44,7 +45,9 @@ class Search:
     async def _search_all(
         self, positions: dict[tuple[str, int], Position]
     ) -> AsyncIterator[Whereabouts]:
-        for (vertex, partition), position in sorted(positions.items()):
+        for vertex, partition in sorted(self._list_partitions()):
+            # A vertex that has never begun has no position, and messages may wait for it.
+            position = positions.get((vertex, partition), Position(""))
             if self._names.buffer(vertex, partition) in self._streams:
                 async for place in self._search_buffer(vertex, partition, position):
                     yield place
@@ -55,6 +58,12 @@ class Search:
             yield place
         async for place in self._search_letters():
             yield place
+
+    def _list_partitions(self) -> set[tuple[str, int]]:
+        """Returns the partitions of all vertices, as their streams show them."""
+        pattern = re.compile(rf"ebb_{re.escape(self._names.pipeline)}_([^_]+)_(\d+)(_redelivery)?")
+        matches = filter(None, map(pattern.fullmatch, self._streams))
+        return {(match[1], int(match[2])) for match in matches}
 
     async def _search_buffer(
         self, vertex: str, partition: int, position: Position

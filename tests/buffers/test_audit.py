@@ -1,0 +1,106 @@
+"""The stream of audit rows on a real server: batches, their record, and what is deleted when."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from ebbflow.buffers import audit
+from ebbflow.buffers.audit import AuditBatch, AuditStream
+from ebbflow.errors import Fenced
+from ebbflow.spark.audit.rows import BatchRows, write_file
+from tests.buffers.audited import Audited
+
+
+@pytest.fixture
+def audited(link, names, tmp_path: Path) -> Audited:
+    return Audited(link, names, str(tmp_path))
+
+
+def begin(audited: Audited, stream: AuditStream | None = None) -> AuditBatch | None:
+    return audited.link.run((stream or audited.stream()).begin_batch())
+
+
+def stamps(batch: AuditBatch | None) -> list[tuple[str, int, int]]:
+    assert batch is not None
+    return [(frame.vertex, frame.stamp.number, frame.stamp.claim) for frame in batch.frames]
+
+
+def test_a_batch_has_what_is_done_and_is_deleted_when_it_is_written(audited: Audited):
+    stream = audited.stream()
+    assert begin(audited, stream) is None
+    audited.settle("in", "a", "b")
+    audited.settle("out", "a")
+    audited.settle("in", "c", record=False)
+    first = begin(audited, stream)
+    assert stamps(first) == [("in", 1, 1), ("out", 1, 1)]
+    assert first is not None
+    assert first.name == f"{audited.names.pipeline}-{audited.life}-00000000"
+    assert audited.waiting() == 3, "nothing is deleted before it is written"
+    audited.link.run(stream.finish_batch())
+    assert audited.waiting() == 1
+    assert begin(audited, stream) is None, "what is not recorded as done does not count"
+
+
+def test_a_writer_that_was_lost_is_followed_by_one_that_writes_the_same_batch(audited: Audited):
+    audited.settle("in", "a")
+    before = begin(audited)
+    audited.settle("in", "b")
+    again = audited.stream()
+    assert begin(audited, again) == before
+    audited.link.run(again.finish_batch())
+    following = begin(audited)
+    assert stamps(following) == [("in", 2, 1)]
+    assert following is not None
+    assert following.name.endswith("-00000001")
+
+
+def test_what_a_lost_task_has_told_is_replaced_by_what_the_next_one_tells(audited: Audited):
+    audited.settle("in", "a", "b", record=False)
+    audited.claim("in")
+    audited.settle("in", "a")
+    audited.settle("in", "b")
+    stream = audited.stream()
+    assert stamps(begin(audited, stream)) == [("in", 1, 2), ("in", 2, 2)]
+    audited.link.run(stream.finish_batch())
+    assert audited.waiting() == 0
+
+
+def test_two_writers_do_not_both_go_on(audited: Audited):
+    audited.settle("in", "a")
+    first, second = audited.stream(), audited.stream()
+    begin(audited, first)
+    begin(audited, second)
+    audited.link.run(first.finish_batch())
+    audited.settle("in", "b")
+    begin(audited, first)
+    with pytest.raises(Fenced):
+        audited.link.run(second.finish_batch())
+
+
+def test_much_is_written_in_several_batches(audited: Audited, monkeypatch):
+    monkeypatch.setattr(audit, "MOST_FRAMES", 2)
+    for number in range(5):
+        audited.settle("in", f"m{number}")
+    stream, sizes = audited.stream(), []
+    while (batch := begin(audited, stream)) is not None:
+        sizes.append(len(batch.frames))
+        audited.link.run(stream.finish_batch())
+    assert sizes == [2, 2, 1]
+
+
+def test_the_rows_of_a_batch_are_written_as_a_file(audited: Audited, tmp_path: Path):
+    audited.settle("in", *(f"m{number}" for number in range(100)))
+    audited.settle("out", "m1/in", deliveries=[3])
+    batch = begin(audited)
+    assert batch is not None
+    rows = BatchRows(audited.link.server, audited.names.pipeline, batch)
+    assert write_file(rows, str(tmp_path / "x.parquet")) == 101
+    table = pq.read_table(tmp_path / "x.parquet").to_pylist()
+    assert [row["id"] for row in table[:100]] == [f"m{number}" for number in range(100)]
+    last = table[100]
+    assert (last["vertex"], last["deliveries"], last["final"]) == ("out", 3, True)
+    assert {row["batch"] for row in table} == {batch.name}
+    assert (table[0]["sent"], table[0]["sent_to"]) == (1, "work")

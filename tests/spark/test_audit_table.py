@@ -1,0 +1,183 @@
+"""The audit table of whole runs, in several formats: one row for each end of a message."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import pytest
+
+from ebbflow import Message, Nack, Pipeline
+from ebbflow.audit_query import query_audit
+from ebbflow.buffers.audit import AuditBatch
+from ebbflow.connectors.spark.settings import Format
+from ebbflow.errors import EbbflowError, SetupError, SparkError
+from ebbflow.outcome import Counts
+from ebbflow.spark.audit.reading import SparkTable
+from ebbflow.spark.audit.rows import BatchRows
+from ebbflow.spark.audit.tables import AppendedTable, open_table
+from ebbflow.spark.audit.writer import AuditWriter
+from ebbflow.tracing import trace_message
+from tests.buffers.audited import Audited
+
+pytestmark = pytest.mark.slow
+
+COUNT = 200
+
+
+def work(datum):
+    number = json.loads(datum.value)["value"]
+    if number % 20 == 1 and datum.deliveries == 1:
+        raise Nack(delay="50ms", reason="not yet")
+    if number % 50 == 2:
+        raise Nack(max_deliveries=0, reason="never")
+    return None if number % 10 == 3 else [Message(datum.value)] * 2
+
+
+@pytest.fixture
+def audited(link, names, tmp_path: Path) -> Audited:
+    return Audited(link, names, str(tmp_path / "table"))
+
+
+def counts_of(rows: list[dict[str, Any]], vertex: str) -> Counts:
+    ends = Counter(row["outcome"] for row in rows if row["vertex"] == vertex)
+    return Counts(
+        read=ends.total(),
+        done=ends["done"],
+        redelivered=ends["redelivered"],
+        dead_lettered=ends["dead_lettered"],
+        dropped=ends["dropped"],
+    )
+
+
+@pytest.mark.guarantee("every-delivery-has-one-audit-row")
+def test_every_end_at_every_vertex_has_one_row_and_can_be_queried_and_traced(run, tmp_path):
+    folder, state = tmp_path / "table", tmp_path / "state"
+    audit = {"options": {"path": str(folder)}}
+    sink = {"format": "json", "options": {"path": str(tmp_path / "made")}, "schema": "value INT"}
+    summary = run(
+        Pipeline("audited", audit=audit)
+        .source("in", generator={"messages": COUNT, "rpu": 100, "duration": "1s"}, partitions=2)
+        .map("work", work)
+        .map("query", sql="SELECT id, value FROM messages")
+        .sink("out", spark=sink),
+        epoch=1.5,
+    )
+    rows = ds.dataset(folder).to_table().to_pylist()
+    for vertex, counts in summary.vertices.items():
+        assert counts_of(rows, vertex) == replace(counts, written=0), vertex
+    ended = Counter((row["vertex"], row["id"]) for row in rows if row["final"])
+    assert set(ended.values()) == {1}
+    assert {row["sent_to"] for row in rows if row["vertex"] == "work"} == {"query", ""}
+    assert len({row["batch"] for row in rows}) > 1, "it was written while the run went on"
+    assert [path.name for path in folder.iterdir() if path.is_dir()] == ["_ebbflow"]
+    assert list((folder / "_ebbflow").iterdir()) == []
+
+    query = "SELECT vertex, count(*), count(DISTINCT root) FROM audit WHERE final GROUP BY 1"
+    with query_audit(query, "audited", state=state) as result:
+        counted = {vertex: tuple(rest) for vertex, *rest in result.rows()}
+    assert counted["in"] == (COUNT, COUNT)
+    with query_audit("SELECT id FROM dead_letters ORDER BY id", state=state) as result:
+        letters = [row[0] for row in result.rows()]
+    assert len(letters) == summary.vertices["work"].dead_lettered == 4
+    with (
+        pytest.raises(EbbflowError, match="The query does not work"),
+        query_audit("SELECT nothing FROM audit", "audited", state=state) as result,
+    ):
+        list(result.rows())
+
+    way = trace_message("audited", letters[0], state=state)
+    assert [step.outcome for step in way.steps] == ["done", "dead_lettered"]
+    assert way.now[0].number in range(1, 5)
+
+
+@pytest.mark.parametrize("name", ["parquet", "json", "csv", "orc"])
+def test_a_batch_that_is_written_twice_is_there_once(spark, audited: Audited, tmp_path, name):
+    audited.settle("in", "a", "b")
+    audited.settle("work", "a", at=None)
+    batch = audited.link.run(audited.stream().begin_batch())
+    assert batch is not None
+    folder = tmp_path / "table"
+    # A setting of Spark's own writer has Parquet written by it as well.
+    options = {"path": str(folder)} | ({"compression": "gzip"} if name == "parquet" else {})
+    format = Format(name, tuple(options.items()))
+    rows = BatchRows(audited.link.server, audited.names.pipeline, batch)
+    table = open_table(spark, format)
+    table.check()
+    for _ in range(2):
+        table.write(rows)
+        (file,) = [path for path in folder.iterdir() if path.name[0] not in "._"]
+        assert file.name.startswith(f"{batch.name}.")
+    table.write(replace(rows, batch=AuditBatch(f"{batch.name[:-1]}9", batch.frames)))
+    lives = f"{audited.names.pipeline}-{audited.life}-"
+    found = list(SparkTable(format).find(lives, ["a"], "a/"))
+    assert sorted((row["vertex"], row["outcome"], row["final"]) for row in found) == [
+        *[("in", "done", True)] * 2,
+        *[("work", "done", True)] * 2,
+    ], "two batches of the same rows"
+
+
+def test_a_table_that_is_appended_to_tells_copies_by_their_batch(spark, audited, tmp_path):
+    audited.settle("in", "a", "b")
+    batch = audited.link.run(audited.stream().begin_batch())
+    format = Format("parquet", (("path", str(tmp_path / "appended")),))
+    rows = BatchRows(audited.link.server, audited.names.pipeline, batch)
+    for _ in range(2):
+        AppendedTable(spark, format).write(rows)
+    table = ds.dataset(tmp_path / "appended").to_table()
+    assert table.num_rows == 4
+    assert set(table.column("batch").to_pylist()) == {batch.name}
+
+
+def test_a_folder_that_cannot_be_is_said_before_the_run(spark, tmp_path):
+    (tmp_path / "file").touch()
+    format = Format("parquet", (("path", str(tmp_path / "file" / "table")),))
+    with pytest.raises(SetupError, match="The audit table cannot be written to"):
+        open_table(spark, format).check()
+
+
+class Broken:
+    """A table that cannot be written for a while."""
+
+    def __init__(self) -> None:
+        self.is_broken = True
+        self.batches: list[str] = []
+
+    def check(self) -> None:
+        pass
+
+    def write(self, rows: BatchRows) -> None:
+        if self.is_broken:
+            raise SparkError("Refused", "the disk is full")
+        self.batches.append(rows.batch.name)
+
+
+class Turns:
+    """Epochs as long as a test wants them."""
+
+    epoch_seconds = 0.01
+
+
+def test_what_cannot_be_written_waits_and_the_run_says_so(spark, audited: Audited):
+    audited.settle("in", "a")
+    table, told = Broken(), list[str]()
+    plan = type("Plan", (), {"server": audited.link.server, "pipeline": audited.names.pipeline})
+    parts = (spark, table, audited.stream(), audited.link, plan, Turns(), told.append)
+    writer = AuditWriter(*parts)
+    assert writer.list_concerns() == ()
+    assert not writer._attempt()
+    (concern,) = writer.list_concerns()
+    assert "cannot be written" in concern.what
+    assert "the disk is full" in concern.what
+    assert told == [concern.what]
+    assert audited.waiting() == 1
+    table.is_broken = False
+    writer.start()
+    writer.finish()
+    assert writer.list_concerns() == ()
+    assert table.batches == [f"{audited.names.pipeline}-{audited.life}-00000000"]
+    assert audited.waiting() == 0

@@ -1,0 +1,102 @@
+"""The ``audit`` section: what it may say, and where lint points when it is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from ebbflow import MonoVertex, Pipeline, SpecError
+from ebbflow.nats.address import Addresses
+from ebbflow.runtime.planning import make_plans
+from ebbflow.runtime.provision import permissions_of
+from ebbflow.spec.lint import load
+
+BODY = """\
+apiVersion: numaflow.numaproj.io/v1alpha1
+kind: Pipeline
+metadata: {name: p}
+spec:
+  audit: AUDIT
+  vertices:
+    - {name: in, source: {generator: {messages: 1}}}
+    - {name: out, sink: {blackhole: {}}}
+  edges: [{from: in, to: out}]
+"""
+
+
+def problems(folder: Path, audit: str) -> list[str]:
+    file = folder / "p.yaml"
+    file.write_text(dedent(BODY).replace("AUDIT", audit))
+    try:
+        load(file)
+    except SpecError as error:
+        return [str(problem).removeprefix(f"{file}:") for problem in error.problems]
+    return []
+
+
+@pytest.mark.parametrize(
+    ("audit", "expected"),
+    [
+        ("{options: {path: table}}", []),
+        ("{format: jdbc, options: {url: 'jdbc:x', dbtable: t}}", []),
+        ("{}", ["5:3: EB701 the audit table has no place: give options: {path: FOLDER}"]),
+        (
+            "{format: csv}",
+            ["5:3: EB701 the audit table has no place: give options: {path: FOLDER}"],
+        ),
+        (
+            "{options: {path: t, maxRecordsPerFile: 5}}",
+            [
+                "5:30: EB702 'maxRecordsPerFile' has no place here: "
+                "each batch of audit rows is one file"
+            ],
+        ),
+        ("{path: t}", ["5:11: EB101"]),
+        ("{format: jdbc, options: {password: x}}", ["5:34: EB109"]),
+        ("table", ["5:10: EB103"]),
+    ],
+)
+def test_lint_points_at_what_is_wrong(tmp_path: Path, audit: str, expected: list[str]):
+    found = problems(tmp_path, audit)
+    assert len(found) == len(expected), found
+    for problem, beginning in zip(found, expected, strict=True):
+        assert problem.startswith(beginning)
+
+
+def test_pipelines_in_python_have_a_table_as_well():
+    audit = {"format": "json", "options": {"path": "table"}}
+    pipeline = Pipeline("p", audit=audit).source("in", generator={}).sink("out", log=True).spec
+    mono = MonoVertex("m", audit=audit).source(generator={}).sink(log=True).spec
+    for spec in (pipeline, mono):
+        assert spec.audit is not None
+        assert spec.audit.format == "json"
+    with pytest.raises(SpecError, match="EB701"):
+        Pipeline("p", audit={}).source("in", generator={}).sink("out", log=True).spec  # noqa: B018
+
+
+def test_the_plan_names_the_table_from_any_folder_and_without_secrets(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SECRET", "hidden")
+    audit = {"options": {"path": "table"}, "secretOptions": {"key": {"env": "SECRET"}}}
+    spec = Pipeline("p", audit=audit).source("in", generator={}).sink("out", log=True).spec
+    plans = make_plans(spec, Addresses(("nats://127.0.0.1:1",)), 10**6, None)
+    assert {plan.audit for plan in plans} == {plans[0].audit}
+    table = json.loads(plans[0].audit or "")
+    assert table["format"] == "parquet"
+    assert table["options"] == {"path": str(tmp_path / "table")}
+    assert "hidden" not in (plans[0].audit or "")
+    assert "SECRET" in (plans[0].audit or "")
+
+
+def test_only_a_pipeline_with_a_table_may_write_one():
+    plain = Pipeline("p").source("in", generator={}).sink("out", log=True).spec
+    audited = Pipeline("p", audit={"options": {"path": "t"}})
+    kept = audited.source("in", generator={}).sink("out", log=True).spec
+    subject = "ebb.p.audit.in.0"
+    assert subject not in str(permissions_of(plain).publish)
+    assert subject in str(permissions_of(kept).publish)
+    assert "$KV.ebb_p_positions.audit" in str(permissions_of(kept).publish)
+    assert "$JS.API.STREAM.PURGE.ebb_p_audit" in str(permissions_of(kept).publish)
