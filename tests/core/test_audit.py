@@ -15,6 +15,7 @@ from ebbflow.core.audit import (
     AuditStamp,
     HeldRow,
     ToldFrame,
+    ToldRows,
     choose,
     read_audit,
     to_table,
@@ -50,8 +51,8 @@ def frames_of(publications: Sequence[Publication]) -> list[Publication]:
 
 
 def rows_of(settlement: Settlement) -> list[dict[str, Any]]:
-    payloads = [p.payload for p in frames_of(settlement.publications)]
-    return [row for payload in payloads for row in read_audit(payload).to_pylist()]
+    told = [read_audit(p.payload) for p in frames_of(settlement.publications)]
+    return to_table([ToldRows("v", 3, rows) for rows in told], "p", "batch-1").to_pylist()
 
 
 def ids(count: int) -> list[str]:
@@ -139,8 +140,7 @@ def test_what_a_full_buffer_did_not_take_is_told_anew_as_dropped():
 
 def test_the_table_says_where_rows_come_from_and_which_are_final():
     settlement = settled(decide(verdict_on(some("a", "b")), {1: Redeliver(0, None, 0)}))
-    rows = read_audit(frames_of(settlement.publications)[0].payload)
-    table = to_table(rows, "p", "v", 3, "batch-1").to_pylist()
+    table = rows_of(settlement)
     assert [(row["id"], row["final"]) for row in table] == [("a", True), ("b", False)]
     assert {(r["pipeline"], r["vertex"], r["partition"], r["batch"]) for r in table} == {
         ("p", "v", 3, "batch-1")

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbflow.core import audit
-from ebbflow.core.audit import ToldFrame, choose, read_audit
+from ebbflow.core.audit import ToldFrame, ToldRows, choose, read_audit, to_table
 from ebbflow.outcome import Counts
 from tests.runtime.crash_model import DECISIONS, Chances, UserCode
 from tests.runtime.crash_run import ModelTask, OrderedTask, StreamTask, inlet_of, run_to_the_end
@@ -77,9 +77,9 @@ def rows_of(server: Server, after: int = 0, end: int | None = None) -> list[Row]
     done = server.position.chunks if end is None else end
     chosen = choose([told for told, _ in server.audit], {V: after}, {V: done})
     payloads = {told.seq: payload for told, payload in server.audit}
-    batches = [read_audit(payloads[told.seq]) for told in chosen]
-    names = ("id", "outcome", "deliveries")
-    return [row for b in batches for row in zip(*(b[n].to_pylist() for n in names), strict=True)]
+    pieces = [ToldRows(*V, read_audit(payloads[told.seq])) for told in chosen]
+    table = to_table(pieces, "p", "batch").to_pylist()
+    return [(row["id"], row["outcome"], row["deliveries"]) for row in table]
 
 
 def counted(rows: list[Row]) -> Counts:

@@ -15,11 +15,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ebbflow.core import frames
 from ebbflow.core.publications import Chunk, EdgeRows, Place, Publication, Routed, Stage
@@ -34,43 +36,42 @@ OUTCOMES = ("done", "dropped", REDELIVERED, "fallback", "on_success", "served", 
 DISCARDED = Dropped("the buffer of the next vertex was full")
 
 TIME = frames.TIME
-_TEXT = pa.dictionary(pa.int32(), pa.string())
-SCHEMA = pa.schema(
-    [
-        ("id", pa.string()),
-        ("outcome", _TEXT),
-        ("deliveries", pa.int32()),
-        ("reason", pa.string()),
-        ("error", pa.string()),
-        ("due", TIME),
-        ("first_seen", TIME),
-        ("ended", TIME),
-        ("sent", pa.int32()),
-        ("sent_to", _TEXT),
-    ]
-)
-"""The columns of a frame's rows; the table has those of where they come from as well."""
+COLUMNS = {
+    "id": pa.string(),
+    "outcome": pa.string(),
+    "deliveries": pa.int32(),
+    "reason": pa.string(),
+    "error": pa.string(),
+    "due": TIME,
+    "first_seen": TIME,
+    "ended": TIME,
+    "sent": pa.int32(),
+    "sent_to": pa.string(),
+}
+"""The columns that a frame may have; the table has those of where rows come from as well."""
 
-TABLE = pa.schema(
+_TEXT = pa.dictionary(pa.int32(), pa.string())
+_FEW_VALUES = ("pipeline", "vertex", "outcome", "sent_to", "batch")
+PLAIN_TABLE = pa.schema(
     [
-        ("pipeline", _TEXT),
-        ("vertex", _TEXT),
+        ("pipeline", pa.string()),
+        ("vertex", pa.string()),
         ("partition", pa.int32()),
-        *(SCHEMA.field(name) for name in ("id", "outcome")),
+        ("id", pa.string()),
+        ("outcome", pa.string()),
         ("final", pa.bool_()),
-        *(field for field in SCHEMA if field.name not in ("id", "outcome")),
-        ("batch", _TEXT),
+        *((name, kind) for name, kind in COLUMNS.items() if name not in ("id", "outcome")),
+        ("batch", pa.string()),
     ]
 )
 """The columns of the table, in order."""
-PLAIN_TABLE = pa.schema(
-    [(field.name, pa.string() if field.type == _TEXT else field.type) for field in TABLE]
-)
-"""The same without dictionaries, for readers that know none."""
+TABLE = pa.schema([(f.name, _TEXT if f.name in _FEW_VALUES else f.type) for f in PLAIN_TABLE])
+"""The same, with dictionaries where there are few values."""
 
 _MARK = b"EBBA\x01"
-_LZ4 = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-_READ = pa.ipc.IpcReadOptions(use_threads=False)
+_CODEC = pa.Codec("lz4")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
 
 
 # --- from a chunk to its rows -------------------------------------------------------------------
@@ -85,26 +86,26 @@ class HeldRow:
 
 
 class AuditRows:
-    """The rows of one chunk. ``varied`` are the columns in which they differ, the others shared."""
+    """Rows of one chunk. ``varied`` are the columns in which they differ, ``shared`` the others."""
 
-    def __init__(self, varied: dict[str, pa.Array], shared: dict[str, Any]) -> None:
+    def __init__(self, rows: int, varied: dict[str, pa.Array], shared: dict[str, Any]) -> None:
+        self.rows = rows
         self.varied = varied
         self.shared = shared
 
     def discard(self, lost: Sequence[int]) -> AuditRows:
         """Returns the rows when the outputs of some were given up, and these are dropped."""
-        rows = len(self.varied["id"])
-        outcomes = _column(self.varied.get("outcome"), self.shared.get("outcome"), rows)
-        reasons = _column(self.varied.get("reason"), None, rows)
+        outcomes = _column(self.varied.get("outcome"), self.shared.get("outcome"), self.rows)
+        reasons = _column(self.varied.get("reason"), None, self.rows)
         for index in lost:
             outcomes[index], reasons[index] = "dropped", DISCARDED.rule
-        changed = {"outcome": _encode_outcomes(outcomes), "reason": pa.array(reasons, pa.string())}
+        changed = {"outcome": pa.array(outcomes), "reason": pa.array(reasons, pa.string())}
         shared = {name: value for name, value in self.shared.items() if name not in changed}
-        return AuditRows(self.varied | changed, shared)
+        return AuditRows(self.rows, self.varied | changed, shared)
 
     def publish(self, chunk: Chunk, place: Place, edition: int = 0) -> Iterator[Publication]:
         """Yields the frames of the rows, stamped with the chunk's number."""
-        batch = pa.RecordBatch.from_pydict(self.varied)
+        batch = pa.RecordBatch.from_arrays([*self.varied.values()], names=[*self.varied])
         number, claim = chunk.number
         for part, piece in enumerate(_split(batch)):
             stamp = f"{number}.{claim}.{edition}.{part}"
@@ -136,19 +137,23 @@ def build_audit(
         sent = None
     if not batch.num_rows:
         return None
-    shared: dict[str, Any] = {"outcome": "done", "ended": now.astimezone(UTC)}
-    varied = {
-        "id": batch.column("id"),
-        "deliveries": batch.column("deliveries").view(pa.int32()),
-        "first_seen": batch.column("first_seen"),
-    }
-    if outcomes:
-        del shared["outcome"]
-        varied |= _describe_all(outcomes, batch.num_rows, now)
-    if sent is not None:
-        for name, value in zip(("sent", "sent_to"), sent, strict=True):
-            (varied if isinstance(value, pa.Array) else shared)[name] = value
-    return AuditRows(varied, shared)
+    shared: dict[str, Any] = {"ended": now.astimezone(UTC)}
+    varied = {"id": batch.column("id")}
+    facts: dict[str, Any] = {"outcome": "done"}
+    facts |= {name: _shared_or_all(batch.column(name)) for name in ("deliveries", "first_seen")}
+    facts |= _describe_all(outcomes, batch.num_rows, now) if outcomes else {}
+    facts |= dict(zip(("sent", "sent_to"), sent, strict=True)) if sent is not None else {}
+    for name, fact in facts.items():
+        (varied if isinstance(fact, pa.Array) else shared)[name] = fact
+    return AuditRows(batch.num_rows, varied, shared)
+
+
+def _shared_or_all(column: pa.Array) -> Any:
+    """Returns the one value that all rows have, or the column."""
+    ends = pc.min_max(column).as_py()
+    if ends["min"] == ends["max"] and not column.null_count:
+        return ends["min"]
+    return column.view(pa.int32()) if column.type == pa.uint32() else column
 
 
 def _describe_all(outcomes: Mapping[int, Outcome], rows: int, now: datetime) -> dict[str, pa.Array]:
@@ -158,21 +163,12 @@ def _describe_all(outcomes: Mapping[int, Outcome], rows: int, now: datetime) -> 
         for name, value in describe_outcome(outcome, now).items():
             if value is not None:
                 columns.setdefault(name, [None] * rows)[index] = value
-    arrays = {"outcome": _encode_outcomes(columns.pop("outcome"))}
-    for name, values in columns.items():
-        arrays[name] = pa.array(values, SCHEMA.field(name).type)
-    return arrays
-
-
-def _encode_outcomes(words: list[str]) -> pa.Array:
-    codes = pa.array(map(OUTCOMES.index, words), pa.int32())
-    return pa.DictionaryArray.from_arrays(codes, pa.array(OUTCOMES))
+    return {name: pa.array(values, COLUMNS[name]) for name, values in columns.items()}
 
 
 def _count_sent(edges: Sequence[EdgeRows], rows: int) -> tuple[Any, Any]:
     """Returns how many outputs each input has, and where they went; one value if all agree."""
-    every = range(rows)
-    if all(len(edge.parents) == rows and list(edge.parents) == list(every) for edge in edges):
+    if all(_is_one_each(edge.parents, rows) for edge in edges):
         return len(edges), ",".join(edge.to for edge in edges)
     counts = np.zeros(rows, np.int32)
     taken = np.zeros((len(edges), rows), bool)
@@ -186,8 +182,19 @@ def _count_sent(edges: Sequence[EdgeRows], rows: int) -> tuple[Any, Any]:
         ",".join(edge.to for edge, is_taken in zip(edges, pattern, strict=True) if is_taken)
         for pattern in patterns.T
     ]
-    codes = pa.array(ways.reshape(-1), pa.int32())
-    return pa.array(counts), pa.DictionaryArray.from_arrays(codes, pa.array(names, pa.string()))
+    return pa.array(counts), pa.array(names, pa.string()).take(pa.array(ways.reshape(-1)))
+
+
+def _is_one_each(parents: Sequence[int], rows: int) -> bool:
+    """Returns whether each input has one output, in order."""
+    if len(parents) != rows:
+        return False
+    return parents == (range(rows) if isinstance(parents, range) else _every(rows))
+
+
+@lru_cache(maxsize=64)
+def _every(rows: int) -> list[int]:
+    return list(range(rows))
 
 
 # --- frames -------------------------------------------------------------------------------------
@@ -205,15 +212,15 @@ def _split(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 def _encode(batch: pa.RecordBatch, shared: Mapping[str, Any]) -> bytes:
     head: dict[str, Any] = {"rows": batch.num_rows, "shared": _to_plain(shared)}
+    body = b""
     if batch.num_rows <= frames.FEW:
         columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
-        head["columns"] = {name: [*map(_plain, values)] for name, values in columns.items()}
-        body = b""
+        head["values"] = {name: [*map(_plain, values)] for name, values in columns.items()}
     else:
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, batch.schema, options=_LZ4) as writer:
-            writer.write_batch(batch)
-        body = sink.getvalue()
+        # Both sides know the types of the columns, so only the batch itself travels.
+        plain = batch.serialize()
+        head |= {"columns": batch.schema.names, "size": plain.size}
+        body = _CODEC.compress(plain, asbytes=True)
     text = json.dumps(head, separators=(",", ":")).encode()
     return b"".join((_MARK, len(text).to_bytes(4, "big"), text, body))
 
@@ -225,67 +232,84 @@ def _to_plain(facts: Mapping[str, Any]) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """Returns a value as JSON has it: a time as its microseconds."""
     if isinstance(value, datetime):
-        return pa.scalar(value, TIME).value
+        return (value - _EPOCH) // _MICROSECOND
     return value
 
 
-def read_audit(payload: bytes | memoryview) -> pa.RecordBatch:
-    """Returns the rows of a frame, with all columns; ``ValueError`` if it is no such frame."""
+def read_audit(payload: bytes | memoryview) -> AuditRows:
+    """Returns the rows of a frame; ``ValueError`` if it is no such frame."""
     view = memoryview(payload)
     if view[:5] != _MARK:
         raise ValueError(f"not a frame of audit rows of version 1: starts with {bytes(view[:5])!r}")
     end = 9 + int.from_bytes(view[5:9], "big")
     head = json.loads(bytes(view[9:end]))
-    columns = _read_columns(head, view[end:])
-    arrays = [_fill(field, columns, head) for field in SCHEMA]
-    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+    if "values" in head:
+        varied = {name: pa.array(v, COLUMNS[name]) for name, v in head["values"].items()}
+    else:
+        plain = _CODEC.decompress(view[end:], head["size"])
+        batch = pa.ipc.read_record_batch(plain, _schema_of(tuple(head["columns"])))
+        varied = dict(zip(head["columns"], batch.columns, strict=True))
+    return AuditRows(head["rows"], varied, head["shared"])
 
 
-def _read_columns(head: dict[str, Any], body: memoryview) -> dict[str, Any]:
-    if "columns" in head:
-        columns: dict[str, Any] = head["columns"]
-        return columns
-    with pa.ipc.open_stream(pa.py_buffer(body), options=_READ) as reader:
-        batch = reader.read_next_batch()
-    return dict(zip(batch.schema.names, batch.columns, strict=True))
+@lru_cache(maxsize=64)
+def _schema_of(names: tuple[str, ...]) -> pa.Schema:
+    return pa.schema([(name, COLUMNS[name]) for name in names])
 
 
-def _fill(field: pa.Field, columns: Mapping[str, Any], head: Mapping[str, Any]) -> pa.Array:
-    column = columns.get(field.name)
-    if column is None:
-        return repeat(head["shared"].get(field.name), head["rows"], field.type)
-    if isinstance(column, pa.Array):
-        return column
-    if field.type == _TEXT:
-        return pa.array(column, pa.string()).dictionary_encode()
-    return pa.array(column, field.type)
+# --- the table ----------------------------------------------------------------------------------
 
 
-def repeat(value: Any, rows: int, kind: pa.DataType) -> pa.Array:
-    """Returns a column of one value; of a text, a dictionary, which costs next to nothing."""
-    if value is None:
-        return pa.nulls(rows, kind)
-    if kind != _TEXT:
-        return pa.repeat(pa.scalar(value, kind), rows)
-    codes = pa.array(np.zeros(rows, np.int32))
-    return pa.DictionaryArray.from_arrays(codes, pa.array([value], pa.string()))
+class ToldRows(NamedTuple):
+    """The rows of a frame, and where they come from."""
+
+    vertex: str
+    partition: int
+    told: AuditRows
 
 
-def to_table(
-    rows: pa.RecordBatch, pipeline: str, vertex: str, partition: int, batch: str
-) -> pa.RecordBatch:
-    """Returns the rows of a frame as those of the table, with where they come from."""
-    count, outcome = rows.num_rows, rows.column("outcome")
+def to_table(pieces: Sequence[ToldRows], pipeline: str, batch: str) -> pa.RecordBatch:
+    """Returns the rows of many frames as those of the table.
+
+    What the rows of a frame share is repeated for all frames at once.
+    """
+    counts = [piece.told.rows for piece in pieces]
+    places = pa.array(np.repeat(np.arange(len(pieces), dtype=np.int32), counts))
+    columns = {name: _join(pieces, name, kind, places) for name, kind in COLUMNS.items()}
+    outcome = columns["outcome"]
     is_final = pa.array([word != REDELIVERED for word in outcome.dictionary.to_pylist()])
-    beside = {
-        "pipeline": repeat(pipeline, count, _TEXT),
-        "vertex": repeat(vertex, count, _TEXT),
-        "partition": repeat(partition, count, pa.int32()),
+    columns |= {
+        "pipeline": _repeat([pipeline] * len(pieces), _TEXT, places),
+        "vertex": _repeat([piece.vertex for piece in pieces], _TEXT, places),
+        "partition": _repeat([piece.partition for piece in pieces], pa.int32(), places),
         "final": is_final.take(outcome.indices),
-        "batch": repeat(batch, count, _TEXT),
+        "batch": _repeat([batch] * len(pieces), _TEXT, places),
     }
-    arrays = [beside[name] if name in beside else rows.column(name) for name in TABLE.names]
-    return pa.RecordBatch.from_arrays(arrays, schema=TABLE)
+    return pa.RecordBatch.from_arrays([columns[name] for name in TABLE.names], schema=TABLE)
+
+
+def _join(pieces: Sequence[ToldRows], name: str, kind: pa.DataType, places: pa.Array) -> pa.Array:
+    """Returns a column of all frames."""
+    values = [piece.told.shared.get(name) for piece in pieces]
+    own = [piece.told.varied.get(name) for piece in pieces]
+    if all(array is None for array in own):
+        return _repeat(values, _TEXT if name in _FEW_VALUES else kind, places)
+    arrays = [
+        pa.repeat(pa.scalar(value, kind), piece.told.rows) if array is None else array
+        for piece, value, array in zip(pieces, values, own, strict=True)
+    ]
+    column = pa.concat_arrays(arrays)
+    return column.dictionary_encode() if name in _FEW_VALUES else column
+
+
+def _repeat(values: Sequence[Any], kind: pa.DataType, places: pa.Array) -> pa.Array:
+    """Returns a column with the value of each frame for each of its rows."""
+    if all(value is None for value in values):
+        return pa.nulls(len(places), kind)
+    if kind != _TEXT:
+        return pa.array(values, kind).take(places)
+    encoded = pa.array(values, pa.string()).dictionary_encode()
+    return pa.DictionaryArray.from_arrays(encoded.indices.take(places), encoded.dictionary)
 
 
 # --- which frames count -------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 from ebbflow.buffers.audit import AuditStream
 from ebbflow.buffers.names import Names
 from ebbflow.buffers.streams import AUDIT_TABLE
-from ebbflow.core.audit import read_audit, to_table
+from ebbflow.core.audit import ToldRows, read_audit, to_table
 from ebbflow.errors import EbbflowError
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
@@ -53,10 +53,10 @@ def read_past(link: Link, names: Names, streams: Sequence[str], family: Family) 
 
 def _read_stream(link: Link, names: Names, life: str, family: Family) -> Iterator[TraceStep]:
     for frame, payload in link.run(AuditStream(link, names, life).read_unwritten()):
-        rows = read_audit(payload)
-        found = family.find(rows.column("id"))
-        table = to_table(rows, names.pipeline, frame.vertex, frame.partition, "")
-        yield from map(_to_step, table.take(found).to_pylist())
+        told = read_audit(payload)
+        if found := family.find(told.varied["id"]):
+            rows = ToldRows(frame.vertex, frame.partition, told)
+            yield from map(_to_step, to_table([rows], names.pipeline, "").take(found).to_pylist())
 
 
 def _read_table(

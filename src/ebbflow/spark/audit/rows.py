@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from ebbflow.buffers.audit import AuditBatch
 from ebbflow.buffers.names import Names
-from ebbflow.core.audit import PLAIN_TABLE, TABLE, ToldFrame, read_audit, to_table
+from ebbflow.core.audit import PLAIN_TABLE, TABLE, ToldFrame, ToldRows, read_audit, to_table
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.behind import read_behind
 from ebbflow.nats.link import Link, worker_link
@@ -43,30 +43,29 @@ class BatchRows:
     batch: AuditBatch
 
     def read(self) -> Iterator[pa.RecordBatch]:
-        """Yields the rows as those of the table, frame by frame."""
-        link = worker_link(self.server)
+        """Yields the rows as those of the table, many frames at a time."""
+        link, group = worker_link(self.server), list[ToldRows]()
         frames = {frame.seq: frame for frame in self.batch.frames}
         for pieces in _read_pieces(link, Names(self.pipeline), frames):
-            for frame, payload in pieces:
-                rows = read_audit(payload)
-                whose = (self.pipeline, frame.vertex, frame.partition)
-                yield to_table(rows, *whose, self.batch.name)
-
-
-Piece = tuple[ToldFrame, bytes]
+            group += pieces
+            if sum(piece.told.rows for piece in group) >= _GROUP:
+                yield to_table(group, self.pipeline, self.batch.name)
+                group = []
+        if group:
+            yield to_table(group, self.pipeline, self.batch.name)
 
 
 def _read_pieces(
     link: Link, names: Names, frames: dict[int, ToldFrame]
-) -> Iterator[Sequence[Piece]]:
-    """Yields the frames that are meant with their payloads, many at a time."""
+) -> Iterator[Sequence[ToldRows]]:
+    """Yields the frames that are meant, many at a time."""
     batches = read_behind(link.client, names.audit, "", min(frames) - 1)
     left = len(frames)
     try:
         while left:
             batch = link.run(_next(batches))
             pieces = [
-                (frames[seq], bytes(batch.parcel.payload(row)))
+                ToldRows(*frames[seq][1:3], read_audit(batch.parcel.payload(row)))
                 for row, seq in enumerate(batch.seqs)
                 if seq in frames
             ]
@@ -86,25 +85,14 @@ async def _close(batches: AsyncGenerator[Deliveries]) -> None:
 
 def write_file(rows: BatchRows, path: str) -> int:
     """Writes a Parquet file on a worker and returns how many rows it has; on disk when it does."""
-    count, group, waiting = 0, list[pa.RecordBatch](), 0
+    count = 0
     with pq.ParquetWriter(path, TABLE, **_FORMAT) as writer:
         for batch in rows.read():
-            group.append(batch)
-            waiting += batch.num_rows
-            if waiting >= _GROUP:
-                count += _write_group(writer, group)
-                group, waiting = [], 0
-        if group:
-            count += _write_group(writer, group)
+            writer.write_batch(batch, row_group_size=batch.num_rows)
+            count += batch.num_rows
     with open(path, "rb") as file:
         os.fsync(file.fileno())
     return count
-
-
-def _write_group(writer: pq.ParquetWriter, group: Sequence[pa.RecordBatch]) -> int:
-    table = pa.Table.from_batches(group).unify_dictionaries()
-    writer.write_table(table, row_group_size=2 * _GROUP)
-    return int(table.num_rows)
 
 
 def give_rows(_: Iterator[pa.RecordBatch], rows: BatchRows) -> Iterator[pa.RecordBatch]:
