@@ -59,10 +59,8 @@ export const chunks = (pipeline, vertex, signal) =>
   get(`${root(pipeline)}/vertices/${part(vertex)}/chunks`, signal);
 export const letters = (pipeline, filter, signal) =>
   get(`${root(pipeline)}/dead-letters${query(filter)}`, signal);
-export const letter = (pipeline, number, signal) =>
-  get(`${root(pipeline)}/dead-letters/${number}`, signal);
-export const exportAddress = (pipeline, filter) =>
-  `${root(pipeline)}/dead-letters/export${query(filter)}`;
+export const letter = (pipeline, number, signal) => get(`${root(pipeline)}/dead-letters/${number}`, signal);
+export const exportAddress = (pipeline, filter) => `${root(pipeline)}/dead-letters/export${query(filter)}`;
 export const trace = (pipeline, id, signal) => get(`${root(pipeline)}/trace/${part(id)}`, signal);
 export const replay = (pipeline, body) => post(`${root(pipeline)}/dead-letters/replay`, body);
 export const purge = (pipeline, body) => post(`${root(pipeline)}/dead-letters/purge`, body);

@@ -76,7 +76,8 @@ function Pipeline({ pipeline, route }) {
 function View({ pipeline, live, route, now }) {
   const [, view, item] = route.parts;
   const { status } = live;
-  if (view === "dead-letters") return html`<${Letters} pipeline=${pipeline} status=${status} route=${route} now=${now} />`;
+  if (view === "dead-letters")
+    return html`<${Letters} pipeline=${pipeline} status=${status} route=${route} now=${now} />`;
   if (view === "trace") return html`<${Trace} pipeline=${pipeline} id=${item} now=${now} />`;
   if (view === "spec") return html`<${Spec} pipeline=${pipeline} />`;
   if (!status && live.error) return html`<${Failure} error=${live.error} />`;
@@ -89,13 +90,15 @@ function Bar({ pipeline, status, live, now, view }) {
     <a class="brand" href="#/" aria-label="Ebbflow, all pipelines">
       <img src="static/icon.svg" alt="" width="22" height="22" /><span>Ebbflow</span>
     </a>
-    ${pipeline &&
-    html`<span class="place"><b>${pipeline}</b>${status && html`<${Phase} phase=${status.phase} ended=${status.ended} />`}</span>
+    ${
+      pipeline &&
+      html`<span class="place"><b>${pipeline}</b>${status && html`<${Phase} phase=${status.phase} ended=${status.ended} />`}</span>
       <${Tabs} pipeline=${pipeline} status=${status} view=${view} />
       <span class="grow"></span>
       <${Facts} status=${status} now=${now} />
       <${Heart} live=${live} />
-      ${status && html`<${PauseButton} pipeline=${pipeline} paused=${status.phase === "paused"} phase=${status.phase} />`}`}
+      ${status && html`<${PauseButton} pipeline=${pipeline} paused=${status.phase === "paused"} phase=${status.phase} />`}`
+    }
     ${!pipeline && html`<span class="grow"></span>`}
     <${Scheme} />
   </header>`;
@@ -111,7 +114,12 @@ function Tabs({ pipeline, status, view }) {
   ];
   return html`<nav aria-label="Views">
     ${tabs.map(
-      ([name, parts, current, number]) => html`<a key=${name} href=${address(parts)} aria-current=${current ? "page" : undefined}>
+      ([
+        name,
+        parts,
+        current,
+        number,
+      ]) => html`<a key=${name} href=${address(parts)} aria-current=${current ? "page" : undefined}>
         ${name}${number ? html` <span class="count number">${count(number)}</span>` : ""}
       </a>`,
     )}

@@ -77,10 +77,13 @@ export function Chart({ title, times, series, format, range }) {
         </text>`,
       )}
       ${series.map(
-        (line) => html`<path key=${line.name} class="line ${line.tone}" d=${draw(times, line.values, scale)} />`,
+        (line) =>
+          html`<path key=${line.name} class="line ${line.tone}" d=${draw(times, line.values, scale)} />`,
       )}
-      ${cursor != null &&
-      html`<line class="cursor" x1=${scale.x(times[at])} x2=${scale.x(times[at])} y1=${FRAME.top} y2=${HEIGHT - FRAME.bottom} />`}
+      ${
+        cursor != null &&
+        html`<line class="cursor" x1=${scale.x(times[at])} x2=${scale.x(times[at])} y1=${FRAME.top} y2=${HEIGHT - FRAME.bottom} />`
+      }
     </svg>
   </figure>`;
 }
@@ -92,7 +95,8 @@ function makeScale(times, series, width, range) {
   const top = ceiling(most);
   const inner = Math.max(1, width - FRAME.left - FRAME.right);
   const tall = HEIGHT - FRAME.top - FRAME.bottom;
-  const minutes = [1, 2, 5, 10, 15, 30].find((step) => range / (step * 60000) <= Math.max(2, inner / 70)) ?? 30;
+  const minutes =
+    [1, 2, 5, 10, 15, 30].find((step) => range / (step * 60000) <= Math.max(2, inner / 70)) ?? 30;
   const step = minutes * 60000;
   const columns = [];
   for (let time = Math.ceil(first / step) * step; time <= last; time += step) columns.push(time);

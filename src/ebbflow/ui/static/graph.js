@@ -3,7 +3,7 @@
 import { useWidth } from "./chart.js";
 import { html, useMemo } from "./dom.js";
 import { rate, tiny, tinyRate } from "./format.js";
-import { Icon, TONES } from "./icons.js";
+import { conditionOf, Icon, TONES } from "./icons.js";
 import { middle, path, place } from "./layout.js";
 
 // From roomy to tight: the first that shows all layers side by side is taken.
@@ -12,7 +12,12 @@ const CLOSE = { node: { width: 172, height: 84 }, gaps: { layer: 52, lane: 20 } 
 const COMPACT = { node: { width: 140, height: 60 }, gaps: { layer: 56, lane: 14 }, compact: true };
 const TIGHT = { node: { width: 116, height: 58 }, gaps: { layer: 34, lane: 12 }, compact: true, tight: true };
 const SLIM = { node: { width: 164, height: 84 }, gaps: { layer: 44, lane: 12 } };
-const COMPACT_SLIM = { node: { width: 110, height: 58 }, gaps: { layer: 34, lane: 10 }, compact: true, tight: true };
+const COMPACT_SLIM = {
+  node: { width: 110, height: 58 },
+  gaps: { layer: 34, lane: 10 },
+  compact: true,
+  tight: true,
+};
 const MANY = 12;
 const NARROW = 640;
 const EDGE = 32;
@@ -61,7 +66,7 @@ export function Graph({ status, selected, onSelect }) {
             (edge) => html`<${Edge}
               key=${`${edge.frm}\n${edge.to}\n${edge.index}`}
               drawn=${edge}
-              edge=${status.edges[edge.index] ?? edge}
+              edge=${measure(status.edges[edge.index] ?? edge, status)}
               down=${down}
               full=${stressed.has(`${edge.frm}\n${edge.to}`)}
               bare=${compact || edge.detour}
@@ -106,19 +111,30 @@ function Arrows() {
   return html`<defs>${["idle", "flow", "full"].map(head)}</defs>`;
 }
 
+/** An edge with its rate; where nobody counts it, that of the end which has no other edge. */
+function measure(edge, status) {
+  if (edge.rate || edge.written) return edge;
+  const alone = (side) => status.edges.filter((other) => other[side] === edge[side]).length === 1;
+  const vertex = (name) => status.vertices.find((vertex) => vertex.name === name);
+  if (alone("to")) return { ...edge, rate: vertex(edge.to)?.rate_in };
+  return alone("frm") ? { ...edge, rate: vertex(edge.frm)?.rate_out } : edge;
+}
+
 /** An edge: thicker the more flows; dashed, and named, when the buffer at its end is full. */
 function Edge({ drawn, edge, down, full, bare }) {
   const kind = full ? "full" : edge.rate > 0 ? "flow" : "idle";
-  const most = drawn.detour ? 1.5 : 4;
+  const most = drawn.detour ? 1.5 : bare ? 2.2 : 4;
   const thickness = full ? 3 : Math.min(most, 1.2 + Math.log10(1 + (edge.rate ?? 0)) * 0.6);
   const [x, y] = middle(drawn);
   const words = full ? "full" : edge.rate > 0 ? `${rate(edge.rate)}/s` : "";
   return html`<g class="edge ${kind}">
     <path d=${path(drawn, down)} stroke-width=${thickness} marker-end=${`url(#arrow-${kind})`} />
     ${words && (!bare || full) && html`<text x=${x} y=${y - 5} text-anchor="middle">${words}</text>`}
-    ${edge.tags &&
-    !bare &&
-    html`<text class="tags" x=${x} y=${y + 12} text-anchor="middle">${shorten(edge.tags, 13)}</text>`}
+    ${
+      edge.tags &&
+      !bare &&
+      html`<text class="tags" x=${x} y=${y + 12} text-anchor="middle">${shorten(edge.tags, 13)}</text>`
+    }
   </g>`;
 }
 
@@ -128,25 +144,28 @@ function shorten(text, limit) {
 
 function Node({ vertex, compact, selected, onSelect }) {
   const passing = vertex.kind === "source" ? vertex.rate_out : vertex.rate_in;
-  const tone = TONES[vertex.condition] ?? "quiet";
+  const condition = conditionOf(vertex);
+  const tone = TONES[condition] ?? "quiet";
   const full = vertex.back_pressure;
   return html`<button
     type="button"
     class="node ${tone} ${full ? "pressed" : ""}"
     aria-pressed=${selected}
-    title=${vertex.words || vertex.condition}
+    title=${vertex.words || condition}
     data-vertex=${vertex.name}
-    data-condition=${vertex.condition}
+    data-condition=${condition}
     onClick=${() => onSelect(vertex.name)}
   >
     <span class="title">
       <span class="name">${vertex.name}</span>
-      ${full
-        ? html`<span class="full"><${Icon} name="pressure" size="13" />full</span>`
-        : html`<span class="kind">${vertex.kind}${vertex.partitions > 1 ? ` ×${vertex.partitions}` : ""}</span>`}
+      ${
+        full
+          ? html`<span class="full"><${Icon} name="pressure" size="13" />full</span>`
+          : html`<span class="kind">${vertex.kind}${vertex.partitions > 1 ? ` ×${vertex.partitions}` : ""}</span>`
+      }
     </span>
     <span class="state">
-      <span class="word ${tone}"><${Icon} name=${vertex.condition} size="13" /><span>${vertex.condition}</span></span>
+      <span class="word ${tone}"><${Icon} name=${condition} size="13" /><span>${condition}</span></span>
       <span class="rates number">${(compact ? tinyRate : rate)(passing)}/s</span>
     </span>
     <span class="figures number">

@@ -79,6 +79,11 @@ export const TONES = {
   ended: "quiet",
 };
 
+/** The condition to show: a vertex that is busy for a moment, as all are that work, is running. */
+export function conditionOf(vertex) {
+  return vertex.condition === "busy" && !vertex.in_call ? "running" : vertex.condition;
+}
+
 /** A condition or a phase: shape, word and colour. */
 export function Badge({ condition, word = condition }) {
   return html`<span class="badge ${TONES[condition] ?? "quiet"}">

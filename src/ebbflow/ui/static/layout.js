@@ -91,8 +91,7 @@ function order({ layers }) {
   const sort = (layer, side) => {
     const middle = (cell) =>
       cell[side].length
-        ? cell[side].reduce((sum, other) => sum + other.at / span(other, layers), 0) /
-          cell[side].length
+        ? cell[side].reduce((sum, other) => sum + other.at / span(other, layers), 0) / cell[side].length
         : cell.at / span(cell, layers);
     const keyed = layer.map((cell) => [middle(cell), cell.at, cell]);
     keyed.sort((left, right) => left[0] - right[0] || left[1] - right[1]);

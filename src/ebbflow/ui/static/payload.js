@@ -28,7 +28,10 @@ const TOKENS = /"(?:[^"\\]|\\.)*"|[{}[\],:]|\s+|[^\s{}[\],:"]+/g;
 
 /** Valid JSON without spaces and line breaks. */
 export function compact(text) {
-  return text.match(TOKENS).filter((token) => token.trim()).join("");
+  return text
+    .match(TOKENS)
+    .filter((token) => token.trim())
+    .join("");
 }
 
 function indent(text) {

@@ -50,15 +50,19 @@ export function BulkDialog({ action, pipeline, filter, numbers, onClose, onDone 
         <${Matching} trial=${trial} matching=${matching} numbers=${numbers} filter=${filter} />
       </p>
       ${!numbers && html`<${Conditions} filter=${filter} />`}
-      ${isReplay
-        ? html`<${ReplayFields} rate=${rate} onRate=${setRate} />`
-        : html`<${PurgeFields} matching=${matching} typed=${typed} onTyped=${setTyped} />`}
+      ${
+        isReplay
+          ? html`<${ReplayFields} rate=${rate} onRate=${setRate} />`
+          : html`<${PurgeFields} matching=${matching} typed=${typed} onTyped=${setTyped} />`
+      }
       ${work.error && html`<${Failure} error=${work.error} />`}
       <footer>
         <span class="grow number muted" aria-live="polite">${describeProgress(work.progress, matching)}</span>
-        ${work.job != null
-          ? html`<button type="button" onClick=${() => api.stopJob(pipeline, work.job)}>Stop</button>`
-          : html`<button type="button" onClick=${close}>Cancel</button>`}
+        ${
+          work.job != null
+            ? html`<button type="button" onClick=${() => api.stopJob(pipeline, work.job)}>Stop</button>`
+            : html`<button type="button" onClick=${close}>Cancel</button>`
+        }
         <button
           type="submit"
           class=${isReplay ? "primary" : "danger filled"}

@@ -11,7 +11,14 @@ const RANGES = [
 ];
 
 /** entries and exits: whose reads count as in and as out. names: all that the other charts add up. */
-export function Charts({ samples, names, entries, exits, labels = ["in", "out"], title = "Charts over time" }) {
+export function Charts({
+  samples,
+  names,
+  entries,
+  exits,
+  labels = ["in", "out"],
+  title = "Charts over time",
+}) {
   const [range, setRange] = useState(RANGES[0][1]);
   const shown = useMemo(() => select(samples, range), [samples, range]);
   const key = [...names, "|", ...entries, "|", ...exits].join();

@@ -19,7 +19,9 @@ const PATIENCE = 300;
 /** The filter as the server takes it: only what is set, times in UTC. */
 export function toFilter(fields) {
   const set = FIELDS.filter((name) => fields[name]);
-  return Object.fromEntries(set.map((name) => [name, name in Object.fromEntries(TIMES) ? utc(fields[name]) : fields[name]]));
+  return Object.fromEntries(
+    set.map((name) => [name, name in Object.fromEntries(TIMES) ? utc(fields[name]) : fields[name]]),
+  );
 }
 
 function utc(local) {
@@ -71,7 +73,7 @@ export function FilterBar({ fields, vertices, onChange }) {
         )}
       </div>
     </details>
-    <button type="button" class="quiet" hidden=${!FIELDS.some((name) => fields[name])} onClick=${() => onChange({})}>
+    <button type="button" class="quiet clear" disabled=${!FIELDS.some((name) => fields[name])} onClick=${() => onChange({})}>
       Clear
     </button>
   </form>`;

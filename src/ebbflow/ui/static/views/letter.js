@@ -12,7 +12,11 @@ import { EditForm } from "./edit.js";
 export function LetterPanel({ pipeline, number, now, onClose, onGone }) {
   const [editing, setEditing] = useState(false);
   const ref = usePanel(() => (editing ? stopEditing() : onClose()));
-  const { answer: letter, error, again } = useAnswer((signal) => api.letter(pipeline, number, signal), number);
+  const {
+    answer: letter,
+    error,
+    again,
+  } = useAnswer((signal) => api.letter(pipeline, number, signal), number);
   const stopEditing = () => {
     setEditing(false);
     ref.current.focus({ preventScroll: true });
@@ -37,10 +41,12 @@ export function LetterPanel({ pipeline, number, now, onClose, onGone }) {
       </button>
     </header>
     ${error && html`<${Failure} error=${error} again=${again} />`}
-    ${letter &&
-    (editing
-      ? html`<${EditForm} letter=${letter} onSend=${send} onCancel=${stopEditing} />`
-      : html`<${Contents} letter=${letter} pipeline=${pipeline} now=${now} onEdit=${() => setEditing(true)} onSend=${send} />`)}
+    ${
+      letter &&
+      (editing
+        ? html`<${EditForm} letter=${letter} onSend=${send} onCancel=${stopEditing} />`
+        : html`<${Contents} letter=${letter} pipeline=${pipeline} now=${now} onEdit=${() => setEditing(true)} onSend=${send} />`)
+    }
   </aside>`;
 }
 
@@ -64,14 +70,19 @@ function Contents({ letter, pipeline, now, onEdit, onSend }) {
     <${Pairs}
       title="Metadata"
       entries=${Object.entries(letter.metadata ?? {}).flatMap(([group, values]) =>
-        Object.entries(values).map(([name, value]) => [`${group}.${name}`, typeof value === "string" ? value : (value.text ?? value.base64)]),
+        Object.entries(values).map(([name, value]) => [
+          `${group}.${name}`,
+          typeof value === "string" ? value : (value.text ?? value.base64),
+        ]),
       )}
     />
-    ${letter.traceback &&
-    html`<section aria-label="Traceback">
+    ${
+      letter.traceback &&
+      html`<section aria-label="Traceback">
       <h3>Traceback</h3>
       <pre class="traceback" tabindex="0">${letter.traceback}</pre>
-    </section>`}
+    </section>`
+    }
     <${Past} history=${letter.history ?? []} now=${now} />`;
 }
 
@@ -111,7 +122,9 @@ function Payload({ letter }) {
       <span class="muted number">${plural(size, "byte")}${letter.size > size ? ` of ${count(letter.size)}; the rest was cut` : ""}</span>
       <div role="group" aria-label="Shown as">
         ${forms.map(
-          ([name]) => html`<button key=${name} type="button" class="quiet" aria-pressed=${form === name} onClick=${() => setForm(name)}>
+          ([
+            name,
+          ]) => html`<button key=${name} type="button" class="quiet" aria-pressed=${form === name} onClick=${() => setForm(name)}>
             ${name}
           </button>`,
         )}
@@ -141,9 +154,11 @@ function Past({ history, now }) {
         (death) => html`<li key=${death.number}>
           <${Moment} at=${death.died} now=${now} only="clock" />
           <span>
-            died as letter ${death.number} after ${plural(death.deliveries, "delivery", "deliveries")}${death.replayed
-              ? html`, replayed <${Moment} at=${death.replayed} now=${now} only="clock" />`
-              : ""}
+            died as letter ${death.number} after ${plural(death.deliveries, "delivery", "deliveries")}${
+              death.replayed
+                ? html`, replayed <${Moment} at=${death.replayed} now=${now} only="clock" />`
+                : ""
+            }
           </span>
           <span class="muted">${death.reason}</span>
         </li>`,

@@ -42,9 +42,10 @@ export function Letters({ pipeline, status, route, now }) {
           stored=${stored}
           onAct=${setDialog}
         />
-        ${pages.error
-          ? html`<${Failure} error=${pages.error} again=${pages.reload} />`
-          : html`<${List}
+        ${
+          pages.error
+            ? html`<${Failure} error=${pages.error} again=${pages.reload} />`
+            : html`<${List}
               pages=${pages}
               chosen=${chosen}
               onChoose=${setChosen}
@@ -52,12 +53,14 @@ export function Letters({ pipeline, status, route, now }) {
               onOpen=${open}
               now=${now}
               filtered=${key !== "{}"}
-            />`}
+            />`
+        }
         <${Pager} pages=${pages} />
       </section>
     </div>
-    ${number &&
-    html`<${LetterPanel}
+    ${
+      number &&
+      html`<${LetterPanel}
       key=${number}
       pipeline=${pipeline}
       number=${number}
@@ -68,16 +71,19 @@ export function Letters({ pipeline, status, route, now }) {
         close();
         pages.reload();
       }}
-    />`}
-    ${dialog &&
-    html`<${BulkDialog}
+    />`
+    }
+    ${
+      dialog &&
+      html`<${BulkDialog}
       action=${dialog}
       pipeline=${pipeline}
       filter=${filter}
       numbers=${chosen.size ? [...chosen] : null}
       onClose=${() => setDialog(null)}
       onDone=${finish}
-    />`}
+    />`
+    }
   </div>`;
 }
 
@@ -134,7 +140,11 @@ function usePages(pipeline, filter, key) {
 
 function Tools({ pipeline, filter, chosen, pages, stored, onAct }) {
   const some = chosen.size > 0;
-  const what = some ? `${count(chosen.size)} selected` : Object.keys(filter).length ? "all that match" : "all";
+  const what = some
+    ? `${count(chosen.size)} selected`
+    : Object.keys(filter).length
+      ? "all that match"
+      : "all";
   const seen = useRef(stored);
   useEffect(() => {
     if (!pages.busy) seen.current = stored;
@@ -143,7 +153,14 @@ function Tools({ pipeline, filter, chosen, pages, stored, onAct }) {
   return html`<header class="tools">
     <h2>Dead letters</h2>
     <span class="number muted total">${describe(pages, filter, stored)}</span>
-    <button type="button" class="quiet" hidden=${!fresh} onClick=${pages.reload}>Changed: show anew</button>
+    <button
+      type="button"
+      class="quiet ${fresh ? "fresh" : ""}"
+      title=${fresh ? "The number of dead letters has changed" : "Read the list again"}
+      onClick=${pages.reload}
+    >
+      <${Icon} name="restarting" />Refresh
+    </button>
     <span class="grow"></span>
     <button type="button" onClick=${() => onAct("replay")} disabled=${!pages.letters.length}>
       <${Icon} name="replay" />Replay ${what}…

@@ -3,7 +3,7 @@
 import { html } from "../dom.js";
 import { brief, count, due, rate } from "../format.js";
 import { Graph, Key } from "../graph.js";
-import { Badge, Icon } from "../icons.js";
+import { Badge, conditionOf, Icon } from "../icons.js";
 import { address, go } from "../route.js";
 import { Charts } from "./charts.js";
 import { Problems } from "./problems.js";
@@ -12,8 +12,7 @@ import { VertexPanel } from "./vertex.js";
 export function Overview({ pipeline, live, vertex, now }) {
   const { status, samples } = live;
   const shown = status.vertices.find((other) => other.name === vertex);
-  const select = (name) =>
-    name && name !== vertex ? go([pipeline, "vertices", name]) : go([pipeline]);
+  const select = (name) => (name && name !== vertex ? go([pipeline, "vertices", name]) : go([pipeline]));
   const [entries, exits] = findEnds(status);
   return html`<div class="overview ${shown ? "beside" : ""}">
     <div class="main">
@@ -31,8 +30,9 @@ export function Overview({ pipeline, live, vertex, now }) {
       />
       <${Table} status=${status} pipeline=${pipeline} selected=${vertex} now=${now} />
     </div>
-    ${shown &&
-    html`<${VertexPanel}
+    ${
+      shown &&
+      html`<${VertexPanel}
       key=${vertex}
       pipeline=${pipeline}
       status=${status}
@@ -40,7 +40,8 @@ export function Overview({ pipeline, live, vertex, now }) {
       samples=${samples}
       now=${now}
       onClose=${() => go([pipeline])}
-    />`}
+    />`
+    }
   </div>`;
 }
 
@@ -57,7 +58,10 @@ function Sums({ status, entries, exits, pipeline, now }) {
     status.vertices
       .filter((vertex) => !names || names.includes(vertex.name))
       .reduce((total, vertex) => total + (take(vertex) ?? 0), 0);
-  const dues = status.vertices.map((vertex) => vertex.parked.next_due).filter(Boolean).sort();
+  const dues = status.vertices
+    .map((vertex) => vertex.parked.next_due)
+    .filter(Boolean)
+    .sort();
   const letters = add((vertex) => vertex.dead_letters);
   const sourcePending = status.vertices.some((vertex) => vertex.source_pending != null);
   return html`<dl class="sums">
@@ -91,7 +95,18 @@ function Sum({ name, value, note, tone = "" }) {
   </div>`;
 }
 
-const COLUMNS = ["vertex", "condition", "in/s", "out/s", "pending", "in hand", "parked", "dead", "restarts", "says"];
+const COLUMNS = [
+  "vertex",
+  "condition",
+  "in/s",
+  "out/s",
+  "pending",
+  "in hand",
+  "parked",
+  "dead",
+  "restarts",
+  "says",
+];
 
 function Table({ status, pipeline, selected, now }) {
   return html`<section class="card" aria-label="Vertices">
@@ -107,7 +122,7 @@ function Table({ status, pipeline, selected, now }) {
               <th scope="row">
                 <a href=${address([pipeline, "vertices", vertex.name])}>${vertex.name}</a>
               </th>
-              <td><${Badge} condition=${vertex.condition} /></td>
+              <td><${Badge} condition=${conditionOf(vertex)} /></td>
               <td data-name="in/s">${rate(vertex.rate_in)}</td>
               <td data-name="out/s">${rate(vertex.rate_out)}</td>
               <td data-name="pending">${vertex.pending_exact ? "" : "≈ "}${count(vertex.pending)}</td>
@@ -116,8 +131,10 @@ function Table({ status, pipeline, selected, now }) {
               <td data-name="dead" class=${vertex.dead_letters ? "error" : ""}>${count(vertex.dead_letters)}</td>
               <td data-name="restarts" class=${vertex.restarts ? "error" : ""}>${count(vertex.restarts)}</td>
               <td class="words" title=${vertex.words}>
-                ${vertex.back_pressure &&
-                html`<span class="warn"><${Icon} name="pressure" size="13" /> ${vertex.back_pressure.to} is full ${" "}</span>`}
+                ${
+                  vertex.back_pressure &&
+                  html`<span class="warn"><${Icon} name="pressure" size="13" /> ${vertex.back_pressure.to} is full ${" "}</span>`
+                }
                 ${vertex.words}
               </td>
             </tr>`,

@@ -8,7 +8,13 @@ import { Empty, Failure, useAnswer } from "../parts.js";
 import { address } from "../route.js";
 
 const LOST = { lost: "stuck", null: "stuck" };
-const PHASES = { starting: "starting", running: "running", paused: "paused", stopping: "waiting", ended: "ended" };
+const PHASES = {
+  starting: "starting",
+  running: "running",
+  paused: "paused",
+  stopping: "waiting",
+  ended: "ended",
+};
 
 export function Phase({ phase, ended }) {
   const word = phase === "ended" && ended ? `ended (${ended})` : (phase ?? "unknown");

@@ -21,12 +21,14 @@ export function Problems({ status, pipeline }) {
         pipeline=${pipeline}
       />`,
     )}
-    ${(more > 0 || all) &&
-    html`<li class="rest">
+    ${
+      (more > 0 || all) &&
+      html`<li class="rest">
       <button type="button" class="quiet" aria-expanded=${all} onClick=${() => setAll(!all)}>
         ${more > 0 ? `${plural(more, "more problem")}` : "Show fewer"}
       </button>
-    </li>`}
+    </li>`
+    }
   </ul>`;
 }
 
@@ -41,9 +43,11 @@ function Problem({ problem, pipeline }) {
     </p>
     <p class="next">
       <${Step} text=${next} />
-      ${vertex &&
-      next.includes("ebbflow dlq") &&
-      html`${" "}<a href=${address([pipeline, "dead-letters"], { vertex })}>Open them here</a>`}
+      ${
+        vertex &&
+        next.includes("ebbflow dlq") &&
+        html`${" "}<a href=${address([pipeline, "dead-letters"], { vertex })}>Open them here</a>`
+      }
     </p>
   </li>`;
 }

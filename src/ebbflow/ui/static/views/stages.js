@@ -46,13 +46,16 @@ export function Timeline({ chunks }) {
   const scale = (HEIGHT - FOOT - 4) / most;
   const chunk = chunks[shown] ?? chunks.at(-1);
   return html`<div class="timeline" ref=${ref}>
-    ${chunk &&
-    html`<p class="number muted">
+    ${
+      chunk &&
+      html`<p class="number muted">
       ${shown == null ? "Last chunk" : "Chunk"} ${clock(chunk.at)}, partition ${chunk.partition}:
       ${" "}${count(chunk.rows)} rows in ${duration(whole(chunk))}
-    </p>`}
-    ${chunks.length > 0 &&
-    html`<svg
+    </p>`
+    }
+    ${
+      chunks.length > 0 &&
+      html`<svg
       width=${width}
       height=${HEIGHT}
       role="img"
@@ -80,6 +83,7 @@ export function Timeline({ chunks }) {
       <line class="floor" x1="0" x2=${width} y1=${HEIGHT - FOOT + 0.5} y2=${HEIGHT - FOOT + 0.5} />
       <text class="tick" x="0" y=${HEIGHT - 3}>${clock(chunks[0].at)}</text>
       <text class="tick" x=${width} y=${HEIGHT - 3} text-anchor="end">longest ${duration(most)}</text>
-    </svg>`}
+    </svg>`
+    }
   </div>`;
 }

@@ -35,11 +35,13 @@ export function Trace({ pipeline, id, now }) {
       </label>
       <button type="submit" class="primary">Find</button>
     </form>
-    ${id
-      ? html`<${Way} key=${id} pipeline=${pipeline} id=${id} now=${now} />`
-      : html`<${Empty}>
+    ${
+      id
+        ? html`<${Way} key=${id} pipeline=${pipeline} id=${id} now=${now} />`
+        : html`<${Empty}>
           An id such as in-12 shows every vertex, delivery and outcome of that message, and where it is now.
-        <//>`}
+        <//>`
+    }
   </div>`;
 }
 
@@ -74,8 +76,10 @@ function Places({ places, answer, pipeline, now }) {
         </span>
         <span class="links">
           <a href=${address([pipeline, "vertices", place.vertex])}>${place.vertex}</a>
-          ${place.number != null &&
-          html`<a href=${address([pipeline, "dead-letters", String(place.number)])}>Letter ${place.number}</a>`}
+          ${
+            place.number != null &&
+            html`<a href=${address([pipeline, "dead-letters", String(place.number)])}>Letter ${place.number}</a>`
+          }
         </span>
       </li>`,
     )}

@@ -3,7 +3,7 @@
 import * as api from "../api.js";
 import { html } from "../dom.js";
 import { clock, count, due, duration, instant, plural, rate } from "../format.js";
-import { Badge, Icon } from "../icons.js";
+import { Badge, conditionOf, Icon } from "../icons.js";
 import { Causes, Empty, Moment, useAnswer, usePanel } from "../parts.js";
 import { address } from "../route.js";
 import { Charts } from "./charts.js";
@@ -27,8 +27,8 @@ export function VertexPanel({ pipeline, status, vertex, samples, now, onClose })
         </button>
       </div>
     </header>
-    <p class="condition"><${Badge} condition=${vertex.condition} />
-      <span>${vertex.words === vertex.condition ? "" : vertex.words}</span>
+    <p class="condition"><${Badge} condition=${conditionOf(vertex)} />
+      <span>${vertex.words === conditionOf(vertex) ? "" : vertex.words}</span>
     </p>
     <${Trouble} vertex=${vertex} now=${now} />
     <${Now} vertex=${vertex} pipeline=${pipeline} now=${now} />
@@ -56,11 +56,15 @@ function describeTasks(vertex, status) {
 function Trouble({ vertex, now }) {
   const lines = [];
   if (vertex.failure) lines.push(["error", vertex.failure]);
-  if (vertex.never_opened && vertex.restarts) lines.push(["error", "Its code has not been opened in this run yet."]);
+  if (vertex.never_opened && vertex.restarts)
+    lines.push(["error", "Its code has not been opened in this run yet."]);
   if (vertex.halted) lines.push(["error", vertex.halted]);
   if (vertex.back_pressure) {
     const { to, full_since: since } = vertex.back_pressure;
-    lines.push(["warn", `The buffer of ${to} has been full for ${duration((now - instant(since)) / 1000)}: this vertex waits for it.`]);
+    lines.push([
+      "warn",
+      `The buffer of ${to} has been full for ${duration((now - instant(since)) / 1000)}: this vertex waits for it.`,
+    ]);
   }
   if (vertex.in_call) lines.push(["warn", `User code has been in one call for ${duration(vertex.in_call)}.`]);
   const fresh = lines.filter(([, text]) => !vertex.words.includes(text));
@@ -122,7 +126,10 @@ function Errors({ vertex, pipeline, now }) {
   return html`<section aria-label="Errors">
     <h3>Errors</h3>
     ${vertex.errors.map(
-      (error, at) => html`<details key=${`${error.kind}${error.where}${error.text}`} class="error-group" open=${at === 0}>
+      (
+        error,
+        at,
+      ) => html`<details key=${`${error.kind}${error.where}${error.text}`} class="error-group" open=${at === 0}>
         <summary>
           <span class="number times">${count(error.count)}×</span>
           <span class="text"><b>${error.kind}</b>${error.text ? `: ${error.text}` : ""}</span>
@@ -130,19 +137,24 @@ function Errors({ vertex, pipeline, now }) {
           <span class="muted"><${Moment} at=${error.last} now=${now} only="distance" /></span>
         </summary>
         <p class="muted">
-          First <${Moment} at=${error.first} now=${now} only="clock" />, last <${Moment} at=${error.last} now=${now} only="clock" />${error.message_id &&
-          html`, last by message <a href=${address([pipeline, "trace", error.message_id])}>${error.message_id}</a>`}
+          First <${Moment} at=${error.first} now=${now} only="clock" />, last <${Moment} at=${error.last} now=${now} only="clock" />${
+            error.message_id &&
+            html`, last by message <a href=${address([pipeline, "trace", error.message_id])}>${error.message_id}</a>`
+          }
         </p>
-        ${error.traceback
-          ? html`<pre class="traceback" tabindex="0">${error.traceback}</pre>`
-          : html`<${Empty}>There is no traceback of it.<//>`}
+        ${
+          error.traceback
+            ? html`<pre class="traceback" tabindex="0">${error.traceback}</pre>`
+            : html`<${Empty}>There is no traceback of it.<//>`
+        }
       </details>`,
     )}
   </section>`;
 }
 
 function Reasons({ vertex, pipeline }) {
-  const toLetters = (cause) => address([pipeline, "dead-letters"], { vertex: vertex.name, error: cause.text });
+  const toLetters = (cause) =>
+    address([pipeline, "dead-letters"], { vertex: vertex.name, error: cause.text });
   const lists = [
     ["Nack reasons", vertex.nack_reasons],
     ["Parked because", vertex.parked.reasons],
@@ -160,7 +172,10 @@ function Reasons({ vertex, pipeline }) {
 
 function Chunks({ pipeline, vertex, at }) {
   const slot = Math.floor((instant(at) ?? 0) / 3000);
-  const { answer } = useAnswer((signal) => api.chunks(pipeline, vertex.name, signal), `${vertex.name} ${slot}`);
+  const { answer } = useAnswer(
+    (signal) => api.chunks(pipeline, vertex.name, signal),
+    `${vertex.name} ${slot}`,
+  );
   const chunks = answer?.chunks ?? answer ?? [];
   const stages = Object.entries(vertex.latency ?? {});
   if (!stages.length && !chunks.length) return null;
