@@ -45,14 +45,15 @@ def test_it_holds_the_page_with_the_licences_of_what_it_uses(wheel: zipfile.ZipF
     assert {"preact.LICENSE.txt", "htm.LICENSE.txt"} <= {Path(name).name for name in page}
 
 
-def test_client_functions_http_and_kafka_are_extras(wheel: zipfile.ZipFile) -> None:
+def test_client_functions_http_kafka_and_traces_are_extras(wheel: zipfile.ZipFile) -> None:
     required = metadata(wheel).get_all("Requires-Dist", [])
     optional = [line for line in required if "extra ==" in line]
     assert {re.split(r"[<>=]", line)[0].strip() for line in optional} == {
         *("confluent-kafka", "cryptography", "httpx"),
         *("grpcio", "hpack", "protobuf"),
+        *("opentelemetry-exporter-otlp-proto-http", "opentelemetry-sdk"),
     }
-    assert metadata(wheel).get_all("Provides-Extra") == ["client", "grpc", "http", "kafka"]
+    assert metadata(wheel).get_all("Provides-Extra") == ["client", "grpc", "http", "kafka", "otel"]
 
 
 def test_it_says_where_the_project_is(wheel: zipfile.ZipFile) -> None:
