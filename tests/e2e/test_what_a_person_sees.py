@@ -1,0 +1,230 @@
+"""A pipeline in which everything goes wrong at once, as a person sees it who has not built it.
+
+One message is parked for ten minutes, a map does not return, a sink cannot be opened, a query of a
+Spark source fails, and a message is dead. One run as a process shows all of it: in its lines, to
+those who ask from another process, and at its end.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from ebbflow.cli.main import app
+from ebbflow.display.table import draw_status
+from ebbflow.status.model import PipelineStatus
+
+pytestmark = pytest.mark.slow
+
+STEPS = """\
+import json, logging, time
+from ebbflow import Message, Nack
+
+def look(datum):
+    number = json.loads(datum.value)["value"]
+    if number == 3:
+        raise Nack(delay="10m", reason="waits for the moon")
+    if number == 2:
+        return datum.val
+    print("looking at", number)
+    logging.getLogger("shop").info("seen %d", number)
+    return Message(datum.value, tags=["slow" if number % 2 else "open"])
+
+def slow(datum):
+    time.sleep(600)
+
+class Opens:
+    def open(self):
+        self.password = {}["password"]
+
+    def __call__(self, data):
+        return []
+"""
+
+SPEC = """\
+apiVersion: numaflow.numaproj.io/v1alpha1
+kind: Pipeline
+metadata: {name: bugs}
+spec:
+  vertices:
+  - {name: in, source: {generator: {messages: 8}}}
+  - name: orders
+    source:
+      spark: {format: json, schema: id STRING, options: {path: orders, mode: FAILFAST}}
+  - {name: look, udf: {python: "steps:look"}, onError: {backoff: {interval: 50ms, steps: 1}}}
+  - {name: slow, udf: {python: "steps:slow"}}
+  - {name: out, sink: {log: {}}}
+  - {name: opens, sink: {udsink: {python: "steps:Opens"}}}
+  edges:
+  - {from: in, to: look}
+  - {from: orders, to: out}
+  - {from: look, to: slow, conditions: {tags: {values: [slow]}}}
+  - {from: look, to: opens, conditions: {tags: {values: [open]}}}
+  - {from: slow, to: out}
+"""
+
+ALL_OF_IT = ("--drain waits for", "1 parked", "in one call", "never opened", "orders: restarting")
+
+# The map that does not return is not waited for as long as usual.
+RUN = """\
+from ebbflow.cli.main import main
+from ebbflow.spark import run
+run._STOP_TIMEOUT = 3.0
+main()
+"""
+
+
+@dataclass
+class Sight:
+    """What was seen of the run: its streams, and what others were told meanwhile."""
+
+    code: int = -1
+    out: str = ""
+    err: list[str] = field(default_factory=list)
+    status: PipelineStatus = field(default_factory=lambda: PipelineStatus(""))
+    status_text: str = ""
+    logs: str = ""
+    summary: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def told(self) -> list[str]:
+        """The lines about the run, without the time."""
+        return [line[20:] for line in self.err]
+
+    @property
+    def end(self) -> list[str]:
+        """The lines after the table of the result."""
+        return self.err[max(i for i, line in enumerate(self.err) if not line.strip()) + 1 :]
+
+
+def ask(folder: Path, *arguments: str) -> str:
+    result = CliRunner().invoke(app, [*arguments, "--state", str(folder / ".ebbflow")])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def sight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sight]:
+    folder = tmp_path_factory.mktemp("bugs")
+    (folder / "steps.py").write_text(STEPS)
+    (folder / "bugs.yaml").write_text(SPEC)
+    (folder / "orders").mkdir()
+    (folder / "orders" / "one.json").write_text('{"id": "a"}\nbroken\n')
+    arguments = ["run", "bugs.yaml", "--drain", "--timeout", "150s", "--summary", "end.json"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN, *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    sight = Sight()
+    reading = threading.Thread(target=lambda: setattr(sight, "out", process.stdout.read()))
+    reading.start()
+    try:
+        for line in process.stderr:
+            sight.err.append(line.rstrip("\n"))
+            if all(part in line for part in ALL_OF_IT) and not sight.status_text:
+                raw = json.loads(ask(folder, "status", "bugs", "--json"))
+                sight.status = PipelineStatus.from_json(raw)
+                sight.status_text = ask(folder, "status", "bugs")
+                sight.logs = ask(folder, "logs", "bugs", "look")
+                process.send_signal(signal.SIGINT)
+        sight.code = process.wait(60)
+        sight.summary = json.loads((folder / "end.json").read_text())
+        reading.join(10)
+        yield sight
+    finally:
+        process.kill()
+
+
+def one(lines: list[str], pattern: str) -> str:
+    """The first line that matches; the test fails with all of them if there is none."""
+    return next((line for line in lines if re.search(pattern, line)), "\n".join(lines))
+
+
+def test_a_source_that_fails_says_why_without_a_terminal(sight: Sight) -> None:
+    line = one(sight.told, "orders: restarting")
+    assert line.startswith("ERROR   orders: restarting: JsonParseException: Unrecognized token")
+    assert one(sight.end, "^  orders").startswith("  orders  restarting: JsonParseException")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_keeps_names_and_numbers_when_something_goes_wrong(
+    sight: Sight, width: int
+) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, height=40)
+    console.print(draw_status(sight.status, console))
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue()).splitlines()
+    rows = {line.split()[0]: line.split() for line in lines[2:8]}
+
+    assert lines[0].split()[:6] == ["vertex", "state", "rate/s", "read", "waiting", "parked"]
+    assert rows["look"][3:6] == ["9", "0", "1"]
+    assert rows["slow"][3:5] == ["0", "3"]
+    assert [rows[name][1] for name in ("orders", "opens")] == ["restarting", "waiting"]
+
+
+def test_where_a_message_is_can_be_seen_from_elsewhere(sight: Sight) -> None:
+    shown = sight.status_text
+    assert re.search(r"^bugs: running for \d+ s", shown)
+    assert re.search(
+        r"look: 1 parked until \d\d:\d\d:\d\d, in 9 min \d+ s \(waits for the moon\)", shown
+    )
+    slow = sight.status["slow"]
+    assert (slow.pending, slow.in_hand.messages, slow.counts.read) == (3, 3, 0)
+    assert "opens: cannot be opened: KeyError: 'password'" in shown
+    assert "look at steps.py:19" in shown
+    assert "AttributeError: 'RowDatum' object has no attribute 'val' (steps.py:9)" in shown
+
+
+def test_a_drain_says_what_it_waits_for(sight: Sight) -> None:
+    waits = one(sight.told, "--drain waits for.*orders: restarting.*never opened")
+    for part in (
+        r"look: 1 parked until \d\d:\d\d:\d\d, in 9 min \d+ s \(waits for the moon\)",
+        r"slow: 3 waiting; in one call for \d+ s",
+        r"opens: 3 waiting; never opened: KeyError: 'password' \(steps.py:19\)",
+        r"orders: restarting: JsonParseException",
+    ):
+        assert re.search(part, waits)
+
+
+def test_the_end_says_what_is_left_where_and_why(sight: Sight) -> None:
+    assert sight.code == 0
+    first, *rest = sight.end
+    assert first == "7 messages left. The next run goes on with what is left."
+    patterns = [
+        r"  orders  restarting: JsonParseException: .*",
+        r"  look    1 parked until \d\d:\d\d:\d\d, in 9 min \d+ s \(waits for the moon\)",
+        r"  slow    3 waiting; in one call for \d+ s",
+        r"  opens   3 waiting; never opened: KeyError: 'password' \(steps.py:19\)",
+        r"stopped after \d+\.\d s",
+        r"1 dead letter; see why: ebbflow dlq list bugs",
+        r"  look: AttributeError: 'RowDatum' object has no attribute 'val'",
+    ]
+    assert len(rest) == len(patterns)
+    for line, pattern in zip(rest, patterns, strict=True):
+        assert re.fullmatch(pattern, line)
+    assert not [line for line in sight.err if "Adds up" in line]
+    left = {each["vertex"]: each["waiting"] + each["parked"] for each in sight.summary["left"]}
+    assert left == {"orders": 0, "look": 1, "slow": 3, "opens": 3}
+
+
+def test_prints_and_logs_carry_their_vertex(sight: Sight) -> None:
+    printed = [f"(look) looking at {number}" for number in (0, 1, 4, 5, 6, 7)]
+    assert sorted(sight.out.splitlines()) == printed
+    assert "INFO    look: seen 0" in sight.told
+    assert re.search(r"^\d{4}-\S+ \S+ INFO     look: looking at 0$", sight.logs, re.M)
+    assert re.search(r"INFO     look: seen 7$", sight.logs, re.M)
