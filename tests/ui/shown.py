@@ -23,6 +23,7 @@ class Shown(Written):
         super().__init__(link, names.pipeline)
         self.status = PipelineStatus(names.pipeline, vertices=VERTICES, ready=True)
         self._ensure(streams.status_config(self.names))
+        self._ensure(streams.positions_config(self.names))
 
     def tell(self, **changes: Any) -> PipelineStatus:
         """Publish a state, as a run does."""

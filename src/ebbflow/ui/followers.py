@@ -8,6 +8,7 @@ holds up neither the reader nor other pages.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from ebbflow.status.model import PipelineStatus
@@ -16,6 +17,9 @@ from ebbflow.ui.reply import encode
 _EVERY = 0.5
 _EVERY_AT_REST = 2.0
 _LINGER = 10.0
+# What takes long to read is read seldom, so that it keeps the server busy for a small part of time.
+_PAUSES = 10
+_AGAIN = 2.0
 
 Read = Callable[[], Awaitable[PipelineStatus]]
 """Reads the state of a pipeline as it is now."""
@@ -79,11 +83,24 @@ class StatusFollower:
             self._reading = loop.create_task(self._follow())
 
     async def _follow(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._watchers or loop.time() < self._wanted_until:
+        while self._is_wanted:
+            began = time.monotonic()
             await self._look()
             is_live = isinstance(self._status, PipelineStatus) and self._status.phase != "ended"
-            await asyncio.sleep(_EVERY if is_live else _EVERY_AT_REST)
+            pause = _PAUSES * (time.monotonic() - began)
+            await self._rest(max(_EVERY if is_live else _EVERY_AT_REST, pause))
+
+    @property
+    def _is_wanted(self) -> bool:
+        return bool(self._watchers) or asyncio.get_running_loop().time() < self._wanted_until
+
+    async def _rest(self, seconds: float) -> None:
+        """Waits until the next look; tells the same again meanwhile, so that nobody gives up."""
+        end = time.monotonic() + seconds
+        while self._is_wanted and (left := end - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, _AGAIN))
+            if end - time.monotonic() > 0:
+                self._tell()
 
     async def _look(self) -> None:
         try:
@@ -92,6 +109,9 @@ class StatusFollower:
         except Exception as error:
             self._status = error
             self._event = b"event: problem\ndata: %b\n\n" % self._describe(error)
+        self._tell()
+
+    def _tell(self) -> None:
         self._looks += 1
         news, self._news = self._news, asyncio.Event()
         news.set()

@@ -1,4 +1,4 @@
-"""The part of the API about one pipeline: its spec and graph, the way of a message, pauses."""
+"""The part of the API about one pipeline: spec, graph, logs, the way of a message, pauses."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+from ebbflow.buffers.logs import LogPage, read_logs
 from ebbflow.buffers.names import Names
 from ebbflow.errors import EbbflowError, SetupError
 from ebbflow.graph.layout import lay_out
@@ -25,6 +26,8 @@ T = TypeVar("T")
 
 _YAML = "text/yaml; charset=utf-8"
 _LONGEST_ID = 4_096
+_LOGS = 200
+_MOST_LOGS = 5_000
 
 ChangePause = Callable[[Link, Names, str | None, float], PauseReport]
 """Pauses or resumes."""
@@ -43,6 +46,7 @@ class PipelineApi:
         return [
             PageRoute("GET", f"{one}/spec", self._spec),
             PageRoute("GET", f"{one}/graph", self._graph),
+            PageRoute("GET", f"{one}/logs", self._logs),
             PageRoute("GET", f"{one}/trace/{{id...}}", self._trace),
             PageRoute("POST", f"{one}/pause", partial(self._change_pause, pause)),
             PageRoute("POST", f"{one}/resume", partial(self._change_pause, resume)),
@@ -56,6 +60,12 @@ class PipelineApi:
         shape = (await self._ask(request, _read_spec)).shape
         answer = {"shape": shape.to_json(), "layout": lay_out(shape).to_json()}
         PageReply.of(answer).send(exchange)
+
+    async def _logs(self, request: PageRequest, exchange: Exchange) -> None:
+        vertex = request.vertex() or "*"
+        most = max(1, request.number("limit", _LOGS, _MOST_LOGS))
+        page = await self._ask(request, lambda link, names: _read_logs(link, names, vertex, most))
+        PageReply.of({"logs": [entry.as_dict() for entry in page.entries]}).send(exchange)
 
     async def _trace(self, request: PageRequest, exchange: Exchange) -> None:
         message = request.path["id"]
@@ -88,6 +98,10 @@ class PipelineApi:
 
 def _read_spec(link: Link, names: Names) -> StoredSpec:
     return link.run(read_spec(link.client, names))
+
+
+def _read_logs(link: Link, names: Names, vertex: str, most: int) -> LogPage:
+    return link.run(read_logs(link.client, names, vertex, most))
 
 
 def _change(change: ChangePause, vertex: str | None, link: Link, names: Names) -> dict[str, Any]:

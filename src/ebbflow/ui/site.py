@@ -15,7 +15,7 @@ from typing import Any
 
 import nats.errors
 
-from ebbflow.errors import EbbflowError, JetStreamUnavailable, SetupError
+from ebbflow.errors import EbbflowError, SetupError
 from ebbflow.nats.api import ApiError
 from ebbflow.ui.guard import PageGuard
 from ebbflow.ui.reply import CAREFUL, describe_error
@@ -150,8 +150,10 @@ def explain_failure(error: BaseException) -> Refusal:
         return error
     if isinstance(error, asyncio.CancelledError):
         return unavailable("the page is being stopped")
-    if isinstance(error, JetStreamUnavailable | nats.errors.Error | ApiError | TimeoutError):
+    if isinstance(error, nats.errors.Error | TimeoutError):
         return unavailable(f"NATS does not answer: {str(error) or 'no answer in time'}")
+    if isinstance(error, ApiError):
+        return unavailable(f"NATS refused: {error}")
     if isinstance(error, SetupError):
         return Refusal(503, error.what, retry=1, next_step=error.next_step)
     if isinstance(error, EbbflowError):

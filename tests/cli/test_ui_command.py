@@ -1,0 +1,36 @@
+"""``ebbflow ui``: the page of a state folder, until somebody ends it."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+
+from ebbflow.nats.locate import open_link, start_embedded
+from tests.deadletters.written import Written
+
+
+def test_it_prints_its_address_shows_what_is_there_and_ends_with_a_signal(tmp_path):
+    with start_embedded(tmp_path) as server, open_link(server) as link:
+        Written(link, "orders")
+    command = [sys.executable, "-m", "ebbflow", "ui", "--state", str(tmp_path), "--listen", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as ui:
+        line = ui.stdout.readline()
+        (address,) = re.findall(r"^The page is at (http://127\.0\.0\.1:\d+/)$", line.strip())
+        with urllib.request.urlopen(f"{address}api/pipelines", timeout=20) as answer:
+            names = [entry["name"] for entry in json.load(answer)["pipelines"]]
+        assert names == ["orders"]
+        ui.send_signal(signal.SIGINT)
+        _, told = ui.communicate(timeout=30)
+    assert (ui.returncode, told) == (0, "Ctrl-C ends it; pipelines go on.\n")
+
+
+def test_a_folder_without_pipelines_is_told(tmp_path):
+    command = [sys.executable, "-m", "ebbflow", "ui", "--state", str(tmp_path / "none")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3
+    assert done.stderr == (
+        f"ebbflow: There is no state folder {tmp_path / 'none'}: no pipeline has run here. "
+        "Change to the folder it was run in, or name its state with --state DIR.\n"
+    )

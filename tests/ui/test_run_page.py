@@ -1,0 +1,138 @@
+"""The page of a real run: what it shows comes from the run, and it ends with the run."""
+
+import re
+import socket
+import threading
+from urllib.parse import urlsplit
+
+import pytest
+
+from ebbflow import Message, Pipeline
+from ebbflow.runtime.run_options import RunOptions
+from ebbflow.spark.run import Run
+from ebbflow.status.run_report import Silent
+from ebbflow.testing.background_run import until
+from ebbflow.ui.attaching import attach_pages
+from tests.ui.asking import Asking
+
+
+def check(datum):
+    number = int(datum.id.split("-")[1])
+    if number % 10 == 0:
+        print(f"bad {datum.id}")
+        raise ValueError(f"no customer for {datum.id}")
+    return Message(datum.value)
+
+
+class Stages(Silent):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def stage(self, text: str) -> None:
+        self.lines.append(text)
+
+    def find_port(self) -> int | None:
+        match = re.search(r"page at (\S+)", "\n".join(self.lines))
+        return urlsplit(match[1]).port if match else None
+
+
+class PageOfRun:
+    """A run in a thread, and its page."""
+
+    def __init__(self, state) -> None:
+        pipeline = (
+            Pipeline("shown")
+            .source("in", generator={"rpu": 40, "duration": "1s"})
+            .map("check", check, on_error={"interval": "100ms", "steps": 1})
+            .sink("out", blackhole=True)
+        )
+        self.stages = Stages()
+        options = RunOptions(state=state, timeout=120)
+        beside = attach_pages("127.0.0.1:0", False)
+        self.run = Run(pipeline.spec, options, self.stages, beside)
+        self.thread = threading.Thread(target=self.run.execute, daemon=True)
+        self.thread.start()
+        assert until(lambda: self.stages.find_port() is not None, 60)
+        self.page = Asking(self.stages.find_port(), "")
+        assert until(lambda: self.vertex("out").get("counts", {}).get("done", 0) > 50, 90)
+
+    def get(self, path: str):
+        return self.page.get(f"/api/pipelines/shown/{path}").json
+
+    def vertex(self, name: str) -> dict:
+        vertices = self.get("status").get("vertices", [])
+        return next((vertex for vertex in vertices if vertex["name"] == name), {})
+
+    def stop(self) -> None:
+        self.run.stop()
+        self.thread.join(60)
+
+
+@pytest.fixture(scope="module")
+def shown(spark, tmp_path_factory):
+    shown = PageOfRun(tmp_path_factory.mktemp("page") / "state")
+    yield shown
+    shown.stop()
+
+
+def test_the_status_is_the_runs_own(shown: PageOfRun):
+    status = shown.get("status")
+    assert (status["phase"], status["links"]["ui"]) == (
+        "running",
+        f"http://127.0.0.1:{shown.page.port}/",
+    )
+    before = shown.vertex("out")["counts"]["done"]
+    assert until(lambda: shown.vertex("out")["counts"]["done"] > before, 20)
+    assert shown.page.get("/ready").status == 200
+    assert b'pipeline="shown"' in shown.page.get("/metrics").raw
+
+
+def test_an_error_shows_with_its_traceback_and_its_letter_with_its_way(shown: PageOfRun):
+    assert until(lambda: shown.vertex("check")["dead_letters"] > 0, 30)
+    (error,) = [e for e in shown.vertex("check")["errors"] if e["kind"] == "ValueError"]
+    assert "no customer for" in error["traceback"]
+    assert re.fullmatch(r"test_run_page\.py:\d+", error["where"])
+    letter = shown.get("dead-letters?vertex=check&limit=1")["letters"][0]
+    way = shown.get(f"trace/{letter['id']}")
+    assert [(place["where"], place["number"]) for place in way["now"]] == [
+        ("dead letter", letter["number"])
+    ]
+    assert until(lambda: bool(shown.get("logs?vertex=check")["logs"]), 20)
+    assert shown.get("logs?vertex=check")["logs"][0]["message"].startswith("bad in-")
+
+
+def test_spec_graph_and_history_are_there(shown: PageOfRun):
+    spec = shown.page.get("/api/pipelines/shown/spec")
+    assert spec.headers["content-type"] == "text/yaml; charset=utf-8"
+    assert b"name: check" in spec.raw
+    graph = shown.get("graph")
+    assert [vertex["name"] for vertex in graph["shape"]["vertices"]] == ["in", "check", "out"]
+    assert until(lambda: len(shown.get("history")["samples"]) > 1, 20)
+    assert {"in", "check", "out"} == set(shown.get("history")["samples"][-1]["vertices"])
+
+
+def test_a_vertex_is_paused_and_goes_on(shown: PageOfRun):
+    path = "/api/pipelines/shown"
+    assert shown.page.post(f"{path}/pause", {"vertex": "check"}).json["runs"] is True
+    assert until(lambda: shown.vertex("check")["condition"] == "paused", 30)
+    held = shown.vertex("check")["counts"]["read"]
+    assert until(lambda: shown.vertex("check")["pending"] > 20, 30)
+    assert shown.vertex("check")["counts"]["read"] == held
+    assert shown.page.post(f"{path}/resume").status == 200
+    assert until(lambda: shown.vertex("check")["counts"]["read"] > held, 30)
+    unknown = shown.page.post(f"{path}/pause", {"vertex": "chick"})
+    assert (unknown.status, "did you mean 'check'?" in unknown.json["error"]) == (404, True)
+
+
+def test_the_page_tells_how_the_run_ended_and_ends_with_it(shown: PageOfRun):
+    phases = []
+    with shown.page.stream("/api/pipelines/shown/events") as events:
+        shown.run.stop()
+        for _, status in events:
+            phases.append((status["phase"], status["ended"]))
+            if status["phase"] == "ended":
+                break
+    assert phases[-1] == ("ended", "stopped")
+    shown.thread.join(60)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", shown.page.port), timeout=5)
