@@ -70,7 +70,11 @@ HEADER = [
     ("metadata: {name: orders}\n", "", ["1:1: EB102 'metadata' is missing"]),
     ("{name: orders}", "{}", ["3:11: EB102 'name' is missing"]),
     ("orders", "Orders", [f"3:18: EB107 'Orders' {NAME_RULE}"]),
-    (GOOD.partition("spec:")[2], " 5\n", ["4:7: EB103 'spec' must be a mapping, not a single value"]),
+    (
+        GOOD.partition("spec:")[2],
+        " 5\n",
+        ["4:7: EB103 'spec' must be a mapping, not a single value"],
+    ),
     (
         GOOD,
         "just text\n",
