@@ -30,6 +30,7 @@ _ROLLUP = {"Nats-Rollup": "sub"}
 _LAST_WORD = PublishRetry(attempts=3, ack_wait=5.0)
 # Of the server's limit for a message, for the state; headers need some of the rest.
 _SHARE = 0.9
+_MOST_BYTES = 512 * 1024
 
 
 class StatusPublisher:
@@ -62,19 +63,25 @@ class StatusPublisher:
         await self._client.publish(self._names.status_subject(kind), payload, headers=headers)
 
     def _pack(self, status: PipelineStatus) -> bytes:
-        """Returns the state, without what helps least if it is too large for a message."""
-        limit = int(self._client.max_payload * _SHARE)
+        """Returns the state, without what helps least if it is too large to be told each second."""
+        limit = int(min(_MOST_BYTES, self._client.max_payload * _SHARE))
         packed = status.to_bytes()
-        if len(packed) > limit:
-            packed = _shorten(status, traces=False).to_bytes()
-        return packed if len(packed) <= limit else _shorten(status, errors=1).to_bytes()
+        for traces, errors in ((3, 20), (1, 20), (0, 20), (0, 1)):
+            if len(packed) <= limit:
+                break
+            packed = _shorten(status, traces, errors).to_bytes()
+        return packed
 
 
-def _shorten(status: PipelineStatus, traces: bool = True, errors: int = 20) -> PipelineStatus:
+def _shorten(status: PipelineStatus, traces: int, errors: int) -> PipelineStatus:
+    """Returns the state with so many errors of each vertex, and the tracebacks of so many."""
+
     def shorten(vertex: VertexStatus) -> VertexStatus:
-        kept = vertex.errors[:errors]
-        bare = tuple(replace(e, traceback=None) if not traces or errors == 1 else e for e in kept)
-        return replace(vertex, errors=bare)
+        kept = [
+            error if number < traces else replace(error, traceback=None)
+            for number, error in enumerate(vertex.errors[:errors])
+        ]
+        return replace(vertex, errors=tuple(kept))
 
     return replace(status, vertices=tuple(map(shorten, status.vertices)))
 

@@ -31,7 +31,7 @@ from ebbflow.status.backlog import Backlog
 from ebbflow.status.conditions import list_concerns
 from ebbflow.status.json_form import load_fields
 from ebbflow.status.letter_causes import LetterCauses
-from ebbflow.status.model import ChunkTimes, PipelineStatus, Sample, VertexStatus
+from ebbflow.status.model import ChunkTimes, Concern, PipelineStatus, Sample, VertexStatus
 from ebbflow.status.publishing import CHUNKS, NOW, SAMPLE
 
 SILENCE = 5.0
@@ -93,7 +93,15 @@ async def _bring_up_to_date(
     ]
     lost = known.phase != "ended"
     status = replace(known, vertices=tuple(now), answers=not lost, ready=False)
-    return replace(status, problems=list_concerns(status))
+    concerns = list_concerns(status)
+    return replace(status, problems=(*_lost(status), *concerns) if lost else concerns)
+
+
+def _lost(status: PipelineStatus) -> tuple[Concern, ...]:
+    since = f" since {status.at:%H:%M:%S} UTC" if status.at else ""
+    what = f"nothing has been heard of the run on {status.host} (process {status.pid}){since}"
+    step = "See whether it is still there; if it is not, start it again with ebbflow run."
+    return (Concern("error", None, what, step),)
 
 
 async def _refresh(

@@ -1,0 +1,139 @@
+"""What waits for a vertex and what is parked, counted by rows on a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from ebbflow.buffers import streams
+from ebbflow.buffers.carry_out import publish_all
+from ebbflow.buffers.names import Names, VertexStreams
+from ebbflow.core.checks import Rules
+from ebbflow.core.position import Held, Mark, Position, Span
+from ebbflow.core.publications import Chunk, Place
+from ebbflow.core.routing import Edge
+from ebbflow.core.settlement import settle
+from ebbflow.core.verdict import Verdict
+from ebbflow.durations import Backoff
+from ebbflow.nacks import NackOptions
+from ebbflow.nats import api
+from ebbflow.nats.link import Link
+from ebbflow.status import backlog
+from ebbflow.status.backlog import Backlog, VertexBacklog
+from tests.core.sample_rows import some
+
+
+class Vertex:
+    """The vertex ``v``, with a buffer that is written to and rows that it nacks."""
+
+    def __init__(self, link: Link, names: Names) -> None:
+        self._link = link
+        self._names = names
+        self._chunks = 0
+        self._backlog = Backlog(link.client, names, VertexStreams("v", 1, True))
+
+    def arrive(self, *ids: str) -> None:
+        """Stores the messages as one frame of the buffer."""
+        verdict = self._verdict(*ids)
+        verdict.forward_inputs()
+        self._settle(verdict, Place("before", 0, [Edge("v")], 10**6))
+
+    def nack(self, *ids: str, delay: int | None = None, reason: str | None = None) -> None:
+        """Has the messages come back."""
+        verdict = self._verdict(*ids)
+        for index in range(len(ids)):
+            verdict.nack(index, NackOptions(delay=delay, reason=reason))
+        self._settle(verdict, Place("v", 0, [], 10**6))
+
+    def look(self, done: Span | None = None, held: Held | None = None) -> VertexBacklog:
+        position = Position("x", done=done or Span(), held=held)
+        return self._link.run(self._backlog.look([position]), timeout=20)
+
+    def purge(self, up_to: int) -> None:
+        names, subject = self._names, self._names.buffer_subject("v", 0)
+        self._link.run(api.purge(self._link.client, names.buffer("v", 0), subject, up_to))
+
+    def _verdict(self, *ids: str) -> Verdict:
+        return Verdict(some(*ids), Rules("v", Backoff(interval=1, steps=1), 10**6))
+
+    def _settle(self, verdict: Verdict, place: Place) -> None:
+        self._chunks += 1
+        chunk = Chunk(f"k{self._chunks}", verdict.rows)
+        settlement = settle(chunk, verdict, place, datetime.now(UTC))
+        self._link.run(publish_all(self._link.client, self._names, settlement), timeout=10)
+
+
+@pytest.fixture
+def vertex(link: Link, names: Names, ensure: Callable[[Any], None]) -> Vertex:
+    ensure(streams.buffer_config(names, "v", 0, 100))
+    ensure(streams.redelivery_config(names, "v", 0))
+    return Vertex(link, names)
+
+
+def test_rows_wait_until_they_are_settled(vertex: Vertex) -> None:
+    assert vertex.look() == VertexBacklog()
+    vertex.arrive("a", "b", "c")
+    vertex.arrive("d")
+    assert vertex.look().pending == 4
+    assert vertex.look(Span(Mark(1))).pending == 1
+    vertex.purge(1)
+    vertex.arrive("e", "f")
+    assert vertex.look(Span(Mark(1))).pending == 3
+    assert vertex.look(Span(Mark(3))) == VertexBacklog()
+
+
+def test_of_a_frame_that_is_half_done_the_rest_waits(vertex: Vertex) -> None:
+    vertex.arrive("a", "b", "c")
+    assert vertex.look(Span(Mark(0, 2))).pending == 1
+
+
+def test_parked_rows_say_until_when_and_why(vertex: Vertex) -> None:
+    before = datetime.now(UTC)
+    vertex.nack("a", "b", delay=600_000, reason="waits for the moon")
+    vertex.nack("c", delay=1_200_000)
+    looked = vertex.look()
+    parked = looked.parked
+    assert (looked.pending, parked.messages, parked.exact) == (0, 3, True)
+    assert [(c.text, c.count) for c in parked.reasons] == [
+        ("waits for the moon", 2), ("nacked", 1),
+    ]  # fmt: skip
+    assert parked.next_due is not None
+    assert timedelta(0) <= parked.next_due - before - timedelta(minutes=10) < timedelta(seconds=5)
+
+
+def test_rows_that_come_again_at_once_wait_and_are_not_parked(vertex: Vertex) -> None:
+    vertex.nack("a", "b")
+    looked = vertex.look()
+    assert (looked.pending, looked.parked.messages) == (2, 0)
+    assert vertex.look(Span(redelivery=Mark(1))).pending == 0
+
+
+def test_the_row_that_an_ordered_vertex_holds_is_parked_in_the_buffer(vertex: Vertex) -> None:
+    vertex.arrive("a", "b")
+    due = int(datetime.now(UTC).timestamp() * 1000) + 60_000
+    looked = vertex.look(held=Held(due, 1, 0, 0, "not yet"))
+    assert (looked.pending, looked.parked.messages) == (1, 1)
+    assert [cause.text for cause in looked.parked.reasons] == ["not yet"]
+
+
+def test_too_many_frames_are_estimated_until_all_are_read(
+    vertex: Vertex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog, "MOST", 2)
+    monkeypatch.setattr("ebbflow.nats.behind._AT_A_TIME", 2)
+    monkeypatch.setattr(backlog, "_RECHECK_EVERY", 1e9)
+    for number in range(5):
+        vertex.arrive(f"{number}a", f"{number}b")
+    looks = [vertex.look() for _ in range(3)]
+    assert [(look.pending, look.exact) for look in looks] == [
+        (10, False), (10, False), (10, True),
+    ]  # fmt: skip
+
+
+def test_a_buffer_without_room_is_full(vertex: Vertex) -> None:
+    for number in range(100):
+        vertex.arrive(str(number))
+    assert vertex.look().full
