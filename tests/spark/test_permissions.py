@@ -9,7 +9,7 @@ import json
 import queue
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from ebbflow.core.tapping import TapWish
 from ebbflow.errors import AccessError, RequestFailed, SetupError
 from ebbflow.nats import api
 from ebbflow.nats.address import Addresses
+from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.locate import open_link
 from ebbflow.nats.stored import read_last
 from ebbflow.publishing import Login
@@ -37,6 +38,7 @@ from ebbflow.runtime.provision import permissions_of
 from ebbflow.runtime.taps import Taps, ask_tap
 from ebbflow.spark.run import run_pipeline
 from ebbflow.status.model import PipelineStatus
+from ebbflow.status.reading import follow_status, read_chunks, read_history, read_status
 from ebbflow.status.run_report import Silent
 from ebbflow.testing.background_run import BackgroundRun
 from tests.buffers.test_permissions import matches, subjects
@@ -207,6 +209,21 @@ def look_inside(server: Watched) -> None:
         link.flush()
 
 
+def look_at_status(server: Watched) -> None:
+    """As ``ebbflow status --watch`` and the page do, with the permissions of the pipeline."""
+    names = Names("p")
+
+    async def follow(client: SecuredClient) -> PipelineStatus:
+        async with aclosing(follow_status(client, names)) as statuses:
+            return await anext(statuses)
+
+    with open_link(server.as_("me", "m", names.inbox)) as link:
+        assert read_status(link, names).ended == "drained"
+        assert read_history(link, names)[-1].vertices["in"].read
+        assert read_chunks(link, names, "in")
+        assert link.run(follow(link.client)).phase == "ended"
+
+
 def unused(allowed: Permissions, server: Watched) -> list[str]:
     lists = (allowed.publish, allowed.subscribe)
     return [
@@ -236,6 +253,7 @@ def test_a_pipeline_needs_every_one_of_its_permissions_and_nothing_else(run, ser
         assert "work: work prints" in server.run("logs", "p", "--lines", "20")
         follow_logs(server)
         look_inside(server)
+        look_at_status(server)
         assert "3 dead letters" in server.dlq("list", "p")
         shown = [server.dlq("show", "p", str(letter)) for letter in (1, 2, 3)]
         assert sum("cannot be" in letter for letter in shown) == 2
@@ -256,6 +274,8 @@ def test_a_pipeline_needs_every_one_of_its_permissions_and_nothing_else(run, ser
         assert server.violations() == []
         # These are for a cluster, where a replica may lag behind.
         assert unused(allowed, server) == [
+            "$JS.API.STREAM.INFO.ebb_p_status",
+            "$JS.API.STREAM.MSG.GET.ebb_p_status",
             "$JS.API.STREAM.MSG.GET.ebb_p_logs",
             "$JS.API.STREAM.INFO.KV_ebb_p_answers",
             "$JS.API.STREAM.MSG.GET.KV_ebb_p_answers",

@@ -24,6 +24,7 @@ from ebbflow.status.letter_causes import LetterCauses
 from ebbflow.status.model import ChunkTimes, ErrorGroup, PipelineStatus, VertexStatus
 from ebbflow.status.publishing import StatusPublisher
 from ebbflow.status.reading import follow_status, read_chunks, read_history, read_status
+from ebbflow.testing.background_run import until
 
 NOW = datetime.now(UTC)
 ERROR = ErrorGroup("KeyError", "'x'", "steps.py:6", 1, NOW, NOW, "in-3", "Traceback …")
@@ -122,15 +123,20 @@ def test_a_pipeline_that_has_never_run_is_unknown(link: Link) -> None:
 
 def test_samples_come_in_order(told: Told) -> None:
     told.sample(1, 5, 2)
-    history = read_history(told.link, told.names)
-    assert [sample.vertices["v"].pending for sample in history] == [1, 5, 2]
+
+    def pending() -> list[int]:
+        history = read_history(told.link, told.names)
+        return [sample.vertices["v"].pending for sample in history]
+
+    assert until(lambda: len(pending()) == 3, 5)
+    assert pending() == [1, 5, 2]
 
 
 def test_the_last_chunks_of_a_vertex_replace_those_before(told: Told) -> None:
     chunks = [ChunkTimes(NOW, 0, rows, 0.1, 0.2, 0.3, 0.4) for rows in (1, 2)]
     told.tell_chunks(chunks[0])
     told.tell_chunks(*chunks)
-    assert read_chunks(told.link, told.names, "v") == tuple(chunks)
+    assert until(lambda: read_chunks(told.link, told.names, "v") == tuple(chunks), 5)
     assert read_chunks(told.link, told.names, "other") == ()
 
 

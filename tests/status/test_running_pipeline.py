@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import os
+import signal
 import time
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -37,6 +39,7 @@ class Slow:
         self._folder = folder
 
     def __call__(self, datum: Datum) -> Message:
+        (self._folder / "pid").write_text(str(os.getpid()))
         while not (self._folder / "go").exists():
             time.sleep(0.05)
         return Message(datum.value)
@@ -62,6 +65,8 @@ class Seen:
         self.elsewhere: PipelineStatus
         self.ended: PipelineStatus
         self.later: PipelineStatus
+        self.killed: PipelineStatus
+        self.red_after: float
         self.history: list[Sample]
         self.chunks: tuple[ChunkTimes, ...]
 
@@ -90,11 +95,20 @@ def seen(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Seen:
         seen.running, seen.elsewhere = live.status, seen.read()
         (folder / "go").touch()
         assert until(lambda: live.status["slow"].counts.done == 4, PATIENCE), live.status
+        seen.killed, seen.red_after = kill(live, int((folder / "pid").read_text()))
     finally:
         summary = live.stop()
     assert summary.status is not None
     seen.ended, seen.later = summary.status, seen.read()
     return seen
+
+
+def kill(live: BackgroundRun, worker: int) -> tuple[PipelineStatus, float]:
+    """Kills a worker; returns the first state that shows it, and after how many seconds."""
+    os.kill(worker, signal.SIGKILL)
+    began = time.monotonic()
+    assert until(lambda: live.status["slow"].condition == "restarting", PATIENCE), live.status
+    return live.status, time.monotonic() - began
 
 
 def is_stuck(status: PipelineStatus) -> bool:
@@ -167,6 +181,15 @@ def test_nack_reasons_edges_and_stages_are_counted(seen: Seen) -> None:
 def test_the_last_chunks_of_a_vertex_can_be_read(seen: Seen) -> None:
     assert sum(chunk.rows for chunk in seen.chunks) == 6
     assert all(chunk.publish > 0 for chunk in seen.chunks)
+
+
+def test_a_vertex_whose_worker_is_killed_is_red_within_seconds(seen: Seen) -> None:
+    assert seen.red_after < 5
+    assert not seen.killed.ready
+    (concern,) = [c for c in seen.killed.problems if c.vertex == "slow"]
+    assert concern.level == "error"
+    assert "a Python worker died" in concern.what
+    assert concern.next_step
 
 
 def test_dead_letters_are_counted_by_cause(seen: Seen) -> None:

@@ -25,6 +25,7 @@ from ebbflow.runtime.error_log import ErrorLog
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.spark.batch.vertex import run_batches
 from ebbflow.spark.epoch import Epochs
+from ebbflow.status.conditions import WORKER_DIED
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -122,7 +123,7 @@ def explain(error: BaseException) -> str:
     """Returns why an epoch failed, on one line: the Python error behind Spark's."""
     text = str(error)
     if _WORKER_DIED in text:
-        return "a Python worker died; looking for the message that killed it"
+        return WORKER_DIED
     errors = _ERROR_LINE.findall(text)
     if errors:
         kind, what = errors[-1]

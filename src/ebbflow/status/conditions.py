@@ -13,6 +13,9 @@ from datetime import datetime
 from ebbflow.core.outage import Waiting
 from ebbflow.status.model import Concern, Condition, PipelineStatus, VertexStatus
 
+WORKER_DIED = "a Python worker died; looking for the message that killed it"
+"""Why a vertex is started again whose worker was killed, or ended by a message."""
+
 _LONG_CALL = 10.0
 # A vertex that has messages and settles none of them for so many seconds is stuck.
 STUCK_AFTER = 30.0
@@ -117,6 +120,10 @@ def _concerns_of(vertex: VertexStatus, status: PipelineStatus) -> Iterator[Conce
             yield Concern("error", name, words, step + f"Then: ebbflow resume {pipeline} {name}.")
         case "restarting":
             step = f"Correct the error{where} and start the pipeline again; nothing is lost."
+            if vertex.failure == WORKER_DIED:
+                step = (
+                    "It goes on by itself; a message that kills workers becomes a dead letter."
+                )
             yield Concern("error", name, words, step)
         case "stuck":
             step = f"See what it waits for: ebbflow status {pipeline}. A limit for calls, "
@@ -125,10 +132,8 @@ def _concerns_of(vertex: VertexStatus, status: PipelineStatus) -> Iterator[Conce
             step = "See whether that system is there; the vertex goes on by itself when it is."
             if vertex.never_opened:
                 step = f"Its code cannot be opened: look{where}; it is tried again all the time."
-            level = (
-                "error" if vertex.waiting and vertex.waiting.seconds > STUCK_AFTER else "warning"
-            )
-            yield Concern("error" if level == "error" else "warning", name, words, step)
+            long = vertex.waiting is not None and vertex.waiting.seconds > STUCK_AFTER
+            yield Concern("error" if long else "warning", name, words, step)
         case "paused":
             yield Concern("warning", name, "paused", f"Go on: ebbflow resume {pipeline} {name}.")
         case _ if vertex.in_call is not None and vertex.in_call > _LONG_CALL:
