@@ -103,5 +103,11 @@ def test_a_function_of_its_own_process_is_told_by_its_own_words() -> None:
     assert (group.kind, group.text, group.where) == ("ValueError", "bad total", "udf.py:9")
 
 
+def test_an_error_of_which_only_a_line_is_known() -> None:
+    named, plain = Raised.of_line("KeyError: 'x'"), Raised.of_line("a worker died: why")
+    assert (named.kind, named.text, named.where) == ("KeyError", "'x'", None)
+    assert (plain.kind, plain.text) == ("Error", "a worker died: why")
+
+
 def test_numbers_and_quoted_parts_do_not_tell_errors_apart() -> None:
     assert normalise("no customer 'x17' in row 12") == normalise("no customer 'y' in row 3")

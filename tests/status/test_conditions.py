@@ -65,7 +65,7 @@ def held_for(seconds: float) -> WorkInHand:
         (
             replace(PLAIN, failure="the database", waiting=WAITING, never_opened=True),
             "waiting",
-            "waiting for the database, since 3 s, next try in 1 s",
+            "cannot be opened: the database; since 3 s, next try in 1 s",
         ),
         (
             replace(PLAIN, failure="too many", halted="too many"),

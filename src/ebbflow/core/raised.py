@@ -47,8 +47,14 @@ class Raised:
         return cls(kind, text[:_LONGEST], _find_line(error), 1, message_id)
 
     @classmethod
-    def of_trace(cls, kind: str, text: str, trace: str) -> Raised:
-        """Returns the group of an error of which only the texts are known."""
+    def of_line(cls, line: str, trace: str = "") -> Raised:
+        """Returns the group of an error of which only texts are known; a line as ``KeyError: 'x'``.
+
+        Without a name in front it is just an ``Error``.
+        """
+        kind, _, text = line.partition(": ")
+        if not kind.isidentifier():
+            kind, text = "Error", line
         return cls(kind, text[:_LONGEST], find_line_in(trace), 1, None, trace or None)
 
     @property

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
@@ -23,6 +24,7 @@ import nats.errors
 
 from ebbflow.buffers.logs import LogEntry
 from ebbflow.buffers.names import Names
+from ebbflow.core.raised import Raised
 from ebbflow.errors import JetStreamUnavailable
 from ebbflow.nats import api
 from ebbflow.nats.disk import Unconfirmed
@@ -101,6 +103,7 @@ class Run:
         self._feeds = Feeds(watcher.stage, memory, options.drain, self.is_ready)
         self._vertices: Sequence[VertexSupervisor] = ()
         self._takes_turns: Callable[[], bool] = lambda: False
+        self._feed_failures: dict[str, str | None] = {}
         self._unconfirmed: Unconfirmed | None = None
         self._jobs: dict[str, JobFacts] = {}
 
@@ -305,6 +308,15 @@ class Run:
         self._watcher.look(status)
         return status
 
+    def _hear_feed(self, vertex: VertexSupervisor) -> str | None:
+        """Returns why the feed of a vertex takes in nothing, and notes it once for each reason."""
+        name = vertex.plan.vertex
+        before, failure = self._feed_failures.get(name), self._feeds.failure(name)
+        if failure is not None and failure != before:
+            vertex.errors.add(Raised.of_line(failure), datetime.now(UTC))
+        self._feed_failures[name] = failure
+        return failure
+
     def _facts_of(self, vertex: VertexSupervisor) -> JobFacts:
         name, plan = vertex.plan.vertex, vertex.plan
         unheard = self._listener.unheard(name, plan.partitions)
@@ -313,7 +325,7 @@ class Run:
         return JobFacts.with_errors(
             vertex.errors,
             restarts=vertex.restarts,
-            failure=vertex.failure or self._feeds.failure(name),
+            failure=vertex.failure or self._hear_feed(vertex),
             up=self._is_up(vertex),
             opened=plan.batched or self._listener.has_opened(name, plan.partitions),
             silent=unheard if is_silent else None,

@@ -136,12 +136,9 @@ def find_raised(error: BaseException) -> Raised:
 
     Spark passes on a worker's error as a text, with its own stack behind it.
     """
-    text, line = str(error), explain(error)
-    kind, _, what = line.partition(": ")
-    if not kind.isidentifier():
-        kind, what = type(error).__name__, line
-    trace = _TRACE.search(text)
-    return Raised.of_trace(kind, what, trace[0].rstrip() if trace else format_traceback(error))
+    trace = _TRACE.search(str(error))
+    shown = trace[0].rstrip() if trace else format_traceback(error)
+    return Raised.of_line(explain(error), shown)
 
 
 class Supervisor:

@@ -121,9 +121,7 @@ def _concerns_of(vertex: VertexStatus, status: PipelineStatus) -> Iterator[Conce
         case "restarting":
             step = f"Correct the error{where} and start the pipeline again; nothing is lost."
             if vertex.failure == WORKER_DIED:
-                step = (
-                    "It goes on by itself; a message that kills workers becomes a dead letter."
-                )
+                step = "It goes on by itself; a message that kills workers becomes a dead letter."
             yield Concern("error", name, words, step)
         case "stuck":
             step = f"See what it waits for: ebbflow status {pipeline}. A limit for calls, "
