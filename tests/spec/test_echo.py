@@ -91,6 +91,9 @@ def test_where_secrets_are_is_shown(spec):
         ("url", f"nats://{SECRET}@host"),
         ("url", f"jdbc:postgresql://host/db?user=me&password={SECRET}"),
         ("sasl.jaas.config", f'Login required username="me" password="{SECRET}";'),
+        ("url", f"amqp://user:a@{SECRET}@host/x"),
+        ("args", ["--user", "me", "--password", SECRET]),
+        ("args", [f"--api-key={SECRET}"]),
         ("dsn", f"host=db user=me password='{SECRET}'"),
     ],
 )

@@ -25,7 +25,7 @@ _SECRET_NAMES = re.compile(
 )
 # Fields of a spec whose names sound like secrets and that say where one is, or that something is.
 _REFERENCES = re.compile(r"(secret|Secret|secretKeyRef|Ref|configMap)$")
-_USER_INFO = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_USER_INFO = re.compile(r"(?<=://)[^/\s]+(?=@)")
 _PARAMETER = re.compile(
     r"(?i)([?&;,\s]|^)((?:[\w.-]*(?:passw|secret|token|api.?key|signature)[\w.-]*|pwd|sig)\s*=)"
     r"\s*(\"[^\"]*\"|'[^']*'|[^&;,\s]+)"
@@ -61,7 +61,7 @@ def hide_secrets(value: Any, name: str = "") -> Any:
     if isinstance(value, Mapping):
         return _hide_in_mapping(value)
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [hide_secrets(item, name) for item in value]
+        return _hide_in_list(value, name)
     if isinstance(value, str):
         if _is_secret(name):
             return HIDDEN
@@ -82,6 +82,14 @@ def _hide_in_mapping(value: Mapping[Any, Any]) -> dict[str, Any]:
         )
         shown[str(key)] = item if is_reference else hide_secrets(item, named)
     return shown
+
+
+def _hide_in_list(values: Sequence[Any], name: str) -> list[Any]:
+    """Hides items; one behind a flag, as in ``[--password, …]``, is named by the flag."""
+    flags = ["", *(item if str(item).startswith("-") else "" for item in values)]
+    return [
+        hide_secrets(item, str(flag or name)) for flag, item in zip(flags, values, strict=False)
+    ]
 
 
 def _is_secret(name: str) -> bool:
