@@ -22,9 +22,9 @@ def echo(
     state: StateOption = DEFAULT_STATE,
     nats: NatsOption = None,
 ) -> None:
-    """Print the spec of a pipeline as Ebbflow reads it, with secrets hidden.
+    """Print the spec of a pipeline, with secrets hidden.
 
-    Of a pipeline that has run it is the spec of the latest run.
+    It is written as Ebbflow reads it. Of a pipeline that has run it is the spec of the latest run.
     """
     from ebbflow.spec.echo import document_to_yaml
 

@@ -36,9 +36,10 @@ def pause(
     state: StateOption = DEFAULT_STATE,
     nats: NatsOption = None,
 ) -> None:
-    """Pause a pipeline, or one vertex, until it is resumed: also the next run keeps to it.
+    """Pause a pipeline, or one vertex.
 
-    What a vertex has in hand it settles; what comes for it waits.
+    What a vertex has in hand it settles; what comes for it waits. The next run keeps to it, too,
+    until somebody resumes.
     """
     from ebbflow.buffers.names import Names
     from ebbflow.nats.locate import open_link_to_pipeline
@@ -61,7 +62,10 @@ def resume(
     state: StateOption = DEFAULT_STATE,
     nats: NatsOption = None,
 ) -> None:
-    """Let vertices go on that were paused, or stopped because of too many dead letters."""
+    """Let paused vertices go on.
+
+    Also those that stopped because too many messages became dead letters.
+    """
     from ebbflow.buffers.names import Names
     from ebbflow.nats.locate import open_link_to_pipeline
     from ebbflow.pausing import resume as resume_vertices

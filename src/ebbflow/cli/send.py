@@ -66,9 +66,10 @@ def send(
     state: StateOption = DEFAULT_STATE,
     nats: NatsOption = None,
 ) -> None:
-    """Send messages to a vertex. Each is stored when the command says so, also while nothing runs.
+    """Send messages to a vertex.
 
-    An id that was sent within the last two minutes is stored once.
+    Each is stored when the command says so, also while nothing runs. An id that was sent within
+    the last two minutes is stored once.
     """
     from ebbflow.buffers.names import Names
     from ebbflow.nats.locate import open_link_to_pipeline

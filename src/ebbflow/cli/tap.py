@@ -91,10 +91,10 @@ def tap(
     state: StateOption = DEFAULT_STATE,
     nats: NatsOption = None,
 ) -> None:
-    """Show messages as they pass a vertex: what came in, how it ended, what went out.
+    """Show messages as they pass a vertex.
 
-    The pipeline is not disturbed: nothing waits for this command, and what is too much to show is
-    counted.
+    Of each: what came in, how it ended and why, what went out to which vertex. The pipeline is not
+    disturbed: nothing waits for this command, and what is too much to show is counted.
     """
     from ebbflow.buffers.names import Names
     from ebbflow.core.tapping import TapFilter, TapWish
