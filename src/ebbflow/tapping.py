@@ -173,20 +173,21 @@ def _list_waiting(
     if vertex.has_buffer:
         subject = names.buffer_subject(name, partition)
         begun = done.inlet.row  # of the frame that follows, so many rows are done
-        for batch, _ in _read(link, names.buffer(name, partition), subject, done.inlet.seq):
-            yield "waiting", batch.slice(begun), None
+        for page in _read(link, names.buffer(name, partition), subject, done.inlet.seq):
+            yield "waiting", frames.concat([batch for batch, _ in page]).slice(begun), None
             begun = 0
     again, subject = names.redelivery(name, partition), names.due_subject(name, partition)
-    for batch, _ in _read(link, again, subject, done.redelivery.seq):
-        yield "waiting again", batch, None
-    for batch, headers in _read(link, again, names.later_subject(name, partition), 0):
-        yield "parked", batch, headers.get("Nats-Schedule", "").removeprefix("@at ")
+    for page in _read(link, again, subject, done.redelivery.seq):
+        yield "waiting again", frames.concat([batch for batch, _ in page]), None
+    for page in _read(link, again, names.later_subject(name, partition), 0):
+        for batch, headers in page:
+            yield "parked", batch, headers.get("Nats-Schedule", "").removeprefix("@at ")
 
 
 def _read(
     link: Link, stream: str, subject: str, after: int
-) -> Iterator[tuple[pa.RecordBatch, Mapping[str, str]]]:
-    """Yields the frames on a subject behind a sequence, with their headers."""
+) -> Iterator[list[tuple[pa.RecordBatch, Mapping[str, str]]]]:
+    """Yields the frames on a subject behind a sequence with their headers, many at a time."""
     batches = read_behind(link.client, stream, subject, after)
 
     async def fetch() -> Deliveries | None:
@@ -195,7 +196,9 @@ def _read(
     try:
         while (deliveries := link.run(fetch())) is not None:
             parcel = deliveries.parcel
-            for row, _ in enumerate(deliveries.seqs):
-                yield frames.decode(bytes(parcel.view(row))), parcel.headers(row) or {}
+            yield [
+                (frames.decode(bytes(parcel.view(row))), parcel.headers(row) or {})
+                for row in range(len(deliveries.seqs))
+            ]
     finally:
         link.run(batches.aclose())
