@@ -102,6 +102,8 @@ def test_what_is_sent_passes_like_any_other(watched: Watched) -> None:
 def test_a_pause_holds_across_epochs_and_runs_until_it_is_resumed(watched: Watched) -> None:
     assert "Paused: work." in watched.command("pause", "test", "work")
     assert {name for name, paused in watched.paused().items() if paused} == {"work.0", "work.1"}
+    # The state that a run tells may be of a moment before.
+    assert until(lambda: watched.live.status["work"].condition == "paused", PATIENCE)
     before, made = watched.read("work"), watched.read("in")
     # Several epochs of two seconds: the source goes on, the vertex takes nothing.
     assert until(lambda: watched.read("in") > made + 150, PATIENCE)
