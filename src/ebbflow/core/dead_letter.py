@@ -185,7 +185,7 @@ _FACT = re.compile(rb"\r\n" + PREFIX.encode() + rb"([A-Za-z-]+): ([^\r]*)")
 def _read_facts(block: bytes) -> dict[str, Any]:
     # Read as one text: to begin a text of its own for each fact takes three times as long.
     texts = [b'"%b":%b' % fact for fact in _FACT.findall(block)]
-    facts: dict[str, Any] = json.loads(b"{%b}" % b",".join(texts))
+    facts: dict[str, Any] = json.loads((b"{%b}" % b",".join(texts)).decode())
     return facts
 
 
@@ -206,7 +206,9 @@ def _read_history(text: str) -> tuple[EarlierDeath, ...]:
 
 
 def _format_time(time: datetime | None) -> str | None:
-    return None if time is None else time.astimezone(UTC).isoformat()
+    if time is None:
+        return None
+    return (time if time.tzinfo is UTC else time.astimezone(UTC)).isoformat()
 
 
 def _parse_time(text: str | None) -> datetime | None:

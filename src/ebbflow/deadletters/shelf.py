@@ -169,8 +169,13 @@ class FilteredReading:
         up_to = self._chosen.up_to
         if not records or (up_to is not None and records[0].number > up_to):
             return None
-        chosen = [self._shelf.parse(record) for record in records if self._chosen.matches(record)]
+        chosen = [self._shelf.parse(record) for record in self._pick(records)]
         return LetterBatch(chosen, records[-1].number)
+
+    def _pick(self, records: list[LetterRecord]) -> list[LetterRecord]:
+        if self._chosen.is_everything and self._chosen.up_to is None:
+            return records
+        return [record for record in records if self._chosen.matches(record)]
 
     def _read(self, after: int, most: int) -> list[LetterRecord]:
         vertex, there = self._chosen.vertex, self._there
