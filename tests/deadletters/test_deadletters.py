@@ -1,14 +1,17 @@
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ebbflow.buffers import streams
 from ebbflow.core import frames
 from ebbflow.core.dead_letter import Letter
 from ebbflow.core.frames import Rows
-from ebbflow.deadletters import DeadLetters, LetterFilter
+from ebbflow.deadletters import DeadLetters, LetterFilter, ReplayResult
 from ebbflow.errors import EbbflowError, SetupError
+from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link_to_pipeline, start_embedded
 from ebbflow.nats.publish import publish
@@ -237,3 +240,84 @@ def test_letters_are_reached_by_url_too(pipeline: Written, link: Link) -> None:
     pipeline.bury()
     with open_link_to_pipeline(Path("/nowhere"), address(link.server)) as other:
         assert numbers(DeadLetters(other, pipeline.name)) == [1]
+
+
+def test_a_search_goes_page_by_page_and_knows_its_total(pipeline: Written) -> None:
+    for n in range(30):
+        pipeline.bury(id=f"in-{n}", reason="odd" if n % 2 else "even")
+    letters = pipeline.letters
+    first = letters.search(limit=20)
+    assert ([one.number for one in first.letters], first.next, first.total) == (
+        [*range(1, 21)],
+        20,
+        30,
+    )
+    rest = letters.search(after=first.next or 0, limit=20)
+    assert ([one.number for one in rest.letters], rest.next) == ([*range(21, 31)], None)
+    odd = letters.search(LetterFilter(reason="odd"), limit=10)
+    assert (len(odd.letters), odd.next, odd.total) == (10, 20, None)
+    assert letters.causes() == {("enrich", "even"): 15, ("enrich", "odd"): 15}
+    assert letters.search(LetterFilter(reason="odd")).total == 15
+    letters.purge(range(1, 11))
+    pipeline.bury(vertex="store")
+    assert letters.causes() == {
+        ("enrich", "even"): 10,
+        ("enrich", "odd"): 10,
+        ("store", "ValueError"): 1,
+    }
+
+
+def test_a_search_that_finds_little_gives_what_it_has_and_where_to_go_on(
+    pipeline: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(20):
+        pipeline.bury(id=f"in-{n}")
+    monkeypatch.setattr("ebbflow.deadletters.letters._SEARCH", 0.0)
+    monkeypatch.setattr("ebbflow.deadletters.letters._PAGE", 8)
+    after, seen = 0, []
+    for _ in range(3):
+        page = pipeline.letters.search(LetterFilter(id="in-19"), after)
+        seen += [one.letter.id for one in page.letters]
+        after = page.next or 0
+    assert seen == ["in-19"]
+
+
+def test_a_replay_keeps_to_its_rate_and_can_be_ended_between_steps(pipeline: Written) -> None:
+    for n in range(60):
+        pipeline.bury(id=f"in-{n}")
+    letters = pipeline.letters
+    began = time.monotonic()
+    steps: list[int] = []
+
+    def stop(result: ReplayResult) -> None:
+        steps.append(result.sent)
+        if result.sent == 40:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        letters.replay(LetterFilter(), rate=80, progress=stop)
+    assert time.monotonic() - began >= 0.5
+    assert steps == [20, 40]
+    assert len(ids_due(pipeline)) == 40
+    assert letters.replay(LetterFilter()).sent == 20
+    stream = pipeline.names.redelivery("enrich", 0)
+    state = pipeline.link.run(api.read_info(pipeline.link.client, stream, subjects_filter=">"))
+    assert [*state["subjects"]] == [pipeline.names.due_subject("enrich", 0)], "no mark is left"
+
+
+def test_streams_of_an_earlier_version_are_brought_to_hold_marks(pipeline: Written) -> None:
+    config = streams.redelivery_config(pipeline.names, "store", 0)
+    old = config | {"subjects": config["subjects"][:2], "allow_atomic": False}
+    pipeline.link.run(streams.ensure(pipeline.link.client, old))
+    pipeline.bury(vertex="store")
+    assert pipeline.letters.replay(LetterFilter()).sent == 1
+    assert len(pipeline.due("store")) == 1
+
+
+def test_letters_that_are_named_and_do_not_exist_are_told(pipeline: Written) -> None:
+    number = pipeline.bury()
+    result = pipeline.letters.replay([number, 0, 99])
+    assert (result.sent, dict(result.stayed)) == (
+        1,
+        {"there is no such dead letter, or no more": [0, 99]},
+    )

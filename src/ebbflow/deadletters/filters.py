@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from ebbflow.deadletters.records import LetterRecord
 
+_NEVER = "0001-01-01T00:00:00+00:00"
 _SEARCHED = ("Id", "Reason", "Error", "Keys", "Headers")
 
 
@@ -40,7 +41,7 @@ class LetterFilter:
         return all(getattr(plain, field.name) is None for field in fields(plain))
 
     def matches(self, record: LetterRecord) -> bool:
-        """Returns whether a letter is meant; ``ValueError`` if it is no letter."""
+        """Returns whether a letter is meant."""
         # The cheapest questions first, and none that nobody has asked.
         return (
             (self.up_to is None or record.number <= self.up_to)
@@ -74,7 +75,7 @@ class LetterFilter:
     def _is_in_time(self, record: LetterRecord) -> bool:
         if self.since is None and self.until is None:
             return True
-        died = datetime.fromisoformat(record.fact("Last-Seen"))
+        died = datetime.fromisoformat(record.fact("Last-Seen", _NEVER))
         return (self.since is None or died >= _in_utc(self.since)) and (
             self.until is None or died < _in_utc(self.until)
         )

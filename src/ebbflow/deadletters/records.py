@@ -34,13 +34,19 @@ class LetterRecord:
     payload: bytes
 
     def fact(self, name: str, absent: Any = None) -> Any:
-        """Returns a fact of the letter by its name in the headers; ``absent`` if it has none."""
+        """Returns a fact of the letter by its name in the headers; ``absent`` if it has none.
+
+        So it does for what is in the stream and no letter, which then matches no filter.
+        """
         mark = f"{_FIRST}{name}: ".encode()
         start = self.block.find(mark)
         if start < 0:
             return absent
         start += len(mark)
-        return json.loads(self.block[start : self.block.index(b"\r\n", start)])
+        try:
+            return json.loads(self.block[start : self.block.index(b"\r\n", start)])
+        except ValueError:
+            return absent
 
     def to_letter(self) -> StoredLetter:
         """Returns all of it; ``KeyError`` or ``ValueError`` if this is no letter."""

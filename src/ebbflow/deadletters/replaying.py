@@ -147,7 +147,7 @@ class Replay:
         """Sends back all that can be; returns when everything is confirmed by the server."""
         self._chain.claim(self._vertices)
         self._reading.renew()
-        began, after = self._clock(), 0
+        began, after = self._clock(), -1
         while batch := self._reading.read(after, self._most):
             step = self._decide(batch)
             self._keep_pace(began, len(step.sendable))
@@ -171,7 +171,7 @@ class Replay:
 
     def rehearse(self) -> ReplayResult:
         """Does everything but send and delete; returns what ``run`` would come to."""
-        sent, after = self._chain.find_sent(self._vertices), 0
+        sent, after = self._chain.find_sent(self._vertices), -1
         while batch := self._reading.read(after, STEP):
             left = [entry for entry in batch.letters if entry.number not in sent]
             step = self._decide(replace(batch, letters=left))
