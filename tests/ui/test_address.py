@@ -51,6 +51,7 @@ def test_the_usual_port_gives_way_and_one_that_was_named_does_not():
     )
 
 
+@pytest.mark.guarantee("pages-are-kept-to-those-who-may")
 def test_beyond_this_machine_a_token_is_needed(monkeypatch):
     with pytest.raises(SetupError) as raised:
         open_entrance(PageAddress("0.0.0.0", 0))

@@ -39,6 +39,7 @@ async def take(events, count: int) -> list[bytes]:
     return [await anext(events) for _ in range(count)]
 
 
+@pytest.mark.guarantee("pages-hold-up-nothing")
 def test_a_hundred_pages_cost_no_more_reads_than_one():
     async def scenario() -> None:
         reads = Reads()
@@ -52,6 +53,7 @@ def test_a_hundred_pages_cost_no_more_reads_than_one():
     asyncio.run(scenario())
 
 
+@pytest.mark.guarantee("pages-hold-up-nothing")
 def test_a_slow_page_gets_the_latest_state_and_holds_up_nobody():
     async def scenario() -> None:
         reads = Reads()

@@ -25,6 +25,7 @@ def test_names_of_this_machine(host):
     OPEN.check_site(head((b"host", host)))
 
 
+@pytest.mark.guarantee("pages-are-kept-to-those-who-may")
 @pytest.mark.parametrize(
     "host", [b"", b"evil.com", b"evil.com:8321", b"localhost.evil.com", b"127.0.0.1.evil.com",
              b"10.0.0.1", b"[::2]:80", b"\xff", b"[", b"localhost@evil.com", b"evil.com#localhost"]
@@ -36,6 +37,7 @@ def test_a_foreign_name_that_is_led_here_is_refused(host):
     assert raised.value.status == 403
 
 
+@pytest.mark.guarantee("pages-are-kept-to-those-who-may")
 def test_a_page_of_another_site_may_link_here_and_nothing_else():
     site = (b"sec-fetch-site", b"cross-site")
     OPEN.check_site(head(LOCAL, site, (b"sec-fetch-mode", b"navigate")))
@@ -49,6 +51,7 @@ def test_a_page_of_another_site_may_link_here_and_nothing_else():
         )
 
 
+@pytest.mark.guarantee("pages-are-kept-to-those-who-may")
 def test_whoever_changes_something_sends_a_header_that_forms_cannot_send():
     OPEN.check_site(head(LOCAL, (b"x-ebbflow", b"1"), method=b"POST"))
     with pytest.raises(Refusal) as raised:
@@ -56,6 +59,7 @@ def test_whoever_changes_something_sends_a_header_that_forms_cannot_send():
     assert (raised.value.status, raised.value.next_step) == (403, "Send it: X-Ebbflow: 1")
 
 
+@pytest.mark.guarantee("pages-are-kept-to-those-who-may")
 def test_the_token_is_asked_for_as_bearer_or_cookie():
     OPEN.check_token(head())
     CLOSED.check_token(head((b"authorization", b"Bearer let me in")))

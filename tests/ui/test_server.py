@@ -46,6 +46,7 @@ def test_the_status_is_the_one_that_the_run_has_told(page: Asking, shown: Shown)
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
+@pytest.mark.guarantee("pages-hold-up-nothing")
 def test_events_tell_each_state_and_a_hundred_pages_are_read_for_once(
     link, shown: Shown, monkeypatch
 ):
@@ -70,6 +71,7 @@ def test_events_tell_each_state_and_a_hundred_pages_are_read_for_once(
         assert len(reads) - before < 20
 
 
+@pytest.mark.guarantee("pages-hold-up-nothing")
 def test_a_browser_that_stops_reading_is_let_go_and_holds_up_nobody(
     link, shown: Shown, monkeypatch
 ):
@@ -149,6 +151,7 @@ def ask_until(page: Asking, path: str, status: int) -> Answer:
     return answer
 
 
+@pytest.mark.guarantee("pages-are-kept-to-those-who-may")
 def test_beyond_this_machine_the_token_is_needed_for_all_but_probes(link, shown, monkeypatch):
     monkeypatch.setenv("EBBFLOW_UI_TOKEN", "let-me-in")
     shown.tell()
@@ -173,6 +176,7 @@ def test_beyond_this_machine_the_token_is_needed_for_all_but_probes(link, shown,
         assert all(b"let-me-in" not in answer.raw for answer in (asked, entered, bearer))
 
 
+@pytest.mark.guarantee("pages-are-kept-to-those-who-may")
 def test_a_foreign_page_in_the_same_browser_is_kept_out(page: Asking, shown: Shown):
     assert page.get("/api/pipelines", host="evil.com:80").status == 403
     assert page.get("/api/pipelines", sec_fetch_site="cross-site").status == 403
@@ -182,6 +186,7 @@ def test_a_foreign_page_in_the_same_browser_is_kept_out(page: Asking, shown: Sho
     assert "access-control-allow-origin" not in preflight.headers
 
 
+@pytest.mark.guarantee("pages-hold-up-nothing")
 def test_clients_that_come_and_go_leave_nothing_behind(link, shown: Shown):
     shown.tell()
     with asking(link) as page:
