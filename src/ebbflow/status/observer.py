@@ -157,17 +157,18 @@ class Observer:
         positions = await load_all(self._link.client, self._names)
         await self._read_streams(positions)
         self.totals = self._count(positions)
-        vertices = tuple(map(self._with_numbers, self.last.vertices))
+        # Nothing is in hand any more: what was not settled is in its buffer, or at its source.
+        vertices = [replace(self._with_numbers(v), in_hand=None) for v in self.last.vertices]
         status = replace(
             self.last,
             phase="ended",
             ended=ended,
             at=datetime.now(UTC),
             ready=False,
-            vertices=vertices,
+            vertices=tuple(vertices),
         )
         status = replace(status, problems=(*list_concerns(status), *self.beside()))
-        await self._publisher.sample(status)
+        await self._sample(status)
         await self._publisher.tell_last(status)
         return status
 
@@ -187,9 +188,12 @@ class Observer:
         await self._publisher.tell(status)
         if now - self._sampled_at >= SAMPLE_EVERY:
             self._sampled_at = now
-            await self._publisher.sample(status)
-            for plan in self._plans:
-                await self._tell_chunks(plan.vertex)
+            await self._sample(status)
+
+    async def _sample(self, status: PipelineStatus) -> None:
+        await self._publisher.sample(status)
+        for plan in self._plans:
+            await self._tell_chunks(plan.vertex)
 
     async def _tell_chunks(self, vertex: str) -> None:
         chunks = self._listener.chunks(vertex)
@@ -239,7 +243,7 @@ class Observer:
         waiting, halted = heard.waiting(name), heard.halted(name)
         numbers, raised = heard.numbers(name), heard.errors(name)
         groups = [*map(_to_group, raised.newest_first()), *job.errors]
-        in_hand = heard.in_hand(name)
+        in_hand = None if job.failure else heard.in_hand(name)  # that of a dead task is nobody's
         vertex = VertexStatus(
             name,
             kind_of(plan),
