@@ -73,6 +73,7 @@ def test_the_way_of_a_request_while_it_is_open_and_when_it_has_ended(
         desk.tell("out", row("r/1", "redelivered", reason="busy", due=at(5), at=at(2)))
         desk.settle(Mark(1))
         result = trace("r")
+        assert result.exit_code == 0, result.output + repr(result.exception)
         assert result.stdout.splitlines()[:4] == [
             "request:   r",
             "status:    in-progress",

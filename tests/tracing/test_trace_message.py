@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 
 from ebbflow.core.position import Mark
+from ebbflow.nats import api
 from ebbflow.outcome import DeadLetter, Redeliver
 from ebbflow.spark.audit.rows import BatchRows, write_file
+from ebbflow.status.model import WorkInHand
 from ebbflow.tracing import MessageTrace, trace_on_link
+from ebbflow.tracing.places import Search
+from ebbflow.tracing.way import Family
 from tests.buffers.audited import Audited
 
 NOON = datetime(2026, 5, 17, 12, tzinfo=UTC)
@@ -51,7 +55,20 @@ def test_only_what_is_not_done_waits_and_what_is_begun_is_in_hand(audited: Audit
     audited.take("work", Mark(0, 1), Mark(0, 2))
     assert now(audited, "a") == []
     assert now(audited, "b") == ["b is in hand at work"]
-    assert now(audited, "c") == ["c waits in the buffer of work, 1 messages ahead of it"]
+    assert now(audited, "c") == ["c waits in the buffer of work, 1 message ahead of it"]
+
+
+def test_what_user_code_works_on_is_in_hand_as_its_task_says(audited: Audited):
+    audited.put("work", "a", "b")
+    streams = audited.link.run(api.list_streams(audited.link.client, "ebb_"))
+
+    def look(message: str) -> list[str]:
+        taken = {"work": WorkInHand(1, NOON)}
+        search = Search(audited.link, audited.names, streams, Family(message), taken)
+        return [place.words for place in audited.link.run(search.look())]
+
+    assert look("a") == ["is in hand at work since 2026-05-17 12:00:00 UTC"]
+    assert look("b") == ["waits in the buffer of work, 1 message ahead of it"]
 
 
 def test_a_message_that_is_nacked_is_due_again_or_parked_until_its_time(audited: Audited):

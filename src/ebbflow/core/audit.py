@@ -150,6 +150,8 @@ def build_audit(
 
 def _shared_or_all(column: pa.Array) -> Any:
     """Returns the one value that all rows have, or the column."""
+    if len(column) == 1:
+        return column[0].as_py()
     ends = pc.min_max(column).as_py()
     if ends["min"] == ends["max"] and not column.null_count:
         return ends["min"]

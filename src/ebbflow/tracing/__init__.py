@@ -17,6 +17,8 @@ from ebbflow.errors import EbbflowError
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link_to_pipeline
+from ebbflow.status.model import WorkInHand
+from ebbflow.status.reading import read_status
 from ebbflow.tracing.past import Past, read_past
 from ebbflow.tracing.places import Search
 from ebbflow.tracing.requests import find_request, step_of_request
@@ -55,16 +57,27 @@ def trace_on_link(link: Link, names: Names, message: str) -> MessageTrace:
     streams = link.run(api.list_streams(link.client, "ebb_"))
     if names.dead_letters not in streams:
         raise explain_unknown(names.pipeline, streams)
-    family = Family(message)
+    family, in_hand = Family(message), _read_in_hand(link, names)
     for _ in range(_LOOKS):
         # The places first: what moves on meanwhile is told of where it was by then. A message that
         # slips from a stream not yet searched to one that was is found by another look.
-        places = link.run(Search(link, names, streams, family).look())
+        places = link.run(Search(link, names, streams, family, in_hand).look())
         past = read_past(link, names, streams, family)
         request = link.run(find_request(link, names, streams, message))
         if places or past.has_ended or request:
             break
     return _assemble(names.pipeline, message, places, past, request)
+
+
+def _read_in_hand(link: Link, names: Names) -> dict[str, WorkInHand]:
+    """Returns what tasks have in hand, of vertices with one task; nothing if nobody runs it."""
+    try:
+        status = read_status(link, names)
+    except (EbbflowError, api.ApiError):  # it has never run, or not all of it can be read
+        return {}
+    if status.phase == "ended":
+        return {}
+    return {v.name: v.in_hand for v in status.vertices if v.in_hand and v.partitions == 1}
 
 
 def _assemble(

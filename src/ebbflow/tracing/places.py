@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -20,15 +20,28 @@ from ebbflow.core.dead_letter import PREFIX
 from ebbflow.core.position import Mark, Position
 from ebbflow.nats.behind import read_behind
 from ebbflow.nats.link import Link
+from ebbflow.status.model import WorkInHand
 from ebbflow.tracing.way import Family, Where, Whereabouts
 
 _SCHEDULE = "Nats-Schedule"
 
 
 class Search:
-    """Looks for a message and its family in the streams of a pipeline. Runs on the link's loop."""
+    """Looks for a message and its family in the streams of a pipeline. Runs on the link's loop.
 
-    def __init__(self, link: Link, names: Names, streams: list[str], family: Family) -> None:
+    ``in_hand`` is what the one task of a vertex says to have taken: that many messages behind its
+    position, of which nothing is recorded while user code works on them.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        names: Names,
+        streams: list[str],
+        family: Family,
+        in_hand: Mapping[str, WorkInHand] | None = None,
+    ) -> None:
+        self._in_hand = in_hand or {}
         self._link = link
         self._names = names
         self._streams = set(streams)
@@ -69,12 +82,14 @@ class Search:
         self, vertex: str, partition: int, position: Position
     ) -> AsyncIterator[Whereabouts]:
         stream, done = self._names.buffer(vertex, partition), position.done.inlet
-        ahead, held = 0, position.held
+        ahead, held, taken = 0, position.held, self._in_hand.get(vertex)
         async for mark, rows, _ in self._read_rows(stream, "", done):
             for row in self._family.find(rows.column("id")):
                 message, at = rows.column("id")[row].as_py(), Mark(mark.seq, mark.row + row)
                 if held is not None and not ahead and not row:
                     yield Whereabouts(vertex, message, "held", held.reason, _from_ms(held.due))
+                elif taken is not None and ahead + row < taken.messages:
+                    yield Whereabouts(vertex, message, "in hand", since=taken.since)
                 elif at < position.intent.inlet:
                     yield Whereabouts(vertex, message, "in hand")
                 else:

@@ -47,7 +47,7 @@ class Whereabouts:
     """Where a message is now.
 
     ``due`` is when it comes again, ``number`` that of its dead letter, ``ahead`` how many messages
-    are in front of it.
+    are in front of it, ``since`` from when on it has been in hand.
     """
 
     vertex: str
@@ -57,6 +57,7 @@ class Whereabouts:
     due: datetime | None = None
     number: int | None = None
     ahead: int | None = None
+    since: datetime | None = None
 
     @property
     def words(self) -> str:
@@ -64,10 +65,10 @@ class Whereabouts:
         why = f": {self.why}" if self.why else ""
         match self.where:
             case "buffer":
-                ahead = f", {self.ahead:,} messages ahead of it" if self.ahead else ", next"
-                return f"waits in the buffer of {self.vertex}{ahead}"
+                return f"waits in the buffer of {self.vertex}, {self._describe_ahead()}"
             case "in hand":
-                return f"is in hand at {self.vertex}"
+                since = f" since {_time(self.since)}" if self.since else ""
+                return f"is in hand at {self.vertex}{since}"
             case "redelivery":
                 return f"is due again at {self.vertex}{why}"
             case "parked":
@@ -81,6 +82,11 @@ class Whereabouts:
                 return f"went back to the source of {self.vertex}, which gives it again{why}"
             case "dead letter":
                 return f"is dead letter {self.number} of {self.vertex}{why}"
+
+    def _describe_ahead(self) -> str:
+        if not self.ahead:
+            return "next"
+        return f"{self.ahead:,} {'message' if self.ahead == 1 else 'messages'} ahead of it"
 
 
 def _time(time: datetime | None) -> str:
