@@ -25,7 +25,7 @@ from ebbflow.spark.audit.query import AuditTables, open_query
 if TYPE_CHECKING:
     from ebbflow.spark.audit.query import AuditResult
 
-_ADVICE = "Add to its spec: audit: {options: {path: FOLDER}}"
+_ADVICE = "Add to the spec: audit: {options: {path: FOLDER}}"
 
 
 @contextmanager
@@ -59,8 +59,8 @@ def _find_tables(link: Link, pipeline: str | None) -> dict[str, Mapping[str, Any
             raise explain_unknown(pipeline, streams)
         audited = [name for name in audited if name == pipeline]
     if not audited:
-        who = "No pipeline here" if pipeline is None else f"Pipeline {pipeline!r} does not"
-        raise SetupError(f"{who} keeps an audit table.".replace("not keeps", "not keep"), _ADVICE)
+        where = "here" if pipeline is None else f"of pipeline {pipeline!r}"
+        raise SetupError(f"There is no audit table {where}.", _ADVICE)
     return {name: _read_table(link, name) for name in audited}
 
 
