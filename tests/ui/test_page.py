@@ -38,15 +38,15 @@ def page(browser: Browser, orders: Orders) -> Iterator[Page]:
 WANTED = bool(os.environ.get("EBBFLOW_PICTURES"))
 
 
-def take_picture(page: Page, name: str) -> None:
-    """Writes a picture for the guides in both schemes, if it was asked for."""
+def take_picture(page: Page, name: str, width: int = 1280) -> None:
+    """Writes a picture for the guides, if it was asked for."""
     if not WANTED:
         return
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
-        page.wait_for_timeout(300)
-        page.screenshot(path=IMAGES / f"{name}-{scheme}.png")
-    page.emulate_media(color_scheme="light")
+    expect(page.locator(".notice")).to_have_count(0, timeout=SOON)
+    page.set_viewport_size({"width": width, "height": 800})
+    page.wait_for_timeout(1_500)
+    page.screenshot(path=IMAGES / f"{name}.png")
+    page.set_viewport_size({"width": 1280, "height": 800})
 
 
 def visit(page: Page, *parts: str) -> None:
@@ -108,7 +108,6 @@ def test_chunks_show_the_time_of_their_stages(page: Page) -> None:
     stages = page.locator(".stages tbody tr")
     expect(stages).to_have_count(4, timeout=SOON)
     expect(page.locator(".timeline rect.stage").first).to_be_attached(timeout=SOON)
-    take_picture(page, "ui-vertex")
 
 
 def test_problems_say_what_to_do_next(page: Page) -> None:
@@ -117,8 +116,10 @@ def test_problems_say_what_to_do_next(page: Page) -> None:
     expect(problems).to_contain_text("dead letter", timeout=SOON)
     expect(problems.locator(".next").first).to_contain_text("ebbflow dlq list orders")
     if WANTED:  # With some minutes of a past the charts have something to show.
-        page.wait_for_timeout(150_000)
-    take_picture(page, "ui-overview")
+        page.wait_for_timeout(45_000)
+    take_picture(page, "phone", width=390)
+    visit(page, "vertices", "enrich")
+    take_picture(page, "page")
 
 
 def test_a_dead_letter_is_opened_edited_replayed_and_arrives(page: Page, orders: Orders) -> None:
@@ -150,9 +151,9 @@ def test_many_letters_are_counted_before_they_are_replayed(page: Page, orders: O
     if WANTED:
         rows.first.locator("button").click()
         expect(page.locator(".panel .traceback")).to_be_visible()
-        take_picture(page, "ui-letter")
+        take_picture(page, "letters")
         page.keyboard.press("Escape")
-    page.get_by_role("button", name="Replay all that match…").click()
+    page.get_by_role("button", name="Replay matching…").click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text(re.compile(r"\d+ letters? (is|are) matched by this filter"))
     dialog.get_by_role("button", name=re.compile(r"Replay \d+")).click()
@@ -165,7 +166,6 @@ def test_a_message_is_traced(page: Page) -> None:
     way = page.get_by_label("Way of in-7")
     expect(way).to_contain_text("parked", timeout=SOON)
     expect(way).to_contain_text("enrich")
-    take_picture(page, "ui-trace")
 
 
 def test_the_spec_is_shown(page: Page) -> None:
@@ -188,7 +188,6 @@ def test_a_killed_vertex_is_red_within_five_seconds(page: Page, orders: Orders) 
     expect(node(page, "price")).to_have_class(re.compile(r"\berror\b"), timeout=5_000)
     problem = page.get_by_label("Problems").locator("li.error", has_text="price")
     expect(problem.locator(".next")).not_to_be_empty(timeout=5_000)
-    take_picture(page, "ui-killed")
 
 
 def test_the_page_says_that_the_server_is_gone(page: Page, orders: Orders) -> None:

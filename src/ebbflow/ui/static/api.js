@@ -57,6 +57,8 @@ export const status = (pipeline, signal) => get(`${root(pipeline)}/status`, sign
 export const history = (pipeline, signal) => get(`${root(pipeline)}/history`, signal);
 export const chunks = (pipeline, vertex, signal) =>
   get(`${root(pipeline)}/vertices/${part(vertex)}/chunks`, signal);
+export const logs = (pipeline, vertex, signal) =>
+  get(`${root(pipeline)}/logs${query({ vertex, limit: 50 })}`, signal);
 export const letters = (pipeline, filter, signal) =>
   get(`${root(pipeline)}/dead-letters${query(filter)}`, signal);
 export const letter = (pipeline, number, signal) => get(`${root(pipeline)}/dead-letters/${number}`, signal);

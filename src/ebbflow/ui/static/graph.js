@@ -2,9 +2,10 @@
 
 import { useWidth } from "./chart.js";
 import { html, useMemo } from "./dom.js";
-import { rate, tiny, tinyRate } from "./format.js";
+import { plural, rate, tiny, tinyRate } from "./format.js";
 import { conditionOf, Icon, TONES } from "./icons.js";
 import { middle, path, place } from "./layout.js";
+import { countRecent } from "./recent.js";
 
 // From roomy to tight: the first that shows all layers side by side is taken.
 const ROOMY = { node: { width: 180, height: 84 }, gaps: { layer: 80, lane: 22 } };
@@ -83,6 +84,7 @@ export function Graph({ status, selected, onSelect }) {
           >
             <${Node}
               vertex=${vertex}
+              at=${status.at}
               compact=${compact}
               selected=${selected === vertex.name}
               onSelect=${onSelect}
@@ -142,7 +144,7 @@ function shorten(text, limit) {
   return text.length > limit ? `${text.slice(0, limit - 1)}…` : text;
 }
 
-function Node({ vertex, compact, selected, onSelect }) {
+function Node({ vertex, at, compact, selected, onSelect }) {
   const passing = vertex.kind === "source" ? vertex.rate_out : vertex.rate_in;
   const condition = conditionOf(vertex);
   const tone = TONES[condition] ?? "quiet";
@@ -158,11 +160,7 @@ function Node({ vertex, compact, selected, onSelect }) {
   >
     <span class="title">
       <span class="name">${vertex.name}</span>
-      ${
-        full
-          ? html`<span class="full"><${Icon} name="pressure" size="13" />full</span>`
-          : html`<span class="kind">${vertex.kind}${vertex.partitions > 1 ? ` ×${vertex.partitions}` : ""}</span>`
-      }
+      <${Mark} vertex=${vertex} at=${at} />
     </span>
     <span class="state">
       <span class="word ${tone}"><${Icon} name=${condition} size="13" /><span>${condition}</span></span>
@@ -174,6 +172,16 @@ function Node({ vertex, compact, selected, onSelect }) {
       <${Figure} icon="letter" name="dead letters" value=${vertex.dead_letters} tone="error" />
     </span>
   </button>`;
+}
+
+/** The corner of a vertex: a full buffer ahead, errors of the last minute, or its kind. */
+function Mark({ vertex, at }) {
+  if (vertex.back_pressure) return html`<span class="full"><${Icon} name="pressure" size="13" />full</span>`;
+  const errors = countRecent(vertex, at);
+  if (errors) {
+    return html`<span class="failing"><${Icon} name="stuck" size="12" />${plural(errors, "error")}</span>`;
+  }
+  return html`<span class="kind">${vertex.kind}${vertex.partitions > 1 ? ` ×${vertex.partitions}` : ""}</span>`;
 }
 
 function Figure({ icon, name, value, tone }) {

@@ -4,7 +4,7 @@
 import * as api from "./api.js";
 
 const RETRY = [1000, 2000, 3000, 5000];
-const SILENCE = 5000;
+const SILENCE = 8000;
 const KEEP = 3600 * 1000;
 const STEP = 2000;
 const OWN_CLOCK = 3000;

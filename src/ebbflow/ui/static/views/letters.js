@@ -140,11 +140,7 @@ function usePages(pipeline, filter, key) {
 
 function Tools({ pipeline, filter, chosen, pages, stored, onAct }) {
   const some = chosen.size > 0;
-  const what = some
-    ? `${count(chosen.size)} selected`
-    : Object.keys(filter).length
-      ? "all that match"
-      : "all";
+  const what = some ? `${count(chosen.size)} selected` : Object.keys(filter).length ? "matching" : "all";
   const seen = useRef(stored);
   useEffect(() => {
     if (!pages.busy) seen.current = stored;

@@ -3,6 +3,7 @@
 import { html, useState } from "../dom.js";
 import { plural } from "../format.js";
 import { Icon } from "../icons.js";
+import { countRecent } from "../recent.js";
 import { address } from "../route.js";
 
 const FEW = 3;
@@ -58,6 +59,15 @@ function Step({ text }) {
   return parts.map((part) => (part.startsWith("ebbflow ") ? html`<code>${part}</code>` : part));
 }
 
+function describeRunning(status, number) {
+  const failing = status.vertices.filter((vertex) => countRecent(vertex, status.at));
+  if (!failing.length) {
+    return `All is well: ${plural(number, "vertex", "vertices")} at work, nothing needs you.`;
+  }
+  const names = failing.map((vertex) => vertex.name).join(", ");
+  return `All vertices are at work, but user code has raised in the last minute: ${names}.`;
+}
+
 function rank(problem) {
   return problem.level === "error" ? 0 : 1;
 }
@@ -81,6 +91,6 @@ function describe(status) {
     case "paused":
       return "Paused: tasks hold nothing and take nothing until it is resumed.";
     default:
-      return `All is well: ${plural(number, "vertex", "vertices")} at work, nothing needs you.`;
+      return describeRunning(status, number);
   }
 }

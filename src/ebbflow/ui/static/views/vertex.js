@@ -35,6 +35,7 @@ export function VertexPanel({ pipeline, status, vertex, samples, now, onClose })
     <${Errors} vertex=${vertex} pipeline=${pipeline} now=${now} />
     <${Reasons} vertex=${vertex} pipeline=${pipeline} />
     <${Chunks} pipeline=${pipeline} vertex=${vertex} at=${status.at} />
+    <${Logs} pipeline=${pipeline} vertex=${vertex.name} at=${status.at} />
     <${Totals} vertex=${vertex} />
     <${Charts}
       samples=${samples}
@@ -183,6 +184,21 @@ function Chunks({ pipeline, vertex, at }) {
     <h3>Time of a chunk</h3>
     ${stages.length > 0 && html`<${Stages} latency=${vertex.latency} />`}
     <${Timeline} chunks=${chunks} />
+  </section>`;
+}
+
+/** What user code has printed and logged last. */
+function Logs({ pipeline, vertex, at }) {
+  const slot = Math.floor((instant(at) ?? 0) / 3000);
+  const { answer } = useAnswer((signal) => api.logs(pipeline, vertex, signal), `${vertex} ${slot}`);
+  const entries = answer?.logs ?? [];
+  if (!entries.length) return null;
+  return html`<section aria-label="Printed and logged">
+    <h3>Printed and logged</h3>
+    <pre class="logs" tabindex="0">${entries.map(
+      (entry) =>
+        html`<span class="muted">${clock(entry.time)}</span> ${entry.level} ${entry.message.trimEnd()}${"\n"}`,
+    )}</pre>
   </section>`;
 }
 
