@@ -180,5 +180,7 @@ def test_metrics_of_a_run_say_what_became_of_its_messages(traced: SimpleNamespac
     assert value("forwarder_ack_total", "step", "MapUDF") == 4
     assert value("ebbflow_dead_lettered_total", "step", "MapUDF") == 1
     assert value("forwarder_write_total", "out", "Sink") == 3
+    assert value("forwarder_udf_processing_time_count", "step", "MapUDF") == 5
+    assert value("forwarder_processing_time_count", "out", "Sink") >= 1
     assert value("ebbflow_vertex_up", "out", "Sink") == 1
     assert 'ebbflow_ready{pipeline="traced"} 1.0' in lines
