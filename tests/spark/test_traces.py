@@ -93,6 +93,7 @@ def spans_of(traced: SimpleNamespace, name: str, trace: str = TRACE) -> list[See
     return [span for span in traced.collector.named(name) if span.trace == trace]
 
 
+@pytest.mark.guarantee("a-trace-goes-where-its-message-goes")
 def test_the_trace_of_a_request_goes_through_vertices_and_nacks(traced: SimpleNamespace) -> None:
     ids = {span.id: span for span in traced.collector.spans}
     again = [s for s in spans_of(traced, "step process") if "dies" not in name_of(ids, s)]
@@ -126,6 +127,7 @@ def test_spans_of_user_code_are_in_the_span_of_their_message(traced: SimpleNames
     assert {span.service for span in traced.collector.spans} == {"traced"}
 
 
+@pytest.mark.guarantee("a-trace-goes-where-its-message-goes")
 def test_a_dead_letter_and_its_replay_are_of_the_same_trace(traced: SimpleNamespace) -> None:
     dead = [s for s in spans_of(traced, "step process") if s.failed]
 
@@ -135,6 +137,7 @@ def test_a_dead_letter_and_its_replay_are_of_the_same_trace(traced: SimpleNamesp
     assert dead[1].parent == dead[0].id
 
 
+@pytest.mark.guarantee("a-trace-goes-where-its-message-goes")
 def test_a_trace_that_is_not_recorded_goes_on_without_spans(traced: SimpleNamespace) -> None:
     (taken,) = [t for t in traced.taken if t.body == b"not recorded"]
     ids = {span.attributes.get("messaging.message.id") for span in traced.collector.spans}
@@ -167,6 +170,7 @@ def test_what_user_code_logs_names_the_span_that_it_is_in(traced: SimpleNamespac
     assert entry.trace == (span.trace, span.id)
 
 
+@pytest.mark.guarantee("metrics-are-bounded")
 def test_metrics_of_a_run_say_what_became_of_its_messages(traced: SimpleNamespace) -> None:
     lines = traced.metrics.splitlines()
 

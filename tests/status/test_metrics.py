@@ -197,6 +197,7 @@ def test_what_is_not_known_is_not_sent() -> None:
     assert value(scrape(bare), "pipeline_data_processing_health") == 0
 
 
+@pytest.mark.guarantee("metrics-are-bounded")
 def test_no_label_holds_a_text_that_a_message_or_an_error_makes_up() -> None:
     text = 'customer 17 is "new"\n'
     talkative = replace(
@@ -214,6 +215,7 @@ def test_no_label_holds_a_text_that_a_message_or_an_error_makes_up() -> None:
     assert scrape(changed).keys() == scrape(PIPELINE).keys()
 
 
+@pytest.mark.guarantee("metrics-are-bounded")
 @pytest.mark.parametrize("condition", get_args(Condition))
 def test_the_number_of_series_does_not_depend_on_the_state(condition: Condition) -> None:
     changed = replace(PIPELINE, vertices=(replace(STEP, condition=condition),))
