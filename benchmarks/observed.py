@@ -8,6 +8,7 @@ between the first tenth of the messages and the last one, so that starting up do
 from __future__ import annotations
 
 import os
+import shutil
 import statistics
 import threading
 import time
@@ -93,6 +94,7 @@ def at(folder: Path, how: str, messages: int) -> ObservedRound:
     """Runs the pipeline once, observed in this way."""
     notes, audit = folder / "notes", folder / "audit"
     notes.unlink(missing_ok=True)
+    shutil.rmtree(audit, ignore_errors=True)
     audited = f'audit: {{options: {{path: "{audit}"}}}}' if how in (AUDIT, ALL) else ""
     spec = _SPEC.format(messages=messages, audit=audited)
     with _seen(how) as (options, variables):
