@@ -196,6 +196,23 @@ def test_a_run_prints_messages_counts_and_what_to_do_next(
     assert over.endswith("Forget that and start over: ebbflow run tiny.yaml --fresh")
 
 
+def test_more_dead_letters_than_allowed_end_the_run_with_6_and_json_says_why(
+    spec: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(spec.parent)
+    result = invoke("run", "tiny.yaml", "--drain", "--timeout", "60s", "--max-dead-letters", "0",
+                    "--log", "json")  # fmt: skip
+    lines = [json.loads(line) for line in result.stderr.splitlines()]
+    end = lines[-1]
+    assert result.exit_code == 6
+    assert (end["event"], end["level"], end["ended"], end["dead_letters"]) == (
+        ("end", "error", "failed", 1)
+    )
+    assert all(line["time"] and line["level"] and line["message"] for line in lines)
+    messages = [json.loads(line) for line in result.stdout.splitlines()]
+    assert {line["event"] for line in messages} == {"message"}
+
+
 def test_a_drain_that_takes_too_long_exits_with_4_and_still_writes_the_summary(
     spec: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

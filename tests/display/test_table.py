@@ -74,9 +74,20 @@ def test_a_stranger_sees_who_is_stuck_who_is_parked_and_who_never_opened():
 def test_a_drain_says_what_it_waits_for():
     text = re.sub(r"\s+", " ", " ".join(drawn(troubled(), 120, 40, draining=True)))
 
-    assert "--drain waits for look: 1 parked until" in text
-    assert "slow: 4 waiting;" in text
+    assert "--drain waits for look (1), slow (4), opens slow:" in text
     assert drawn(pipeline(vertex("in", exhausted=True)), draining=True)[-1].split()[0] == "in"
+
+
+@pytest.mark.parametrize("height", [12, 16, 24])
+def test_nothing_runs_out_of_the_screen(height):
+    status = troubled()
+    failing = [vertex(f"v{number}", failure=LONG, restarts=1) for number in range(3)]
+    both = pipeline(*status.vertices, *failing, links={"ui": "http://127.0.0.1:8900"})
+    lines = drawn(both, 80, height, title="running", draining=True)
+
+    assert len(lines) <= height
+    assert lines[-1] == "page: http://127.0.0.1:8900"
+    assert any(re.fullmatch(r"… and \d+ more", line) for line in lines)
 
 
 def test_more_vertices_than_lines_show_those_in_trouble():

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from rich.console import Console, Group, RenderableType
-from rich.text import Text
+from rich.console import Console, RenderableType
 
 from ebbflow.display.remarks import describe_error
 from ebbflow.display.table import draw_status
@@ -19,16 +18,12 @@ from ebbflow.display.words import nonzero, number, one_line, plural
 from ebbflow.status.leftovers import clock_time, describe_parked, duration
 from ebbflow.status.model import PipelineStatus, VertexStatus
 
-_LINKS = {"ui": "page", "spark_ui": "Spark's own pages", "metrics": "metrics"}
-
 
 def draw_overview(status: PipelineStatus, console: Console) -> RenderableType:
     """Returns everything about a pipeline, cut to what the console has room for."""
-    links = [Text(f"{_LINKS.get(name, name)}: {address}") for name, address in status.links.items()]
     runs = status.phase != "ended" and status.answers
-    now = status if runs else replace(status, at=datetime.now(UTC))
-    table = draw_status(now, console, describe_pipeline(status))
-    return Group(table, *(links if runs else []))
+    now = status if runs else replace(status, at=datetime.now(UTC), links={})
+    return draw_status(now, console, describe_pipeline(status))
 
 
 def describe_pipeline(status: PipelineStatus) -> str:

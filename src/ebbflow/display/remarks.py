@@ -50,7 +50,7 @@ def _details(vertex: VertexStatus, at: datetime | None) -> Iterator[Remark]:
             yield Remark("warning", name, describe_error(group))
     if vertex.parked.messages:
         yield Remark("info", name, one_line(describe_parked(vertex.parked, at)))
-    if vertex.nack_reason:
+    if vertex.nack_reason and not any(g.text in vertex.nack_reason for g in vertex.errors):
         yield Remark("info", name, f"redelivered: {one_line(vertex.nack_reason)}")
 
 

@@ -22,7 +22,8 @@ from ebbflow.status.leftovers import list_leftovers
 from ebbflow.status.model import PipelineStatus, VertexStatus
 
 _FRAME = 3
-_LINES_EACH = 2
+_LINES_EACH, _BROKEN = 2, 20
+_LINKS = {"ui": "page", "spark_ui": "Spark's own pages", "metrics": "metrics"}
 _CALM = ("running", "busy", "exhausted", "ended")
 
 
@@ -77,16 +78,16 @@ def draw_status(
     width = console.width
     remarks = [_remark_line(remark, width) for remark in list_remarks(status)]
     waits = _drain_line(status, width) if draining else None
+    links = [Text(f"{_LINKS.get(name, name)}: {where}") for name, where in status.links.items()]
     below = [*([waits] if waits else []), *remarks]
-    room = console.height - _FRAME - bool(title) if console.is_terminal else sys.maxsize
+    used = _FRAME + bool(title) + len(links)
+    room = console.height - used if console.is_terminal else sys.maxsize
     vertices = _fitting(status.vertices, max(3, room - min(len(below), 4)))
-    kept = max(0, room - len(vertices) - 2)
-    if len(below) > kept:
-        below = [*below[: max(0, kept - 1)], Text(f"… and {len(below) - kept + 1} more", "dim")]
+    below = _cut_lines(below, room - len(vertices) - (len(vertices) < len(status.vertices)), width)
     more = len(status.vertices) - len(vertices)
     head = [Text(one_line(title), "bold")] if title else []
     hidden = [Text(f"… and {more} more vertices", "dim")] if more else []
-    return Group(*head, draw(vertices, live_columns(vertices), width), *hidden, *below)
+    return Group(*head, draw(vertices, live_columns(vertices), width), *hidden, *below, *links)
 
 
 def _fitting(vertices: Sequence[VertexStatus], most: int) -> list[VertexStatus]:
@@ -97,19 +98,36 @@ def _fitting(vertices: Sequence[VertexStatus], most: int) -> list[VertexStatus]:
     return [vertex for vertex in vertices if vertex in calm_last]
 
 
+def _cut_lines(lines: list[Text], room: int, width: int) -> list[Text]:
+    """Returns the first lines that there is room for, some of them two lines high."""
+    kept: list[Text] = []
+    for number, line in enumerate(lines):
+        height = -(-len(line) // width)
+        last = number == len(lines) - 1
+        if height + (not last) > room:
+            return [*kept, Text(f"… and {len(lines) - number} more", "dim")]
+        kept.append(line)
+        room -= height
+    return kept
+
+
 def _remark_line(remark: Remark, width: int) -> Text:
     who = f"{remark.vertex}: " if remark.vertex else ""
     line = Text(f"{who}{remark.text}", remark.style)
     if remark.next_step:
         line.append(f" → {remark.next_step}", "default")
-    line.truncate(width * _LINES_EACH, overflow="ellipsis")
+    # A word that does not fit moves to the next line: less than two whole lines stay two lines.
+    line.truncate(width * _LINES_EACH - _BROKEN, overflow="ellipsis")
     return line
 
 
 def _drain_line(status: PipelineStatus, width: int) -> Text | None:
+    """Returns where a drain has something to wait for; why, the remarks say."""
     left = list_leftovers(status, draining=True)
     if not left:
         return None
-    line = Text(one_line("--drain waits for " + " | ".join(map(str, left))), "bold")
-    line.truncate(width * _LINES_EACH, overflow="ellipsis")
+    numbers = {each.vertex: f" ({each.messages:,})" if each.messages else "" for each in left}
+    words = ", ".join(f"{vertex}{count}" for vertex, count in numbers.items())
+    line = Text(one_line(f"--drain waits for {words}"), "bold")
+    line.truncate(width * _LINES_EACH - _BROKEN, overflow="ellipsis")
     return line
