@@ -54,6 +54,7 @@ def held_for(seconds: float) -> WorkInHand:
             "stuck",
             "running, one of its tasks has not been heard of for 7 s",
         ),
+        (replace(PLAIN, in_hand=held_for(60), batched=True), "busy", "running"),
         (replace(PLAIN, never_opened=True), "starting", "starting"),
         (replace(PLAIN, exhausted=True), "exhausted", "has given all its messages"),
         (replace(PLAIN, paused=True), "paused", "paused"),

@@ -119,6 +119,7 @@ def test_every_field_of_the_example_differs_from_its_default() -> None:
         "never_opened",
         "partitions_up",
         "silent",
+        "batched",
     }
 
 

@@ -19,6 +19,8 @@ WORKER_DIED = "a Python worker died; looking for the message that killed it"
 _LONG_CALL = 10.0
 # A vertex that has messages and settles none of them for so many seconds is stuck.
 STUCK_AFTER = 30.0
+# A batch of Spark's may take minutes.
+_LONG_BATCH = 600.0
 
 
 def judge(vertex: VertexStatus, at: datetime) -> Condition:
@@ -44,7 +46,8 @@ def _is_stuck(vertex: VertexStatus, at: datetime) -> bool:
     in_hand = vertex.in_hand
     if in_hand is None or not in_hand.messages or vertex.back_pressure is not None:
         return False
-    return (at - in_hand.since).total_seconds() > STUCK_AFTER
+    longest = _LONG_BATCH if vertex.batched else STUCK_AFTER
+    return (at - in_hand.since).total_seconds() > longest
 
 
 def describe_vertex(vertex: VertexStatus, at: datetime) -> str:

@@ -263,6 +263,7 @@ class Observer:
             never_opened=not job.opened,
             partitions_up=plan.partitions if job.up else heard.count_heard(name, _SILENT),
             silent=job.silent,
+            batched=plan.batched,
             publishing=heard.tally(name),
             waiting=None if job.failure else waiting,
             halted=halted,
