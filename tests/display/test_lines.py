@@ -131,6 +131,17 @@ def test_errors_are_told_when_they_are_new_and_when_they_are_many(plain):
     ]
 
 
+def test_errors_of_one_line_are_told_together_whatever_their_texts(plain):
+    groups = ()
+    for number in range(30):
+        groups = (error("ValueError", f"not a number: in-{number}", "steps.py:19"), *groups)
+        plain.lines.look(pipeline(vertex(errors=groups[:20])))
+    assert plain.told == [
+        "WARNING in: ValueError: not a number: in-0 (steps.py:19)",
+        "WARNING in: ValueError: not a number: in-9 (steps.py:19), 10 times",
+    ]
+
+
 def test_a_new_nack_reason_is_told_once(plain):
     for _ in range(2):
         plain.lines.look(pipeline(vertex(nack_reason="not\nyet")))

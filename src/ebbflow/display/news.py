@@ -6,8 +6,8 @@ and JSON lines are two forms of the same news.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ebbflow.display.remarks import describe_error
@@ -65,7 +65,7 @@ class _VertexMemory:
     bad: _Reminder = field(default_factory=_Reminder)
     call: float = 0.0
     reason: str | None = None
-    errors: dict[tuple[str, str, str | None], int] = field(default_factory=dict)
+    errors: dict[tuple[str, str], int] = field(default_factory=dict)
     is_pressed: bool = False
     shown: tuple[object, ...] = ()
 
@@ -143,10 +143,11 @@ def _facts_of(vertex: VertexStatus) -> dict[str, Any]:
 
 def _tell_errors(vertex: VertexStatus, memory: _VertexMemory) -> Iterator[NewsItem]:
     """Tells new errors and nack reasons at once, and again when there are ten times as many."""
-    for group in reversed(vertex.errors):
-        key = (group.kind, group.text, group.where)
-        if group.count >= 10 * memory.errors.get(key, 0.1):
-            memory.errors[key] = group.count
+    for key, groups in _by_place(vertex.errors).items():
+        group, count = groups[0], sum(group.count for group in groups)
+        if count >= 10 * memory.errors.get(key, 0.1):
+            memory.errors[key] = count
+            group = replace(group, count=count)
             if group.text not in (vertex.failure or ""):  # which the condition has told
                 facts = _error_facts(group)
                 yield NewsItem("warning", "error", vertex.name, describe_error(group), facts)
@@ -155,6 +156,14 @@ def _tell_errors(vertex: VertexStatus, memory: _VertexMemory) -> Iterator[NewsIt
         text = f"redelivered: {one_line(vertex.nack_reason)}"
         facts = {"reason": vertex.nack_reason}
         yield NewsItem("info", "redelivered", vertex.name, text, facts)
+
+
+def _by_place(errors: Sequence[ErrorGroup]) -> dict[tuple[str, str], list[ErrorGroup]]:
+    """Returns errors of one kind at one line together, whatever their texts, oldest place first."""
+    places: dict[tuple[str, str], list[ErrorGroup]] = {}
+    for group in errors:
+        places.setdefault((group.kind, group.where or group.text), []).append(group)
+    return dict(reversed(places.items()))
 
 
 def _error_facts(group: ErrorGroup) -> dict[str, Any]:
