@@ -275,7 +275,10 @@ def lost_by(rules: Rules, **which: bool) -> list[tuple]:
     ]
 
 
-OUTPUTS_FIRST = (Stage.OUTPUT, Stage.ANSWER, Stage.DEAD_LETTER, Stage.REDELIVER, Stage.TRAIL)
+OUTPUTS_FIRST = (
+    *(Stage.OUTPUT, Stage.ANSWER, Stage.DEAD_LETTER, Stage.REDELIVER),
+    *(Stage.TRAIL, Stage.AUDIT),
+)
 
 
 def test_the_rules_under_test_leave_no_stage_out():
