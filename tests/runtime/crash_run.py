@@ -224,6 +224,13 @@ class OrderedTask(ModelTask):
     intake = OrderedIntake
     place = Place("v", 0, [Edge("x")], 1_000_000, "answers")
 
+    def _recorded(self, done: Span) -> None:
+        """The same, of the rows before the one that is held: the chunk they came in ends later."""
+        before = self.server.inlet[: done.inlet.seq]
+        settled = sum(batch.num_rows for batch in before) + done.inlet.row
+        dropped = {row_id for _, ids in self._undone for row_id in ids}
+        self.server.dropped |= {row_id for row_id in dropped if int(row_id[1:]) < settled}
+
 
 class StreamTask(ModelTask):
     """A task of a stream map: what it yields is passed on while it goes on."""

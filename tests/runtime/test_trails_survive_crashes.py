@@ -81,7 +81,10 @@ def test_so_has_every_row_of_a_stream_map(sizes, script, given_crashes):
     assert server.untrue == []
     assert untold(server) == set()
     told = {output.id for row in server.trail for output in row.sent}
-    assert set(server.outputs) == told, "it yields the same in every replay"
+    assert told <= set(server.outputs)
+    # It yields the same in every replay, but for one that makes a dead letter of its input.
+    silent = {one.partition("/")[0] for one in server.outputs if one not in told}
+    assert silent <= set(server.letters)
 
 
 @settings(max_examples=30)
@@ -111,7 +114,8 @@ def test_a_pipeline_that_does_not_serve_publishes_nothing_more():
         return seen
 
     silent, told = publications(ModelTask), publications(ToldTask)
-    assert {stage for stage, _ in silent} < {stage for stage, _ in told} == set(Stage)
+    stages = {stage for stage, _ in told}
+    assert {stage for stage, _ in silent} < stages == {*Stage} - {Stage.AUDIT}
     assert silent == [one for one in told if one[0] is not Stage.TRAIL]
 
 
@@ -145,7 +149,7 @@ def test_no_short_run_tells_too_much_or_too_little():
         assert facts(settled) <= facts(server.trail)
 
 
-@pytest.mark.parametrize("stage", [*Stage][:-1], ids=lambda one: one.name)
+@pytest.mark.parametrize("stage", [*Stage][: Stage.TRAIL - 1], ids=lambda one: one.name)
 def test_a_trail_before_another_stage_tells_what_is_not_stored(stage):
     order = [one for one in Stage if one not in (stage, Stage.TRAIL)]
     assert any(s.untrue for s, _ in short_runs(Rules(order=(*order, Stage.TRAIL, stage))))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import PurePath
 from types import TracebackType
 
@@ -21,6 +22,8 @@ _FOREIGN = ("site-packages", "dist-packages", "/lib/python")
 _VARIES = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")
 _FILE_LINE = re.compile(r'File "([^"]+)", line (\d+)')
 _LONGEST = 500
+# The trace of an object that is raised again and again grows each time.
+_MOST_LINES = 200
 
 Key = tuple[str, str | None, str]
 """What errors alike have in common: their kind, their line, and their text but for what varies."""
@@ -140,8 +143,7 @@ def _split(error: BaseException) -> tuple[str, str]:
 def _trace_once(key: Key, error: BaseException) -> str | None:
     """Returns the traceback of the group, made when this process first sees it.
 
-    It takes a hundred times as long as the rest, and of an object that is raised again and again it
-    grows each time.
+    It takes a hundred times as long as the rest.
     """
     if key not in _TRACES:
         if len(_TRACES) >= _MOST_TRACES:
@@ -160,7 +162,7 @@ def _find_line(error: BaseException) -> str | None:
     """Returns the innermost line of user code that the error went through, if there is one."""
     if isinstance(error, StreamBroken):
         return find_line_in(error.trace)
-    return _choose(list(_lines_of(error.__traceback__)))
+    return _choose(list(islice(_lines_of(error.__traceback__), _MOST_LINES)))
 
 
 def _lines_of(trace: TracebackType | None) -> Iterator[tuple[str, int]]:
