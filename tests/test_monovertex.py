@@ -134,7 +134,7 @@ def test_run_hands_the_checked_spec_and_the_options_on(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "ebbflow.spark.run", runner)
     assert started().sink(log=True).run(drain=True) == (
         "orders",
-        {"drain": True, "watcher": None},
+        {"drain": True, "watcher": None, "beside": []},
     )
 
 

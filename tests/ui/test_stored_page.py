@@ -170,7 +170,7 @@ def test_a_hundred_thousand_letters_come_page_by_page(page: Page, address: str) 
 def test_the_last_of_them_is_found(page: Page, address: str) -> None:
     visit(page, f"{address}/dead-letters?text=%3A%2099999%7D")
     rows = page.locator(".list tbody tr")
-    expect(rows).to_have_count(1, timeout=20_000)
+    expect(rows).to_have_count(1, timeout=60_000)
     expect(rows).to_contain_text("in-99999")
 
 

@@ -110,14 +110,13 @@ def test_pynumaflow_servers_come_up_side_by_side_where_they_always_listen() -> N
     assert not one.socket.parent.exists()
 
 
-def test_its_lines_are_shown_with_the_name_of_the_vertex(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NUMAFLOW_VERTEX_NAME", "cat")
+def test_its_lines_are_shown_as_what_user_code_prints(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = io.StringIO()
     source = "import os; print('one'); os.write(2, b'\\xff two\\n')\n" + READY + "time.sleep(60)"
     monkeypatch.setattr(sys, "stdout", sys.__stdout__)  # nobody listens there
     with started(*python(source)):
         monkeypatch.setattr(sys, "stdout", shown)
-    assert shown.getvalue().splitlines() == ["cat: one", "cat: \\xff two"]
+    assert shown.getvalue().splitlines() == ["one", "\\xff two"]
 
 
 def test_a_function_that_does_not_come_up_is_unavailable_with_its_last_words() -> None:

@@ -86,7 +86,7 @@ class Settlement:
         for publication in self.publications:
             if publication.stage is Stage.OUTPUT:
                 rows[publication.target] += int(publication.headers[ROWS])
-        return rows
+        return dict(rows)
 
     def counts_without(self, discarded: Collection[Publication]) -> Counts:
         """Returns the counts if some outputs were given up; inputs without any left are drops."""

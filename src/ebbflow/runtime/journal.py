@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
@@ -21,6 +21,7 @@ from ebbflow.core.position import Mark, Position
 from ebbflow.core.publications import Publication
 from ebbflow.core.raised import RaisedErrors
 from ebbflow.core.settlement import Settlement
+from ebbflow.core.verdict import Verdict
 from ebbflow.runtime.measures import ChunkRecord
 
 T = TypeVar("T")
@@ -143,3 +144,11 @@ class TaskEvents(Protocol):
 
     def flush(self) -> None:
         """Tells what has been counted."""
+
+
+Shows = Callable[[Verdict, bool], None]
+"""Shows a chunk that is decided about, or a part of one, to whoever taps."""
+
+
+def show_nobody(verdict: Verdict, is_part: bool) -> None:
+    """Shows it to nobody."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -138,11 +138,3 @@ def pack_rows(rows: Sequence[TappedRow], skipped: int) -> list[bytes]:
         size += len(text)
     close()
     return parts
-
-
-Shows = Callable[[Verdict, bool], None]
-"""Shows a chunk, or a part of one, to whoever taps."""
-
-
-def show_nobody(verdict: Verdict, is_part: bool) -> None:
-    """Shows it to nobody."""

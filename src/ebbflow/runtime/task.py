@@ -30,10 +30,9 @@ from ebbflow.runtime.deciding import ChunkDecider, ChunkSize, ChunkTracing, Deci
 from ebbflow.runtime.gate import Gate
 from ebbflow.runtime.gathering import AT_BUFFER, Gathering
 from ebbflow.runtime.intake import Intake, Taken, held_row
-from ebbflow.runtime.journal import Clock, Report, TaskEvents, TaskJournal
+from ebbflow.runtime.journal import Clock, Report, Shows, TaskEvents, TaskJournal, show_nobody
 from ebbflow.runtime.measures import ChunkRecord
 from ebbflow.runtime.settling import ChunkEnd, Settling, Unsettled
-from ebbflow.runtime.taps import Shows, show_nobody
 from ebbflow.runtime.turn import Turn
 
 _LOOK_EVERY = 1.0
