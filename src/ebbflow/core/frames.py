@@ -21,6 +21,8 @@ from ebbflow.message import Datum
 
 MAX_ROWS = 2_000
 MAX_BYTES = 256 * 1024
+# What a row takes beside its texts and values, at the least: times, counts, and where texts begin.
+_ROW_BYTES = 48
 FEW = 32
 """Up to so many rows Python is faster than a call into Arrow, which costs as much for one row."""
 
@@ -160,7 +162,7 @@ def split(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     # and what both attempts published would be there twice.
     if not batch.num_rows:
         return
-    size = size_of(batch)
+    size = _measure(batch, MAX_BYTES)
     if batch.num_rows <= MAX_ROWS and size <= MAX_BYTES:
         yield batch
         return
@@ -171,12 +173,38 @@ def split(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 def _halve_if_large(frame: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Yields pieces: the average can hide a few huge rows, and they must not share a frame."""
-    if frame.num_rows == 1 or size_of(frame) <= 2 * MAX_BYTES:
+    if frame.num_rows == 1 or _measure(frame, 2 * MAX_BYTES) <= 2 * MAX_BYTES:
         yield frame
     else:
         half = frame.num_rows // 2
         yield from _halve_if_large(frame.slice(0, half))
         yield from _halve_if_large(frame.slice(half))
+
+
+def _measure(batch: pa.RecordBatch, limit: int) -> int:
+    """Returns a size that is over the limit or not for the same rows, wherever they come from.
+
+    What Arrow keeps of a column beside its content, say of one in which nothing is set, depends on
+    who has made it. So a size over the limit is counted anew, by what is in the rows.
+    """
+    size = size_of(batch)
+    if size <= limit:
+        return size
+    content = sum(map(_count_content, batch.columns))
+    return content + _ROW_BYTES * int(batch.num_rows)
+
+
+def _count_content(column: pa.Array) -> int:
+    """Returns the bytes of the texts and values in a column."""
+    if pa.types.is_list(column.type):
+        return _count_content(column.flatten())
+    if pa.types.is_map(column.type):
+        start, end = column.offsets.take([0, len(column)]).to_pylist()
+        parts = (column.keys, column.items)
+        return sum(_count_content(part.slice(start, end - start)) for part in parts)
+    if pa.types.is_binary(column.type) or pa.types.is_string(column.type):
+        return int(pc.sum(pc.binary_length(column)).as_py() or 0)
+    return 0
 
 
 def fingerprint(ids: Sequence[str] | pa.StringArray) -> str:
