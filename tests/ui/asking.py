@@ -43,7 +43,7 @@ class Asking:
         body: Any = None,
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         raw = None if body is None else json.dumps(body).encode()
         try:
             connection.request(method, path, raw, dict(headers or {}))
@@ -59,12 +59,12 @@ class Asking:
         return self.ask("POST", path, body if body is not None else {}, POST)
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
 
     @contextmanager
     def stream(self, path: str) -> Iterator[Iterator[tuple[str, Any]]]:
         """The events of a stream, as pairs of their kind and what they say."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request("GET", path)
             yield _events(connection.getresponse())

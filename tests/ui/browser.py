@@ -10,13 +10,16 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Route, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Route, expect, sync_playwright
 
 STATIC = Path(__file__).parents[2] / "src/ebbflow/ui/static"
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 # Chromium refuses to run as root with a sandbox; in containers tests often are root.
 _OPTIONS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+# A machine that does much else at the same time is no fault of the page.
+_PATIENCE = 60_000
+expect.set_options(timeout=_PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +38,7 @@ def browser() -> Iterator[Browser]:
 def open_page(browser: Browser, address: str = "", **options: Any) -> Iterator[Page]:
     """Opens a page of its own, and fails if it reports an error to the console."""
     context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
-    context.set_default_timeout(15_000)
+    context.set_default_timeout(_PATIENCE)
     page = context.new_page()
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
