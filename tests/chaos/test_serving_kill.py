@@ -11,6 +11,7 @@ from tests.chaos.serving_kill import ServingChaos
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_every_accepted_request_ends_as_it_has_to_though_everything_is_killed(tmp_path):
     seed = int(time.time())

@@ -21,7 +21,7 @@ from ebbflow.testing.conformance.trial import processes_of
 from ebbflow.testing.memory import RedeliveringReader
 from tests.conformance.faults import Careless, FaultySink, FaultySource, Forgetful, Tidy
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 PATIENCE = 3.0
 SOURCE = {rule.__name__: rule for rule in SOURCE_RULES}

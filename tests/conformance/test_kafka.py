@@ -12,7 +12,7 @@ from ebbflow.testing import Refused, Sample, SinkUnderTest, SourceUnderTest
 from ebbflow.testing.conformance.suite import SINK_RULES, SinkTrial, SourceTrial
 from tests.conformance.waiving import RULES_FLOODED_WHEN_ASKED, blocked_when_asked
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 def _headers_of(sample):

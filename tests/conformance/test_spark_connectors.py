@@ -19,7 +19,7 @@ from ebbflow.testing import (
 )
 from tests.conformance.waiving import RULES_FLOODED_WHEN_ASKED, blocked_when_asked
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 SCHEMA = pa.schema([("value", pa.binary()), ("keys", pa.list_(pa.string()))])
 

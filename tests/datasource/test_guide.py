@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from ebbflow.nats.locate import NATS_URL
 from tests.datasource.conftest import Stream
 from tests.docs.pages import ROOT, Page
@@ -12,6 +14,7 @@ from tests.docs.pages import ROOT, Page
 GUIDE = Page(ROOT / "docs" / "guides" / "spark-data-source.md")
 
 
+@pytest.mark.long
 def test_the_example_prints_what_the_guide_says(
     spark, link, url, tmp_path, monkeypatch, capsys
 ) -> None:

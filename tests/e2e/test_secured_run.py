@@ -47,6 +47,7 @@ def everything_under(folder: Path) -> str:
     return "".join(file.read_text(errors="replace") for file in files)
 
 
+@pytest.mark.long
 @pytest.mark.guarantee("a-stop-loses-no-work")
 @pytest.mark.guarantee("secrets-are-in-no-text")
 def test_a_run_over_tls_with_creds_leaves_no_secret_in_any_text(whole, tmp_path_factory):

@@ -33,7 +33,7 @@ def in_process(name: str) -> Any:
 
 
 @pytest.mark.guarantee("outcomes-hold")
-@pytest.mark.parametrize("side", [in_process, served])
+@pytest.mark.parametrize("side", [in_process, pytest.param(served, marks=pytest.mark.long)])
 def test_both_sides_come_to_the_same_end(
     side: Callable[[str], Any],
     run: Callable[..., Summary],

@@ -40,7 +40,7 @@ MAPS = {
 
 
 @pytest.mark.guarantee("at-least-once")
-@pytest.mark.parametrize("kind", MAPS)
+@pytest.mark.parametrize("kind", ["map", pytest.param("sql", marks=pytest.mark.long)])
 def test_what_a_writer_repeats_is_passed_over_in_the_next_run(run, journal, tmp_path, kind):
     def store(data):
         journal.write(*(datum.id for datum in data))

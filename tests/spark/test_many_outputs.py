@@ -35,6 +35,7 @@ def columnar(rows):
     return pa.RecordBatch.from_pydict({"id": ids, "value": pa.array([b"columnar"] * MANY)})
 
 
+@pytest.mark.long
 def test_all_outputs_of_one_input_pass_a_buffer_for_two_frames_in_every_mode(run, journal):
     def store(data):
         journal.write(*(datum.value.decode() for datum in data))

@@ -21,7 +21,7 @@ from tests.ui.asking import asking
 from tests.ui.browser import open_page
 from tests.ui.shown import Shown
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 LETTERS = 100_000
 LAYERS = (2, 4, 5, 5, 5, 4, 3, 2)

@@ -126,7 +126,13 @@ ORIGINALS = {
 """Documents of Numaflow's repository: which of ours has their shape, and their names for ours."""
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+LONG = ("memory", "pieces", "all-in-one")
+DOCUMENTS_TRIED = [
+    pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in EXPECTED
+]
+
+
+@pytest.mark.parametrize("name", DOCUMENTS_TRIED)
 def test_a_document_runs_unchanged(name: str, tmp_path: Path) -> None:
     run_document(DOCUMENTS / f"{name}.yaml", tmp_path, EXPECTED[name])
 

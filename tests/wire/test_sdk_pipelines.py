@@ -154,6 +154,7 @@ def check(story: Story, language: str) -> None:
     assert broken.deliveries == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("language", ["python", "go"])
 def test_a_pipeline_of_functions(function_in, tmp_path, language):
     more = [] if language == "python" else [NACKED_BY_SINK, HANGS]

@@ -23,6 +23,7 @@ def sink_with(kafka, topic, milliseconds):
     return sink
 
 
+@pytest.mark.long
 @pytest.mark.guarantee("kafka-skips-no-record")
 def test_an_outage_is_sat_out_and_nothing_is_lost_or_doubled(kafka):
     topic = kafka.topic()

@@ -36,6 +36,7 @@ def nack_some(datum):
     return Message(datum.value)
 
 
+@pytest.mark.long
 @pytest.mark.guarantee("kafka-skips-no-record")
 def test_all_members_together_read_everything_and_no_lag_is_left(run, kafka, store, journal):
     topic = kafka.topic(6)

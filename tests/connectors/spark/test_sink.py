@@ -117,6 +117,7 @@ def test_a_database_that_is_not_there_blames_no_message(run, derby, server_lette
     assert server_letters("test") == []
 
 
+@pytest.mark.long
 def test_a_strategy_decides_about_what_cannot_be_written(run, derby, journal):
     derby.create()
 

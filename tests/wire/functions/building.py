@@ -1,9 +1,9 @@
 """Builds the functions of this folder once for each state of their sources, and keeps them.
 
 They lie in ``$XDG_CACHE_HOME/ebbflow-tests``. A language whose compiler or registry is missing is
-``NotBuilt`` with the reason; a mistake in our sources is a ``CalledProcessError``. Rust and Java
-take minutes, so they are built only when ``EBBFLOW_TEST_FUNCTIONS`` names them (``rust,java``) or
-tests are to be thorough. Once built, Rust is used by every run; Java, whose processes take seconds
+``NotBuilt`` with the reason; a mistake in our sources is a ``CalledProcessError``. To build
+them takes a minute or more, so that is done only when ``EBBFLOW_TEST_FUNCTIONS`` names them
+(``go,rust,java``) or tests are to be thorough. Once built, Go and Rust are used by every run; Java, whose processes take seconds
 to start again and again, only by those that ask for it.
 """
 
@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.long_tests import are_long_tests_wanted
 from tests.thorough import examples
 
 HERE = Path(__file__).parent
@@ -58,6 +59,7 @@ LANGUAGES = {
             ("go", "build", "-trimpath", "-o", "{out}/function", "."),
             ("{out}/function",),
             {"GOFLAGS": "-mod=readonly"},
+            long=True,
         ),
         Language(
             "rust",
@@ -121,7 +123,8 @@ def _make(language: Language, folder: Path) -> None:
 
 
 def _asked_for(name: str) -> bool:
-    return name in os.environ.get("EBBFLOW_TEST_FUNCTIONS", "").split(",") or examples(1) > 1
+    named = name in os.environ.get("EBBFLOW_TEST_FUNCTIONS", "").split(",")
+    return named or examples(1) > 1 or (name == "go" and are_long_tests_wanted())
 
 
 @contextmanager
