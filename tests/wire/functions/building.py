@@ -3,8 +3,8 @@
 They lie in ``$XDG_CACHE_HOME/ebbflow-tests``. A language whose compiler or registry is missing is
 ``NotBuilt`` with the reason; a mistake in our sources is a ``CalledProcessError``. To build
 them takes a minute or more, so that is done only when ``EBBFLOW_TEST_FUNCTIONS`` names them
-(``go,rust,java``) or tests are to be thorough. Once built, Go and Rust are used by every run; Java, whose processes take seconds
-to start again and again, only by those that ask for it.
+(``go,rust,java``) or tests are to be thorough. Once built, Go and Rust are used by every run; Java,
+whose processes take seconds to start again and again, only by those that ask for it.
 """
 
 from __future__ import annotations
