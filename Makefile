@@ -23,16 +23,20 @@ $(VENV)/.ready: pyproject.toml uv.lock scripts/setup
 	@PYTHON=$(PYTHON) sh scripts/setup $(VENV)
 	@touch $@
 
+$(VENV)/.browser: scripts/browser
+	@sh scripts/browser
+	@touch $@
+
 demo: setup ## Run a real pipeline on the embedded defaults and watch it
 	@$(BIN)/ebbflow demo
 
 cluster: setup ## Run three NATS nodes on this machine until Ctrl-C (see docs/guides/cluster.md)
 	@$(BIN)/python -m examples.cluster.start
 
-test: setup ## Run all tests (make test ARGS="-k nack" for some)
+test: setup $(VENV)/.browser ## Run all tests (make test ARGS="-k nack" for some)
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-long: setup ## Run the tests that make test leaves out because they take long
+long: setup $(VENV)/.browser ## Run the tests that make test leaves out because they take long
 	EBBFLOW_TEST_LONG=1 $(BIN)/pytest -m long $(ARGS)
 
 lint: setup ## Check style

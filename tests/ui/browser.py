@@ -27,7 +27,7 @@ def browser() -> Iterator[Browser]:
     """One browser for a file of tests; skipped where there is none."""
     path = next(filter(None, map(shutil.which, _NAMES)), None)
     if path is None:
-        pytest.skip("there is no Chromium: apt-get install chromium, or make setup as root")
+        pytest.skip("there is no Chromium: apt-get install chromium, or make test as root")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=_OPTIONS)
         yield browser
