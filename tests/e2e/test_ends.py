@@ -13,6 +13,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,7 +127,8 @@ def end_beside_a_second_instance(life):
 def signal_everybody(process):
     """As some service managers do: whatever group or session somebody is in."""
     for member in (psutil.Process(process.pid), *family_of(process.pid)):
-        member.send_signal(signal.SIGTERM)
+        with suppress(psutil.NoSuchProcess):  # some end by themselves meanwhile
+            member.send_signal(signal.SIGTERM)
 
 
 def kill_nats_and_then_the_driver(life):
