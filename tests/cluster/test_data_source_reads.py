@@ -10,7 +10,7 @@ from ebbflow.datasource.planning import Range
 from ebbflow.nats import api
 from tests.cluster.lagging import READS, lagging
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from ebbflow.nats.stored import read_one, read_subject
 from tests.cluster.lagging import READS, lagging
 from tests.deadletters.written import LETTER
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 class Buried:

@@ -20,7 +20,7 @@ from ebbflow.publishing import Outgoing, Publisher
 from tests.cluster.cluster import until
 from tests.cluster.steady import EVERY, Steady
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 PATIENT = {"retry_attempts": -1, "ack_wait": 30}
 

@@ -16,7 +16,7 @@ from ebbflow.nats import api
 from ebbflow.nats.publish import BUFFER, publish
 from tests.cluster.cluster import until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 class Writer:

@@ -25,7 +25,7 @@ from ebbflow.runtime.planning import make_plans
 from tests.cluster.lagging import READS, lagging
 from tests.cluster.steady import Steady
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 LARGE = Position("large", held=Held(0, 0, 0, 0, "x" * 1_000_000)).to_json()
 

@@ -26,7 +26,7 @@ from tests.ports import free_port
 from tests.runtime.collector import Collector, SeenSpan
 
 pytest.importorskip("opentelemetry.sdk")
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.usefixtures("spark")]
 
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 

@@ -15,6 +15,8 @@ from ebbflow.testing.background_run import until
 from ebbflow.ui.attaching import attach_pages
 from tests.ui.asking import Asking
 
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
 
 def check(datum):
     number = int(datum.id.split("-")[1])
@@ -47,7 +49,7 @@ class PageOfRun:
             .sink("out", blackhole=True)
         )
         self.stages = Stages()
-        options = RunOptions(state=state, timeout=120)
+        options = RunOptions(state=state, timeout=900)
         beside = attach_pages("127.0.0.1:0", False)
         self.run = Run(pipeline.spec, options, self.stages, beside)
         self.thread = threading.Thread(target=self.run.execute, daemon=True)
@@ -88,7 +90,7 @@ def test_the_status_is_the_runs_own(shown: PageOfRun):
 
 
 def test_an_error_shows_with_its_traceback_and_its_letter_with_its_way(shown: PageOfRun):
-    assert until(lambda: shown.vertex("check")["dead_letters"] > 0, 30)
+    assert until(lambda: shown.vertex("check")["dead_letters"] > 0, 120)
     (error,) = [e for e in shown.vertex("check")["errors"] if e["kind"] == "ValueError"]
     assert "no customer for" in error["traceback"]
     assert re.fullmatch(r"test_run_page\.py:\d+", error["where"])
@@ -114,12 +116,12 @@ def test_spec_graph_and_history_are_there(shown: PageOfRun):
 def test_a_vertex_is_paused_and_goes_on(shown: PageOfRun):
     path = "/api/pipelines/shown"
     assert shown.page.post(f"{path}/pause", {"vertex": "check"}).json["runs"] is True
-    assert until(lambda: shown.vertex("check")["condition"] == "paused", 30)
+    assert until(lambda: shown.vertex("check")["condition"] == "paused", 120)
     held = shown.vertex("check")["counts"]["read"]
-    assert until(lambda: shown.vertex("check")["pending"] > 20, 30)
+    assert until(lambda: shown.vertex("check")["pending"] > 20, 120)
     assert shown.vertex("check")["counts"]["read"] == held
     assert shown.page.post(f"{path}/resume").status == 200
-    assert until(lambda: shown.vertex("check")["counts"]["read"] > held, 30)
+    assert until(lambda: shown.vertex("check")["counts"]["read"] > held, 120)
     unknown = shown.page.post(f"{path}/pause", {"vertex": "chick"})
     assert (unknown.status, "did you mean 'check'?" in unknown.json["error"]) == (404, True)
 
