@@ -361,8 +361,8 @@ FIELD_MEANING = {
     "blackhole": "forgets every message",
     "serve": "stores the value of every message as an [answer](../guides/sinks.md#answers)",
     "mode": "what one call gets and how it answers: see [maps](../guides/maps.md)",
-    "vertices[].partitions": "the number of buffers and Spark tasks",
-    "spec.partitions": "the number of Spark tasks; left out, `replicas`, else 1",
+    "vertices[].partitions": "the number of buffers and Spark tasks; 0 counts as 1",
+    "spec.partitions": "the number of Spark tasks; left out, `replicas`, else 1; 0 counts as 1",
     "interStepBuffer.replicas": "the number of NATS servers that keep each stream: see "
     "[clusters](../guides/cluster.md)",
     "publish.retryWait": "the wait before something is published again",

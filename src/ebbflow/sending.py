@@ -25,7 +25,7 @@ from ebbflow.core.publications import partition_of
 from ebbflow.errors import EbbflowError, MessageTooLarge
 from ebbflow.graph.shape import ShapeVertex
 from ebbflow.nats.link import Link
-from ebbflow.nats.publish import PublishRetry, publish_when_room
+from ebbflow.nats.publish import PublishRetry, publish
 from ebbflow.runtime.stored_spec import read_spec
 
 _PAGE = frames.MAX_ROWS
@@ -54,14 +54,15 @@ class SendReport:
 class Sender:
     """Sends to one vertex. Blocks; used by one thread. Raises if the vertex cannot be sent to.
 
-    ``patience`` is how many seconds a full buffer or a server that is away is waited for.
+    A message waits ``patience`` seconds at most for room in a full buffer or for a server that is
+    down; then ``BufferFull`` or another ``PublishError`` is raised.
     """
 
     def __init__(self, link: Link, names: Names, vertex: str, patience: float = 60.0) -> None:
         self._link = link
         self._names = names
         self._vertex = link.run(read_spec(link.client, names)).vertex(vertex)
-        self._retry = PublishRetry(attempts=-1, ack_wait=patience)
+        self._retry = PublishRetry(attempts=-1, ack_wait=patience, until_room=True)
         _check(self._vertex, names.pipeline)
 
     def send(self, messages: Iterable[SentMessage]) -> Iterator[SendReport]:
@@ -122,9 +123,8 @@ class Sender:
         if len(payload) + 1024 > client.max_payload:
             raise MessageTooLarge(len(payload), client.max_payload - 1024)
         mark = f"send:{frames.fingerprint(frame.column('id'))}"
-        ack = await publish_when_room(
-            client, into(name, partition), payload, msg_id=mark, retry=self._retry
-        )
+        subject = into(name, partition)
+        ack = await publish(client, subject, payload, msg_id=mark, retry=self._retry)
         return ack.duplicate
 
 

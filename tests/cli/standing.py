@@ -8,6 +8,7 @@ from ebbflow import Pipeline
 from ebbflow.buffers.names import Names
 from ebbflow.buffers.positions import PositionStore
 from ebbflow.core import frames
+from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.stored import read_subject
 from ebbflow.runtime.planning import make_plans
@@ -39,6 +40,12 @@ class Standing:
             for partition in range(plan.partitions):
                 store = PositionStore(link.client, self.names, plan.vertex, partition)
                 link.run(store.claim())
+
+    def limit(self, stream: str, messages: int) -> None:
+        """Lets the stream hold no more messages than this."""
+        call = f"STREAM.INFO.{stream}"
+        config = self.link.run(api.call(self.link.client, call))["config"] | {"max_msgs": messages}
+        self.link.run(api.call(self.link.client, f"STREAM.UPDATE.{stream}", config))
 
     def stored(self, vertex: str, partition: int = 0) -> list[dict]:
         """The rows in a buffer, or, of a source, those that it is to get again."""

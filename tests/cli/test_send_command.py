@@ -1,6 +1,7 @@
 """``ebbflow send``: messages from arguments, lines and JSON, stored where their vertex reads."""
 
 import json
+import time
 
 import pytest
 from typer.testing import CliRunner
@@ -92,3 +93,15 @@ def test_mistakes_are_explained_and_nothing_is_stored(send, standing, args, line
     assert result.exit_code != 0
     assert said in " ".join(result.output.split())
     assert standing.stored("out") == []
+
+
+def test_a_full_buffer_is_waited_for_no_longer_than_the_timeout(send, standing):
+    buffer = standing.names.buffer("out", 0)
+    standing.limit(buffer, messages=1)
+    assert send("out", "fits").exit_code == 0
+    began = time.monotonic()
+    result = send("out", "too much", "--timeout", "1s")
+    assert result.exit_code != 0
+    assert "found it full" in result.output
+    assert time.monotonic() - began < 30, "it would wait for ever"
+    assert [row["value"] for row in standing.stored("out")] == [b"fits"]

@@ -91,11 +91,37 @@ def test_a_config_map_is_read(problems_of: Lint) -> None:
     assert problems_of(text) == []
 
 
-def test_a_buffer_service_is_checked_for_spelling(problems_of: Lint) -> None:
-    assert problems_of(PIPELINE + SERVICE) == []
-    assert problems_of(PIPELINE + SERVICE.replace("persistence", "persistance")) == [
-        "18:5: EB101 unknown field 'persistance'; did you mean 'persistence'?"
-    ]
+@pytest.mark.parametrize(
+    ("written", "instead", "problem"),
+    [
+        ("", "", None),
+        ("replicas: 3", "tls: true\n    startArgs: [-D]\n    settings: 'max_payload: 1'", None),
+        (
+            "persistence",
+            "persistance",
+            "18:5: EB101 unknown field 'persistance'; did you mean 'persistence'?",
+        ),
+        (
+            "3Gi",
+            "3Gi // as before",
+            "18:31: EB104 'volumeSize': '3Gi // as before' is not an amount; "
+            "write for example 500m, 2 or 1Gi",
+        ),
+        (
+            "replicas: 3",
+            "replicas: 2",
+            "17:15: EB104 'replicas': must be 1 or at least 3, not 2: "
+            "two servers cannot outvote each other",
+        ),
+        ("version: latest\n    ", "", "16:5: EB102 'version' is missing"),
+    ],
+    ids=["good", "all fields", "spelling", "amount", "servers", "version"],
+)
+def test_a_buffer_service_is_checked_as_numaflow_checks_it(
+    problems_of: Lint, written: str, instead: str, problem: str | None
+) -> None:
+    service = SERVICE.replace(written, instead) if written else SERVICE
+    assert problems_of(PIPELINE + service) == ([problem] if problem else [])
 
 
 def test_what_has_no_effect_is_told_once_for_all_vertices(folder: Path) -> None:

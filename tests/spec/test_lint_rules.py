@@ -133,8 +133,8 @@ FIELDS = [
     ),
     (
         "name: out,",
-        "name: out, partitions: 0,",
-        ["8:29: EB104 'partitions' must be at least 1, not 0"],
+        "name: out, partitions: -1,",
+        ["8:29: EB104 'partitions' must be at least 0, not -1"],
     ),
     (
         "name: out,",
@@ -400,6 +400,7 @@ SINKS_BEHIND = [
 RETRIES = [
     ("", []),
     ("onFailure: retry", []),
+    ("onFailure: ''", []),
     ("backoff: {interval: 5s, cap: 5s}", []),
     ("backoff: {interval: 1s, steps: 3, factor: 2, cap: 1m, jitter: 0.5}, onFailure: drop", []),
     ("backoff: {interval: 5s, cap: 1s}", ["EB501 'cap' (1000 ms) is below 'interval' (5000 ms)"]),

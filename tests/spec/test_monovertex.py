@@ -139,8 +139,8 @@ WRONG = [
 SETTINGS = [
     ("streaming: false", []),
     ("streaming: true", []),
-    ("replicas: 0", ["5:13: EB104 'replicas' must be at least 1, not 0"]),
-    ("partitions: 0", ["5:15: EB104 'partitions' must be at least 1, not 0"]),
+    ("replicas: -1", ["5:13: EB104 'replicas' must be at least 0, not -1"]),
+    ("partitions: -1", ["5:15: EB104 'partitions' must be at least 0, not -1"]),
     (
         "limits: {rateLimit: {max: 1}}",
         [f"5:12: EB901 rateLimit {NO_RATE_LIMIT}"],

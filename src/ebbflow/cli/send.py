@@ -60,7 +60,7 @@ def send(
         ),
     ] = False,
     timeout: Annotated[
-        str, typer.Option(metavar="TIME", help="A full buffer is waited for as long as this.")
+        str, typer.Option(metavar="TIME", help="How long to wait for room in a full buffer.")
     ] = "60s",
     as_json: JsonOption = False,
     state: StateOption = DEFAULT_STATE,

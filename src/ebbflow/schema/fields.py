@@ -128,6 +128,10 @@ def _error_class(value: str) -> str:
     return value
 
 
+def _one_at_least(value: int) -> int:
+    return max(1, value)
+
+
 def _some_text(value: str) -> str:
     if not value.strip():
         raise PydanticCustomError("EB104", "must not be empty")
@@ -182,8 +186,8 @@ Text = Annotated[StrictStr, AfterValidator(_some_text)]
 Positive = Annotated[StrictInt, Field(ge=1)]
 """A whole number from 1 up."""
 
-Partitions = Annotated[StrictInt, Field(ge=1, le=MOST_PARTITIONS)]
-"""How many tasks read a vertex's messages side by side."""
+Partitions = Annotated[StrictInt, Field(ge=0, le=MOST_PARTITIONS), AfterValidator(_one_at_least)]
+"""How many tasks read a vertex's messages side by side; 0 counts as 1, as in Numaflow."""
 
 Count = Annotated[StrictInt, Field(ge=0)]
 """A whole number from 0 up."""

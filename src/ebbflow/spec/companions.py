@@ -1,8 +1,8 @@
 """Documents that stand beside a pipeline in its file: Secrets, ConfigMaps, a buffer service.
 
 Secrets and ConfigMaps hold values that the pipeline refers to, for use on one machine. An
-InterStepBufferService is for Kubernetes only: it is checked for spelling and has no effect. No
-text ever shows a value of a Secret, whatever is wrong with it.
+InterStepBufferService is for Kubernetes only: it is checked as Numaflow checks it, and has no
+effect. No text ever shows a value of a Secret, whatever is wrong with it.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class ConfigMapDocument(ValuesDocument):
 class BufferServiceBody(Section):
     """The ``spec`` of a buffer service."""
 
-    jetstream: BufferServiceFields | None = None
+    jetstream: BufferServiceFields
 
 
 class BufferServiceDocument(CompanionDocument):

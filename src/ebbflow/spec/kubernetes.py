@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, StrictBool, StrictInt, StrictStr
+from pydantic_core import PydanticCustomError
 
-from ebbflow.schema.fields import WITHOUT_EFFECT, Section
+from ebbflow.schema.container import Quantity
+from ebbflow.schema.fields import WITHOUT_EFFECT, Section, Text
 
 NoEffect = Annotated[Any, Field(description=WITHOUT_EFFECT)]
 """A field whose value does not matter."""
@@ -106,20 +108,41 @@ class MonoVertexFields(PodFields):
     daemon_template: NoEffect = None
 
 
-class BufferServiceFields(PodTemplateFields):
-    """How Numaflow's controller is to set up JetStream; here the run has a NATS server anyway."""
+def _not_two(value: int) -> int:
+    if value < 1 or value == 2:
+        raise PydanticCustomError(
+            "EB104",
+            "must be 1 or at least 3, not {value}: two servers cannot outvote each other",
+            {"value": value},
+        )
+    return value
 
-    version: NoEffect = None
-    replicas: NoEffect = None
+
+class PersistenceFields(Section):
+    """The volume of each server of a buffer service."""
+
+    storage_class_name: StrictStr | None = None
+    access_mode: StrictStr | None = None
+    volume_size: Quantity | None = None
+
+
+class BufferServiceFields(PodTemplateFields):
+    """How Numaflow's controller sets up JetStream; here the run brings or finds a NATS server.
+
+    Values are checked as Numaflow checks them, so that a file that lints here deploys there.
+    """
+
+    version: Text
+    replicas: Annotated[StrictInt, AfterValidator(_not_two)] | None = None
     container_template: NoEffect = None
     reloader_container_template: NoEffect = None
     metrics_container_template: NoEffect = None
-    persistence: NoEffect = None
-    settings: NoEffect = None
-    start_args: NoEffect = None
-    buffer_config: NoEffect = None
-    encryption: NoEffect = None
-    tls: NoEffect = None
+    persistence: PersistenceFields | None = None
+    settings: StrictStr | None = None
+    start_args: tuple[StrictStr, ...] = ()
+    buffer_config: StrictStr | None = None
+    encryption: StrictBool = False
+    tls: StrictBool = False
 
 
 def _names(section: type[Section]) -> tuple[str, ...]:

@@ -53,11 +53,15 @@ class BackoffSpec(WaitsSpec):
     steps: fields.Positive | None = None
 
 
+def _default_if_empty(value: Any) -> Any:
+    return "retry" if value == "" else value
+
+
 class RetrySpec(Section):
     """What to do about failures that user code reports."""
 
     backoff: BackoffSpec = BackoffSpec()
-    on_failure: words.OnFailure = "retry"
+    on_failure: Annotated[words.OnFailure, BeforeValidator(_default_if_empty)] = "retry"
 
     @property
     def policy(self) -> Backoff:

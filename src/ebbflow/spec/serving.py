@@ -26,7 +26,7 @@ class ServiceFields(PodTemplateFields):
 
     service: StrictBool = Field(default=False, description=WITHOUT_EFFECT)
     container_template: NoEffect = None
-    replicas: fields.Positive | None = Field(default=None, description=WITHOUT_EFFECT)
+    replicas: fields.Count | None = Field(default=None, description=WITHOUT_EFFECT)
 
 
 class ServingService(ServiceFields, ServingFields):
