@@ -55,6 +55,7 @@ bench: setup ## Measure Ebbflow beside its peers; table, plot and JSON in benchm
 chaos: setup ## Kill pipelines and NATS nodes with -9 and count what arrives (SEED=n to repeat a run)
 	$(BIN)/python -m tests.chaos.kill_and_restart --kills 20 --messages 50000 $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.chaos.kill_and_restart --kills 5 --messages 10000 --form mono $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.chaos.kill_and_restart --kills 20 --messages 100000 --rate 2000 --form storm --hit any $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.chaos.http_kill --messages 200000 --kills 10 $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.chaos.serving_kill --requests 20000 --kills 10 $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.chaos.kafka_kill --records 100000 --kills 2 $(if $(SEED),--seed $(SEED))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
+from ebbflow.buffers.names import Names
+from ebbflow.buffers.positions import read_all
 from ebbflow.deadletters import DeadLetters
 from ebbflow.nats.link import Link
+from ebbflow.outcome import Counts
 
 PIPELINE = Path(__file__).parent / "pipeline"
-FORMS = {"pipeline": "orders.yaml", "mono": "mono.yaml"}
+FORMS = {"pipeline": "orders.yaml", "mono": "mono.yaml", "storm": "storm.yaml"}
 
 
 def write_pipeline(folder: Path, form: str, messages: int, rate: int, replicas: int = 1) -> Path:
@@ -41,20 +44,39 @@ class Tally:
     dead: int
     duplicates: int
     lost: list[int]
+    wrong: list[str]
 
     def __str__(self) -> str:
         return (
             f"{self.messages} messages, {self.kills} kills: {self.arrived} arrived, "
             f"{self.dead} dead letters, {self.duplicates} duplicates, {len(self.lost)} lost"
+            + "".join(f"\nwrong: {what}" for what in self.wrong)
         )
 
 
 def count(folder: Path, messages: int, kills: int, link: Link) -> Tally:
-    """Every number must be in the journal of the sink or among the dead letters."""
+    """Every number must be in the journal of the sink or among the dead letters, there once."""
     journal = (folder / "journal").iterdir()
     numbers = Counter(int(line) for path in journal for line in path.read_text().split())
     letters = DeadLetters(link, "chaos").list()
-    dead = {json.loads(stored.letter.value)["value"] for stored in letters}
+    dead = Counter(json.loads(stored.letter.value)["value"] for stored in letters)
     lost = [n for n in range(messages) if n not in numbers and n not in dead]
+    wrong = [f"{n} has {times} dead letters" for n, times in dead.items() if times > 1]
+    if "storm" in (folder / "chaos.yaml").read_text(encoding="utf-8"):
+        wrong += compare_totals(messages, len(dead), link)
     duplicates = numbers.total() - len(numbers)
-    return Tally(messages, kills, len(numbers), len(dead), duplicates, lost)
+    return Tally(messages, kills, len(numbers), len(dead), duplicates, lost, wrong)
+
+
+def compare_totals(messages: int, dead: int, link: Link) -> list[str]:
+    """Return what does not add up, where user code decides the same on every replay."""
+    totals: dict[str, Counts] = defaultdict(Counts)
+    for (vertex, _), position in link.run(read_all(link, Names("chaos"))).items():
+        totals[vertex] += position.counts
+    facts = {
+        "in: written": (totals["in"].written, messages),
+        "work: done or dead": (totals["work"].done + totals["work"].dead_lettered, messages),
+        "work: dead": (totals["work"].dead_lettered, dead),
+        "store: done": (totals["store"].done, messages - dead),
+    }
+    return [f"{what} {seen}, not {true}" for what, (seen, true) in facts.items() if seen != true]

@@ -23,5 +23,18 @@ def test_nothing_is_lost_when_the_whole_process_tree_is_killed_again_and_again(
     tally = Chaos(tmp_path, messages=3_000, rate=600, seed=seed, form=form).run(kills)
 
     print(tally)
-    assert tally.lost == []
+    assert (tally.lost, tally.wrong) == ([], [])
     assert tally.dead == 3
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_every_total_is_exact_after_kills_and_freezes_of_single_processes(tmp_path):
+    seed = int(time.time())
+    print(f"seed {seed}")
+    chaos = Chaos(tmp_path, messages=12_000, rate=800, seed=seed, form="storm", hit="any")
+    tally = chaos.run(8)
+
+    print(chaos.hits, tally)
+    assert (tally.lost, tally.wrong) == ([], [])
+    assert tally.dead == 24

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import zlib
 from pathlib import Path
 
 from ebbflow import Message, NackOptions, Response
@@ -27,6 +28,28 @@ def work(datum):
     if random.random() < 0.05:
         return Message.to_nack(some_nack())
     return Message(datum.value)
+
+
+def work_the_same(datum):
+    """Decides by the number and the delivery alone: nacks, exceptions and two kinds of dead."""
+    number = number_of(datum)
+    if number % 1000 == 998:
+        raise ValueError("never")
+    chance = zlib.crc32(datum.id.encode())
+    if number % 1000 == 999:
+        return Message.to_nack(NackOptions(delay=20 + chance % 900, max_deliveries=2))
+    if datum.deliveries <= chance % 4:
+        if chance % 7 == 0:
+            raise RuntimeError("once more")
+        return Message.to_nack(NackOptions(delay=20 + chance % 1500, reason="not now"))
+    return Message(datum.value)
+
+
+def store_the_same(data):
+    """Nacks one in fifty on its first delivery, and writes the rest."""
+    again = {d.id for d in data if d.deliveries == 1 and zlib.crc32(d.id.encode()) % 50 == 0}
+    write([datum for datum in data if datum.id not in again])
+    return [Response.nack(d.id) if d.id in again else Response.ok(d.id) for d in data]
 
 
 def write(data):
