@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -67,12 +66,11 @@ def verdict_on(
     policy: Backoff = POLICY,
     largest: int = LARGEST,
     *,
-    chance: Random | None = None,
     emitter: Emitter | None = None,
     **rules: Any,
 ) -> Verdict:
     """An empty verdict on the rows, by vertex ``v``."""
-    return Verdict(rows, Rules("v", policy, largest, **rules), chance, emitter)
+    return Verdict(rows, Rules("v", policy, largest, **rules), emitter)
 
 
 def decide(verdict: Verdict, outcomes: Mapping[int, Outcome]) -> Verdict:

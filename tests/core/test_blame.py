@@ -213,7 +213,7 @@ class World:
         raise AssertionError(f"{len(self._waiting)} messages never end")
 
     def _settle(self, rows: Rows) -> None:
-        verdict = Verdict(rows, Rules("v", POLICY, 10**6), Random(1))
+        verdict = Verdict(rows, Rules("v", POLICY, 10**6))
         run_map(self._handler, verdict, 1)
         for index, one in enumerate(rows.column("id")):
             outcome = verdict.outcomes.get(index)

@@ -1,7 +1,9 @@
 """All outcomes settled together, keyed and discarding edges, ordered lanes, and answers."""
 
+import math
 from collections import Counter, defaultdict
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,9 +26,11 @@ from ebbflow.core.publications import (
     Stage,
     partition_of,
 )
+from ebbflow.core.retry import RetryStrategy, call_with_retries
 from ebbflow.core.routing import Edge
 from ebbflow.core.settlement import Settlement, settle
 from ebbflow.core.verdict import Verdict
+from ebbflow.durations import Backoff
 from ebbflow.outcome import (
     DONE,
     DeadLetter,
@@ -40,19 +44,23 @@ from ebbflow.outcome import (
 )
 from tests.core.sample_rows import NOW, decide, some, verdict_on
 
+BORDERS = (0, 10, 200, 1_000, 60_000)
+"""Where the rounding of delays begins, or becomes coarser."""
+delays = st.sampled_from([0, 5, 9_000]) | st.builds(
+    lambda border, more: max(0, border + more), st.sampled_from(BORDERS), st.integers(-12, 12)
+)
 outcomes = st.one_of(
     st.none(),
     st.just(DONE),
     st.just(Dropped("rule")),
-    st.builds(Redeliver, st.sampled_from([0, 5, 9_000]), st.none() | st.just("busy"), st.just(1)),
-    st.builds(
-        Retry, st.sampled_from([0, 5, 9_000]), st.just("down"), st.integers(1, 5), st.just(2)
-    ),
+    st.builds(Redeliver, delays, st.none() | st.just("busy"), st.just(1)),
+    st.builds(Retry, delays, st.just("down"), st.integers(1, 5), st.just(2)),
     st.just(FellBack()),
     st.just(Served()),
     st.just(Succeeded()),
     st.just(DeadLetter("no", error="why")),
 )
+RETRIES = RetryStrategy(Backoff(interval=10, steps=3, jitter=0.5), "drop")
 COUNTED = {
     Dropped: "dropped",
     Redeliver: "redelivered",
@@ -126,17 +134,83 @@ def test_rows_come_back_as_their_outcome_says(given_outcomes):
             assert (publication.due is None) == (outcome.delay == 0)
 
 
-@given(st.lists(outcomes, max_size=12), st.timedeltas(timedelta(), timedelta(minutes=1)))
-def test_a_replay_that_decides_the_same_makes_the_same_publications(given_outcomes, later):
-    one, other = settled_as(given_outcomes), settled_as(given_outcomes)
-    assert one == other
-    answers = [
-        [p for p in settled_as(given_outcomes, now).publications if p.stage is Stage.ANSWER]
-        for now in (NOW, NOW + later)
-    ]
-    assert answers[0] == answers[1]
-    ids = [p.msg_id for p in one.publications]
+@pytest.mark.guarantee("at-least-once")
+@given(
+    st.lists(outcomes, max_size=12),
+    st.integers(0, 1_100) | st.integers(0, 600_000),
+    st.integers(0, 1_100) | st.integers(0, 600_000),
+)
+def test_a_replay_that_decides_the_same_makes_the_same_publications(given_outcomes, first, later):
+    """However late it comes: a time is in no id, and decides about no frame."""
+    times = [NOW + timedelta(milliseconds=ms) for ms in (first, first + later)]
+    one, other = (settled_as(given_outcomes, now).publications for now in times)
+    assert [timeless(p) for p in one] == [timeless(p) for p in other]
+    ids = [p.msg_id for p in one]
     assert len(set(ids)) == len(ids)
+    assert [p.due and p.due + later for p in one] == [p.due for p in other]
+
+
+def timeless(publication: Publication) -> tuple[Any, ...]:
+    """All of a publication but when it was made, and when it is due."""
+    headers = {k: v for k, v in publication.headers.items() if k != "Ebbflow-Last-Seen"}
+    return (publication.msg_id, publication.payload, headers, publication.key)
+
+
+@pytest.mark.guarantee("redeliveries-are-never-early")
+@given(st.lists(outcomes, max_size=12))
+def test_rows_that_share_a_frame_asked_for_about_the_same_delay(given_outcomes):
+    for publication in settled_as(given_outcomes).publications:
+        if publication.stage is Stage.REDELIVER and publication.due is not None:
+            waits = publication.due - math.ceil(NOW.timestamp() * 1000)
+            asked = [given_outcomes[int(i[1:])].delay for i in ids_in(publication)]
+            grid = 10 if waits <= 1_000 else 100 if waits <= 60_000 else 1_000
+            assert all(0 <= waits - delay < grid for delay in asked)
+
+
+@pytest.mark.guarantee("at-least-once")
+@pytest.mark.parametrize("longer", [1_000, 2_000])
+def test_a_longer_text_of_an_error_makes_no_other_frames(longer):
+    """Say, with the address of an object in it; as many texts as the largest frame may have."""
+
+    def settled(reason: str) -> list[Publication]:
+        return settled_as([Redeliver(0, reason, 1)] * 4_000).publications
+
+    short, long = settled("x"), settled("\U0001f600" * longer)
+    assert [p.msg_id for p in short] == [p.msg_id for p in long]
+    for publication in long:
+        rows = frames.decode(publication.payload)
+        assert frames.size_of(rows) < 1_000_000
+        assert set(rows.column("nack_reason").to_pylist()) <= {"\U0001f600" * 15}
+
+
+@pytest.mark.guarantee("at-least-once")
+@given(st.lists(st.sampled_from([0, 1, 2]), min_size=1, max_size=12), st.data())
+def test_outputs_after_retries_are_the_same_if_rows_are_decided_about_in_pieces(failing, data):
+    """As they are after the death of a worker, until the message that kills it is found."""
+
+    def decide_from(start: int, end: int) -> Verdict:
+        def sink_like(datum: Datum) -> Any:
+            tries = int(datum.system_metadata["sink"]["retry_count"])
+            again = failing[int(datum.id[1:])] > tries
+            return Message.to_fail("not yet") if again else [Message(b"1"), Message(b"2")]
+
+        ids = [f"m{n}" for n in range(start, end)]
+        verdict = verdict_on(some(*ids))
+        call = partial(run_map, Handler(sink_like), concurrency=1)
+        call_with_retries(verdict, call, RETRIES, lambda _: None, "map")
+        return verdict
+
+    count = len(failing)
+    whole, pieces = decide_from(0, count), verdict_on(some(*(f"m{n}" for n in range(count))))
+    middle = data.draw(st.integers(0, count))
+    for start, end in ((0, middle), (middle, count)):
+        pieces.decisions.merge(range(start, end), decide_from(start, end).decisions)
+    place = Place("v", 0, [Edge("x", 2)], 1_000_000)
+    ids = [
+        [p.msg_id for p in settle(Chunk("k", v.rows), v, place, NOW).publications]
+        for v in (whole, pieces)
+    ]
+    assert ids[0] == ids[1]
 
 
 # --- edges ---------------------------------------------------------------------------------------

@@ -30,8 +30,12 @@ from ebbflow.outcome import FellBack, Served
 from tests.runtime.memory_server import Server
 
 PLACE = Place("v", 0, [Edge("x", 2), Edge("y", values=frozenset("y"))], 1_000_000, "answers")
-RETRIES = RetryStrategy(Backoff(interval=5_000, steps=2), "drop")
-POLICY = Backoff(interval=1_000, steps=2)
+RETRIES = RetryStrategy(Backoff(interval=5_000, steps=2, jitter=0.01), "drop")
+POLICY = Backoff(interval=1_000, steps=2, jitter=0.01)
+AWAY = (0, 0, 1, 3, 5, 8, 92, 995, 10_000)
+"""Milliseconds that may pass before the next task starts; times of day are rounded nowhere."""
+DELAYS = tuple(around + more for around in (200, 990, 59_990) for more in (1, 3, 8, 11))
+"""Delays that are close to each other, on both sides of every border of the rounding."""
 NO_BREAKER = BreakerLimit(share=1.0)
 
 _FACTS = ("deliveries", "failures", "retries", "first_seen", "nack_reason")
@@ -354,7 +358,7 @@ class UserCode:
             case "nack":
                 raise Nack
             case "nack later":
-                raise Nack(delay=5_000)
+                raise Nack(delay=DELAYS[int(datum.id[1:]) % len(DELAYS)])
             case "drop":
                 return None
             case "fail":

@@ -31,6 +31,7 @@ from ebbflow.runtime.measures import ChunkRecord
 from ebbflow.runtime.task import ChunkLoop, TaskParts
 from ebbflow.runtime.turn import Turn
 from tests.runtime.crash_model import (
+    AWAY,
     NO_BREAKER,
     PLACE,
     POLICY,
@@ -303,7 +304,7 @@ def run_to_the_end(
     rules = rules or Rules()
     for chances in crashes:
         if not run_once(kind, server, code, rules, chances, on_settled):
-            server.pass_time(chances.random.choice([0, 0, 10_000]))
+            server.pass_time(chances.random.choice(AWAY))
     last = kind(server, code, rules, Chances(Random(len(crashes))))
     for publication in server.late:
         server.publish(publication)

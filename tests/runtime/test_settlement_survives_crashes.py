@@ -102,7 +102,8 @@ class Settled(UserCode):
     """Decides by the message alone, so the same on every attempt: a little of everything."""
 
     def __call__(self, datum):
-        kinds = ("forward", "two", "dead", "drop", "nack", "nack later", "fail")
+        kinds = ("nack later", "nack later", "nack later", "fail", "forward", "two", "dead", "drop")
+        kinds += ("nack", "nack later", "nack later", "fail")
         kind = kinds[int(datum.id[1:]) % len(kinds)]
         if datum.deliveries > 2 and kind.startswith("nack"):
             kind = "forward"

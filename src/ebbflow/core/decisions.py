@@ -210,6 +210,14 @@ class Decisions:
         assert isinstance(taken, Outputs)
         return taken
 
+    def sort_outputs(self) -> None:
+        """Puts the outputs in the order of their inputs: those of retried ones came last.
+
+        A replay that decides in smaller pieces would have another order, and so other frames.
+        """
+        if self._outputs is not None:
+            self._outputs = self._outputs.sorted()
+
     def withdraw_from(self, index: int) -> None:
         """Takes back what was forwarded and reported for the input and those behind it."""
         self._failed.pop(index, None)

@@ -8,9 +8,11 @@ the user did not set is inherited from the input.
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import accumulate, groupby, pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -117,10 +119,22 @@ class Outputs:
         self.indexes += others.indexes
         self.values += others.values
 
-    def cut(self, end: int) -> Outputs:
-        """Returns the outputs of the inputs before ``end``."""
-        # Each is looked at: those of retried inputs come behind those of later ones.
-        rows = [row for row, parent in enumerate(self.parents) if parent < end]
+    def cut(self, end: int, start: int = NOBODY) -> Outputs:
+        """Returns the outputs of the inputs before ``end``, or of those from ``start`` on."""
+        # Each is looked at: those of retried inputs may come behind those of later ones.
+        return self._pick([row for row, p in enumerate(self.parents) if start <= p < end])
+
+    def sorted(self) -> Outputs:
+        """Returns the outputs in the order of their inputs."""
+        return self._pick(sorted(range(len(self)), key=self.parents.__getitem__))
+
+    def shifted(self, by: int) -> Outputs:
+        """Returns the outputs of inputs that are counted from another one on."""
+        moved = self._pick(range(len(self)))
+        moved.parents = [parent - by for parent in self.parents]
+        return moved
+
+    def _pick(self, rows: Sequence[int]) -> Outputs:
         kept = Outputs()
         kept.parents = [self.parents[row] for row in rows]
         kept.indexes = [self.indexes[row] for row in rows]
@@ -196,20 +210,33 @@ class ColumnOutputs:
         self.tags += others.tags
         self.pieces += others.pieces
 
-    def cut(self, end: int) -> ColumnOutputs:
+    def cut(self, end: int, start: int = NOBODY) -> ColumnOutputs:
         """As for ``Outputs``."""
-        kept, start = ColumnOutputs(), 0
-        for piece in self.pieces:
-            stop = start + len(piece["value"])
-            rows = [row for row in range(start, stop) if self.parents[row] < end]
-            chosen = pa.array([row - start for row in rows], pa.int64())
+        return self._pick([row for row, p in enumerate(self.parents) if start <= p < end])
+
+    def sorted(self) -> ColumnOutputs:
+        """As for ``Outputs``."""
+        if all(one <= other for one, other in pairwise(self.parents)):
+            return self
+        return self._pick(sorted(range(len(self)), key=self.parents.__getitem__))
+
+    def shifted(self, by: int) -> ColumnOutputs:
+        """As for ``Outputs``."""
+        parents = [parent - by for parent in self.parents]
+        return ColumnOutputs(parents, self.indexes, self.tags, self.pieces)
+
+    def _pick(self, rows: Sequence[int]) -> ColumnOutputs:
+        ends = list(accumulate(len(piece["value"]) for piece in self.pieces))
+        kept = ColumnOutputs()
+        for number, run in groupby(rows, lambda row: bisect_right(ends, row)):
+            own, start = list(run), ends[number - 1] if number else 0
+            chosen = pa.array([row - start for row in own], pa.int64())
             kept.add(
-                [self.parents[row] for row in rows],
-                [self.indexes[row] for row in rows],
-                [self.tags[row] for row in rows],
-                {name: column.take(chosen) for name, column in piece.items()},
+                [self.parents[row] for row in own],
+                [self.indexes[row] for row in own],
+                [self.tags[row] for row in own],
+                {name: column.take(chosen) for name, column in self.pieces[number].items()},
             )
-            start = stop
         return kept
 
     def batch(

@@ -2,8 +2,9 @@
 
 What is published last, the trail and the audit rows, have modules of their own.
 
-All are functions of the chunk, the verdict and the time alone: a replay that decides the same
-makes the same publications with the same ids, to the same partitions. Every dead letter of a
+All are functions of the chunk, the verdict and the time alone. A replay that decides the same
+makes the same publications with the same ids, to the same partitions: the time is in no id, and
+decides neither which rows share a frame nor where frames are cut. Every dead letter of a
 pipeline is built here, also that of a row which its source could not read.
 
 The id of a publication is the key of its chunk and a hash of the rows in it. It must depend on
@@ -31,7 +32,7 @@ from ebbflow.core.answers import answer_headers, answer_key
 from ebbflow.core.dead_letter import MARK, Letter
 from ebbflow.core.frames import Rows
 from ebbflow.core.outputs import NOBODY
-from ebbflow.core.redelivery import due_time
+from ebbflow.core.redelivery import round_delay
 from ebbflow.core.routing import Edge, route
 from ebbflow.core.sinks import request_id
 from ebbflow.core.verdict import Verdict
@@ -154,15 +155,14 @@ class Routed:
 def build_redeliveries(
     chunk: Chunk, again: Mapping[int, Redeliver | Retry], place: Place, now: datetime
 ) -> Iterator[Publication]:
-    """Yields frames for the vertex itself, one or more for each time that rows are due."""
+    """Yields frames for the vertex itself, one or more for each delay that rows are to wait."""
     groups: dict[int, list[int]] = defaultdict(list)
-    now_ms = math.ceil(now.timestamp() * 1000)  # rounded up: a redelivery is never early
     for index in sorted(again):
-        delay = again[index].delay
-        groups[due_time(now_ms, delay) if delay else 0].append(index)
-    for due, indexes in sorted(groups.items()):
-        batch = again_rows(chunk.rows.batch, indexes, [again[i] for i in indexes])
-        for frame in frames.split(batch):
+        # By the delay, never by the due time: a replay comes later and would group other rows.
+        groups[round_delay(again[index].delay)].append(index)
+    now_ms = math.ceil(now.timestamp() * 1000)  # rounded up: a redelivery is never early
+    for delay, indexes in sorted(groups.items()):
+        for frame in _cut_again(chunk.rows.batch, indexes, again, place.max_payload):
             yield Publication(
                 Stage.REDELIVER,
                 place.vertex,
@@ -171,8 +171,35 @@ def build_redeliveries(
                 f"{chunk.key}:again:{_fingerprint(frame)}",
                 frames.encode(frame),
                 {ROWS: str(frame.num_rows), REASONS: _list_reasons(frame)},
-                due=due or None,
+                due=now_ms + delay if delay else None,
             )
+
+
+def _cut_again(
+    batch: pa.RecordBatch,
+    indexes: Sequence[int],
+    again: Mapping[int, Redeliver | Retry],
+    max_payload: int,
+) -> Iterator[pa.RecordBatch]:
+    """Yields the rows that come back as frames, cut by what is in the rows as they were read.
+
+    Not by why they come back: the text of an error may be longer in a replay.
+    """
+    rows = again_rows(batch, indexes, [again[index] for index in indexes])
+    bare = frames.with_columns(rows, nack_reason=pa.nulls(len(indexes), pa.string()))
+    start = 0
+    for part in frames.split(bare):
+        yield _fit_reasons(rows.slice(start, part.num_rows), max_payload // 8)
+        start += part.num_rows
+
+
+def _fit_reasons(frame: pa.RecordBatch, most: int) -> pa.RecordBatch:
+    """Returns the rows with reasons that take no more than so many bytes, cut alike if need be."""
+    reasons = frame.column("nack_reason")
+    if (pc.sum(pc.binary_length(reasons)).as_py() or 0) <= most:
+        return frame
+    share = most // frame.num_rows // 4  # characters, of four bytes at most
+    return frames.with_columns(frame, nack_reason=pc.utf8_slice_codeunits(reasons, 0, share))
 
 
 def _list_reasons(frame: pa.RecordBatch) -> str:

@@ -6,6 +6,7 @@ the delay asked for is over; an exception can be retried only as often as the po
 
 from __future__ import annotations
 
+import hashlib
 import re
 import traceback
 
@@ -17,7 +18,7 @@ from ebbflow.outcome import DeadLetter, Outcome, Redeliver
 MAX_ERROR = 2_000
 MAX_TRACEBACK = 8_000
 
-# Due times are rounded up to a grid so that rows nacked together travel together.
+# Delays are rounded up to a grid so that rows nacked together travel together.
 _GRID = ((1_000, 10), (60_000, 100))
 _COARSE = 1_000
 
@@ -98,10 +99,28 @@ def _keep_end(trace: str) -> str:
     return text if len(text) <= MAX_TRACEBACK else "…" + text[-MAX_TRACEBACK + 1 :]
 
 
+def round_delay(delay: int) -> int:
+    """Returns the delay that rows with about the same one share: never shorter, at most 1 s longer.
+
+    Of the delay alone. If the time of day decided which rows share one, a replay, which comes
+    later, would make other frames of them, and rows that are stored already would be stored twice.
+    """
+    if delay <= 0:
+        return 0
+    grid = next((step for below, step in _GRID if delay < below), _COARSE)
+    return (delay + grid - 1) // grid * grid
+
+
 def due_time(now_ms: int, delay: int) -> int:
     """Returns when a redelivery is due, in epoch milliseconds: never early, at most 1 s late."""
-    if delay <= 0:
-        return now_ms
-    grid = next((step for below, step in _GRID if delay < below), _COARSE)
-    rounded_up = (now_ms + delay + grid - 1) // grid
-    return rounded_up * grid
+    return now_ms + round_delay(delay)
+
+
+def draw_chance(message_id: str, tries: int) -> float:
+    """Returns the number from [0, 1) by which the wait of a message is longer or shorter.
+
+    As good as random from message to message, and from try to try, and the same in a replay: with
+    another wait the message would be in another frame, and stored a second time.
+    """
+    digest = hashlib.blake2b(f"{tries}:{message_id}".encode(), digest_size=6).digest()
+    return float(int.from_bytes(digest, "big") / 2**48)

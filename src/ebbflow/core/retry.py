@@ -57,19 +57,29 @@ def _retry_on_the_spot(
     verdict: Verdict, call: Operator, strategy: RetryStrategy, pause: Pause
 ) -> None:
     left = ON_THE_SPOT
+    retried = False
     while True:
         waits = {
-            index: strategy.backoff.wait(failure.retries + 1, verdict.chance.random())
+            index: _wait(verdict, index, failure, strategy)
             for index, failure in verdict.decisions.failed.items()
             if strategy.allows(failure.retries)
         }
         at = sorted(index for index, wait in waits.items() if wait <= left)
         if not at:
-            return
+            break
+        retried = True
         wait = max(waits[index] for index in at)
         left -= max(wait, 1)
         pause(wait / 1000)
         _retry(verdict, at, call)
+    if retried:
+        verdict.decisions.sort_outputs()
+
+
+def _wait(verdict: Verdict, index: int, failure: Failure, strategy: RetryStrategy) -> int:
+    """Returns the milliseconds before the next try."""
+    chance = verdict.chance_of(index, failure.retries)
+    return strategy.backoff.wait(failure.retries + 1, chance)
 
 
 def _retry(verdict: Verdict, at: list[int], call: Operator) -> None:
@@ -89,7 +99,7 @@ def _conclude(
     if strategy is None:
         decisions.dead_letter(index, letter)
     elif strategy.allows(failure.retries):
-        wait = strategy.backoff.wait(failure.retries + 1, verdict.chance.random())
+        wait = _wait(verdict, index, failure, strategy)
         retries, failures = failure.retries + 1, verdict.failures_of(index)
         decisions.redeliver(index, Retry(wait, failure.error, retries, failures))
     elif strategy.on_failure == "fallback" and verdict.rules.has_fallback:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from random import Random
 from typing import Any, Protocol
 
 import pyarrow.compute as pc
@@ -19,7 +18,7 @@ from ebbflow.core.checks import NOT_MESSAGES, Rules, check_handed_on, check_keys
 from ebbflow.core.decisions import Decisions, Failure
 from ebbflow.core.frames import Rows
 from ebbflow.core.outputs import AnyOutputs, event_times
-from ebbflow.core.redelivery import decide_error, decide_nack, shorten
+from ebbflow.core.redelivery import decide_error, decide_nack, draw_chance, shorten
 from ebbflow.errors import MessageTooLarge
 from ebbflow.message import Message, Signal
 from ebbflow.nacks import Nack, NackOptions
@@ -39,21 +38,19 @@ class Emitter(Protocol):
 class Verdict:
     """The verdict on one chunk. Made for the chunk, on the worker that decides about it.
 
-    ``chance`` spreads the waits of retries. ``emitter`` forwards early what a stream map yields;
-    parts of a chunk have none, so what they yield waits until the chunk is settled.
+    ``emitter`` forwards early what a stream map yields; parts of a chunk have none, so what they
+    yield waits until the chunk is settled.
     """
 
     def __init__(
         self,
         rows: Rows,
         rules: Rules,
-        chance: Random | None = None,
         emitter: Emitter | None = None,
         decisions: Decisions | None = None,
     ) -> None:
         self.rows = rows
         self.rules = rules
-        self.chance = chance or Random()  # noqa: S311 - spreads retries, protects nothing
         self.emitter = emitter
         self.decisions = Decisions() if decisions is None else decisions
         self._usual = True
@@ -91,6 +88,10 @@ class Verdict:
         """Returns how often user code has raised on the input so far."""
         return int(self.rows.column("failures")[index])
 
+    def chance_of(self, index: int, tries: int) -> float:
+        """Returns by how much the input's next wait differs from others', after so many tries."""
+        return draw_chance(self.rows.column("id")[index], tries)
+
     def holds_up(self, start: int, end: int) -> bool:
         """Returns whether an ordered vertex has to wait for one of these rows to come back."""
         if not self.rules.ordered:
@@ -119,7 +120,7 @@ class Verdict:
 
     def part(self, rows: Rows, rules: Rules | None = None) -> Verdict:
         """Returns an empty verdict on other rows, under the same rules unless others are given."""
-        return Verdict(rows, rules or self.rules, self.chance)
+        return Verdict(rows, rules or self.rules)
 
     def part_at(self, indexes: Sequence[int], rules: Rules | None = None) -> Verdict:
         """Returns an empty verdict on the rows at the indexes, as they came."""
@@ -129,12 +130,12 @@ class Verdict:
 
     def under(self, rules: Rules) -> Verdict:
         """Returns a verdict with the same rows and decisions, whose next ones obey these rules."""
-        return Verdict(self.rows, rules, self.chance, self.emitter, self.decisions)
+        return Verdict(self.rows, rules, self.emitter, self.decisions)
 
     def cut(self, end: int) -> Verdict:
         """Returns the verdict on the rows before ``end`` alone."""
         rows = Rows(self.rows.batch.slice(0, end), self.rows.watermark)
-        return Verdict(rows, self.rules, self.chance, decisions=self.decisions.cut(end))
+        return Verdict(rows, self.rules, decisions=self.decisions.cut(end))
 
     def disregard_time(self) -> None:
         """Says that this chunk took a time that tells nothing about others."""
@@ -251,7 +252,7 @@ class Verdict:
             return
         self.note_error(index, error)
         failures, policy = self.failures_of(index), self.rules.policy
-        outcome = decide_error(error, failures, policy, self.chance.random())
+        outcome = decide_error(error, failures, policy, self.chance_of(index, failures))
         self.decisions.finish(index, outcome)
 
     def note_error(self, index: int, error: BaseException) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from random import Random
 from typing import Protocol
 
 from ebbflow.core.audit import HeldRow
@@ -116,7 +115,6 @@ class ChunkDecider:
         self._gate = gate
         self._size = size
         self._clock = clock
-        self._chance = Random()  # noqa: S311 - spreads retries, protects nothing
         self._emitted_at = clock.monotonic()
 
     def decide(self, rows: Rows, in_order: bool, publish: PublishPart) -> Verdict:
@@ -132,7 +130,7 @@ class ChunkDecider:
         vertex = self._rules.place.vertex
         rules = Rules(vertex, self._rules.on_error, self._rules.largest, ordered=in_order)
         emitter = _Emission(self, publish) if self._rules.emits else None
-        verdict = Verdict(rows, rules, self._chance, emitter)
+        verdict = Verdict(rows, rules, emitter)
         with self._size.measured(verdict):
             self._gate.decide(verdict)
         return verdict

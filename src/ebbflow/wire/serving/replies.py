@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from random import Random
 from typing import NamedTuple
 
 from ebbflow.core.checks import Rules
@@ -28,8 +27,6 @@ LARGEST = 64 * 1024 * 1024
 _RESERVED = 64 * 1024
 
 _FAILED = DeadLetter("failed")
-# Spreads retries, of which there are none here; made once, because that takes a while.
-_CHANCE = Random()  # noqa: S311
 
 
 def rules_of(name: str) -> Rules:
@@ -71,7 +68,7 @@ class Replies(Verdict):
 
     def __init__(self, rows: RequestRows, rules: Rules, emitter: Emitter | None = None) -> None:
         self._timed = _TimedDecisions()
-        super().__init__(rows, rules, _CHANCE, emitter, self._timed)
+        super().__init__(rows, rules, emitter, self._timed)
         self.requests = rows.requests
         self.nacked: dict[int, NackOptions | None] = {}
         self.errors: dict[int, BaseException] = {}
