@@ -84,6 +84,7 @@ def record_columns(
     columns = _check_columns(verdict.rules.vertex, outputs, types)
     parents = _find_parents(verdict, start, count, columns)
     ended = {start + row for row in failed}
+    ended |= _refuse_times(verdict, parents, columns, ended)
     ended |= _record_nacks(verdict, parents, columns, ended)
     ended |= _record_failures(verdict, parents, columns, ended)
     ended |= _refuse_large(verdict, parents, columns, ended)
@@ -126,6 +127,7 @@ def _check_columns(
                 continue  # nothing but nulls, as data frames have them
             try:
                 columns[name] = batch.column(name).combine_chunks().cast(kind)
+                columns[name].validate(full=True)  # texts that are none, say
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 raise _violation(vertex, f"returned a column {name!r}: {error}") from error
             if pa.types.is_list(kind) and columns[name].flatten().null_count:
@@ -240,18 +242,43 @@ def _note_times(verdict: Verdict, columns: dict[str, pa.Array], rows: Sequence[i
         verdict.decisions.note_event_times(chosen.to_pylist())
 
 
+def _refuse_times(
+    verdict: Verdict, parents: Sequence[int], columns: dict[str, pa.Array], ended: Collection[int]
+) -> set[int]:
+    """Records an error for the inputs of rows whose time Python cannot show; returns these."""
+    if "event_time" not in columns:
+        return set()
+    times = columns["event_time"].cast(pa.int64())
+    out_of_range = pc.or_(
+        pc.less(times, frames.FIRST_TIME), pc.greater(times, frames.LAST_TIME)
+    ).fill_null(False)
+    rows = pc.indices_nonzero(out_of_range).to_pylist()
+    if rows:  # they count toward no watermark
+        kept = pc.if_else(out_of_range, pa.scalar(None, pa.int64()), times)
+        columns["event_time"] = kept.cast(frames.TIME)
+    refused = {parents[row] for row in rows}.difference(ended)
+    for parent in sorted(refused):
+        error = ContractViolation(
+            verdict.rules.vertex,
+            "returned an event_time that is not in the years 1 to 9999 from a columnar map",
+            fix="Check the unit of the times: event_time is in microseconds.",
+        )
+        verdict.record_error(parent, error)
+    return refused
+
+
 def _refuse_large(
     verdict: Verdict, parents: Sequence[int], columns: dict[str, pa.Array], ended: Collection[int]
 ) -> set[int]:
     """Records an error for the inputs of rows that no message can hold; returns these inputs."""
     refused: set[int] = set()
-    largest, keys = verdict.rules.largest, columns.get("keys")
+    largest = verdict.rules.largest
+    beside = [columns[name] for name in ("keys", "metadata") if name in columns]
     sizes = pc.binary_length(columns["value"])
     most = pc.max(sizes).as_py() or 0
-    if most + (0 if keys is None else keys.nbytes) > largest:
+    if most + sum(column.nbytes for column in beside) > largest:
         for row, (parent, size) in enumerate(zip(parents, sizes.to_pylist(), strict=True)):
-            own = () if keys is None else keys[row].as_py() or ()
-            size += sum(len(key.encode()) for key in own)
+            size += sum(frames.count_content(column.slice(row, 1)) for column in beside)
             if size > largest and parent not in ended and parent not in refused:
                 refused.add(parent)
                 verdict.record_error(parent, MessageTooLarge(size, largest))

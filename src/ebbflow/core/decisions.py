@@ -279,6 +279,22 @@ class Decisions:
                 self._outputs = type(outputs)()
             self._outputs.extend(at, outputs)  # type: ignore[arg-type]
 
+    def between(self, start: int, end: int) -> Decisions:
+        """Returns the decisions about the rows from ``start`` up to ``end``, as on them alone."""
+        part = Decisions()
+        part._outcomes = {i - start: o for i, o in self._outcomes.items() if start <= i < end}
+        part._answers = {i - start: a for i, a in self._answers.items() if start <= i < end}
+        outputs = self._outputs
+        part._outputs = None if outputs is None else outputs.cut(end, start).shifted(start)
+        return part
+
+    def take_back(self, index: int, why: DeadLetter) -> None:
+        """Takes the input out of the pipeline after all, with nothing that was made of it."""
+        self._outcomes[index] = why
+        self._answers.pop(index, None)
+        if self._outputs is not None:
+            self._outputs = self._outputs.without(index)
+
     def cut(self, end: int) -> Decisions:
         """Returns the decisions about the rows before ``end`` alone.
 

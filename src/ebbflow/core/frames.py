@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
@@ -27,6 +28,8 @@ FEW = 32
 """Up to so many rows Python is faster than a call into Arrow, which costs as much for one row."""
 
 TIME = pa.timestamp("us", tz="UTC")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
 SCHEMA = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
@@ -156,29 +159,29 @@ def concat(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.concat_batches(batches) if batches else empty()
 
 
-def split(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yields the batch cut into frames, the same way for the same rows each time."""
+def split(batch: pa.RecordBatch, most: int = MAX_BYTES) -> Iterator[pa.RecordBatch]:
+    """Yields the batch cut into frames of about ``most`` bytes, the same way for the same rows."""
     # A replay has to cut where the first attempt did. Frames with other rows would have other ids,
     # and what both attempts published would be there twice.
     if not batch.num_rows:
         return
-    size = _measure(batch, MAX_BYTES)
-    if batch.num_rows <= MAX_ROWS and size <= MAX_BYTES:
+    size = _measure(batch, most)
+    if batch.num_rows <= MAX_ROWS and size <= most:
         yield batch
         return
-    step = max(1, min(MAX_ROWS, MAX_BYTES // max(1, size // batch.num_rows)))
+    step = max(1, min(MAX_ROWS, most // max(1, size // batch.num_rows)))
     for start in range(0, batch.num_rows, step):
-        yield from _halve_if_large(batch.slice(start, step))
+        yield from _halve_if_large(batch.slice(start, step), 2 * most)
 
 
-def _halve_if_large(frame: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def _halve_if_large(frame: pa.RecordBatch, most: int) -> Iterator[pa.RecordBatch]:
     """Yields pieces: the average can hide a few huge rows, and they must not share a frame."""
-    if frame.num_rows == 1 or _measure(frame, 2 * MAX_BYTES) <= 2 * MAX_BYTES:
+    if frame.num_rows == 1 or _measure(frame, most) <= most:
         yield frame
     else:
         half = frame.num_rows // 2
-        yield from _halve_if_large(frame.slice(0, half))
-        yield from _halve_if_large(frame.slice(half))
+        yield from _halve_if_large(frame.slice(0, half), most)
+        yield from _halve_if_large(frame.slice(half), most)
 
 
 def _measure(batch: pa.RecordBatch, limit: int) -> int:
@@ -190,18 +193,18 @@ def _measure(batch: pa.RecordBatch, limit: int) -> int:
     size = size_of(batch)
     if size <= limit:
         return size
-    content = sum(map(_count_content, batch.columns))
+    content = sum(map(count_content, batch.columns))
     return content + _ROW_BYTES * int(batch.num_rows)
 
 
-def _count_content(column: pa.Array) -> int:
+def count_content(column: pa.Array) -> int:
     """Returns the bytes of the texts and values in a column."""
     if pa.types.is_list(column.type):
-        return _count_content(column.flatten())
+        return count_content(column.flatten())
     if pa.types.is_map(column.type):
         start, end = column.offsets.take([0, len(column)]).to_pylist()
         parts = (column.keys, column.items)
-        return sum(_count_content(part.slice(start, end - start)) for part in parts)
+        return sum(count_content(part.slice(start, end - start)) for part in parts)
     if pa.types.is_binary(column.type) or pa.types.is_string(column.type):
         return int(pc.sum(pc.binary_length(column)).as_py() or 0)
     return 0
@@ -234,6 +237,36 @@ def join_bytes(column: pa.StringArray | pa.BinaryArray) -> memoryview:
     return memoryview(values)[ends[0] : ends[-1]]
 
 
+FIRST_TIME = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+LAST_TIME = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
+"""The times that Python can show, in microseconds: those of the years 1 to 9999."""
+
+
+def to_list(column: pa.Array) -> list[Any]:
+    """Returns the values of a column. A time that Python cannot show is the nearest that it can.
+
+    One row must not keep the others of its chunk from being read, and a row that is stored has to
+    be read in order to be settled, if only as a dead letter.
+    """
+    if not pa.types.is_timestamp(column.type):
+        values: list[Any] = column.to_pylist()
+        return values
+    try:
+        return column.to_pylist()  # type: ignore[no-any-return]
+    except (OverflowError, ValueError):
+        times = column.cast(pa.int64())
+        shown = pc.min_element_wise(
+            pc.max_element_wise(times, FIRST_TIME, skip_nulls=False), LAST_TIME, skip_nulls=False
+        )
+        return shown.cast(column.type).to_pylist()  # type: ignore[no-any-return]
+
+
+def to_time(scalar: pa.Scalar) -> datetime | None:
+    """Returns one time, as ``to_list`` shows it."""
+    times: list[datetime | None] = to_list(pa.array([scalar], scalar.type))
+    return times[0]
+
+
 class Rows:
     """A batch with its columns as Python lists, converted once and only when asked for."""
 
@@ -257,7 +290,7 @@ class Rows:
     def _convert(self, name: str) -> list[Any]:
         if name == "watermark":
             return [self.watermark] * len(self)
-        values: list[Any] = self.batch.column(name).to_pylist()
+        values = to_list(self.batch.column(name))
         if name == "headers":
             return [dict(row or ()) for row in values]
         if name == "metadata":

@@ -124,6 +124,10 @@ class Outputs:
         # Each is looked at: those of retried inputs may come behind those of later ones.
         return self._pick([row for row, p in enumerate(self.parents) if start <= p < end])
 
+    def without(self, parent: int) -> Outputs:
+        """Returns the outputs of all inputs but one."""
+        return self._pick([row for row, p in enumerate(self.parents) if p != parent])
+
     def sorted(self) -> Outputs:
         """Returns the outputs in the order of their inputs."""
         return self._pick(sorted(range(len(self)), key=self.parents.__getitem__))
@@ -167,7 +171,7 @@ class Outputs:
         own = self._column(facts)
         if len(facts) == len(own):
             return own
-        pairs = zip(own, inherited.to_pylist(), strict=True)
+        pairs = zip(own, frames.to_list(inherited), strict=True)
         return [parents_value if value is None else value for value, parents_value in pairs]
 
 
@@ -200,7 +204,7 @@ class ColumnOutputs:
         """As for ``Outputs``."""
         columns = [piece["event_time"] for piece in self.pieces if "event_time" in piece]
         complete = len(columns) == len(self.pieces) and not any(c.null_count for c in columns)
-        earliest = [pc.min(column).as_py() for column in columns if len(column)]
+        earliest = [frames.to_time(pc.min(column)) for column in columns if len(column)]
         return earliest if complete else [*earliest, None]
 
     def extend(self, at: Sequence[int], others: ColumnOutputs) -> None:
@@ -213,6 +217,10 @@ class ColumnOutputs:
     def cut(self, end: int, start: int = NOBODY) -> ColumnOutputs:
         """As for ``Outputs``."""
         return self._pick([row for row, p in enumerate(self.parents) if start <= p < end])
+
+    def without(self, parent: int) -> ColumnOutputs:
+        """As for ``Outputs``."""
+        return self._pick([row for row, p in enumerate(self.parents) if p != parent])
 
     def sorted(self) -> ColumnOutputs:
         """As for ``Outputs``."""
@@ -285,7 +293,7 @@ def event_times(outputs: AnyOutputs | None, rows: Rows) -> list[datetime]:
     own = [] if outputs is None else outputs.earliest_times()
     times = [time for time in own if time is not None]
     if not own or len(times) < len(own):
-        inherited = pc.min(rows.batch.column("event_time")).as_py()
+        inherited = frames.to_time(pc.min(rows.batch.column("event_time")))
         times += [] if inherited is None else [inherited]
     return [t if t.tzinfo else t.replace(tzinfo=UTC) for t in times]
 

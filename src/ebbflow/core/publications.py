@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,6 +36,7 @@ from ebbflow.core.redelivery import round_delay
 from ebbflow.core.routing import Edge, route
 from ebbflow.core.sinks import request_id
 from ebbflow.core.verdict import Verdict
+from ebbflow.errors import MessageTooLarge
 from ebbflow.outcome import DeadLetter, Redeliver, Retry
 
 FROM = "Ebbflow-From"
@@ -45,11 +46,16 @@ ROWS = "Ebbflow-Rows"
 REASONS = "Ebbflow-Reasons"
 """The header that says why the rows of a frame come again: texts and how many rows had them."""
 
+# Room for the headers of a message; those of frames have a known length.
+_HEADERS = 32 * 1024
 _MOST_REASONS, _LONGEST_REASON = 3, 200
 _LETTER_FACTS = (
     *("id", "value", "keys", "headers", "metadata"),
     *("event_time", "first_seen", "deliveries"),
 )
+
+
+_UNKNOWN: dict[str, Any] = {"value": b"", "event_time": None, "first_seen": None, "deliveries": 1}
 
 
 class Stage(IntEnum):
@@ -89,6 +95,12 @@ class Publication:
     discards: bool = False
     ordered: bool = False
     parents: tuple[int, ...] = ()
+
+    def check_size(self, max_payload: int) -> None:
+        """Raises ``MessageTooLarge`` if the server would not take it; letters are cut to fit."""
+        limit = max_payload - min(_HEADERS, max_payload // 4)
+        if len(self.payload) > limit and self.stage is not Stage.DEAD_LETTER:
+            raise MessageTooLarge(len(self.payload), limit)
 
 
 class ChunkNumber(NamedTuple):
@@ -188,9 +200,14 @@ def _cut_again(
     rows = again_rows(batch, indexes, [again[index] for index in indexes])
     bare = frames.with_columns(rows, nack_reason=pa.nulls(len(indexes), pa.string()))
     start = 0
-    for part in frames.split(bare):
+    for part in frames.split(bare, _frame_bytes(max_payload)):
         yield _fit_reasons(rows.slice(start, part.num_rows), max_payload // 8)
         start += part.num_rows
+
+
+def _frame_bytes(max_payload: int) -> int:
+    """Returns the bytes of a frame: fewer than usual if the server takes small messages only."""
+    return min(frames.MAX_BYTES, max_payload // 4)
 
 
 def _fit_reasons(frame: pa.RecordBatch, most: int) -> pa.RecordBatch:
@@ -246,18 +263,39 @@ def build_letters(
 
 
 def _build_letter(rows: Rows, index: int, why: DeadLetter, vertex: str, now: datetime) -> Letter:
-    facts = {name: rows.column(name)[index] for name in _LETTER_FACTS}
+    facts, unread = _read_facts(rows, index)
     facts["metadata"].pop(MARK, None)
+    error = why.error
+    if unread:
+        error = f"{error or why.reason}; the letter is incomplete, as it cannot be read: {unread}"
     return Letter(
         vertex=vertex,
         reason=why.reason,
-        error=why.error,
+        error=error,
         traceback=why.traceback,
         last_seen=now.astimezone(UTC),
         size=why.size,
         unread=why.unread,
         **facts,
     )
+
+
+def _read_facts(rows: Rows, index: int) -> tuple[dict[str, Any], str]:
+    """Returns what is known of a row, and the names of the facts that cannot be read.
+
+    A letter is the last that is left of a message, so there is one whatever the row holds.
+    """
+    try:
+        return {name: rows.column(name)[index] for name in _LETTER_FACTS}, ""
+    except Exception:
+        row, facts, unread = Rows(rows.batch.slice(index, 1)), dict(_UNKNOWN), []
+        facts |= {"id": f"unreadable-{index}", "headers": {}, "metadata": {}, "keys": []}
+        for name in _LETTER_FACTS:
+            try:
+                facts[name] = row.column(name)[0]
+            except Exception:
+                unread.append(name)
+        return facts, ", ".join(unread)
 
 
 def build_answers(
@@ -325,7 +363,8 @@ def _route_outputs(
         everything = len(indexes) == batch.num_rows
         chosen = batch if everything else frames.take_rows(batch, indexes)
         own = parents if everything else [parents[i] for i in indexes]
-        publications += _build_frames(chunk, edge, chosen, headers, own if traced else ())
+        most = _frame_bytes(place.max_payload)
+        publications += _build_frames(chunk, edge, chosen, headers, own if traced else (), most)
         edges.append(EdgeRows(edge.to, own, chosen.column("id")))
         if unreached is None:
             unreached = set() if everything else set(parents) - {NOBODY}
@@ -340,12 +379,13 @@ def _build_frames(
     batch: pa.RecordBatch,
     headers: dict[str, str],
     parents: Sequence[int],
+    most: int,
 ) -> Iterator[Publication]:
     for partition, rows in _split_by_partition(batch, edge).items():
         share = batch if rows is None else frames.take_rows(batch, rows)
         own = parents if rows is None or not parents else [parents[i] for i in rows]
         start = 0
-        for number, frame in enumerate(frames.split(share)):
+        for number, frame in enumerate(frames.split(share, most)):
             mark = _fingerprint(frame)
             # Taken from the content, so that a replay sends the same frame the same way.
             spread = (int(mark[:8], 16) + number) % edge.partitions

@@ -139,7 +139,7 @@ def _make_aggregates(verdict: Verdict, result: pa.Table, batch: str) -> Aggregat
         tags = [row_tags or () for row_tags in ordered.column("tags").to_pylist()]
     outputs = Aggregates(
         ids=_make_ids(vertex, batch, [texts[row] for row in order]),
-        at=pc.max(verdict.rows.batch.column("event_time")).as_py(),
+        at=frames.to_time(pc.max(verdict.rows.batch.column("event_time"))),
     )
     outputs.add([NOBODY] * len(texts), [0] * len(texts), tags, piece)
     return outputs

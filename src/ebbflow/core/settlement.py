@@ -176,7 +176,8 @@ def settle(
 
     ``returning`` are the rows that, if they are to come again, come from their source. ``is_part``
     says that these are outputs of rows that have not ended. ``held`` is the row right behind the
-    chunk that an ordered vertex holds.
+    chunk that an ordered vertex holds. Raises if a row cannot be settled; ``core.rescue`` then
+    finds out which one.
     """
     ends = SortedInputs(chunk.rows, verdict)
     returned = {index: how for index, how in ends.again.items() if index in returning}
@@ -195,6 +196,8 @@ def settle(
         told = build_audit(chunk, verdict, now, routed, held)
         publications += told.publish(chunk, place) if told is not None else ()
         amend = None if told is None else _amending(told, chunk, place)
+    for publication in publications:
+        publication.check_size(place.max_payload)
     unrouted = len(routed.unrouted)
     counts = Counts(
         read=len(chunk.rows),

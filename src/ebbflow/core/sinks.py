@@ -116,7 +116,7 @@ def _conclude(verdict: Verdict, at: Sequence[int], part: Verdict, usual_end: Out
 def _replace_facts(batch: pa.RecordBatch, messages: Sequence[Message | None]) -> pa.RecordBatch:
     """Returns the rows with what the messages say; what they do not say stays as it was."""
     names = ("value", "keys", "event_time", "metadata")
-    columns = {name: batch.column(name).to_pylist() for name in names}
+    columns = {name: frames.to_list(batch.column(name)) for name in names}
     for index, message in enumerate(messages):
         for name in names if message is not None else ():
             fact = getattr(message, name)

@@ -53,7 +53,11 @@ class Stream:
         # Taken before they are published: outputs that stayed here would be published once more,
         # under another id, when the chunk is settled.
         outputs = self._decisions.take_outputs()
-        self._emitted.update(outputs.parents)
         part = self._verdict.part(self._verdict.rows)
         part.decisions.forward_outputs(outputs)
-        self._decisions.count_emitted(self._emitter.emit(part))
+        written = self._emitter.emit(part)
+        if written is None:
+            self._decisions.forward_outputs(outputs)
+            return
+        self._emitted.update(outputs.parents)
+        self._decisions.count_emitted(written)

@@ -7,7 +7,9 @@ the input alone, never on the chunk.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -31,8 +33,11 @@ class Emitter(Protocol):
     def is_due(self) -> bool:
         """Returns whether it has been long enough since the last time."""
 
-    def emit(self, part: Verdict) -> int:
-        """Publishes the outputs of the part; returns how many rows were written."""
+    def emit(self, part: Verdict) -> int | None:
+        """Publishes the outputs of the part; returns how many rows were written.
+
+        ``None`` if one of them cannot be published: then all wait until the chunk is settled.
+        """
 
 
 class Verdict:
@@ -136,6 +141,23 @@ class Verdict:
         """Returns the verdict on the rows before ``end`` alone."""
         rows = Rows(self.rows.batch.slice(0, end), self.rows.watermark)
         return Verdict(rows, self.rules, decisions=self.decisions.cut(end))
+
+    def between(self, start: int, end: int) -> Verdict:
+        """Returns the verdict on the rows from ``start`` up to ``end``, as if on them alone."""
+        rows = Rows(self.rows.batch.slice(start, end - start), self.rows.watermark)
+        return Verdict(rows, self.rules, decisions=self.decisions.between(start, end))
+
+    def refuse(self, index: int, error: BaseException) -> None:
+        """Dead-letters an input that cannot be settled as it was decided."""
+        self.note_error(index, error)
+        before = self.decisions.outcomes.get(index)
+        letter = decide_error(error, sys.maxsize, self.rules.policy)
+        assert isinstance(letter, DeadLetter)
+        if isinstance(before, Redeliver | Retry):
+            why = before.reason if isinstance(before, Redeliver) else before.error
+            text = shorten(f"{letter.error}; it was to be redelivered: {why or 'nacked'}")
+            letter = replace(letter, error=text)
+        self.decisions.take_back(index, letter)
 
     def disregard_time(self) -> None:
         """Says that this chunk took a time that tells nothing about others."""

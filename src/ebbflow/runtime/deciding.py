@@ -17,6 +17,7 @@ from ebbflow.core.audit import HeldRow
 from ebbflow.core.checks import Rules
 from ebbflow.core.frames import Rows
 from ebbflow.core.publications import Chunk, ChunkNumber, Place
+from ebbflow.core.rescue import decide_in_pieces, settle_or_refuse
 from ebbflow.core.settlement import Settlement, settle
 from ebbflow.core.verdict import Verdict
 from ebbflow.durations import Backoff
@@ -43,8 +44,11 @@ class ChunkTracing(Protocol):
         """Records spans while user code decides about the rows."""
 
 
-PublishPart = Callable[[Verdict], int]
-"""Publishes what a stream map has yielded so far; returns how many rows were written."""
+PublishPart = Callable[[Verdict], int | None]
+"""Publishes what a stream map has yielded so far; returns how many rows were written.
+
+``None`` if it cannot be published as it is, and waits until its chunk is settled.
+"""
 
 Times = Callable[[Verdict], Iterable[datetime]]
 """Returns the event times with which a chunk raises the watermark of its vertex."""
@@ -95,7 +99,7 @@ class _Emission:
     def is_due(self) -> bool:
         return self.decider.emits_now()
 
-    def emit(self, part: Verdict) -> int:
+    def emit(self, part: Verdict) -> int | None:
         return self.decider.emit(part, self.publish)
 
 
@@ -131,15 +135,19 @@ class ChunkDecider:
         rules = Rules(vertex, self._rules.on_error, self._rules.largest, ordered=in_order)
         emitter = _Emission(self, publish) if self._rules.emits else None
         verdict = Verdict(rows, rules, emitter)
-        with self._size.measured(verdict):
-            self._gate.decide(verdict)
+        try:
+            with self._size.measured(verdict):
+                self._gate.decide(verdict)
+        except Exception as error:
+            verdict = Verdict(rows, rules)
+            decide_in_pieces(verdict, self._gate.decide, error)
         return verdict
 
     def emits_now(self) -> bool:
         """Returns whether it is time to pass on what a stream map has yielded so far."""
         return self._clock.monotonic() - self._emitted_at >= _EMIT_EVERY
 
-    def emit(self, part: Verdict, publish: PublishPart) -> int:
+    def emit(self, part: Verdict, publish: PublishPart) -> int | None:
         """Passes on outputs before their chunk is settled; returns how many rows were written."""
         self._emitted_at = self._clock.monotonic()
         return publish(part)
@@ -166,10 +174,16 @@ class ChunkDecider:
         returning = range(0) if returned_from is None else range(returned_from, sys.maxsize)
         chunk, now = Chunk(key, verdict.rows, number), self._clock.now()
         place = self._rules.place
-        settlement = settle(chunk, verdict, place, now, watermark, returning, held=held)
+        settlement = settle_or_refuse(chunk, verdict, place, now, watermark, returning, held)
         return replace(settlement, counts=settlement.counts + more) if more else settlement
 
-    def settle_part(self, part: Verdict, key: str, watermark: datetime | None) -> Settlement:
-        """Returns what a part of the chunk comes to: outputs of rows that have not ended."""
+    def settle_part(self, part: Verdict, key: str, watermark: datetime | None) -> Settlement | None:
+        """Returns what a part of the chunk comes to: outputs of rows that have not ended.
+
+        ``None`` if one of them cannot be published. Which one, is found when the chunk is settled.
+        """
         chunk, now = Chunk(key, part.rows), self._clock.now()
-        return settle(chunk, part, self._rules.place, now, watermark, is_part=True)
+        try:
+            return settle(chunk, part, self._rules.place, now, watermark, is_part=True)
+        except Exception:
+            return None

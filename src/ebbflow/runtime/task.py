@@ -168,7 +168,6 @@ class ChunkLoop:
         record = self._begin_record(batch.num_rows)
         verdict = self._decide(Rows(batch, self._watermark.current), taken, start)
         record.call = self._clock.monotonic() - self._taken - record.read
-        self._events.raised(verdict.decisions.raised)
         now, whole = self._clock.now(), verdict
         # From here on ``verdict`` and ``intake.end`` are of the rows that can be settled.
         verdict, held, more = taken.order.cut(verdict, self._inlet, batch, waiting, now)
@@ -176,6 +175,7 @@ class ChunkLoop:
         told_beside = held_row(whole, batch, len(verdict.rows)) if more else None
         first = batch.num_rows - len(offsets)
         settlement = self._settle(verdict, start, first, more, told_beside)
+        self._events.raised(whole.decisions.raised)
         self._show(verdict, False)
         back = handed_back(offsets, verdict.rows, settlement.returned) if len(offsets) else None
         end, watermark = self._intake.end, self._watermark.current
@@ -213,10 +213,12 @@ class ChunkLoop:
         self._tell()
         return settlement
 
-    def _publish_part(self, start: Span, part: Verdict) -> int:
+    def _publish_part(self, start: Span, part: Verdict) -> int | None:
         """Forwards what a stream map has yielded so far, before its chunk is settled."""
-        self._show(part, True)
         settlement = self._decider.settle_part(part, self._key(start), self._watermark.current)
+        if settlement is None:
+            return None
+        self._show(part, True)
         return self._settling.emit(settlement, self._intake.end)
 
     def _count(self, verdict: Verdict) -> None:

@@ -39,6 +39,10 @@ _WORKER_DIED = "Python worker exited unexpectedly"
 _ERROR_LINE = re.compile(
     r"^(?:[\w.]+\.)?(\w+(?:Error|Exception|Fenced|Violation|Timeout)): (.+)$", re.M
 )
+# The first line behind the frames of a traceback: whatever its name, that is the error.
+_BEHIND_FRAMES = re.compile(
+    r'^  File "(?:(?!^  File ").)*?^(?:\w+\.)*([A-Za-z_]\w*)(?:: ([^\n]*))?$', re.M | re.S
+)
 _TRACE = re.compile(r"Traceback \(most recent call last\):\n.*?(?=\n\s*\n?\tat |\Z)", re.S)
 
 
@@ -124,10 +128,10 @@ def explain(error: BaseException) -> str:
     text = str(error)
     if _WORKER_DIED in text:
         return WORKER_DIED
-    errors = _ERROR_LINE.findall(text)
+    errors = _BEHIND_FRAMES.findall(text) or _ERROR_LINE.findall(text)
     if errors:
         kind, what = errors[-1]
-        return f"{kind}: {what}"
+        return f"{kind}: {what}" if what else kind
     return next((line.strip() for line in text.splitlines() if line.strip()), repr(error))[:300]
 
 

@@ -28,8 +28,9 @@ from ebbflow.core.position import Mark
 from ebbflow.core.publications import Chunk, ChunkNumber
 from ebbflow.core.query_rows import record_query_rows
 from ebbflow.core.raised import Raised, RaisedErrors
+from ebbflow.core.rescue import settle_or_refuse
 from ebbflow.core.retry import conclude
-from ebbflow.core.settlement import Settlement, settle
+from ebbflow.core.settlement import Settlement
 from ebbflow.core.sinks import run_fallback
 from ebbflow.core.verdict import Verdict
 from ebbflow.errors import SparkError
@@ -131,7 +132,7 @@ class _Settling:
                 verdict.record_error(index, SparkError(why.kind, why.text))
         place = place_of(plan, self._partition)
         chunk = Chunk(decided.key, rows, decided.number)
-        settlement = settle(chunk, verdict, place, datetime.now(UTC), decided.watermark)
+        settlement = settle_or_refuse(chunk, verdict, place, datetime.now(UTC), decided.watermark)
         errors = [dump_raised(raised) for raised in verdict.decisions.raised]
         counts = self._publish(settlement)
         return Settled(counts, settlement.reasons, self._tally, errors, settlement.count_by_edge())
