@@ -128,6 +128,19 @@ def test_a_letter_always_fits_and_keeps_what_it_is_about(length):
     assert Letter.from_message(fitted.value, fitted.to_headers()) == fitted
 
 
+@pytest.mark.guarantee("failures-stay-with-their-message")
+@pytest.mark.parametrize("fact", ["metadata", "headers", "keys"])
+def test_headers_are_never_more_than_the_server_takes_however_large_a_message_may_be(fact):
+    large = "x" * 100_000
+    facts = {"metadata": {"g": {"m": large.encode()}}, "headers": {"h": large}, "keys": [large]}
+    letter = replace(SMALL, value=b"v" * 1_000, error="why", **{fact: facts[fact]})
+    fitted = letter.fitting(8 * 1024 * 1024)
+    assert sum(len(k) + len(v) + 4 for k, v in fitted.to_headers().items()) < 2**16 - 1_000
+    assert fitted.value == letter.value
+    assert fitted.size == 1_000, "it cannot be replayed as it was"
+    assert fitted.error == f"why; the letter has no room for its {fact}"
+
+
 def test_the_value_is_cut_before_any_fact_is_given_up():
     letter = replace(SMALL, value=b"v" * 2 * LIMIT, traceback="t" * 4_000, headers={"h": "x"})
     fitted = letter.fitting(LIMIT)

@@ -32,6 +32,8 @@ from tests.runtime.memory_server import Server
 PLACE = Place("v", 0, [Edge("x", 2), Edge("y", values=frozenset("y"))], 1_000_000, "answers")
 RETRIES = RetryStrategy(Backoff(interval=5_000, steps=2, jitter=0.01), "drop")
 POLICY = Backoff(interval=1_000, steps=2, jitter=0.01)
+TOO_LARGE = Random(1).randbytes(990_000)
+"""What user code may return, and no frame of ``PLACE`` can hold."""
 AWAY = (0, 0, 1, 3, 5, 8, 92, 995, 10_000)
 """Milliseconds that may pass before the next task starts; times of day are rounded nowhere."""
 DELAYS = tuple(around + more for around in (200, 990, 59_990) for more in (1, 3, 8, 11))
@@ -347,6 +349,8 @@ class UserCode:
     def __init__(self, script: Sequence[str]) -> None:
         self._script = list(script)
         self.asides: dict[str, FellBack | Served] = {}
+        self.broken: set[str] = set()
+        """The messages because of which Ebbflow itself fails on the whole chunk."""
 
     def __call__(self, datum: Datum) -> object:
         decision = self._script.pop(0) if self._script else "forward"
@@ -367,6 +371,11 @@ class UserCode:
                 raise ConnectionError("the database is away")
             case "dead":
                 raise MessageTooLarge(9, 5)
+            case "too large":
+                return Message(TOO_LARGE)
+            case "break":
+                self.broken.add(datum.id)
+                return Message(b"1")
             case "retry":
                 return Message.to_fail("not yet")
             case "fall back":
@@ -379,4 +388,4 @@ class UserCode:
 
 
 DECISIONS = ("forward", "two", "nack", "nack later", "drop", "fail", "dead")
-DECISIONS += ("retry", "fall back", "serve", "away")
+DECISIONS += ("retry", "fall back", "serve", "away", "too large", "break")

@@ -111,12 +111,15 @@ class CalledCode:
 
     def __call__(self, verdict: Verdict) -> None:
         self._code.asides.clear()
+        self._code.broken.clear()
         call_with_retries(verdict, self._call, RETRIES, lambda _seconds: None, "map")
         for index, row_id in enumerate(verdict.rows.column("id")):
             if (aside := self._code.asides.get(row_id)) and verdict.outcomes.get(index) == EMPTY:
                 verdict.decisions.finish(index, aside)
                 if isinstance(aside, Served):
                     verdict.decisions.answer(index, [b"answer"])
+        if self._code.broken:
+            raise RuntimeError("a row that cannot be decided about")
 
 
 class ModelTask:

@@ -103,7 +103,7 @@ class Settled(UserCode):
 
     def __call__(self, datum):
         kinds = ("nack later", "nack later", "nack later", "fail", "forward", "two", "dead", "drop")
-        kinds += ("nack", "nack later", "nack later", "fail")
+        kinds += ("nack", "nack later", "nack later", "fail", "too large", "break")
         kind = kinds[int(datum.id[1:]) % len(kinds)]
         if datum.deliveries > 2 and kind.startswith("nack"):
             kind = "forward"

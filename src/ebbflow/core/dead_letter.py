@@ -31,6 +31,11 @@ REPLAYS = "Ebbflow-Replays"
 HISTORY = "Ebbflow-History"
 """The header of a message that says how it died before it was replayed, at most a few times."""
 _BRIEF = 200
+MAX_HEADERS = 2**16 - 1
+"""The most bytes that the server takes as the headers of a message, however large its body is."""
+_LEAST_FIRST: tuple[tuple[str, Any], ...] = (
+    *(("metadata", {}), ("headers", {}), ("keys", []), ("traceback", None)),
+)
 _REMEMBERED = 5
 
 
@@ -101,17 +106,25 @@ class Letter:
         """Returns this letter, cut if it would not fit into a message of ``limit`` bytes.
 
         The value is cut first. Where the facts alone are too much, those that help least go; of
-        the id nothing is ever cut, so a letter fits whenever its id leaves room for it.
+        the id nothing is ever cut, so a letter fits whenever its id leaves room for it. ``size`` is
+        set then, and the error says which facts are left out.
         """
-        if len(self.value) + self._header_size() <= limit:
+        room = min(limit, MAX_HEADERS)
+        if len(self.value) + self._header_size() <= limit and self._header_size() <= room:
             return self
         letter = replace(self, size=self.size or len(self.value))
-        if letter._header_size() > limit:
-            letter = replace(letter, headers={}, metadata={}, keys=[], traceback=None)
-        if letter._header_size() > limit:
+        for name, nothing in _LEAST_FIRST:
+            if letter._header_size() > room and getattr(letter, name):
+                letter = letter._without(name, nothing)
+        if letter._header_size() > room:
             error = None if letter.error is None else letter.error[:_BRIEF]
             letter = replace(letter, reason=letter.reason[:_BRIEF], error=error)
         return replace(letter, value=self.value[: max(0, limit - letter._header_size())])
+
+    def _without(self, name: str, nothing: Any) -> Letter:
+        """Returns the letter without one of its facts, which the error then names."""
+        text = f"{self.error or self.reason}; the letter has no room for its {name}"
+        return replace(self, error=text, **{name: nothing})
 
     def _header_size(self) -> int:
         """Returns the bytes that the headers take, with room for those that publishing adds."""

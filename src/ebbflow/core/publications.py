@@ -98,8 +98,10 @@ class Publication:
 
     def check_size(self, max_payload: int) -> None:
         """Raises ``MessageTooLarge`` if the server would not take it; letters are cut to fit."""
+        if self.stage is Stage.DEAD_LETTER:
+            return
         limit = max_payload - min(_HEADERS, max_payload // 4)
-        if len(self.payload) > limit and self.stage is not Stage.DEAD_LETTER:
+        if len(self.payload) > limit:
             raise MessageTooLarge(len(self.payload), limit)
 
 

@@ -174,7 +174,7 @@ def _rules(plan: VertexPlan, partition: int) -> DecisionRules:
     place = place_of(plan, partition)
     # An ordered vertex must not pass on what a held row may still have to come before.
     emits = bool(plan.edges) and not plan.ordered
-    return DecisionRules(place, plan.on_error, plan.largest, emits, _times(plan))
+    return DecisionRules(place, plan.on_error, plan.largest_output, emits, _times(plan))
 
 
 def _interval(plan: VertexPlan) -> float:

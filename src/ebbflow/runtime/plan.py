@@ -11,6 +11,7 @@ from ebbflow.buffers.feed import FeedPlan
 from ebbflow.buffers.names import VertexStreams
 from ebbflow.connectors.generator.source import GeneratorPlan
 from ebbflow.connectors.plans import SinkPlan, UserSink
+from ebbflow.core import frames
 from ebbflow.core.breaker import DEFAULT_LIMIT, BreakerLimit
 from ebbflow.core.monovertex import Bypass
 from ebbflow.core.outage import DEFAULT_ON_UNAVAILABLE
@@ -205,5 +206,13 @@ class VertexPlan:
 
     @property
     def largest(self) -> int:
-        """The largest value that a message may have."""
+        """The largest value that a message may have which is stored in NATS."""
         return self.max_payload - _RESERVED
+
+    @property
+    def largest_output(self) -> int:
+        """The largest message that user code may return: what goes to a sink is stored nowhere.
+
+        What has to come back, or is dead, is: see ``core.rescue`` for one that is too large then.
+        """
+        return self.largest if self.edges else frames.MAX_VALUE
