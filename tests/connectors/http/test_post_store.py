@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ebbflow.buffers import streams
 from ebbflow.buffers.feed import Buffers
@@ -224,6 +226,33 @@ def test_recent_ids_are_forgotten_after_two_minutes_however_many_there_are(monke
     assert "990-3" in recent
     assert "870-3" not in recent
     assert len(recent._times) <= 121 * 10 + 1
+
+
+@pytest.mark.guarantee("http-200-means-stored")
+def test_a_run_starts_however_old_the_ids_are_that_the_last_one_wrote_down(link, tmp_path):
+    now = time.time()
+    with posting(link, tmp_path) as source:
+        pipeline = source.names.pipeline
+        for age, name in ((300, "a"), (121, "b"), (60, "c")):
+            entry = json.dumps({"at": now - age, "ids": [name]}).encode()
+            link.run(link.client.publish(source.names.seen_subject("in"), entry))
+        link.run(link.client.flush())
+    with posting(link, tmp_path, pipeline=pipeline) as source:
+        for name in "abc":
+            assert source.post(b"x", x_numaflow_id=name).status == 200
+
+        assert [row["id"] for row in source.rows()] == ["a", "b"]
+
+
+@given(ages=st.lists(st.sampled_from([0, 30, 60, 121, 180, 300])))
+def test_recent_ids_are_those_of_two_minutes_whenever_they_are_added(ages):
+    recent, now = RecentIds(), time.time()
+    for age in sorted(ages, reverse=True):
+        recent.add([f"a{age}"], now - age)
+
+    for age in ages:
+        assert (f"a{age}" in recent) == (age < 120)
+    assert all(now - taken < 120 for taken in recent._times.values())
 
 
 # --- the order of things ------------------------------------------------------------------------

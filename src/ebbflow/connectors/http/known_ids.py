@@ -49,7 +49,9 @@ class RecentIds:
         """Remembers ids that were taken at that time, and forgets old ones."""
         self._times |= dict.fromkeys(ids, taken)
         self._oldest_first.append((taken, ids))
-        while self._oldest_first[0][0] < time.time() - DUPLICATE_WINDOW:
+        # A stream deletes its messages late, so ids may be too old as soon as they are read.
+        too_old = time.time() - DUPLICATE_WINDOW
+        while self._oldest_first and self._oldest_first[0][0] < too_old:
             then, old = self._oldest_first.popleft()
             for message_id in old:
                 if self._times.get(message_id) == then:
