@@ -1,8 +1,10 @@
 """One client's connection to the web server: reads its requests, writes their answers in order.
 
-httptools parses; what it leaves open is bounded here. A head has so many bytes and so many seconds,
-a body has so many seconds to arrive, an idle connection is closed after a while, and so is one
-whose client takes next to nothing of what it asked for. A request whose body could end in two
+httptools parses; what it leaves open is bounded here. A head is bounded in bytes and seconds, and
+a body in seconds. All that comes between two pieces of a body or behind the last one, which are
+chunk sizes, their extensions and trailers, has as many bytes as a head; trailers are ignored. An
+idle connection is closed after a while, and so is one whose client takes next to nothing of what it
+asked for. A request whose body could end in two
 places gets 400 and its connection is closed: a proxy that read it differently might have hidden
 another request behind it.
 
@@ -25,6 +27,7 @@ from ebbflow.web.exchange import Exchange
 from ebbflow.web.refusal import Refusal
 
 _LARGEST_HEAD = 32 * 1024
+_STEP = 4 * 1024
 _KEEP_ALIVE = 15.0
 _DISCARDING = 1.0
 _MOST_UNANSWERED = 64
@@ -85,7 +88,7 @@ class HttpConnection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._phase = Phase.BETWEEN
         self._deadline: float | None = None
-        self._head_size = 0
+        self._fruitless = 0
         self._target = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._about_the_body: list[tuple[bytes, bytes]] = []
@@ -112,52 +115,67 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Reads on."""
-        if not self._reads:
-            return
-        if self._phase is Phase.HEAD:
-            self._head_size += len(data)
-        self._feed(data)
-        if self._head_size > _LARGEST_HEAD and self._reads:
-            self._end(_not_http())
-        elif self._deadline is None and self._phase is not Phase.BETWEEN:
+        view = memoryview(data)
+        for start in range(0, len(data), _STEP):
+            if self._reads:
+                self._read(view[start : start + _STEP])
+        if self._deadline is None and self._reads and self._phase is not Phase.BETWEEN:
             self._set_deadline(self._host.read_timeout)
         if len(self._unanswered) > _MOST_UNANSWERED:
             self._balance()
 
-    def _feed(self, data: bytes) -> None:
+    def _read(self, step: memoryview) -> None:
+        """Reads a few bytes; too many that complete no head and belong to no body are refused."""
+        self._fruitless += len(step)
+        rest: memoryview | bytes = step
+        while rest and self._reads:
+            rest = self._parse(rest)
+        if self._fruitless > _LARGEST_HEAD:
+            self._end(_not_http())
+
+    def _parse(self, data: memoryview | bytes) -> bytes:
+        """Has the parser read; returns what it is to read next, if it stopped at an upgrade."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._go_on_without_upgrade(data[upgrade.args[0] :])
+            return self._without_upgrade(bytes(data[upgrade.args[0] :]))
         except httptools.HttpParserError:
             self._end(_not_http())
+        return b""
 
-    def _go_on_without_upgrade(self, rest: bytes) -> None:
-        """Reads a request anew as if it did not ask for another protocol, which nobody has here.
+    def _without_upgrade(self, rest: bytes) -> bytes:
+        """Returns a request and the ``rest`` as if it did not ask for another protocol.
 
         The parser would take its body for the first words of that protocol.
         """
         method = self._parser.get_method()
         if method == b"CONNECT":
             self._end(Refusal(404, "Not Found"))
-            return
+            return b""
         version = self._parser.get_http_version().encode()
         headers = [pair for pair in self._headers if pair[0] != b"upgrade"]
         lines = [b"%b %b HTTP/%b" % (method, self._target, version)]
         lines += [b"%b: %b" % pair for pair in headers]
         self._parser = httptools.HttpRequestParser(self)
-        self._feed(b"\r\n".join([*lines, b"\r\n"]) + rest)
+        return b"\r\n".join([*lines, b"\r\n"]) + rest
 
     def eof_received(self) -> None:
         """Closes: a client that says nothing more has gone, as a rule."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Lets go of what was arriving."""
+        """Lets go of what was arriving, and of all that refers to this connection in turn.
+
+        Memory that is freed by the garbage collector alone adds up under attack.
+        """
         self._is_lost = True
+        self._reads = False
         self._host.connections.discard(self)
         self._leave_receiver()
         for exchange in self._unanswered:
             exchange.lose()
+        self._unanswered.clear()
+        self._exchange = None
+        del self._parser
 
     def pause_writing(self) -> None:
         """Reads nothing more from a client that does not read its answers."""
@@ -184,7 +202,6 @@ class HttpConnection(asyncio.Protocol):
         """Begins a head."""
         self._phase = Phase.HEAD
         self._deadline = None
-        self._head_size = 0
         self._target = b""
         self._headers = []
         self._about_the_body = []
@@ -194,7 +211,9 @@ class HttpConnection(asyncio.Protocol):
         self._target += target
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Takes a header."""
+        """Takes a header; those behind a body come too late to matter."""
+        if self._phase is Phase.BODY:
+            return
         header = name.lower(), value
         self._headers.append(header)
         if header[0] in _ABOUT_THE_BODY:
@@ -207,7 +226,7 @@ class HttpConnection(asyncio.Protocol):
         self._check_framing()
         self._phase = Phase.BODY
         self._deadline = None
-        self._head_size = 0
+        self._fruitless = 0
         head = RequestHead(self._parser.get_method(), self._target, self._headers)
         is_current = self._parser.get_http_version() == "1.1"
         exchange = self._exchange = Exchange(self, head.method, is_current)
@@ -242,6 +261,7 @@ class HttpConnection(asyncio.Protocol):
 
     def on_body(self, piece: bytes) -> None:
         """Hands on a piece of the body."""
+        self._fruitless = 0
         if self._receiver is not None:
             try:
                 self._receiver.feed(piece)
@@ -255,6 +275,7 @@ class HttpConnection(asyncio.Protocol):
             return
         self._phase = Phase.BETWEEN
         self._deadline = None
+        self._fruitless = 0
         self._is_used = True
         self._reads = not exchange.closes
         self._exchange = self._receiver = self._refusal = None

@@ -22,7 +22,7 @@ from ebbflow.nats.locate import open_link, start_embedded
 from tests.connectors.http.posting import NDJSON, posting
 
 CASES = int(os.environ.get("EBBFLOW_CASES", "150"))
-GOOD = b"POST /vertices/in HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
+GOOD = b"POST /vertices/in HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nhello"
 NAMES = [
     b"Content-Length", b"Transfer-Encoding", b"Content-Type", b"Connection", b"Expect", b"Host",
     b"Upgrade", b"Authorization", b"x-numaflow-id", b"x-numaflow-event-time", b"x-numaflow-keys",
@@ -92,19 +92,29 @@ def endless_head(chance):
 
 def huge(chance):
     length = chance.choice([100_001, 2**31, 2**63, 2**70])
-    head = b"POST /vertices/in HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % length
+    head = b"POST /vertices/in HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % length
     return head + b"x" * 300_000
 
 
 def endless_pieces(chance):
-    head = b"POST /vertices/in HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = b"POST /vertices/in HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     return head + b"ffff\r\n%b\r\n" % (b"x" * 0xFFFF) * chance.randint(3, 8)
 
 
 def broken_pieces(chance):
-    head = b"POST /vertices/in HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = b"POST /vertices/in HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     sizes = [b"zz", b"-5", b"ffffffffffffffffffff", b"5;" + b"e" * 9_000, b""]
     return head + chance.choice(sizes) + b"\r\nhello\r\n0\r\n\r\n"
+
+
+def endless_trailers(chance):
+    head = b"POST /vertices/in HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    return head + b"5\r\nhello\r\n0\r\n" + b"a: b\r\n" * 100_000
+
+
+def other_protocols(chance):
+    head = b"Host: localhost\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n"
+    return (b"GET /health HTTP/1.1\r\n" + head) * chance.choice([1, 900])
 
 
 def one_after_another(chance):
@@ -117,7 +127,7 @@ def tls(chance):
 
 KINDS = [
     noise, damaged, headers, endless_head, huge, endless_pieces, broken_pieces, one_after_another,
-    tls,
+    tls, endless_trailers, other_protocols,
 ]  # fmt: skip
 ENDS = ["wait", "half-close", "close", "reset"]
 
@@ -195,7 +205,7 @@ def test_all_that_was_stored_had_been_sent_as_a_message(source):
     assert any(row["id"] == "still" for row in rows)
 
 
-HEAD = b"POST /vertices/in HTTP/1.1\r\nHost: x\r\n"
+HEAD = b"POST /vertices/in HTTP/1.1\r\nHost: localhost\r\n"
 PIECES = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 UNCLEAR = {
     "a length and pieces": HEAD
@@ -216,6 +226,8 @@ UNCLEAR = {
     "no host": b"POST /vertices/in HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello",
     "two hosts": HEAD + b"Host: y\r\nContent-Length: 5\r\n\r\nhello",
     "a head that does not end": HEAD + b"X-Long: " + b"x" * 400_000,
+    "trailers that do not end": PIECES + b"5\r\nhello\r\n0\r\n" + b"a: b\r\n" * 100_000,
+    "a chunk whose extension does not end": PIECES + b"5;" + b"x" * 400_000,
     "a bad piece with much behind it": PIECES + b"zz\r\n" + b"x" * 3_000_000,
 }
 
@@ -238,7 +250,7 @@ def test_a_body_whose_end_is_unclear_is_a_bad_request(source, request_):
 
 def test_a_request_behind_the_one_that_ends_the_connection_is_not_read(source):
     before = len(source.rows())
-    last = GOOD.replace(b"Host: x", b"Host: x\r\nConnection: close")
+    last = GOOD.replace(b"Host: localhost", b"Host: localhost\r\nConnection: close")
 
     answer = everything_about(source, last + GOOD)
 
@@ -248,7 +260,7 @@ def test_a_request_behind_the_one_that_ends_the_connection_is_not_read(source):
 
 def test_answers_come_in_the_order_of_the_requests(source):
     unknown = GOOD.replace(b"/in", b"/nobody")
-    last = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    last = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
     answer = everything_about(source, GOOD + unknown + GOOD + last)
 
@@ -289,7 +301,7 @@ def test_a_client_that_asks_first_is_told_to_go_on_or_why_not(source):
 
 
 def test_the_head_of_a_health_check_has_no_body_behind_it(source):
-    head = b"HEAD /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    head = b"HEAD /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
     answer = everything_about(source, head)
 
@@ -298,8 +310,8 @@ def test_the_head_of_a_health_check_has_no_body_behind_it(source):
 
 
 def test_a_refused_post_leaves_the_connection_open_for_the_next(source):
-    refused = GOOD.replace(b"Host: x", b"Host: x\r\nx-numaflow-id: a b")
-    last = GOOD.replace(b"Host: x", b"Host: x\r\nConnection: close")
+    refused = GOOD.replace(b"Host: localhost", b"Host: localhost\r\nx-numaflow-id: a b")
+    last = GOOD.replace(b"Host: localhost", b"Host: localhost\r\nConnection: close")
 
     answer = everything_about(source, refused + last)
 
