@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,9 +33,20 @@ class Answer:
 class Asking:
     """A page, seen from outside."""
 
-    def __init__(self, port: int, way_in: str) -> None:
+    def __init__(self, port: int, secured: bool = False) -> None:
         self.port = port
-        self.way_in = way_in
+        self.secured = secured
+
+    def open(self) -> http.client.HTTPConnection:
+        if not self.secured:
+            return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        trusting = ssl._create_unverified_context()
+        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=60, context=trusting)
+
+    @staticmethod
+    def read(connection: http.client.HTTPConnection) -> Answer:
+        answer = connection.getresponse()
+        return Answer(answer.status, answer.read(), dict(answer.getheaders()))
 
     def ask(
         self,
@@ -43,12 +55,11 @@ class Asking:
         body: Any = None,
         headers: Mapping[str, str] | None = None,
     ) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = self.open()
         raw = None if body is None else json.dumps(body).encode()
         try:
             connection.request(method, path, raw, dict(headers or {}))
-            answer = connection.getresponse()
-            return Answer(answer.status, answer.read(), dict(answer.getheaders()))
+            return self.read(connection)
         finally:
             connection.close()
 
@@ -64,7 +75,7 @@ class Asking:
     @contextmanager
     def stream(self, path: str) -> Iterator[Iterator[tuple[str, Any]]]:
         """The events of a stream, as pairs of their kind and what they say."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = self.open()
         try:
             connection.request("GET", path)
             yield _events(connection.getresponse())
@@ -83,7 +94,10 @@ def _events(answer: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
 
 
 @contextmanager
-def asking(link: Link, *only: str, host: str = "127.0.0.1", whole: bool = True) -> Iterator[Asking]:
+def asking(
+    link: Link, *only: str, host: str = "127.0.0.1", whole: bool = True, secured: bool | None = None
+) -> Iterator[Asking]:
     """A page of all pipelines on the server of a link, or of some."""
-    with open_page(PageAddress(host, 0), ServerLink(link.server), only, whole) as entrance:
-        yield Asking(entrance.bound.getsockname()[1], entrance.way_in)
+    address = PageAddress(host, 0, secured=secured)
+    with open_page(address, ServerLink(link.server), only, whole) as entrance:
+        yield Asking(entrance.bound.getsockname()[1], bool(secured))

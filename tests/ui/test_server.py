@@ -1,5 +1,6 @@
 """The page's server on a real NATS server: states, events, files, probes, and bad requests."""
 
+import http.client
 import json
 import socket
 import threading
@@ -13,6 +14,8 @@ from ebbflow.ui import pipelines
 from tests.connectors.http.posting import wait_for
 from tests.ui.asking import Answer, Asking, asking
 from tests.ui.shown import Shown
+
+_FORM = "application/x-www-form-urlencoded"
 
 
 @pytest.fixture
@@ -174,6 +177,42 @@ def test_beyond_this_machine_the_token_is_needed_for_all_but_probes(link, shown,
         bearer = page.get("/api/pipelines", authorization="Bearer let-me-in", host="evil.com")
         assert bearer.status == 200
         assert all(b"let-me-in" not in answer.raw for answer in (asked, entered, bearer))
+        assert b'method="post"' in asked.raw
+        assert send_form(page, b"token=wrong").status == 401
+        assert cookie in send_form(page, b"token=let-me-in").headers["set-cookie"]
+        foreign = send_form(page, b"token=let-me-in", origin="http://evil.com")
+        large = send_form(page, b"token=" + b"x" * 5_000)
+        assert (foreign.status, large.status) == (403, 413)
+
+
+def send_form(page: Asking, body: bytes, **headers: str) -> Answer:
+    """What a browser sends when somebody has typed the token."""
+    connection = page.open()
+    try:
+        connection.request("POST", "/", body, {"content-type": _FORM, **headers})
+        return page.read(connection)
+    finally:
+        connection.close()
+
+
+@pytest.mark.guarantee("pages-are-kept-to-those-who-may")
+def test_a_page_with_a_certificate_speaks_tls_only(link, shown, monkeypatch):
+    monkeypatch.setenv("EBBFLOW_UI_TOKEN", "let-me-in")
+    shown.tell()
+    with asking(link, shown.name, secured=True) as page:
+        answer = page.get("/?token=let-me-in")
+        assert (answer.status, answer.headers["set-cookie"][-8:]) == (200, "; Secure")
+        with pytest.raises((OSError, http.client.HTTPException)):
+            Asking(page.port).get("/health")
+
+
+@pytest.mark.guarantee("guessing-is-slow")
+def test_a_browser_that_guesses_tokens_has_to_wait(link, shown, monkeypatch):
+    monkeypatch.setenv("EBBFLOW_UI_TOKEN", "let-me-in")
+    with asking(link, shown.name) as page:
+        statuses = [page.get(f"/?token=guess{n}").status for n in range(12)]
+        assert statuses == [401] * 10 + [429] * 2
+        assert page.get("/api/pipelines", authorization="Bearer let-me-in").status == 429
 
 
 @pytest.mark.guarantee("pages-are-kept-to-those-who-may")

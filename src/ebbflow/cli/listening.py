@@ -9,16 +9,17 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-_ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:]+\]|[\w.-]*):\d{1,5}|\d{1,5}")
+_ADDRESS = re.compile(r"(?:https?://)?(?:\[[0-9a-fA-F:]+\]|[\w.-]*):\d{1,5}|\d{1,5}")
 _OPTIONS = ("--ui", "--metrics")
 
 UiOption = Annotated[
     str | None,
     typer.Option(
         "--ui",
-        metavar="[HOST:PORT]",
+        metavar="[[https://]HOST:PORT]",
         help="The run shows itself in a web page; without an address on 127.0.0.1:8321, or on a "
-        "free port. Beyond this machine it needs a token, in EBBFLOW_UI_TOKEN or made up.",
+        "free port. Beyond this machine it needs a token, from EBBFLOW_UI_TOKEN or made up at a "
+        "terminal.",
         show_default=False,
     ),
 ]

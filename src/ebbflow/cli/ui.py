@@ -27,9 +27,9 @@ def ui(
     listen: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST:PORT",
+            metavar="[https://]HOST:PORT",
             help="The page listens here; without it, on 127.0.0.1:8321, or on a free port. "
-            "Beyond this machine it needs a token, from EBBFLOW_UI_TOKEN or made up.",
+            "Beyond this machine it needs a token, from EBBFLOW_UI_TOKEN or made up at a terminal.",
             show_default=False,
         ),
     ] = None,
@@ -45,7 +45,7 @@ def ui(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: ended.set())
     with open_page(address, _open_link(state, nats), pipelines or ()) as entrance:
-        typer.echo(f"The page is at {entrance.way_in}")
+        entrance.announce(typer.echo, "The page is at")
         typer.echo("Ctrl-C ends it; pipelines go on.", err=True)
         ended.wait()
 

@@ -1,7 +1,11 @@
 """Where the page listens: on this machine, unless somebody says otherwise, and then with a token.
 
 The token is the one of ``EBBFLOW_UI_TOKEN``. Where a person looks on, at a terminal, one is made up
-if there is none, and the address that the terminal shows has it. No log and no page has it.
+if there is none, and the address that the terminal shows has it. It is written to nothing but that
+terminal: no log, no file and no page has it.
+
+``https://`` has the page speak TLS, with the certificate of ``EBBFLOW_UI_CERT_FILE`` and
+``EBBFLOW_UI_KEY_FILE`` or with one that it makes for itself.
 """
 
 from __future__ import annotations
@@ -10,35 +14,49 @@ import os
 import re
 import secrets
 import socket
+import ssl
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
 
+from ebbflow.connectors.section import require_extra
 from ebbflow.errors import SetupError
 from ebbflow.secret import Secret
-from ebbflow.web.binding import bind, is_loopback, url_of
-from ebbflow.web.endpoint import Endpoint
+from ebbflow.web.binding import bind, is_loopback, make_tls, url_of
+from ebbflow.web.endpoint import Certificate, Endpoint
 
 LOOPBACK = "127.0.0.1"
 PAGE_PORT = 8321
 METRICS_PORT = 8322
 TOKEN = "EBBFLOW_UI_TOKEN"  # noqa: S105
+CERTIFICATE, KEY = "EBBFLOW_UI_CERT_FILE", "EBBFLOW_UI_KEY_FILE"
 _PLACE = re.compile(
-    r"(?:(?P<host>\[[^\]]+\]|[^:]*):)?(?P<port>\d{1,5})|(?P<alone>\[[^\]]+\]|[^:]*[^:\d][^:]*)"
+    r"(?P<scheme>https?://)?"
+    r"(?:(?:(?P<host>\[[^\]]+\]|[^:/]*):)?(?P<port>\d{1,5})|(?P<alone>\[[^\]]+\]|[^:/]*[^:/\d][^:/]*))"
 )
 _WHO = "page"
 
 
 @dataclass(frozen=True, slots=True)
 class PageAddress:
-    """A host and a port. One that is only ``usual`` gives way to any that is free."""
+    """A host and a port. One that is only ``usual`` gives way to any that is free.
+
+    ``secured`` says whether to speak TLS; ``None`` if that is left to the environment.
+    """
 
     host: str
     port: int
     usual: bool = False
+    secured: bool | None = None
 
 
 def parse_address(text: str | bool, usual_port: int) -> PageAddress:
-    """Returns the address that ``HOST:PORT``, ``PORT`` or ``HOST`` means; ``True`` is the usual."""
+    """Returns the address that ``[https://]HOST:PORT``, ``PORT`` or ``HOST`` means.
+
+    ``True`` is the usual one.
+    """
     if text is True or not text:
         return PageAddress(LOOPBACK, usual_port, usual=True)
     match = _PLACE.fullmatch(str(text))
@@ -49,38 +67,49 @@ def parse_address(text: str | bool, usual_port: int) -> PageAddress:
             f"Write it as HOST:PORT, such as {LOOPBACK}:{usual_port}; port 0 is any that is free.",
         )
     host = (match["alone"] or match["host"] or LOOPBACK).strip("[]")
-    return PageAddress(host, port, usual=match["port"] is None)
+    secured = None if match["scheme"] is None else match["scheme"] == "https://"
+    return PageAddress(host, port, usual=match["port"] is None, secured=secured)
 
 
 @dataclass(frozen=True, slots=True)
 class Entrance:
-    """A socket that listens, and who may come in: everybody on this machine, or with the token."""
+    """A socket that listens, and who may come in: everybody on this machine, or with the token.
+
+    ``terminal`` is where a token that was made up is shown; ``None`` if none was.
+    """
 
     bound: socket.socket
     token: Secret | None
     is_local: bool
-    is_made_up: bool = False
+    tls: ssl.SSLContext | None = None
+    terminal: TextIO | None = None
 
     @property
     def url(self) -> str:
         """The address for people on this machine, without the token."""
-        return f"{_shown(url_of(self.bound, secured=False), self.is_local)}/"
+        return f"{_shown(url_of(self.bound, secured=self.tls is not None), self.is_local)}/"
 
-    @property
-    def way_in(self) -> str:
-        """The address to open, with the token if one was made up. For a terminal only."""
-        if self.token is None or not self.is_made_up:
-            return self.url
-        return f"{self.url}?token={self.token.reveal()}"
+    def announce(self, tell: Callable[[str], None], what: str, path: str = "") -> None:
+        """Tells where the page is. A token that was made up goes to the terminal and not there."""
+        tell(f"{what} {self.url}{path}")
+        if not self.is_local and self.tls is None:
+            tell("it is reached without TLS: its token and what it shows can be read on their way")
+        if self.terminal is None or self.token is None:
+            return
+        token = self.token.reveal()
+        how = f"Its bearer token: {token}" if path else f"Open {self.url}?token={token}"
+        print(how, file=self.terminal, flush=True)
 
 
 def open_entrance(address: PageAddress) -> Entrance:
     """Returns what listens there; ``SetupError`` when that is not possible."""
     is_local = is_loopback(address.host, _WHO)
     text = os.environ.get(TOKEN, "")
-    is_made_up = not text and not is_local
-    token = _make_up_token(address.host) if is_made_up else Secret(text) if text else None
-    return Entrance(_bind(address), token, is_local, is_made_up)
+    terminal = None if text or is_local else _find_terminal(address.host)
+    chosen = Secret(text) if text else None
+    token = chosen if terminal is None else Secret(secrets.token_urlsafe(24))
+    secure = _make_tls(address)
+    return Entrance(_bind(address), token, is_local, secure, terminal)
 
 
 def _bind(address: PageAddress) -> socket.socket:
@@ -93,14 +122,43 @@ def _bind(address: PageAddress) -> socket.socket:
     return bound
 
 
-def _make_up_token(host: str) -> Secret:
-    """Returns a new token, if there is a terminal to show it on."""
-    if not sys.stdout.isatty():
-        raise SetupError(
-            f"The page would show everything to anybody who can reach {host}.",
-            f"Choose a token and set {TOKEN} to it, or have the page listen on {LOOPBACK}.",
-        )
-    return Secret(secrets.token_urlsafe(24))
+def _make_tls(address: PageAddress) -> ssl.SSLContext | None:
+    """Returns the TLS of the page; ``None`` if it has none."""
+    certificate = _read_certificate()
+    secured = certificate is not None if address.secured is None else address.secured
+    if not secured:
+        return None
+    if certificate is None:
+        require_extra("A page that makes a certificate for itself", "http", "cryptography")
+    place = Endpoint(address.host, address.port, certificate, self_signed=certificate is None)
+    return make_tls(place, _WHO)
+
+
+def _read_certificate() -> Certificate | None:
+    paths = {name: os.environ.get(name, "") for name in (CERTIFICATE, KEY)}
+    if not any(paths.values()):
+        return None
+    texts = []
+    for name, path in paths.items():
+        try:
+            texts.append(Path(path).read_text("utf-8"))
+        except (OSError, ValueError):
+            raise SetupError(
+                f"The page cannot read the file that {name} names: {path or 'it is not set'}.",
+                f"Set {CERTIFICATE} and {KEY} to a certificate and its key, in PEM form.",
+            ) from None
+    return Certificate(texts[0], Secret(texts[1]))
+
+
+def _find_terminal(host: str) -> TextIO:
+    """Returns the terminal that a person looks at, to show a token on."""
+    for stream in (sys.stderr, sys.stdout):
+        if stream is not None and stream.isatty():
+            return stream
+    raise SetupError(
+        f"The page would show everything to anybody who can reach {host}.",
+        f"Choose a token and set {TOKEN} to it, or have the page listen on {LOOPBACK}.",
+    )
 
 
 def _shown(url: str, is_local: bool) -> str:

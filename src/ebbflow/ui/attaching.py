@@ -40,7 +40,7 @@ def _open(
     is_page = name == "ui"
     with open_page(address, ServerLink(server), [pipeline], whole=is_page) as entrance:
         if is_page:
-            tell(f"page at {entrance.way_in}")
+            entrance.announce(tell, "page at")
         else:
-            tell(f"metrics at {entrance.url}metrics")
+            entrance.announce(tell, "metrics at", "metrics")
         yield {name: entrance.url if is_page else f"{entrance.url}metrics"}

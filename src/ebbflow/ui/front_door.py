@@ -8,14 +8,15 @@ from ebbflow.ui.request import PageRequest
 from ebbflow.ui.site import PageRoute
 from ebbflow.ui.static_files import read_file
 from ebbflow.web.exchange import Exchange
-from ebbflow.web.refusal import Refusal
 
 _HTML = "text/html; charset=utf-8"
 _NOT_KEPT = {"cache-control": "no-store"}
-# Not a redirect: a browser that came from elsewhere would not send the new cookie along.
-_ENTER = b'<!doctype html><meta http-equiv="refresh" content="0; url=/"><a href="/">Go on</a>'
+# Not a redirect: a browser that came from elsewhere would not send the new cookie along. The script
+# replaces this address, which may have the token, in the browser's history.
+_ENTER = b"""<!doctype html><script src="/enter.js"></script>
+<noscript><meta http-equiv="refresh" content="0; url=/"></noscript><a href="/">Open the page</a>"""
 _ASK = b"""<!doctype html><html lang="en"><meta name="viewport" content="width=device-width">
-<title>Ebbflow</title><h1>Ebbflow</h1><form action="/"><p>%b</p>
+<title>Ebbflow</title><h1>Ebbflow</h1><form action="/" method="post"><p>%b</p>
 <label>Token <input name="token" type="password" autofocus autocomplete="current-password"></label>
 <button>Open</button></form></html>"""
 
@@ -31,29 +32,44 @@ class FrontDoor:
         """The paths of this part."""
         return [
             PageRoute("GET", "/", self._open_page, open=True),
+            PageRoute("POST", "/", self._log_in, open=True, is_form=True),
+            PageRoute("GET", "/enter.js", self._script, open=True),
             PageRoute("GET", "/favicon.ico", self._icon, open=True),
             PageRoute("GET", "/static/{path...}", self._file),
         ]
 
     async def _open_page(self, request: PageRequest, exchange: Exchange) -> None:
-        token = request.text("token")
-        if token is not None and (cookie := self._guard.make_cookie(token)):
-            headers = {**_NOT_KEPT, "set-cookie": cookie}
+        if token := request.text("token"):
+            self._enter(token, request, exchange)
+        elif self._guard.admits(request.head):
+            read_file(["index.html"], _known(request)).send(exchange)
+        else:
+            _ask(b"This page needs a token.", exchange)
+
+    async def _log_in(self, request: PageRequest, exchange: Exchange) -> None:
+        self._enter(str(request.body.get("token", "")), request, exchange)
+
+    def _enter(self, token: str, request: PageRequest, exchange: Exchange) -> None:
+        """Gives whoever knows the token a cookie; the others may try again."""
+        cookie = self._guard.make_cookie(token, request.head)
+        if cookie or self._guard.admits(request.head):
+            headers = {**_NOT_KEPT, **({"set-cookie": cookie} if cookie else {})}
             PageReply(_ENTER, 200, _HTML, headers).send(exchange)
-            return
-        try:
-            self._guard.check_token(request.head)
-        except Refusal:
-            words = b"This page needs a token." if token is None else b"This token is wrong."
-            PageReply(_ASK % words, 401, _HTML).send(exchange)
-            return
-        read_file(["index.html"], _known(request)).send(exchange)
+        else:
+            _ask(b"This token is wrong.", exchange)
+
+    async def _script(self, request: PageRequest, exchange: Exchange) -> None:
+        read_file(["enter.js"], _known(request)).send(exchange)
 
     async def _icon(self, request: PageRequest, exchange: Exchange) -> None:
         read_file(["icon.svg"], _known(request)).send(exchange)
 
     async def _file(self, request: PageRequest, exchange: Exchange) -> None:
         read_file(request.path["path"].split("/"), _known(request)).send(exchange)
+
+
+def _ask(words: bytes, exchange: Exchange) -> None:
+    PageReply(_ASK % words, 401, _HTML).send(exchange)
 
 
 def _known(request: PageRequest) -> bytes:

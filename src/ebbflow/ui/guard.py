@@ -1,51 +1,49 @@
 """Who may look, and who may change something.
 
 On this machine no token is needed, but the request has to come from the page itself. A page of
-somebody else, in the same browser, is kept out by three rules: the name of the host has to be one
-of this machine, so that a foreign name that is led here (DNS rebinding) is refused; browsers that
-say a request comes from another site are refused; and whoever changes something has to send the
-header ``X-Ebbflow``, which no foreign page can send.
+somebody else, in the same browser, is kept out by three rules: those of ``web/guard.py`` about the
+host and about other sites, and whoever changes something has to send the header ``X-Ebbflow``,
+which no foreign page can send.
 
 Beyond this machine, or if a token was named, each request has to know the token: as a bearer token,
-or in the cookie that an address with ``?token=`` is answered with.
+or in the cookie that whoever names the token is given, in the form or with ``?token=``.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-import ipaddress
 from collections.abc import Iterable
 
 from ebbflow.secret import Secret
 from ebbflow.web.connection import RequestHead
+from ebbflow.web.guard import CHALLENGE, SiteGuard, TokenGuard, find_header
 from ebbflow.web.refusal import Refusal
 
 MARK = b"x-ebbflow"
-_CHALLENGE = {"www-authenticate": "Bearer"}
+_ADVICE = "open it as localhost, or have it listen beyond this machine"
 
 
 class PageGuard:
-    """Admits requests. ``port`` tells the cookies of several pages on one machine apart."""
+    """Admits requests. ``port`` tells the cookies of several pages on one machine apart.
 
-    def __init__(self, token: Secret | None, is_local: bool, port: int) -> None:
-        self._token = token.reveal().encode() if token else None
-        self._is_local = is_local
+    ``secured`` if the page speaks TLS itself; then browsers send the cookie over TLS only.
+    """
+
+    def __init__(
+        self, token: Secret | None, is_local: bool, port: int, secured: bool = False
+    ) -> None:
+        self._tokens = TokenGuard(token)
+        self._sites = SiteGuard(() if is_local else None, _ADVICE)
         self._cookie = f"ebbflow_{port}"
+        self._secured = secured
 
     def check_site(self, head: RequestHead) -> None:
         """Raises ``Refusal`` for a request that a page of another site has made."""
-        if self._is_local and not is_local_name(_header(head, b"host")):
-            raise Refusal(
-                403,
-                "this page answers to names of this machine only",
-                next_step="Open it as localhost, or have it listen beyond this machine.",
-            )
-        if _header(head, b"sec-fetch-site") in (b"cross-site", b"same-site"):
-            is_visit = head.method == b"GET" and _header(head, b"sec-fetch-mode") == b"navigate"
-            if not is_visit:
-                raise Refusal(403, "another site may not ask for this")
-        if head.method not in (b"GET", b"HEAD") and not _header(head, MARK):
+        self._sites.check(head)
+
+    def check_mark(self, head: RequestHead) -> None:
+        """Raises ``Refusal`` for a change without the header that foreign pages cannot send."""
+        if head.method not in (b"GET", b"HEAD") and not find_header(head, MARK):
             raise Refusal(403, "the header X-Ebbflow is missing", next_step="Send it: X-Ebbflow: 1")
 
     def check_token(self, head: RequestHead) -> None:
@@ -54,50 +52,33 @@ class PageGuard:
             raise Refusal(
                 401,
                 "the token is missing or wrong",
-                headers=_CHALLENGE,
+                headers=CHALLENGE,
                 next_step="Open the address that ebbflow printed when the page was started.",
             )
 
     def admits(self, head: RequestHead) -> bool:
-        """Returns whether the token is not needed, or known."""
-        return self._token is None or self._is_known(head)
-
-    def make_cookie(self, token: str) -> str | None:
-        """Returns the cookie for whoever knows the token; ``None`` if it is wrong or not needed."""
-        if self._token is None or not hmac.compare_digest(token.encode(), self._token):
-            return None
-        return f"{self._cookie}={self._pass}; Path=/; HttpOnly; SameSite=Strict"
-
-    @property
-    def _pass(self) -> str:
-        """What the cookie says: known by whoever knows the token, and not the token itself."""
-        assert self._token is not None
-        return hmac.new(self._token, b"cookie", hashlib.sha256).hexdigest()
-
-    def _is_known(self, head: RequestHead) -> bool:
-        assert self._token is not None
-        kind, _, token = _header(head, b"authorization").partition(b" ")
-        # How long it takes to compare must not tell how much of it was right.
-        if kind.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token):
+        """Returns whether the token is not needed, or known; 429 after too many guesses."""
+        if not self._tokens.is_needed:
             return True
-        passes = _cookies(head, self._cookie.encode())
-        return any(hmac.compare_digest(shown, self._pass.encode()) for shown in passes)
+        # The cookie first: it cannot be guessed, so whoever has it need not wait for guessers.
+        shown = _cookies(head, self._cookie.encode())
+        expected = self._tokens.derive(b"cookie").encode()
+        return any(hmac.compare_digest(each, expected) for each in shown) or (
+            self._tokens.has_bearer(head)
+        )
 
+    def make_cookie(self, token: str, head: RequestHead) -> str | None:
+        """Returns the cookie for whoever knows the token; ``None`` if it is wrong or not needed.
 
-def is_local_name(host: bytes) -> bool:
-    """Returns whether the ``Host`` of a request, with or without a port, is this machine."""
-    text = host.decode("latin-1").strip().lower()
-    name = text[1:].partition("]")[0] if text.startswith("[") else text.rpartition(":")[0] or text
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
-
-
-def _header(head: RequestHead, name: bytes) -> bytes:
-    return next((text for key, text in head.headers if key == name), b"")
+        A proxy that speaks TLS says so in ``X-Forwarded-Proto``. Anybody may write that, but all
+        they get is a cookie that their own browser sends over TLS only.
+        """
+        if not self._tokens.is_right(token.encode(), head.client):
+            return None
+        proxied = find_header(head, b"x-forwarded-proto").strip().lower() == b"https"
+        secure = "; Secure" if self._secured or proxied else ""
+        value = self._tokens.derive(b"cookie")
+        return f"{self._cookie}={value}; Path=/; HttpOnly; SameSite=Strict{secure}"
 
 
 def _cookies(head: RequestHead, name: bytes) -> Iterable[bytes]:

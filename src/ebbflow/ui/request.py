@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import unquote_to_bytes
+from urllib.parse import parse_qsl, unquote_to_bytes
 
 from ebbflow.web.connection import RequestHead
 from ebbflow.web.refusal import Refusal
@@ -109,3 +109,8 @@ def read_body(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Refusal(400, "the body must be a JSON object")
     return value
+
+
+def read_form(body: bytes) -> dict[str, Any]:
+    """Returns the fields of a form that a browser has sent."""
+    return dict(parse_qsl(body.decode("latin-1"), keep_blank_values=True))

@@ -38,9 +38,9 @@ class PageServer:
     ) -> None:
         self._thread = LoopThread("page")
         self._link = link
-        self._server = WebServer(entrance.bound, self._thread, None, _READ_TIMEOUT)
+        self._server = WebServer(entrance.bound, self._thread, entrance.tls, _READ_TIMEOUT)
         port = entrance.bound.getsockname()[1]
-        self._guard = PageGuard(entrance.token, entrance.is_local, port)
+        self._guard = PageGuard(entrance.token, entrance.is_local, port, entrance.tls is not None)
         self._only = only
         self._whole = whole
         self.entrance = entrance

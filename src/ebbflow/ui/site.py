@@ -19,7 +19,7 @@ from ebbflow.errors import EbbflowError, SetupError
 from ebbflow.nats.api import ApiError
 from ebbflow.ui.guard import PageGuard
 from ebbflow.ui.reply import CAREFUL, describe_error
-from ebbflow.ui.request import PageRequest, read_body, split_path
+from ebbflow.ui.request import PageRequest, read_body, read_form, split_path
 from ebbflow.web.body import BodilessRequest, Body, check_size
 from ebbflow.web.connection import Receiver, RequestHead, refusal_of
 from ebbflow.web.exchange import Exchange
@@ -29,6 +29,7 @@ from ebbflow.web.room import RequestRoom, Room
 from ebbflow.web.tasks import RequestTasks
 
 LARGEST_BODY = 16 * 1024 * 1024
+_LARGEST_FORM = 4 * 1024
 _MOST_REQUESTS = 1_024
 _MOST_BYTES = 64 * 1024 * 1024
 _GRACE = 1.0
@@ -41,13 +42,15 @@ Answerer = Callable[[PageRequest, Exchange], Coroutine[Any, Any, None]]
 class PageRoute:
     """A path, whose parts may be ``{names}``; the last one may be ``{name...}`` for all the rest.
 
-    One that is ``open`` to everybody needs no token.
+    One that is ``open`` to everybody needs no token. The body of a form is no JSON, and the browser
+    that sends it adds no header.
     """
 
     method: str
     path: str
     answer: Answerer
     open: bool = False
+    is_form: bool = False
 
     def match(self, parts: Sequence[str]) -> dict[str, str] | None:
         """Returns the names of a path; ``None`` if it is another one."""
@@ -65,13 +68,13 @@ class PageRoute:
         return names if len(own) == len(parts) else None
 
 
-class JsonRequest(Body):
+class RequestWithBody(Body):
     """A request with a body: it is answered when that is complete."""
 
     __slots__ = ("_begin",)
 
-    def __init__(self, room: RequestRoom, begin: Callable[[bytes], None]) -> None:
-        super().__init__(room, LARGEST_BODY)
+    def __init__(self, room: RequestRoom, largest: int, begin: Callable[[bytes], None]) -> None:
+        super().__init__(room, largest)
         self._begin = begin
 
     def finish(self) -> None:
@@ -99,6 +102,8 @@ class Site:
         self._guard.check_site(head)
         route, names = self._find(head)
         query = read_query(head)
+        if not route.is_form:
+            self._guard.check_mark(head)
         if not route.open:
             self._guard.check_token(head)
         if head.method in (b"GET", b"HEAD"):
@@ -111,18 +116,19 @@ class Site:
     def _take_body(self, route: PageRoute, request: PageRequest, exchange: Exchange) -> Receiver:
         announced = request.header("content-length")
         size = int(announced) if announced.isdigit() else 0
-        check_size(size, LARGEST_BODY)
+        largest, read = (_LARGEST_FORM, read_form) if route.is_form else (LARGEST_BODY, read_body)
+        check_size(size, largest)
         room = self._room.reserve(size)
 
         def begin(body: bytes) -> None:
             try:
-                whole = request.with_body(read_body(body))
+                whole = request.with_body(read(body))
             except Refusal:
                 room.release()
                 raise
             self._start(route, whole, exchange, room)
 
-        return JsonRequest(room, begin)
+        return RequestWithBody(room, largest, begin)
 
     def _start(
         self, route: PageRoute, request: PageRequest, exchange: Exchange, room: RequestRoom

@@ -39,11 +39,15 @@ _ABOUT_THE_BODY = frozenset((b"host", b"transfer-encoding", b"expect"))
 
 @dataclass(slots=True)
 class RequestHead:
-    """The head of a request. The names of its headers are in lower case."""
+    """The head of a request. The names of its headers are in lower case.
+
+    ``client`` is the address that it came from, without the port.
+    """
 
     method: bytes
     target: bytes
     headers: list[tuple[bytes, bytes]]
+    client: str = ""
 
 
 class Receiver(Protocol):
@@ -85,6 +89,7 @@ class HttpConnection(asyncio.Protocol):
         self._host = host
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
+        self._client = ""
         self._parser = httptools.HttpRequestParser(self)
         self._phase = Phase.BETWEEN
         self._deadline: float | None = None
@@ -107,6 +112,7 @@ class HttpConnection(asyncio.Protocol):
         """Begins to wait for a request."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._client = str((transport.get_extra_info("peername") or ("",))[0])
         self._host.connections.add(self)
         self._set_deadline(self._host.read_timeout)
         if len(self._host.connections) > self._host.most_connections:
@@ -227,7 +233,7 @@ class HttpConnection(asyncio.Protocol):
         self._phase = Phase.BODY
         self._deadline = None
         self._fruitless = 0
-        head = RequestHead(self._parser.get_method(), self._target, self._headers)
+        head = RequestHead(self._parser.get_method(), self._target, self._headers, self._client)
         is_current = self._parser.get_http_version() == "1.1"
         exchange = self._exchange = Exchange(self, head.method, is_current)
         exchange.closes = not self._parser.should_keep_alive()

@@ -62,7 +62,7 @@ def test_posts_that_arrive_together_share_a_frame_and_have_their_own_answers(lin
 
 
 def request(message_id, body, head=b""):
-    lines = b"POST /vertices/in HTTP/1.1\r\nHost: x\r\nx-numaflow-id: %b\r\n%b" % (
+    lines = b"POST /vertices/in HTTP/1.1\r\nHost: localhost\r\nx-numaflow-id: %b\r\n%b" % (
         message_id.encode(),
         head,
     )

@@ -371,7 +371,7 @@ def test_more_than_may_be_on_its_way_is_refused(link, tmp_path):
 def begun(source, part, length=1_000):
     """A connection on which only a part of a body has been sent."""
     connection = socket.create_connection(("127.0.0.1", source.port), timeout=20)
-    head = f"POST /vertices/in HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n"
+    head = f"POST /vertices/in HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n"
     connection.sendall(head.encode() + part)
     return connection
 
@@ -423,6 +423,42 @@ def test_only_who_knows_the_token_may_post(link, tmp_path):
         assert source.ask("GET", "/health").status == 200
         assert len(source.rows()) == 1
         assert "sesame" not in json.dumps(source.rows()[0]["headers"])
+
+
+@pytest.mark.guarantee("guessing-is-slow")
+def test_whoever_guesses_tokens_has_to_wait(link, tmp_path):
+    with posting(link, tmp_path, token=Secret("open sesame")) as source:
+        answers = [source.post(b"x", authorization=f"Bearer guess {n}") for n in range(12)]
+
+        assert [answer.status for answer in answers] == [401] * 10 + [429] * 2
+        assert answers[-1].reason == "too many wrong tokens came from this address"
+        assert 0 < int(answers[-1].headers["retry-after"]) <= 60
+        assert source.ask("GET", "/health").status == 200
+
+
+@pytest.mark.guarantee("foreign-pages-send-nothing")
+def test_a_web_page_of_another_site_cannot_post_and_programs_can(link, tmp_path):
+    with posting(link, tmp_path) as source:
+        foreign = [
+            source.post(b"x", origin="https://evil.example", content_type="text/plain"),
+            source.post(b"x", sec_fetch_site="cross-site", sec_fetch_mode="no-cors"),
+            source.post(b"x", host="evil.example", origin="http://evil.example"),
+        ]
+        good = [source.post(b"x", host=f"{name}:1") for name in ("localhost", "127.0.0.1", "[::1]")]
+
+        assert [answer.status for answer in foreign] == [403, 403, 403]
+        assert foreign[0].reason == (
+            "pages of other sites may not send requests here; send it from a program, or give the "
+            "source a token"
+        )
+        assert [answer.status for answer in good] == [200, 200, 200]
+        assert len(source.rows()) == 3
+        done = curl("-s", "-d", "x", f"http://localhost:{source.port}/vertices/in")
+        assert done.returncode == 0, done.stderr
+        assert len(source.rows()) == 4
+    with posting(link, tmp_path, token=Secret("t")) as source:
+        login = {"authorization": "Bearer t", "host": "proxy.example"}
+        assert source.post(b"x", origin="https://proxy.example", **login).status == 200
 
 
 @pytest.mark.guarantee("http-200-means-stored")

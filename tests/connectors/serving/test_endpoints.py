@@ -161,7 +161,9 @@ def test_a_body_in_pieces_and_one_that_is_missing(server):
     pieces = server.ask("POST", "/v1/process/sync", iter([b"a", b"b"]))
     assert pieces.body == b"ab"
     with socket.create_connection(("127.0.0.1", server.port)) as client:
-        client.sendall(b"POST /v1/process/sync HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        client.sendall(
+            b"POST /v1/process/sync HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        )
         assert client.makefile("rb").read().startswith(b"HTTP/1.1 200 OK")
 
 
@@ -388,8 +390,8 @@ def test_old_clients_get_a_stream_without_chunks(server):
 
 def test_answers_to_requests_sent_at_once_stand_in_their_order_behind_a_stream(server):
     def request(path, body, request_id):
-        head = f"POST /v1/process/{path} HTTP/1.1\r\nHost: x\r\nX-Numaflow-Id: {request_id}\r\n"
-        return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+        head = f"POST /v1/process/{path} HTTP/1.1\r\nHost: localhost\r\n"
+        return f"{head}X-Numaflow-Id: {request_id}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
 
     with socket.create_connection(("127.0.0.1", server.port)) as client:
         client.sendall(request("sse", "wait", "p1") + request("sse", "a", "p2"))
@@ -428,7 +430,7 @@ def test_a_slow_reader_holds_up_its_own_stream_only_and_one_that_stops_is_let_go
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", server.port))
         client.sendall(
-            b"POST /v1/process/sse HTTP/1.1\r\nHost: x\r\nX-Numaflow-Id: slow\r\n"
+            b"POST /v1/process/sse HTTP/1.1\r\nHost: localhost\r\nX-Numaflow-Id: slow\r\n"
             b"Content-Length: 4\r\n\r\nwait"
         )
         wait_for(lambda: server.book.open_calls)
@@ -451,7 +453,7 @@ def test_a_connection_that_is_to_be_closed_does_not_wait_for_a_client_that_never
         client = socket.socket()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", server.port))
-        head = b"POST /v1/process/sync HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        head = b"POST /v1/process/sync HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
         client.sendall(head + b"Content-Length: 10000000\r\n\r\n" + b"x" * 10_000_000)
         wait_for(lambda: any(connection._transport.is_closing() for connection in connections))
         wait_for(lambda: not connections)
@@ -537,16 +539,26 @@ def test_the_id_may_have_another_header_and_nobody_names_the_id_of_answers(link,
         assert headers["x-numaflow-id"] == "mine"
 
 
+TOKEN = {"Authorization": "Bearer open sesame"}
+
 # --- pages --------------------------------------------------------------------------------------
 
 
+@pytest.mark.guarantee("foreign-pages-send-nothing")
 def test_pages_of_other_origins_may_not_ask_without_a_token(server, guarded):
     refused = server.post("sync", b"x", Origin="https://page.example")
     assert refused.status == 403
-    assert refused.json["message"] == "pages of this origin may not ask here; name it in cors"
+    assert refused.json["message"] == (
+        "pages of other sites may not send requests here; name their origin in cors, or give the "
+        "source a token"
+    )
     assert server.post("sync", b"x", Origin=server.url).status == 200
-    login = {"Authorization": "Bearer open sesame", "Origin": "https://page.example"}
-    answer = guarded.post("sync", b"x", **login)
+    rebound = server.post("sync", b"x", Host="evil.example", Origin="http://evil.example")
+    assert rebound.status == 403
+    assert rebound.json["message"].startswith("this server answers to names of this machine only;")
+    assert server.ask("GET", "/v1/process/fetch?id=x", Host="evil.example").status == 403
+    assert guarded.post("sync", b"x", Host="proxy.example", **TOKEN).status == 200
+    answer = guarded.post("sync", b"x", Origin="https://page.example", **TOKEN)
     assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (200, None)
 
 
@@ -566,6 +578,11 @@ def test_pages_of_named_origins_may_ask(link, tmp_path):
         assert server.post("sync", b"x", **origin).status == 401
         other = server.ask("OPTIONS", "/v1/process/sync", Origin="https://other.example")
         assert other.headers["Access-Control-Allow-Origin"] is None
+    with asking(link, tmp_path, cors=("https://page.example",)) as server:
+        assert server.post("sync", b"x", Sec_Fetch_Site="cross-site", **origin).status == 200
+        assert server.ask("OPTIONS", "/v1/process/sync", **origin).status == 204
+        other = server.ask("OPTIONS", "/v1/process/sync", Origin="https://other.example")
+        assert other.status == 403
 
 
 def test_the_page_needs_no_other_file(server):

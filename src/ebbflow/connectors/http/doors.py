@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ebbflow.buffers.feed import Spot
 from ebbflow.connectors.http.listener import HttpListener, Taker, acquire, release
@@ -11,25 +10,31 @@ from ebbflow.errors import SetupError
 from ebbflow.nats.link import Link
 from ebbflow.secret import Secret
 from ebbflow.web.binding import is_loopback
+from ebbflow.web.connection import RequestHead
 from ebbflow.web.endpoint import Endpoint
-from ebbflow.web.refusal import Refusal
-
-_CHALLENGE = {"www-authenticate": "Bearer"}
+from ebbflow.web.guard import SiteGuard, TokenGuard
 
 
 class Doors:
     """Where a vertex listens. Opened and closed by the run's thread.
 
-    ``kind`` is that of the source, for what is told about it.
+    ``kind`` is that of the source, for what is told about it. Pages of ``origins`` may ask.
     """
 
     def __init__(
-        self, kind: str, spot: Spot, endpoints: Sequence[Endpoint], token: Secret | None
+        self,
+        kind: str,
+        spot: Spot,
+        endpoints: Sequence[Endpoint],
+        token: Secret | None,
+        origins: Collection[str] = (),
+        advice: str = "send it from a program, or give the source a token",
     ) -> None:
         self._who = f"{kind} source {spot.vertex}"
         self._spot = spot
         self._endpoints = endpoints
-        self._token = token.reveal().encode() if token else None
+        self._tokens = TokenGuard(token)
+        self._sites = SiteGuard({place.host for place in endpoints}, advice, origins)
         self.listeners: list[HttpListener] = []
 
     @property
@@ -72,20 +77,18 @@ class Doors:
         for listener in listeners:
             release(self._spot, listener)
 
-    def authorize(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        """Raises ``Refusal`` unless the bearer token is there and right."""
-        if self._token is None:
-            return
-        login = next((text for name, text in headers if name == b"authorization"), b"")
-        kind, _, token = login.partition(b" ")
-        # How long it takes to compare must not tell how much of it was right.
-        same = hmac.compare_digest(token.strip(), self._token)
-        if kind.lower() != b"bearer" or not same:
-            raise Refusal(401, "the bearer token is missing or wrong", headers=_CHALLENGE)
+    def authorize(self, head: RequestHead) -> None:
+        """Raises ``Refusal`` unless the bearer token is there and right, if one is needed."""
+        self._tokens.check(head)
+
+    def check_site(self, head: RequestHead) -> None:
+        """Raises ``Refusal`` for requests of foreign pages, where no token keeps them out."""
+        if not self._tokens.is_needed:
+            self._sites.check(head)
 
     def _refuse_strangers(self, endpoint: Endpoint) -> None:
         """Beyond this machine only those who know the token may post."""
-        if self._token is None and not is_loopback(endpoint.host, self._who):
+        if not self._tokens.is_needed and not is_loopback(endpoint.host, self._who):
             raise SetupError(
                 f"The {self._who} would take messages from anybody who can reach {endpoint.host}.",
                 "Give it a token with auth: {token: {env: NAME}}, or leave out its host to listen "

@@ -93,7 +93,8 @@ class HttpFeed:
 
     def open(self, head: RequestHead, exchange: Exchange) -> Receiver:
         """Returns the post that takes the body; ``Refusal`` if it is not wanted."""
-        self._doors.authorize(head.headers)
+        self._doors.check_site(head)
+        self._doors.authorize(head)
         if failure := self.failure:
             raise unavailable(failure)
         envelope = Envelope(head.headers, time.time_ns() // 1000)

@@ -29,12 +29,12 @@ _PROBLEM = {"$ref": "#/components/schemas/Problem"}
 _PROBLEMS = {
     "400": "the request is wrong",
     "401": "the bearer token is missing or wrong",
-    "403": "pages of this origin may not ask",
+    "403": "pages of other sites may not send requests here",
     "404": "nobody knows a request of this id",
     "408": "there is no answer yet; the request goes on and can be fetched by its id",
     "409": "a request of this id was taken before",
     "413": "the body is too large",
-    "429": "there is no room at the moment; come again after the seconds in Retry-After",
+    "429": "too many requests at the moment, or too many wrong tokens; retry after Retry-After",
     "500": "the request has failed; vertex, reason and error say where and why",
     "503": "the run cannot take requests at the moment; come again",
 }

@@ -40,8 +40,15 @@ class ServingFeed:
     def __init__(self, settings: ServingSettings, spot: Spot) -> None:
         self._settings = settings
         self._spot = spot
-        self._doors = Doors("serving", spot, settings.endpoints, settings.token)
-        self._cors = Cors(settings.cors, settings.id_header, trusts=settings.token is not None)
+        self._doors = Doors(
+            "serving",
+            spot,
+            settings.endpoints,
+            settings.token,
+            settings.cors,
+            "name their origin in cors, or give the source a token",
+        )
+        self._cors = Cors(settings.cors, settings.id_header)
         self._book: RequestBook | None = None
         self._endpoints: Endpoints
         self._stopping = False
@@ -118,11 +125,12 @@ class ServingFeed:
 
         A browser's question before the request is answered here: it cannot have the token.
         """
-        self._cors.check(head, exchange)
+        self._doors.check_site(head)
+        self._cors.allow(head, exchange)
         if head.method == b"OPTIONS":
             self._cors.answer_preflight(exchange, methods)
             return False
-        self._doors.authorize(head.headers)
+        self._doors.authorize(head)
         if failure := self.failure:
             raise unavailable(failure)
         return True

@@ -1,0 +1,178 @@
+"""Whose requests a web server takes: names, sites and tokens."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebbflow.secret import Secret
+from ebbflow.web.connection import RequestHead
+from ebbflow.web.guard import MOST_GUESSES, Guesses, SiteGuard, TokenGuard, is_local_name
+from ebbflow.web.refusal import Refusal
+
+LOCAL = SiteGuard({"127.0.0.1", "my-host"}, "advice", ["https://app.example"])
+
+
+def head(method: bytes = b"POST", client: str = "10.0.0.1", **headers: str) -> RequestHead:
+    pairs = [(name.replace("_", "-").encode(), text.encode()) for name, text in headers.items()]
+    return RequestHead(method, b"/vertices/in", pairs, client)
+
+
+def status_of(guard: SiteGuard, **headers: str) -> int:
+    try:
+        guard.check(head(**headers))
+    except Refusal as refusal:
+        return refusal.status
+    return 200
+
+
+# --- sites --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        b"localhost",
+        b"LOCALHOST:1",
+        b"127.0.0.1:8321",
+        b"127.9.9.9",
+        b"[::1]:80",
+        b"a.localhost",
+        b"my-host",
+        b"My-Host:8080",
+    ],
+)
+def test_a_server_answers_to_names_of_this_machine_and_the_host_it_listens_on(host):
+    assert is_local_name(host) or b"host" in host.lower()
+    assert status_of(LOCAL, host=host.decode()) == 200
+
+
+@pytest.mark.guarantee("foreign-pages-send-nothing")
+@pytest.mark.parametrize(
+    "host", [b"", b"evil.com", b"evil.com:8321", b"localhost.evil.com", b"127.0.0.1.evil.com",
+             b"10.0.0.1", b"[::2]:80", b"\xff", b"[", b"localhost@evil.com", b"evil.com#localhost"]
+)  # fmt: skip
+def test_a_foreign_name_that_leads_here_is_refused(host):
+    assert not is_local_name(host)
+    with pytest.raises(Refusal) as raised:
+        LOCAL.check(RequestHead(b"POST", b"/", [(b"host", host)]))
+    assert (raised.value.status, raised.value.reason) == (
+        403,
+        "this server answers to names of this machine only; advice",
+    )
+
+
+@pytest.mark.guarantee("foreign-pages-send-nothing")
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"origin": "http://localhost:80"}, 200),
+        ({"origin": "https://localhost:80", "sec_fetch_site": "same-origin"}, 200),
+        ({"origin": "https://app.example", "sec_fetch_site": "cross-site"}, 200),
+        ({"origin": "https://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://localhost:81"}, 403),
+        ({"sec_fetch_site": "cross-site"}, 403),
+        ({"sec_fetch_site": "same-site"}, 403),
+        ({"sec_fetch_site": "none"}, 200),
+        ({"origin": "https://proxy.example", "sec_fetch_site": "same-origin"}, 200),
+        ({"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate"}, 403),
+        ({"sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate", "method": b"GET"}, 200),
+        ({"sec_fetch_site": "cross-site", "sec_fetch_mode": "no-cors", "method": b"GET"}, 403),
+    ],
+)
+def test_only_pages_of_this_server_and_of_named_origins_may_ask(headers, status):
+    assert status_of(LOCAL, host="localhost:80", **headers) == status
+
+
+def test_a_program_that_names_no_host_is_taken_in():
+    assert status_of(LOCAL) == 200
+    assert status_of(LOCAL, origin="https://evil.example") == 403
+
+
+def test_a_server_that_every_page_may_ask_refuses_none():
+    public = SiteGuard({"127.0.0.1"}, "", ["*"])
+    assert status_of(public, host="any.example", origin="https://evil.example") == 200
+
+
+# --- tokens -------------------------------------------------------------------------------------
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def guard(clock):
+    return TokenGuard(Secret("right"), clock)
+
+
+def answer(guard: TokenGuard, token: str, client: str = "10.0.0.1") -> int:
+    try:
+        guard.check(head(client=client, authorization=f"Bearer {token}"))
+    except Refusal as refusal:
+        return refusal.status
+    return 200
+
+
+@pytest.mark.guarantee("guessing-is-slow")
+def test_an_address_that_guesses_has_to_wait_and_others_do_not(guard, clock):
+    guesses = [answer(guard, f"guess {n}") for n in range(1_000)]
+
+    assert guesses == [401] * MOST_GUESSES + [429] * (1_000 - MOST_GUESSES)
+    assert answer(guard, "right") == 429
+    assert answer(guard, "right", "10.0.0.2") == 200
+    with pytest.raises(Refusal) as raised:
+        guard.check(head(authorization="Bearer another"))
+    assert raised.value.headers == {"retry-after": "60"}
+    clock.now += 60
+    assert answer(guard, "right") == 200
+    assert [answer(guard, f"more {n}") for n in range(11)] == [401] * MOST_GUESSES + [429]
+
+
+@pytest.mark.guarantee("guessing-is-slow")
+def test_a_program_with_the_wrong_token_keeps_nobody_out(guard):
+    assert {answer(guard, "stale") for _ in range(1_000)} == {401}
+    assert {answer(guard, "") for _ in range(1_000)} == {401}
+    assert answer(guard, "right") == 200
+
+
+def test_whoever_has_many_addresses_guesses_as_one(guard):
+    guesses = [answer(guard, f"guess {n}", f"2001:db8::{n:x}") for n in range(100)]
+
+    assert guesses.count(401) == MOST_GUESSES
+    assert answer(guard, "right", "2001:db8:0:1::1") == 200
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3), st.integers(0, 40)), max_size=300))
+def test_no_address_has_more_than_its_guesses_in_a_minute(requests):
+    clock = Clock()
+    guard = TokenGuard(Secret("right"), clock)
+    checked: dict[int, dict[int, float]] = {}
+    for token, client, pause in requests:
+        clock.now += pause
+        recent = checked.setdefault(client, {})
+        for old in [old for old, at in recent.items() if at + 60 <= clock.now]:
+            del recent[old]
+        if answer(guard, str(token), f"10.0.0.{client}") == 401:
+            recent.setdefault(token, clock.now)
+        assert len(recent) <= MOST_GUESSES
+
+
+def test_what_is_known_about_guesses_is_bounded(clock):
+    guesses = Guesses(clock)
+    for n in range(5_000):
+        guesses.add(b"%d" % n, f"10.0.{n // 256}.{n % 256}")
+        guesses.add(b"%d" % n, "10.1.0.0")
+
+    assert len(guesses._wrong) <= 1_000
