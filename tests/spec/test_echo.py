@@ -3,13 +3,18 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ebbflow import Message, Pipeline
 from ebbflow.spec.echo import HIDDEN, hide_secrets, to_document, to_yaml
+from ebbflow.spec.kubernetes import MonoVertexFields, VertexFields
 from ebbflow.spec.lint import load
+from ebbflow.spec.model import MonoVertexSpec, PipelineSpec
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SECRET = "hunter2"
@@ -62,12 +67,74 @@ def test_secrets_that_were_written_into_a_spec_are_hidden(spec):
     env = to_document(spec)["spec"]["vertices"][1]["udf"]["container"]["env"]
     assert env == [
         {"name": "DB_PASSWORD", "value": HIDDEN},
-        {
-            "name": "DB_URL",
-            "value": f"postgres://{HIDDEN}@db/orders?sslmode=on&password={HIDDEN}",
-        },
-        {"name": "MODE", "value": "quick"},
+        {"name": "DB_URL", "value": HIDDEN},
+        {"name": "MODE", "value": HIDDEN},
     ]
+
+
+ENV_NAMES = st.sampled_from(
+    ["DB_PASSWORD", "CLIENT_SECRET", "client_secret", "clientSecret", "GITHUB_PAT", "MODE", "key",
+     "env", "file", "name", "configMap", "x.secretKeyRef"]
+)  # fmt: skip
+VARIABLES = st.lists(ENV_NAMES, min_size=1, unique=True).map(
+    lambda names: [{"name": name, "value": f"{SECRET}-{name}"} for name in names]
+)
+CONTAINERS = st.builds(
+    lambda env, rest: {"env": env, **rest},
+    VARIABLES,
+    st.sampled_from([{}, {"command": ["./x"]}, {"image": "a:1"}, {"args": ["-v"]}]),
+)
+WITHOUT_EFFECT = sorted(
+    {str(field.alias) for field in VertexFields.model_fields.values()}
+    & {str(field.alias) for field in MonoVertexFields.model_fields.values()}
+)
+
+
+def function(container: Any) -> dict[str, Any]:
+    return {"container": container, "python": "json:dumps"}
+
+
+def annotations(container: Any) -> dict[str, Any]:
+    applied = json.dumps({"spec": {"vertices": [{"udf": {"container": container}}]}})
+    return {"annotations": {"kubectl.kubernetes.io/last-applied-configuration": applied}}
+
+
+def vertex_with(container: Any) -> dict[str, Any]:
+    """A source, a map and sinks, with the container wherever there may be one."""
+    other = {field: {"x": [container], "env": container["env"]} for field in WITHOUT_EFFECT}
+    user_sink = {"udsink": function(container)}
+    return other | {
+        "source": {"udsource": function(container), "transformer": function(container)},
+        "udf": function(container),
+        "sink": {**user_sink, "fallback": user_sink, "onSuccess": user_sink},
+    }
+
+
+@pytest.mark.guarantee("secrets-are-in-no-text")
+@given(container=CONTAINERS, defaults=st.booleans())
+def test_no_value_of_a_variable_is_shown_wherever_it_was_written(container, defaults):
+    whole = vertex_with(container)
+    parts = {"source", "udf", "sink"}
+    around = {name: value for name, value in whole.items() if name not in parts}
+    mono = MonoVertexSpec.model_validate(
+        {"metadata": {"name": "m", **annotations(container)}, "spec": whole}
+    )
+    pipeline = PipelineSpec.model_validate(
+        {
+            "metadata": {"name": "p", **annotations(container)},
+            "spec": {
+                "vertices": [{"name": part, part: whole[part], **around} for part in parts],
+                "servingStore": function(container),
+                "templates": {"job": {"containerTemplate": container}},
+                "sideInputs": [{"name": "s", "container": container}],
+            },
+            "status": {"spec": container},
+        }
+    )
+    for spec in (mono, pipeline):
+        assert SECRET not in json.dumps(to_document(spec, defaults=defaults))
+    shown = to_document(mono)["spec"]["udf"]["container"]["env"]
+    assert shown == [{"name": each["name"], "value": HIDDEN} for each in container["env"]]
 
 
 def test_where_secrets_are_is_shown(spec):
@@ -95,6 +162,10 @@ def test_where_secrets_are_is_shown(spec):
         ("args", ["--user", "me", "--password", SECRET]),
         ("args", [f"--api-key={SECRET}"]),
         ("dsn", f"host=db user=me password='{SECRET}'"),
+        ("client_secret", SECRET),
+        ("X-Auth", SECRET),
+        ("oauth", {"clientSecret": SECRET}),
+        ("any", {"env": {"A": SECRET}, "key": SECRET}),
     ],
 )
 def test_options_that_hold_secrets_are_hidden(name, value):

@@ -1,8 +1,9 @@
 """A spec as text again: normalised, and with nothing secret in it.
 
 What a pipeline was told is written in one form, whichever way it was written. A spec refers to
-secrets and does not hold them; what people have written into it all the same, as a password in an
-address or in an option, is hidden. The text may be shown and stored.
+secrets and does not hold them: what the schema says is such a reference is shown. Values of
+variables are hidden, whatever their names. What people have written elsewhere all the same, as a
+password in an address or in an option, is hidden by its name. The text may be shown and stored.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
 
+from ebbflow.schema.cluster_values import KeyRef
+from ebbflow.schema.container import ResourceRef, Variable
+from ebbflow.schema.secret import SecretRef
 from ebbflow.spec.model import Spec
 
 HIDDEN = "(hidden)"
@@ -20,11 +25,13 @@ HIDDEN = "(hidden)"
 
 _SECRET_NAMES = re.compile(
     r"passw|secret|token|credential|api.?key|private.?key|access.?key|authori[sz]ation|cookie"
-    r"|passphrase|sas.?key|account.?key|signature|connection.?string|jaas|^pwd$|^auth$|^key$",
+    r"|passphrase|sas.?key|account.?key|signature|connection.?string|jaas|^pwd$|\bauth$|^key$"
+    # kubectl keeps a copy of the whole document in this annotation.
+    r"|last-applied-configuration",
     re.IGNORECASE,
 )
-# Fields of a spec whose names sound like secrets and that say where one is, or that something is.
-_REFERENCES = re.compile(r"(secret|Secret|secretKeyRef|Ref|configMap)$")
+# Where Kubernetes writes them, in parts of a spec that have no effect here.
+_REFERENCES = ("secretKeyRef", "configMapKeyRef", "secretRef", "configMapRef")
 _USER_INFO = re.compile(r"(?<=://)[^/\s]+(?=@)")
 _PARAMETER = re.compile(
     r"(?i)([?&;,\s]|^)((?:[\w.-]*(?:passw|secret|token|api.?key|signature)[\w.-]*|pwd|sig)\s*=)"
@@ -41,9 +48,7 @@ def to_document(spec: Spec, *, defaults: bool = False) -> dict[str, Any]:
         mode="python", by_alias=True, exclude_none=True, exclude_unset=not defaults
     )
     first = {"apiVersion": spec.api_version, "kind": spec.kind}
-    hidden = hide_secrets(first | document)
-    assert isinstance(hidden, dict)
-    return hidden
+    return first | _hide_in_section(spec, document)
 
 
 def to_yaml(spec: Spec, *, defaults: bool = False) -> str:
@@ -56,10 +61,32 @@ def document_to_yaml(document: Mapping[str, Any]) -> str:
     return yaml.dump(dict(document), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
+def _hide(value: Any, data: Any, name: str) -> Any:
+    """Returns the ``data`` of a value with secrets hidden, by what its model says it is."""
+    if isinstance(value, SecretRef | KeyRef | ResourceRef):
+        return data
+    if isinstance(value, Variable):
+        plain = {"value": HIDDEN if value.value else ""} if "value" in data else {}
+        return data | plain
+    if isinstance(value, BaseModel) and isinstance(data, dict):
+        return _hide_in_section(value, data)
+    if isinstance(value, tuple) and any(isinstance(item, BaseModel) for item in value):
+        return [_hide(item, each, name) for item, each in zip(value, data, strict=True)]
+    return hide_secrets(data, name)
+
+
+def _hide_in_section(section: BaseModel, data: Mapping[str, Any]) -> dict[str, Any]:
+    values = {
+        field.serialization_alias or field.alias or name: getattr(section, name)
+        for name, field in type(section).model_fields.items()
+    }
+    return {key: _hide(values[key], item, key) for key, item in data.items()}
+
+
 def hide_secrets(value: Any, name: str = "") -> Any:
-    """Returns the data with secrets hidden; code is written as its name."""
+    """Returns data that no model describes with secrets hidden; code is written as its name."""
     if isinstance(value, Mapping):
-        return _hide_in_mapping(value)
+        return value if name in _REFERENCES else _hide_in_mapping(value)
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return _hide_in_list(value, name)
     if isinstance(value, str):
@@ -72,16 +99,18 @@ def hide_secrets(value: Any, name: str = "") -> Any:
 
 
 def _hide_in_mapping(value: Mapping[Any, Any]) -> dict[str, Any]:
-    # A variable, as ``{name: PASSWORD, value: …}``, is named by its own field; so is a header.
-    own = value.get("name")
+    """Hides what is secret by its name, and the values of variables and of probes' headers."""
     shown = {}
     for key, item in value.items():
-        named = str(own) if key == "value" and isinstance(own, str) else str(key)
-        is_reference = (
-            set(value) <= {"env", "file", "name", "key", "optional"} and "value" not in value
-        )
-        shown[str(key)] = item if is_reference else hide_secrets(item, named)
+        if (key == "value" and "name" in value) or (key == "env" and not _is_list(item)):
+            shown[str(key)] = HIDDEN
+        else:
+            shown[str(key)] = hide_secrets(item, str(key))
     return shown
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
 
 
 def _hide_in_list(values: Sequence[Any], name: str) -> list[Any]:
@@ -93,7 +122,7 @@ def _hide_in_list(values: Sequence[Any], name: str) -> list[Any]:
 
 
 def _is_secret(name: str) -> bool:
-    return bool(_SECRET_NAMES.search(name)) and not _REFERENCES.search(name)
+    return _SECRET_NAMES.search(name) is not None
 
 
 def _name_of(code: Any) -> str:

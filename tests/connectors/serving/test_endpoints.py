@@ -391,7 +391,8 @@ def test_old_clients_get_a_stream_without_chunks(server):
 def test_answers_to_requests_sent_at_once_stand_in_their_order_behind_a_stream(server):
     def request(path, body, request_id):
         head = f"POST /v1/process/{path} HTTP/1.1\r\nHost: localhost\r\n"
-        return f"{head}X-Numaflow-Id: {request_id}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+        named = f"{head}X-Numaflow-Id: {request_id}\r\n"
+        return f"{named}Content-Length: {len(body)}\r\n\r\n{body}".encode()
 
     with socket.create_connection(("127.0.0.1", server.port)) as client:
         client.sendall(request("sse", "wait", "p1") + request("sse", "a", "p2"))
