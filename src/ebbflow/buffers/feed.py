@@ -74,7 +74,8 @@ class StorePlan:
 class FeedPlan:
     """A feed that the driver is to open: its class, and the settings that it is made with.
 
-    ``store`` is where the answers of its pipeline are, if there are any.
+    ``store`` is where the answers of its pipeline are, if there are any. ``check`` raises
+    ``SetupError`` if it is clear before the run begins that the feed could not start.
 
     The settings hold secrets and the class may need a web server, so neither leaves the driver: a
     plan that is pickled for a worker arrives there without them.
@@ -83,6 +84,7 @@ class FeedPlan:
     feed: Callable[[Any, Spot], Feed] | None
     settings: Any
     store: StorePlan | None = None
+    check: Callable[[], None] = lambda: None
 
     def __reduce__(self) -> tuple[type[FeedPlan], tuple[None, None]]:
         return FeedPlan, (None, None)

@@ -36,6 +36,13 @@ class Feeds:
         self._is_ready = is_ready
         self._feeds: dict[str, Feed] = {}
 
+    @staticmethod
+    def check(plans: Sequence[VertexPlan]) -> None:
+        """Raises ``SetupError`` for what would keep a feed from starting, as a port in use."""
+        for plan in plans:
+            if isinstance(plan.source, FeedPlan) and not plan.paused:
+                plan.source.check()
+
     @contextmanager
     def running(self, link: Link, spark: Session, plans: Sequence[VertexPlan]) -> Iterator[None]:
         """Lets messages in for as long as the context lasts; a paused pipeline takes in none.

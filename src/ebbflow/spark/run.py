@@ -229,6 +229,7 @@ class Run:
         plans = make_plans(
             self._spec, link.server, link.client.max_payload, str(search) if search else None
         )
+        self._feeds.check(plans)
         replicas = self._spec.inter_step_buffer.replicas
         link.run(provision.provision(link, plans, replicas))
         link.run(store_spec(link.client, self._names, self._spec))

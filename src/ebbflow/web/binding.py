@@ -24,10 +24,13 @@ def is_loopback(host: str, who: str) -> bool:
     return all(ipaddress.ip_address(address[0]).is_loopback for _, address in addresses)
 
 
-def bind(endpoint: Endpoint, who: str, advice: str) -> socket.socket | None:
+def bind(
+    endpoint: Endpoint, who: str, advice: str, *, listens: bool = True
+) -> socket.socket | None:
     """Returns a socket that listens; ``SetupError`` with the ``advice`` when that is not possible.
 
-    ``None`` if the endpoint is optional and somebody else has its port.
+    ``None`` if the endpoint is optional and somebody else has its port. One that does not listen
+    yet takes the port from nobody, and finds out whether somebody has it.
     """
     family, address = _resolve(endpoint.host, endpoint.port, who)[0]
     # Named as TCP, or asyncio would let each answer wait for the client to acknowledge its head.
@@ -36,7 +39,8 @@ def bind(endpoint: Endpoint, who: str, advice: str) -> socket.socket | None:
     try:
         bound.bind(address)
         # A port is taken as soon as somebody listens, not before.
-        bound.listen(BACKLOG)
+        if listens:
+            bound.listen(BACKLOG)
     except OSError as error:
         bound.close()
         if error.errno == errno.EADDRINUSE and endpoint.optional:

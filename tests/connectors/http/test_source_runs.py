@@ -12,6 +12,7 @@ from ebbflow import Message, MonoVertex, Pipeline, Response
 from ebbflow.errors import SetupError
 from ebbflow.publishing import Login
 from ebbflow.runtime.provision import permissions_of
+from ebbflow.status.run_report import Silent
 from ebbflow.testing.background_run import BackgroundRun, until
 from tests.connectors.http.posting import NDJSON, Answered, asked
 from tests.nats.securing import nats_server
@@ -95,12 +96,22 @@ def slowly(datum):
     return Message(datum.value)
 
 
-def test_a_port_that_is_taken_ends_the_run_before_it_begins(run, tmp_path):
+class Stages(Silent):
+    def __init__(self):
+        self.stages = []
+
+    def stage(self, text):
+        self.stages.append(text)
+
+
+def test_a_port_that_is_taken_ends_the_run_before_spark_is_started(run, tmp_path):
+    stages = Stages()
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         pipeline = Pipeline("test").source("in", http={"ports": {"http": port}})
         with pytest.raises(SetupError, match=f"cannot listen on 127.0.0.1:{port}: Address already"):
-            run(pipeline.sink("out", blackhole=True))
+            run(pipeline.sink("out", blackhole=True), watcher=stages)
+    assert [stage for stage in stages.stages if "NATS" not in stage] == []
 
 
 def test_it_runs_with_the_permissions_that_are_printed_for_it(port, store, journal, tmp_path):

@@ -67,7 +67,7 @@ class Doors:
     def open(self, takers: Mapping[str, Taker], what: str, path: str) -> None:
         """Has requests taken in, and tells ``what`` is done at which ``path``."""
         for listener in self.listeners:
-            listener.add(self._spot.vertex, takers)
+            listener.add(self._spot.vertex, takers, self._tokens)
             how = " (self-signed: curl -k)" if listener.endpoint.self_signed else ""
             self._spot.tell(f"{self._spot.vertex} {what} at {listener.url}{path}{how}")
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 from urllib.parse import unquote_to_bytes
@@ -24,6 +24,7 @@ from ebbflow.web.binding import bind, make_tls
 from ebbflow.web.connection import Receiver, RequestHead
 from ebbflow.web.endpoint import Endpoint
 from ebbflow.web.exchange import Exchange
+from ebbflow.web.guard import TokenGuard
 from ebbflow.web.health import HealthCheck
 from ebbflow.web.refusal import Refusal, unavailable
 from ebbflow.web.server import WebServer
@@ -67,12 +68,13 @@ class HttpListener:
         self.server = server
         self._takers: dict[bytes, Taker] = {}
         self._paths: dict[str, list[bytes]] = {}
+        self._guards: dict[str, TokenGuard] = {}
         self._is_ready = is_ready
         self._checks = {
-            b"/health": HealthCheck(self._find_failure),
-            b"/livez": HealthCheck(self._find_failure, silent=True),
-            b"/ready": HealthCheck(self._find_unreadiness),
-            b"/readyz": HealthCheck(self._find_unreadiness, silent=True),
+            b"/health": HealthCheck(self._find_failure, self._admits),
+            b"/livez": HealthCheck(self._find_failure, self._admits, silent=True),
+            b"/ready": HealthCheck(self._find_unreadiness, self._admits),
+            b"/readyz": HealthCheck(self._find_unreadiness, self._admits, silent=True),
         }
         self._began = time.monotonic()
 
@@ -83,7 +85,7 @@ class HttpListener:
             return "its web server has ended"
         return None if self.link.client.is_connected else "there is no connection to NATS"
 
-    def add(self, vertex: str, takers: Mapping[str, Taker]) -> None:
+    def add(self, vertex: str, takers: Mapping[str, Taker], guard: TokenGuard) -> None:
         """Has requests to a vertex's paths taken; the first vertex begins to listen."""
         routes = {path.encode(): taker for path, taker in takers.items()}
         if taken := next((path for path in routes if path in self._takers), None):
@@ -93,11 +95,13 @@ class HttpListener:
             )
         self._takers |= routes
         self._paths[vertex] = list(routes)
+        self._guards[vertex] = guard
         if not self.server.has_started:
             self.server.start(self.open)
 
     def remove(self, vertex: str) -> bool:
         """Has requests to a vertex's paths refused; returns whether there is another vertex."""
+        self._guards.pop(vertex, None)
         for path in self._paths.pop(vertex, ()):
             del self._takers[path]
         return bool(self._paths)
@@ -136,6 +140,11 @@ class HttpListener:
             return unavailable(f"there is no {missing} here yet")
         return Refusal(404, f"there is no {missing} here")
 
+    def _admits(self, head: RequestHead) -> bool:
+        """Returns whether whoever asks may send to all vertices here."""
+        guards = list(self._guards.values())
+        return all(not guard.is_needed or guard.has_bearer(head) for guard in guards)
+
     def _find_failure(self) -> str | None:
         return next(filter(None, (taker.failure for taker in list(self._takers.values()))), None)
 
@@ -173,12 +182,7 @@ def acquire(spot: Spot, endpoint: Endpoint, read_timeout: float, who: str) -> Ht
 def _open_listener(
     spot: Spot, endpoint: Endpoint, read_timeout: float, who: str
 ) -> HttpListener | None:
-    kind = "https" if endpoint.secured else "http"
-    advice = (
-        f"Stop what listens there, or choose another port with ports: {{{kind}: PORT}}; 0 is "
-        "any that is free."
-    )
-    bound = bind(endpoint, who, advice)
+    bound = bind(endpoint, who, _advice(endpoint))
     if bound is None:
         return None
     try:
@@ -189,6 +193,21 @@ def _open_listener(
         bound.close()
         _close_unused(spot.pipeline)
         raise
+
+
+def check_ports(endpoints: Iterable[Endpoint], who: str) -> None:
+    """Raises ``SetupError`` if a port is in use, so that a run need not begin to find out."""
+    for endpoint in endpoints:
+        if (bound := bind(endpoint, who, _advice(endpoint), listens=False)) is not None:
+            bound.close()
+
+
+def _advice(endpoint: Endpoint) -> str:
+    kind = "https" if endpoint.secured else "http"
+    return (
+        f"Stop what listens there, or choose another port with ports: {{{kind}: PORT}}; 0 is "
+        "any that is free."
+    )
 
 
 def release(spot: Spot, listener: HttpListener) -> None:

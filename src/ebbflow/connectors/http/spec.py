@@ -107,9 +107,12 @@ class HttpSourceSpec(ListeningSection):
         """Returns the feed, with all secrets read."""
         require_extra("The http source", "http", "cryptography")
         from ebbflow.buffers.feed import FeedPlan
+        from ebbflow.connectors.http.listener import check_ports
         from ebbflow.connectors.http.source import HttpFeed
 
-        return FeedPlan(HttpFeed, self.settings(f"the http source {vertex}"))
+        settings = self.settings(f"the http source {vertex}")
+        check = partial(check_ports, settings.endpoints, f"http source {vertex}")
+        return FeedPlan(HttpFeed, settings, check=check)
 
     def settings(self, where: str) -> HttpSourceSettings:
         """Returns how posts are taken in; ``where`` says whose the secrets are."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
@@ -65,9 +66,12 @@ class ServingSourceSpec(ServingFields):
         """Returns the feed, with all secrets read."""
         require_extra("The serving source", "http", "cryptography")
         from ebbflow.buffers.feed import FeedPlan
+        from ebbflow.connectors.http.listener import check_ports
         from ebbflow.connectors.serving.source import ServingFeed
 
-        return FeedPlan(ServingFeed, self.settings(f"the serving source {vertex}"))
+        settings = self.settings(f"the serving source {vertex}")
+        check = partial(check_ports, settings.endpoints, f"serving source {vertex}")
+        return FeedPlan(ServingFeed, settings, check=check)
 
     def settings(self, where: str) -> ServingSettings:
         """Returns how requests are served; ``where`` says whose the secrets are."""
