@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 
 from hypothesis import given
@@ -29,6 +30,15 @@ def test_events_are_read_from_any_pieces(
 def written(event: ServerEvent, end: str) -> str:
     data = "".join(f"data: {line}{end}" for line in event.data.split("\n"))
     return f": comment{end}event: {event.name}{end}id: {event.id}{end}{data}{end}"
+
+
+def test_each_byte_of_a_large_event_is_looked_at_once_however_many_pieces_it_has() -> None:
+    sent = b"data: " + b"x" * 8_000_000 + b"\n\n"
+    lines, began = EventLines(), time.process_time()
+    read = [e for at in range(0, len(sent), 4_096) for e in lines.feed(sent[at : at + 4_096])]
+    assert [len(event.data) for event in read] == [8_000_000]
+    # Far from what it takes, a few hundredths, and from what a look at all of it each time does.
+    assert time.process_time() - began < 2
 
 
 def test_an_event_without_a_name_is_a_result_and_fields_may_have_no_space() -> None:

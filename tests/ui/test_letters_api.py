@@ -3,10 +3,12 @@
 import base64
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from ebbflow.core import frames
+from ebbflow.ui.letter_readers import LetterReaders
 from tests.ui.asking import Answer, Asking, asking
 from tests.ui.shown import Shown
 
@@ -161,3 +163,18 @@ def test_a_letter_that_is_gone_stays_with_the_reason(page: Asking, shown: Shown)
     answer = page.post(path(shown, "replay"), {"numbers": [77]}).json
     assert (answer["sent"], [*answer["stayed"].values()]) == (0, [[77]])
     assert page.post(path(shown, "purge"), {"numbers": [77]}).status == 409
+
+
+def test_threads_that_ask_at_the_same_time_share_a_reader(link, shown: Shown, monkeypatch):
+    made = []
+
+    class Letters:
+        def __init__(self, *_: object) -> None:
+            made.append(self)
+            time.sleep(0.05)  # in which the other threads look for a reader, too
+
+    monkeypatch.setattr("ebbflow.ui.letter_readers.DeadLetters", Letters)
+    readers = LetterReaders()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: readers.use(link, "p", "list", id), range(8)))
+    assert len(made) == 1

@@ -249,6 +249,14 @@ def test_the_peer_gets_back_all_that_it_used_of_our_windows_in_large_steps(sizes
             assert used - 1_000 <= returned[exchange] <= used
 
 
+def test_the_reserved_bit_of_a_number_is_passed_over():
+    connection, exchange = begun()
+    headers = Encoder().encode([(":status", "200")])
+    connection.receive(frame(HEADERS, END_HEADERS, 1 | 1 << 31, headers))
+    connection.receive(frame(DATA, END_STREAM, 1 | 1 << 31, b"all"))
+    assert (data_in(exchange), exchange.ended) == (b"all", True)
+
+
 def test_headers_before_the_response_are_passed_over():
     connection, exchange = begun()
     encoder = Encoder()

@@ -45,18 +45,29 @@ class EventLines:
     """Reads events from the bytes of a stream, however they are cut."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._open_line: list[bytes] = []
+        self._held = b""
         self._fields: dict[str, list[str]] = {}
 
     def feed(self, data: bytes) -> Iterator[ServerEvent]:
         """Returns the events that these bytes complete."""
-        *lines, self._rest = _LINE_END.split(self._rest + data)
-        for line in lines:
+        for line in self._split(data):
             if not line:
                 yield from self._end_event()
             elif not line.startswith(b":"):
                 name, _, value = line.decode("utf-8", "replace").partition(":")
                 self._fields.setdefault(name, []).append(value.removeprefix(" "))
+
+    def _split(self, data: bytes) -> list[bytes]:
+        """Returns the lines that these bytes complete; nothing is searched twice for their ends."""
+        *lines, rest = _LINE_END.split(self._held + data)
+        if lines:
+            lines[0] = b"".join((*self._open_line, lines[0]))
+            self._open_line.clear()
+        # A carriage return at the end may be the first half of a line end.
+        self._held = b"\r" if rest.endswith(b"\r") else b""
+        self._open_line.append(rest.removesuffix(b"\r"))
+        return lines
 
     def _end_event(self) -> Iterator[ServerEvent]:
         fields, self._fields = self._fields, {}

@@ -27,14 +27,20 @@ class LetterReaders:
 
     def __init__(self) -> None:
         self._readers: dict[tuple[str, str], LetterReader] = {}
+        self._finding = threading.Lock()
 
     def use(
         self, link: Link, pipeline: str, purpose: str, question: Callable[[DeadLetters], T]
     ) -> T:
         """Returns the answer to a question; questions of one purpose are asked in turn."""
-        reader = self._readers.get((pipeline, purpose))
-        if reader is None or reader.link is not link:
-            reader = LetterReader(link, DeadLetters(link, pipeline))
-            self._readers[pipeline, purpose] = reader
+        reader = self._find(link, pipeline, purpose)
         with reader.turn:
             return question(reader.letters)
+
+    def _find(self, link: Link, pipeline: str, purpose: str) -> LetterReader:
+        with self._finding:
+            reader = self._readers.get((pipeline, purpose))
+            if reader is None or reader.link is not link:
+                reader = LetterReader(link, DeadLetters(link, pipeline))
+                self._readers[pipeline, purpose] = reader
+            return reader

@@ -186,7 +186,7 @@ class Http2:
                 if number != current:
                     current, edges = number, arrived.setdefault(number & _ID, [])
                 if flags:
-                    start, last = self._open_data(buffer, start, stop, flags, number)
+                    start, last = self._open_data(buffer, start, stop, flags, number & _ID)
                     edges += (start, last)
                 else:
                     edges += (start, stop)

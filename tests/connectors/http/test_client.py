@@ -177,11 +177,19 @@ def test_a_connection_that_the_other_side_ends_is_not_used_again():
     assert script.connections == 2
 
 
-def test_a_request_that_was_cut_off_is_sent_once_more_and_not_twice():
-    assert ask(Script(None, OK)) == [HttpAnswer(200, None, b"ok")]
-    script = Script(None, None, OK)
+def test_a_request_on_a_kept_connection_that_was_closed_is_sent_once_more_and_not_twice():
+    script = Script(OK, None, OK)
+    assert [answer.status for answer in ask(script, 2)] == [200, 200]
+    assert script.bodies == [b"0", b"1", b"1"]
+    script = Script(OK, None, None, OK)
+    assert ask(script, 2)[1] == "no answer: Server disconnected"
+    assert script.bodies == [b"0", b"1", b"1"]
+
+
+def test_a_request_that_a_new_connection_was_closed_for_is_not_sent_again():
+    script = Script(None, OK)
     assert ask(script) == ["no answer: Server disconnected"]
-    assert script.bodies == [b"0", b"0"]
+    assert script.bodies == [b"0"]
 
 
 def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one():

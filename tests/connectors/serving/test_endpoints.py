@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import socket
@@ -529,6 +530,26 @@ def test_not_ready_until_the_run_works_on_requests(link, tmp_path):
         assert server.post("sync", b"x").status == 200
         ready = True
         assert server.ask("GET", "/ready").status == 200
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_what_a_program_has_frozen_before_stays_frozen(link, tmp_path, frozen):
+    gc.unfreeze()
+    if frozen:
+        gc.freeze()
+    try:
+        with asking(link, tmp_path):
+            assert gc.get_freeze_count() > 0
+        assert (gc.get_freeze_count() > 0) == frozen
+    finally:
+        gc.unfreeze()
+
+
+def test_only_those_with_the_token_hear_what_is_wrong(link, tmp_path):
+    with asking(link, tmp_path, is_ready=lambda: False, token=Secret("open sesame")) as server:
+        assert server.ask("GET", "/ready").json == {"reason": "unavailable"}
+        answer = server.ask("GET", "/ready", **TOKEN)
+        assert (answer.status, answer.json) == (503, {"reason": "the run is starting"})
 
 
 def test_the_id_may_have_another_header_and_nobody_names_the_id_of_answers(link, tmp_path):

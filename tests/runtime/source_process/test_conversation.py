@@ -448,3 +448,18 @@ def test_an_outage_is_waited_out_and_shown():
         until(lambda: task.inlet.waiting is None)
         task.inlet.close(for_good=True)
     assert len(outside.acked) == 3
+
+
+@pytest.mark.parametrize("is_link", [True, False])
+def test_a_folder_of_somebody_else_or_a_link_to_one_of_ours_is_refused(
+    tmp_path, monkeypatch, is_link
+):
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    folder = tmp_path / f"ebbflow-sources-{os.getuid()}"
+    if is_link:
+        (tmp_path / "ours").mkdir()
+        folder.symlink_to(tmp_path / "ours")
+    else:
+        folder.write_text("a file")
+    with pytest.raises(SourceError, match=f"{folder} is not a folder of this user"):
+        client._socket_path("run/in/0")

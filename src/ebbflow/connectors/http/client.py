@@ -8,6 +8,7 @@ have closed an idle connection just when that was used again. All of it is on on
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import ssl
 import zlib
@@ -109,10 +110,7 @@ class HttpClient:
         )  # fmt: skip
         try:
             async with asyncio.timeout(self._timeout):
-                try:
-                    return await self._try(self._take_idle(), request, longest)
-                except _Disconnected:
-                    return await self._try(None, request, longest)
+                return await self._exchange(request, longest)
         except TimeoutError:
             raise NoAnswer(f"no answer within {self._timeout:g} s") from None
 
@@ -120,6 +118,16 @@ class HttpClient:
         """Closes all connections that are not in use."""
         while self._idle:
             self._idle.pop().close()
+
+    async def _exchange(self, request: bytes, longest: int) -> HttpAnswer:
+        """Sends a request; once more if the other side has closed a connection that was kept.
+
+        One that closes a new connection has probably seen the request.
+        """
+        if (kept := self._take_idle()) is not None:
+            with contextlib.suppress(_Disconnected):
+                return await self._try(kept, request, longest)
+        return await self._try(None, request, longest)
 
     async def _try(self, kept: _Connection | None, request: bytes, longest: int) -> HttpAnswer:
         connection = kept or await self._connect()

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 
 import nats.errors
 import pyarrow as pa
@@ -188,7 +189,7 @@ class NatsFeed:
         """Returns what goes into the next frame: whatever has come, up to the size of a frame."""
         chunk = [self._waiting[0]]
         rows, size = len(chunk[0].parcel), chunk[0].size
-        for came in list(self._waiting)[1:_ROWS]:
+        for came in islice(self._waiting, 1, _ROWS):
             rows, size = rows + len(came.parcel), size + came.size
             if rows > _ROWS or size > _BYTES:
                 break

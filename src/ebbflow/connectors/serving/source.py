@@ -52,6 +52,7 @@ class ServingFeed:
         self._book: RequestBook | None = None
         self._endpoints: Endpoints
         self._stopping = False
+        self._has_frozen = False
 
     # --- as the run sees it ---------------------------------------------------------------------
 
@@ -75,9 +76,7 @@ class ServingFeed:
             self._doors.acquire(self._settings.read_timeout)
             # On the listeners' loop: a request changes threads for nothing.
             self._doors.link.run(self._prepare(self._doors.link))
-            # A look at all that was imported would keep callers waiting for a tenth of a second.
-            gc.collect()
-            gc.freeze()
+            self._freeze()
             self._doors.open(self._routes(), "answers requests", "/v1/process")
         except BaseException:
             self.stop()
@@ -101,7 +100,19 @@ class ServingFeed:
             with contextlib.suppress(TimeoutError):
                 self._doors.link.run(self._end(), timeout=_END)
             self._doors.release()
-            gc.unfreeze()
+            if self._has_frozen:
+                gc.unfreeze()
+
+    def _freeze(self) -> None:
+        """Has the garbage collector pass over all that was imported.
+
+        A look at it would keep callers waiting for a tenth of a second. Whoever has frozen objects
+        already, as the program that this run is part of may have, decides when to end that.
+        """
+        self._has_frozen = not gc.get_freeze_count()
+        if self._has_frozen:
+            gc.collect()
+            gc.freeze()
 
     async def _end(self) -> None:
         if self._book is not None:

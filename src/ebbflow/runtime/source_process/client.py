@@ -7,6 +7,7 @@ import hashlib
 import os
 import pickle
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -147,9 +148,12 @@ def _connect(path: Path) -> Line | None:
 def _socket_path(name: str) -> Path:
     """A short path, for that of a socket may not be long, in a folder that is only ours."""
     folder = Path(tempfile.gettempdir()) / f"ebbflow-sources-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise SourceError(name, f"{folder} belongs to somebody else; remove it or set TMPDIR")
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    # Anybody may put something else there before, such as a link to another folder of this user.
+    facts = folder.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
+        raise SourceError(name, f"{folder} is not a folder of this user; remove it or set TMPDIR")
     return folder / hashlib.blake2b(name.encode(), digest_size=12).hexdigest()
 
 
