@@ -174,10 +174,20 @@ def test_options_that_hold_secrets_are_hidden(name, value):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("path", "data/in"), ("keys", ["a"]), ("topic", "tokens"), ("query", "select key from t")],
+    [
+        ("path", "data/in"),
+        ("keys", ["a"]),
+        ("topic", "tokens"),
+        ("query", "select key from t"),
+    ],
 )
 def test_other_options_are_shown(name, value):
     assert hide_secrets({"options": {name: value}}) == {"options": {name: value}}
+
+
+def test_of_arguments_only_the_one_behind_a_flag_is_named_by_it():
+    args = ["--password", SECRET, f"--token={SECRET}", "-p", "80"]
+    assert hide_secrets(args) == ["--password", HIDDEN, f"--token={HIDDEN}", "-p", "80"]
 
 
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*/*.yaml")), ids=lambda file: file.stem)

@@ -11,7 +11,7 @@ from ebbflow.web.connection import RequestHead
 from ebbflow.web.guard import MOST_GUESSES, Guesses, SiteGuard, TokenGuard, is_local_name
 from ebbflow.web.refusal import Refusal
 
-LOCAL = SiteGuard({"127.0.0.1", "my-host"}, "advice", ["https://app.example"])
+LOCAL = SiteGuard({"127.0.0.1", "my-host"}, "advice", "rename", ["https://app.example"])
 
 
 def head(method: bytes = b"POST", client: str = "10.0.0.1", **headers: str) -> RequestHead:
@@ -59,7 +59,7 @@ def test_a_foreign_name_that_leads_here_is_refused(host):
         LOCAL.check(RequestHead(b"POST", b"/", [(b"host", host)]))
     assert (raised.value.status, raised.value.reason) == (
         403,
-        "this server answers to names of this machine only; advice",
+        "this server answers to names of this machine only; rename",
     )
 
 
@@ -93,7 +93,7 @@ def test_a_program_that_names_no_host_is_taken_in():
 
 
 def test_a_server_that_every_page_may_ask_refuses_none():
-    public = SiteGuard({"127.0.0.1"}, "", ["*"])
+    public = SiteGuard({"127.0.0.1"}, "", "", ["*"])
     assert status_of(public, host="any.example", origin="https://evil.example") == 200
 
 

@@ -32,6 +32,7 @@ _SECRET_NAMES = re.compile(
 )
 # Where Kubernetes writes them, in parts of a spec that have no effect here.
 _REFERENCES = ("secretKeyRef", "configMapKeyRef", "secretRef", "configMapRef")
+_FLAG = re.compile(r"-[^=]*")
 _USER_INFO = re.compile(r"(?<=://)[^/\s]+(?=@)")
 _PARAMETER = re.compile(
     r"(?i)([?&;,\s]|^)((?:[\w.-]*(?:passw|secret|token|api.?key|signature)[\w.-]*|pwd|sig)\s*=)"
@@ -115,7 +116,7 @@ def _is_list(value: Any) -> bool:
 
 def _hide_in_list(values: Sequence[Any], name: str) -> list[Any]:
     """Hides items; one behind a flag, as in ``[--password, …]``, is named by the flag."""
-    flags = ["", *(item if str(item).startswith("-") else "" for item in values)]
+    flags = ["", *(item if _FLAG.fullmatch(str(item)) else "" for item in values)]
     return [
         hide_secrets(item, str(flag or name)) for flag, item in zip(flags, values, strict=False)
     ]

@@ -33,7 +33,7 @@ class PageGuard:
         self, token: Secret | None, is_local: bool, port: int, secured: bool = False
     ) -> None:
         self._tokens = TokenGuard(token)
-        self._sites = SiteGuard(() if is_local else None, _ADVICE)
+        self._sites = SiteGuard(() if is_local else None, _ADVICE, _ADVICE)
         self._cookie = f"ebbflow_{port}"
         self._secured = secured
 

@@ -36,14 +36,20 @@ class SiteGuard:
     """Refuses what pages of other sites ask for. ``advice`` is for those who want them to.
 
     ``hosts`` are the names that the server answers to besides those of this machine; ``None`` for
-    any. Pages of ``origins`` may ask; ``*`` is every page.
+    any. ``rename`` is the advice for those who come by another one. Pages of ``origins`` may ask;
+    ``*`` is every page.
     """
 
     def __init__(
-        self, hosts: Collection[str] | None, advice: str, origins: Collection[str] = ()
+        self,
+        hosts: Collection[str] | None,
+        advice: str,
+        rename: str,
+        origins: Collection[str] = (),
     ) -> None:
         self._hosts = None if hosts is None else {host.lower() for host in hosts}
         self._advice = advice
+        self._rename = rename
         self._origins = frozenset(origin.encode("latin-1") for origin in origins)
 
     def check(self, head: RequestHead) -> None:
@@ -53,7 +59,7 @@ class SiteGuard:
         facts = {name: text for name, text in head.headers if name in _ABOUT_THE_SENDER}
         # No browser leaves out the name; HTTP 1.0 may.
         if (host := facts.get(b"host")) is not None and not self._is_known(host):
-            raise Refusal(403, f"this server answers to names of this machine only; {self._advice}")
+            raise Refusal(403, f"this server answers to names of this machine only; {self._rename}")
         if facts.get(b"origin") in self._origins:
             return
         if _is_foreign(head.method, facts):

@@ -14,6 +14,8 @@ from ebbflow.web.connection import RequestHead
 from ebbflow.web.endpoint import Endpoint
 from ebbflow.web.guard import SiteGuard, TokenGuard
 
+_RENAME = "use localhost, or give the source a token"
+
 
 class Doors:
     """Where a vertex listens. Opened and closed by the run's thread.
@@ -34,7 +36,7 @@ class Doors:
         self._spot = spot
         self._endpoints = endpoints
         self._tokens = TokenGuard(token)
-        self._sites = SiteGuard({place.host for place in endpoints}, advice, origins)
+        self._sites = SiteGuard({place.host for place in endpoints}, advice, _RENAME, origins)
         self.listeners: list[HttpListener] = []
 
     @property
