@@ -40,6 +40,8 @@ __all__ = [
     "store",
 ]
 
+pytest_plugins = ["tests.leftovers"]
+
 register_profiles()
 
 

@@ -23,6 +23,7 @@ from ebbflow import Datum, Function, Pipeline, Response
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.testing.background_run import BackgroundRun, local_spark, until
 from tests.chaos.tally import Tally, count
+from tests.processes import command_of, family_of
 from tests.wire.functions.building import NotBuilt, command
 
 _PAUSE = 20
@@ -107,15 +108,7 @@ class FunctionKills:
         return self._arrived() >= self._messages
 
     def _processes(self) -> list[psutil.Process]:
-        family = psutil.Process().children(recursive=True)
-        return [process for process in family if _command_of(process) == self._command]
-
-
-def _command_of(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except (psutil.NoSuchProcess, psutil.ZombieProcess):
-        return []
+        return [one for one in family_of(os.getpid()) if command_of(one) == self._command]
 
 
 def main() -> None:

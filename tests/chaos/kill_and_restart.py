@@ -16,6 +16,7 @@ on every replay, so there the totals must be exact, too. The seed is printed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import signal
@@ -30,6 +31,7 @@ import psutil
 
 from ebbflow.nats.locate import open_link, start_embedded
 from tests.chaos.tally import FORMS, Tally, count, write_pipeline, written
+from tests.processes import family_of
 
 # One hit in four comes while things are being started, the others while messages flow.
 WHILE_STARTING = 0.25
@@ -156,13 +158,10 @@ def freeze(process: psutil.Process, seconds: float) -> None:
 
 def kill_tree(pid: int) -> int:
     """Kill a process and all that it started, at once; how many there were."""
-    root = psutil.Process(pid)
-    tree = [root, *root.children(recursive=True)]
+    tree = [psutil.Process(pid), *family_of(pid)]
     for process in tree:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-        except psutil.NoSuchProcess:
-            continue
     psutil.wait_procs(tree, timeout=20)
     return len(tree)
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -16,6 +17,7 @@ from ebbflow.nats.locate import open_link_to_pipeline
 from ebbflow.outcome import Counts
 from tests.chaos.kill_and_restart import kill_tree
 from tests.e2e.conftest import Whole, finish
+from tests.processes import command_of, family_of
 
 pytestmark = pytest.mark.slow
 
@@ -24,18 +26,20 @@ MESSAGES = 1_200
 
 def workers_of(process):
     """Spark's Python workers and what they are forked from."""
-    family = psutil.Process(process.pid).children(recursive=True)
-    return [one for one in family if one.name().startswith("python")]
+    return [one for one in family_of(process.pid) if program_of(one).startswith("python")]
+
+
+def program_of(process):
+    return Path((command_of(process) or [""])[0]).name
 
 
 def jvm(process, killed=()):
     """The JVM of a run, also one that is just being started; none of those that were killed."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        for child in psutil.Process(process.pid).children():
-            is_there = child.pid not in killed and child.status() != psutil.STATUS_ZOMBIE
-            if child.name() == "java" and is_there:
-                return child
+        for one in family_of(process.pid):
+            if program_of(one) == "java" and one.pid not in killed:
+                return one
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.05)
     raise TimeoutError("there is no JVM")

@@ -22,14 +22,11 @@ import pytest
 
 from tests.chaos.kill_and_restart import kill_tree
 from tests.e2e.conftest import Whole, finish
+from tests.processes import family_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SUMMARY = "s.json"
-
-
-def family_of(pid: int) -> list[psutil.Process]:
-    return psutil.Process(pid).children(recursive=True)
 
 
 def left_of(family: list[psutil.Process]) -> list[psutil.Process]:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.e2e.conftest import Whole, finish
+from tests.processes import command_of, family_of
 
 pytestmark = pytest.mark.slow
 
@@ -88,15 +89,8 @@ BINDINGS = {
 
 def of_functions(process: subprocess.Popen[str]) -> set[psutil.Process]:
     """The launchers of a run, the functions beside them and what those have started."""
-    children = psutil.Process(process.pid).children(recursive=True)
-    launchers = {child for child in children if is_launcher(child)}
-    return launchers | {inner for one in launchers for inner in one.children(recursive=True)}
-
-
-def is_launcher(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return "launcher.py" in " ".join(process.cmdline())
-    return False
+    launchers = {one for one in family_of(process.pid) if "launcher.py" in str(command_of(one))}
+    return launchers | {inner for one in launchers for inner in family_of(one.pid)}
 
 
 def stored(folder: Path) -> list[str]:
@@ -120,9 +114,10 @@ def test_functions_end_with_the_run_and_are_there_again_in_the_next(whole: Whole
     whole.wait_until(lambda: len(stored(whole.folder)) > 50, first)
     functions = of_functions(first)
     assert len(functions) == 3  # a launcher, the function, and what it has started
-    others = set(psutil.Process(first.pid).children(recursive=True)) - functions
+    others = set(family_of(first.pid)) - functions
     for process in [psutil.Process(first.pid), *others]:
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     first.communicate()
     wait_until_gone(functions)
 

@@ -12,6 +12,7 @@ from ebbflow.nats.locate import open_link
 from ebbflow.nats.publish import Tally
 from ebbflow.runtime.events import Events
 from ebbflow.runtime.task_listener import TaskListener
+from tests.nats.outside import until
 
 
 @pytest.fixture
@@ -56,6 +57,19 @@ def test_pieces_are_cut_between_lines(events, heard):
     while len(found) < len(lines):
         found += heard.get(timeout=10).split("\n")
     assert found == lines
+
+
+def test_a_vertex_whose_first_call_does_not_end_has_been_opened(link, names):
+    listener = TaskListener(names, print)
+    events = Events(link, names, "v", 0, Tally())
+    with listener.listen(link):
+        link.flush()
+        events.in_call(1.0)
+        until(lambda: listener.in_call("v"))
+        assert not listener.has_opened("v", 1)
+        events.opened()
+        events.in_call(2.0)
+        until(lambda: listener.has_opened("v", 1))
 
 
 @pytest.mark.guarantee("failures-stay-with-their-message")

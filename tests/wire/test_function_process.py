@@ -77,19 +77,15 @@ def is_running(pid: int) -> bool:
     return False
 
 
-def launchers() -> list[psutil.Process]:
-    """The launchers of this process, which may have other children: those of earlier tests."""
-    children = psutil.Process().children()
-    return [child for child in children if launcher.__file__ in child.cmdline()]
+def launcher_of(function: FunctionProcess) -> psutil.Process:
+    assert function._process is not None
+    return psutil.Process(function._process.pid)
 
 
-def descendants() -> set[int]:
-    """The processes of all functions of this process, with their launchers."""
-    return {
-        pid
-        for beside in launchers()
-        for pid in (beside.pid, *(child.pid for child in beside.children(recursive=True)))
-    }
+def processes_of(function: FunctionProcess) -> set[int]:
+    """The launcher of a function, and all that it has started."""
+    beside = launcher_of(function)
+    return {beside.pid, *(child.pid for child in beside.children(recursive=True))}
 
 
 @namespaces
@@ -157,9 +153,10 @@ def test_what_stands_in_the_way_is_said(options: dict[str, object], reason: str)
     plan = FunctionPlan("udf", **options)  # type: ignore[arg-type]
     # One that ends by itself is not waited for any longer.
     limit = 0.5 if reason.startswith(("not ready", "nobody")) else 60
+    function = FunctionProcess(plan, limit=limit)
     with pytest.raises(Unavailable, match=reason):
-        FunctionProcess(plan, limit=limit).start()
-    assert descendants() == set()
+        function.start()
+    assert function._process is None
 
 
 def test_a_function_that_can_never_be_called_is_an_error_of_the_setup() -> None:
@@ -219,7 +216,7 @@ STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" + LEAV
 def test_nothing_is_left_of_a_function_that_does_not_want_to_end() -> None:
     function = FunctionProcess(FunctionPlan("udf", command=python(STUBBORN)))
     function.start()
-    pids = descendants()
+    pids = processes_of(function)
     assert len(pids) == 5  # launcher, function and three that sleep
     function.stop(grace=0.2)
     assert not any(is_running(pid) for pid in pids)
@@ -228,8 +225,7 @@ def test_nothing_is_left_of_a_function_that_does_not_want_to_end() -> None:
 def test_a_killed_function_is_seen_and_started_anew() -> None:
     with started(*python(READY + "time.sleep(600)")) as function:
         assert function.explain_end(0) is None
-        (beside,) = launchers()
-        beside.children()[0].kill()
+        launcher_of(function).children()[0].kill()
         assert function.explain_end(10) == "it was killed by signal 9"
         assert not function.alive
         function.restart()
@@ -266,9 +262,8 @@ def test_a_function_ends_when_its_owner_is_killed() -> None:
 
 def test_a_function_ends_when_its_launcher_is_killed() -> None:
     with started(*python(READY + "time.sleep(600)")) as function:
-        (beside,) = launchers()
-        pids = descendants()
-        beside.kill()
+        pids = processes_of(function)
+        launcher_of(function).kill()
         wait_until_gone(pids)
         assert not function.alive
 
@@ -282,18 +277,13 @@ def test_a_folder_whose_launcher_was_killed_is_taken_away_later(
     command = python(READY + "time.sleep(600)")
     with parent, started(*command) as one, started(*command) as other:
         killed, living = one.socket.parent.parent, other.socket.parent.parent
-        (beside,) = (each for each in launchers() if str(killed) in environment_of(each))
+        beside = launcher_of(one)
         beside.kill()
         beside.wait()
         assert killed.exists()
         with started(*command):
             assert not killed.exists()
             assert living.exists()
-
-
-def environment_of(beside: psutil.Process) -> str:
-    (function,) = beside.children()
-    return function.environ()["EBBFLOW_SOCKETS"]
 
 
 def test_the_launcher_needs_nothing_but_python() -> None:

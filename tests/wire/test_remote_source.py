@@ -1,5 +1,6 @@
 """A source in a process of its own gives messages and hears what became of them."""
 
+import os
 import pickle
 import sys
 import time
@@ -10,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pyarrow as pa
 import pytest
 
@@ -24,6 +24,7 @@ from ebbflow.runtime.source_process.reading import SourceReading
 from ebbflow.source import NackOffset
 from ebbflow.wire.function import FunctionPlan
 from ebbflow.wire.remote_source import RemoteSource
+from tests.processes import command_of, family_of
 
 pytestmark = pytest.mark.slow
 
@@ -178,9 +179,7 @@ def until_it_is_there(attempt: Callable[[], Any]) -> Any:
 def kill_function(command: Sequence[str]) -> None:
     """Kills the function with the last of these arguments that this process has started."""
     (function,) = (
-        child
-        for child in psutil.Process().children(recursive=True)
-        if child.status() != psutil.STATUS_ZOMBIE and child.cmdline()[: len(command)] == [*command]
+        child for child in family_of(os.getpid()) if command_of(child)[: len(command)] == [*command]
     )
     function.kill()
     function.wait(10)

@@ -113,8 +113,9 @@ class Events:
     def in_call(self, seconds: float | None) -> None:
         """Says how long user code has been in one call; None when it is back. From any thread."""
         whose = {"vertex": self._vertex, "partition": self._partition}
-        told = whose | {"seconds": seconds, "in_hand": self._measures.in_hand}
-        self._send("call", json.dumps(told).encode())
+        # A first call may take for ever, and nothing else is told while it does.
+        told = {"seconds": seconds, "opened": self._opened, "in_hand": self._measures.in_hand}
+        self._send("call", json.dumps(whose | told).encode())
 
     def tell_now_and_then(self) -> None:
         """Tells what has been counted, unless that was just done."""

@@ -205,6 +205,8 @@ class TaskListener:
         key, now = (event["vertex"], event["partition"]), time.monotonic()
         self._heard[key] = now
         self._in_hand[key] = event["in_hand"]
+        if event["opened"]:
+            self._opened.add(key)
         if event["seconds"] is None:
             self._calls.pop(key, None)
         else:

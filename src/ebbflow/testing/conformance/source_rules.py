@@ -62,7 +62,11 @@ def _expect_deliveries(trial: SourceTrial, group: Sequence[Sample], wanted: int)
 
 @rule(SourceStage.FLOW, SOURCE_RULES)
 def delays_are_honoured(trial: SourceTrial) -> None:
-    """A message nacked with a delay comes not before it is over, and soon afterwards."""
+    """A message nacked with a delay comes not before it is over, and soon afterwards.
+
+    How soon depends on the machine. So the time that the pipeline took to pass other messages to
+    its sink, in which the source had no part, is not counted as late.
+    """
     _expect_deliveries(trial, samples.LATER, 3)
     gaps = [
         (name, later.at - earlier.at)
@@ -71,9 +75,11 @@ def delays_are_honoured(trial: SourceTrial) -> None:
     ]
     early = [f"{name} after {gap:.3f} s" for name, gap in gaps if gap < DELAY]
     expect_none(early, gaps, f"redeliveries came before the delay of {DELAY} s was over")
-    longest = DELAY + trial.under_test.lateness
+    longest = DELAY + trial.under_test.lateness + trial.seen.slowest_passage(samples.PLAIN)
     late = [f"{name} after {gap:.3f} s" for name, gap in gaps if gap > longest]
-    expect_none(late, gaps, f"redeliveries came later than {longest} s after a nack for {DELAY} s")
+    expect_none(
+        late, gaps, f"redeliveries came later than {longest:.1f} s after a nack for {DELAY} s"
+    )
 
 
 @rule(SourceStage.FLOW, SOURCE_RULES)

@@ -62,6 +62,16 @@ class Observations:
         self._look()
         return self._arrivals.get(name, [])
 
+    def slowest_passage(self, group: Iterable[Sample]) -> float:
+        """Returns the most seconds that one of these took from its last call to its arrival."""
+        names = [name_of(sample) for sample in group]
+        passages = (
+            self.arrivals(name)[0].at - self.calls(name)[-1].at
+            for name in names
+            if self.arrivals(name) and self.calls(name)
+        )
+        return max(passages, default=0.0)
+
     def uncalled(self, group: Iterable[Sample]) -> int:
         """Returns how many the transformer has not got yet."""
         self._look()

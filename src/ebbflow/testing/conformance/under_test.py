@@ -78,7 +78,10 @@ class SourceUnderTest(UnderTest, ABC):
     """The number of small messages that are put into a pipeline that is blocked."""
 
     lateness: float = 3.0
-    """Seconds by which a redelivery may come later than its delay says, on a busy machine."""
+    """Seconds by which a redelivery may come later than its delay says.
+
+    The time that the pipeline takes from the source to the sink comes on top.
+    """
 
     @abstractmethod
     def source(self) -> Code | Mapping[str, Any]:

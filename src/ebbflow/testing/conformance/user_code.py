@@ -82,6 +82,7 @@ class Arrival:
     name: str
     keys: list[str]
     headers: dict[str, str]
+    at: float
 
 
 def text_of(value: bytes) -> str:
@@ -158,5 +159,8 @@ class RecordingSink:
 
     def __call__(self, data: list[Datum]) -> list[Response]:
         """Writes all down and accepts them."""
-        self._arrivals.write(*((text_of(datum.value), datum.keys, datum.headers) for datum in data))
+        now = time.time()
+        self._arrivals.write(
+            *((text_of(datum.value), datum.keys, datum.headers, now) for datum in data)
+        )
         return [Response.ok(datum.id) for datum in data]
