@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
 from collections.abc import Iterator
@@ -45,7 +46,18 @@ pytest_plugins = ["tests.leftovers"]
 register_profiles()
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--seed`` shuffles; without a number it makes one up, which is printed."""
+    parser.addoption("--seed", nargs="?", type=int, const=-1, help="run in a random order")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Says how to repeat the order of this run."""
+    seed = config.getoption("seed")
+    return None if seed is None else f"random order: --seed {seed} repeats it"
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Hear signals although whoever started the tests ignores them, as nohup and ``&`` do."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGHUP, signal.SIGQUIT):
@@ -53,6 +65,8 @@ def pytest_configure() -> None:
     # Many tests start processes. Without it each would compile what it imports, which is most of
     # the work of a short one.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    if config.option.seed == -1:  # workers are given the number that is chosen here
+        config.option.seed = random.randrange(10_000)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -61,15 +75,29 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SharedServer
     return SharedServers(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out long tests, and put the files with slow ones first.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out long tests, shuffle if asked to, and put the files with slow ones first.
 
     Workers are handed whole files in this order. A long file at the end would keep one of them
     busy while the others have nothing left to do.
     """
     skip_long_tests(items)
+    if (seed := config.getoption("seed")) is not None:
+        shuffle(items, random.Random(seed))
     slow = {item.path for item in items if _is_slow(item)}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def shuffle(items: list[pytest.Item], chance: random.Random) -> None:
+    """Put files, and the tests of each file, in a random order."""
+    of_file: dict[Any, list[pytest.Item]] = {}
+    for item in items:
+        of_file.setdefault(item.path, []).append(item)
+    files = list(of_file.values())
+    chance.shuffle(files)
+    for file in files:
+        chance.shuffle(file)
+    items[:] = [item for file in files for item in file]
 
 
 def _is_slow(item: pytest.Item) -> bool:

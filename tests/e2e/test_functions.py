@@ -129,7 +129,7 @@ def test_functions_end_with_the_run_and_are_there_again_in_the_next(whole: Whole
     code, output = finish(second)
     assert code == 0, output
     wait_until_gone(functions)
-    assert "\nmark: starts whole mark 0 high\n" in output
+    assert "(mark) starts whole mark 0 high" in output.splitlines(), output
 
     # Each part sees its own variables when it is made and when it is called, and no other's.
     kinds = Counter(tuple(line.split()[:3]) for line in stored(whole.folder))
