@@ -18,7 +18,7 @@ from ebbflow.nats import api
 from ebbflow.nats.publish import BUFFER, Tally
 from ebbflow.outcome import Counts
 
-HASTY = replace(BUFFER, wait=0.01, attempts=3, ack_wait=0.2)
+HASTY = replace(BUFFER, wait=0.01, attempts=3, ack_wait=1.0)
 
 
 def settlement_of(*ids, discards=False):

@@ -110,4 +110,4 @@ def test_what_loads_ahead_ends_with_the_driver_that_started_it(tmp_path):
         time.sleep(0.02)
     driver.kill()
     driver.wait()
-    assert psutil.wait_procs(children, 20)[1] == []
+    assert psutil.wait_procs(children, 60)[1] == []

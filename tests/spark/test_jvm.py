@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pytest
+from py4j.java_gateway import GatewayClient
+from py4j.protocol import Py4JNetworkError
 
-from ebbflow.spark.jvm import OnlyNumpy
+from ebbflow.spark.jvm import OnlyNumpy, is_not_of_py4j
 
 
 class Asked:
@@ -38,3 +42,22 @@ def test_numpy_values_reach_queries(spark):
 
     row = spark.range(1).select(functions.lit(np.int64(7)), functions.lit(np.array([1, 2]))).first()
     assert tuple(row) == (7, [1, 2])
+
+
+class Broken:
+    """A connection whose JVM is gone."""
+
+    def send_command(self, command):
+        raise Py4JNetworkError("Answer from Java side is empty")
+
+    def close(self, reset):
+        pass
+
+
+@pytest.mark.parametrize("filters", [[], [is_not_of_py4j]], ids=["by itself", "in a run"])
+def test_calls_that_the_end_of_a_jvm_interrupts_print_no_traceback(filters, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger(), "filters", filters)
+    client = GatewayClient()
+    monkeypatch.setattr(client, "_get_connection", Broken)
+    client.send_command("c\n")
+    assert ("Exception while sending command" in caplog.text) is not bool(filters)

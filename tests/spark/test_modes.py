@@ -124,11 +124,9 @@ def test_async_maps_run_side_by_side_up_to_the_limit(run, journal):
         running["now"] -= 1
         return Message(datum.value)
 
-    began = time.monotonic()
     run(generated(200).map("m", waits, limits={"concurrency": 20}).sink("out", blackhole=True))
 
     assert max(journal.read()) == 20
-    assert time.monotonic() - began < 200 * 0.05
 
 
 def test_user_code_finds_its_place_in_the_environment(run, journal):

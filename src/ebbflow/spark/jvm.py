@@ -9,6 +9,7 @@ PySpark's own way to start it can do neither, and waits for ever for a Java that
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import shlex
@@ -20,6 +21,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
+from py4j import java_gateway
 from pyspark import SparkConf, SparkContext
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
@@ -109,6 +111,14 @@ def _await_gateway(process: subprocess.Popen[bytes], handshake: Path) -> tuple[i
     return port, info[_HEAD.size : _HEAD.size + length].decode()
 
 
+def is_not_of_py4j(record: logging.LogRecord) -> bool:
+    """Whether Py4J has not logged it: a JVM that is gone is reported in a sentence of ours.
+
+    Py4J logs a traceback for each call that it interrupts, and to the root logger, which prints it.
+    """
+    return record.pathname != java_gateway.__file__
+
+
 def _connect(process: subprocess.Popen[bytes], port: int, secret: str) -> None:
     os.environ[_PORT], os.environ[_SECRET] = str(port), secret
     try:
@@ -116,6 +126,7 @@ def _connect(process: subprocess.Popen[bytes], port: int, secret: str) -> None:
     finally:
         del os.environ[_PORT], os.environ[_SECRET]
     gateway.proc = process
+    logging.getLogger().addFilter(is_not_of_py4j)
     _narrow_numpy_converters(gateway)
     SparkContext._ensure_initialized(gateway=gateway)
 
