@@ -5,8 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SEED ?=
-# Tests wait for processes as often as they work: more workers than this machine has cores keep it busy.
-WORKERS ?= 4
+# Tests wait for processes more than they work: more workers than this machine has cores keep it busy.
+WORKERS ?= 6
 
 # A run starts several processes; each would compile what it imports where Python may not write.
 unexport PYTHONDONTWRITEBYTECODE

@@ -1,7 +1,8 @@
 """Tests that take long: they show at full length what shorter ones show of each part.
 
 ``make long`` runs them, and so does ``EBBFLOW_TEST_LONG=1``. Otherwise they are skipped, and the
-summary says so: everything that is tested has to fit into twenty minutes on two cores.
+summary says so: everything that is tested has to fit into ten minutes on two cores. Tests of
+functions that a compiler has to build first are among them, without being marked one by one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterable
 
 import pytest
 
+_COMPILED = ("go", "rust", "java")
 SKIPPED_BECAUSE = "takes long; make long runs it, or EBBFLOW_TEST_LONG=1"
 
 
@@ -21,8 +23,18 @@ def are_long_tests_wanted() -> bool:
 
 def skip_long_tests(items: Iterable[pytest.Item]) -> None:
     """Leaves out what is marked as long, unless it was asked for."""
+    for item in items:
+        if _has_to_be_compiled(item):
+            item.add_marker(pytest.mark.long)
     if are_long_tests_wanted():
         return
     for item in items:
         if item.get_closest_marker("long") is not None:
             item.add_marker(pytest.mark.skip(reason=SKIPPED_BECAUSE))
+
+
+def _has_to_be_compiled(item: pytest.Item) -> bool:
+    """Returns whether its parameters ask for a function in a language with a compiler."""
+    parameters = getattr(getattr(item, "callspec", None), "params", {}).values()
+    wants_functions = "function_in" in getattr(item, "fixturenames", ())
+    return wants_functions and any(value in _COMPILED for value in parameters)

@@ -69,6 +69,7 @@ class Watched:
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     made = Watched(tmp_path_factory.mktemp("watched") / "state")
+    assert until(lambda: made.read("out") > 0, PATIENCE)
     yield made
     made.live.stop()
 

@@ -132,6 +132,7 @@ def test_a_message_that_breaks_the_function_is_a_dead_letter_with_the_functions_
     assert [values(one) for one in (before, after)] == [["before"], ["after"]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["map", "batch-map"])
 def test_a_message_that_is_never_answered_fails_alone_after_its_time(call, limit, kind):
     before, hang, after = call("go", kind, b"before", b"hang", b"after", on_error=ONCE)
@@ -143,6 +144,7 @@ def test_a_message_that_is_never_answered_fails_alone_after_its_time(call, limit
     assert [values(one) for one in (before, after)] == [["before"], ["after"]]
 
 
+@pytest.mark.long
 def test_a_batch_map_that_answers_for_another_id_breaks_the_contract_for_one_message(call):
     before, wrong, after = call("go", "batch-map", b"before", b"wrong-id", b"after", on_error=ONCE)
 
