@@ -7,6 +7,7 @@ import random
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,15 +90,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def shuffle(items: list[pytest.Item], chance: random.Random) -> None:
-    """Put files, and the tests of each file, in a random order."""
-    of_file: dict[Any, list[pytest.Item]] = {}
+    """Put files, and the functions of each file, in a random order.
+
+    The cases of one function stay as they are: the rules for connectors are stages of one trial.
+    """
+    files: dict[Path, dict[str, list[pytest.Item]]] = {}
     for item in items:
-        of_file.setdefault(item.path, []).append(item)
-    files = list(of_file.values())
-    chance.shuffle(files)
-    for file in files:
+        name = item.nodeid.partition("[")[0]
+        files.setdefault(item.path, {}).setdefault(name, []).append(item)
+    order = [list(file.values()) for file in files.values()]
+    chance.shuffle(order)
+    for file in order:
         chance.shuffle(file)
-    items[:] = [item for file in files for item in file]
+    items[:] = [item for file in order for cases in file for item in cases]
 
 
 def _is_slow(item: pytest.Item) -> bool:

@@ -32,7 +32,7 @@ from tests.reaper import MARK, marked
 # Python's own, started once for all later uses.
 _OF_PYTHON = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 _OURS = ("ebbflow.", "tests.", "pyspark.util")
-_PATIENCE = 10.0
+_PATIENCE = 30.0
 
 
 @dataclass
