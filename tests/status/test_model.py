@@ -72,6 +72,7 @@ WHOLE = PipelineStatus(
     ended="timeout",
     began=NOON,
     at=NOON,
+    numbers_at=NOON,
     vertices=(BUSY, VertexStatus("out")),
     edges=(EdgeStatus("enrich", "out", "any of a, b", 1.5, 3, 4),),
     links={"ui": "http://127.0.0.1:9000"},

@@ -44,6 +44,7 @@ from ebbflow.spark.audit.writer import writing_audit
 from ebbflow.spark.engine import Engine, Engines
 from ebbflow.spark.slots import TURN, Slots
 from ebbflow.spark.supervisor import Supervisor, VertexSupervisor
+from ebbflow.status.conditions import describe_unread
 from ebbflow.status.model import Ended, Phase, PipelineStatus
 from ebbflow.status.observer import JobFacts, Observer
 from ebbflow.status.run_report import QuietWatcher, Summary, Watcher
@@ -57,6 +58,8 @@ _LOOK_EVERY = 0.5
 # A task that does nothing speaks every two seconds; one that is silent for so long hangs.
 _SILENT = 5.0
 _STOP_TIMEOUT = 40.0
+# Seconds for NATS to say whether everything is done, and to take a word for the tasks.
+_ANSWER_WITHIN, _SEND_WITHIN = 20.0, 2.0
 
 
 def run_pipeline(
@@ -156,7 +159,7 @@ class Run:
             engines = Engines(partial(self._session, plans), self._watcher.stage, self._stop)
             ended: Ended = engines.run(partial(self._on_spark, plans)) or "stopped"
             # For the last events. A server that is lost now does not matter to the run any more.
-            with contextlib.suppress(nats.errors.Error):
+            with contextlib.suppress(Exception):
                 self._link.flush()
             if self._has_too_many_dead(self._observer.last):
                 ended = "failed"
@@ -179,8 +182,7 @@ class Run:
         try:
             yield
         except BaseException:
-            with contextlib.suppress(Exception):
-                self._observer.end("failed")
+            self._observer.end("failed")
             raise
 
     def _on_spark(self, plans: Sequence[VertexPlan], engine: Engine) -> Ended:
@@ -280,19 +282,22 @@ class Run:
         while not self._stop.wait(_LOOK_EVERY):
             self._link.check()
             engine.check(suspected=any(vertex.failure for vertex in supervisor.vertices))
-            # A server that is being restarted answers the next time.
-            with contextlib.suppress(nats.errors.Error, api.ApiError, JetStreamUnavailable):
-                status = self._look(supervisor)
-                if self._has_too_many_dead(status):
-                    return "failed"
-                if self._options.drain and self._drained(plans):
-                    return "drained"
+            if self._has_too_many_dead(self._look(supervisor)):
+                return "failed"
+            if self._options.drain and self._drained(plans):
+                return "drained"
             if self._deadline is not None and time.monotonic() > self._deadline:
                 return "timeout"
         return "stopped"
 
     def _drained(self, plans: Sequence[VertexPlan]) -> bool:
-        return self._feeds.exhausted and self._link.run(provision.drained(self._link, plans))
+        """Returns whether nothing is left; not while NATS cannot tell, which is asked again."""
+        if not self._feeds.exhausted:
+            return False
+        try:
+            return self._link.run(provision.drained(self._link, plans), _ANSWER_WITHIN)
+        except (nats.errors.Error, api.ApiError, JetStreamUnavailable, TimeoutError):
+            return False
 
     def _has_too_many_dead(self, status: PipelineStatus) -> bool:
         most = self._options.max_dead_letters
@@ -305,7 +310,10 @@ class Run:
             self._unconfirmed.look({name: self._listener.tally(name) for name in vertices})
         if phase == "running":  # afterwards it counts why they made no progress before the stop
             self._jobs = {name: self._facts_of(vertex) for name, vertex in vertices.items()}
+        was_unread = self._observer.unread
         status = self._observer.look(phase, self._jobs)
+        if bool(was_unread) != bool(self._observer.unread):
+            self._watcher.stage(_describe_reading(status, self._observer.unread))
         self._watcher.look(status)
         return status
 
@@ -333,8 +341,20 @@ class Run:
         )
 
     def _tell_stop(self) -> None:
-        self._link.run(self._link.client.publish(self._names.control_subject, STOP))
+        self._tell_tasks(STOP)
 
     def _tell_turns(self) -> None:
-        with contextlib.suppress(nats.errors.Error):  # it is told again soon
-            self._link.run(self._link.client.publish(self._names.control_subject, turn(TURN)))
+        self._tell_tasks(turn(TURN))
+
+    def _tell_tasks(self, word: bytes) -> None:
+        """Sends a word to all tasks, if NATS takes it: it is repeated, and epochs end anyway."""
+        with contextlib.suppress(Exception):
+            publishing = self._link.client.publish(self._names.control_subject, word)
+            self._link.run(publishing, _SEND_WITHIN)
+
+
+def _describe_reading(status: PipelineStatus, unread: str | None) -> str:
+    if unread is None:
+        return "NATS says again how far the pipeline is"
+    concern = describe_unread(status, unread)
+    return f"{concern.what}. {concern.next_step}"

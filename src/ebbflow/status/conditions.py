@@ -108,6 +108,13 @@ def _describe_tries(waiting: Waiting) -> str:
     return f"since {waiting.seconds:.0f} s, next try in {waiting.next_in:.0f} s"
 
 
+def describe_unread(status: PipelineStatus, why: str) -> Concern:
+    """Returns the concern that the numbers of a run could not be read, and of when they are."""
+    of = f"; the numbers are those of {status.numbers_at:%H:%M:%S} UTC" if status.numbers_at else ""
+    step = "See whether NATS is up; vertices continue as soon as it answers them."
+    return Concern("warning", None, f"NATS does not say how far the pipeline is: {why}{of}", step)
+
+
 def list_concerns(status: PipelineStatus) -> tuple[Concern, ...]:
     """Returns what a person should look at, errors first, and what to do about each."""
     concerns = [concern for vertex in status.vertices for concern in _concerns_of(vertex, status)]

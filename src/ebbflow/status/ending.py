@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ebbflow.outcome import Counts
-from ebbflow.status.leftovers import Leftover, list_leftovers
+from ebbflow.status.leftovers import Leftover, clock_time, list_leftovers
 from ebbflow.status.model import Cause, PipelineStatus
 
 _CAUSES = 5
@@ -23,12 +23,29 @@ def describe_end(
 
     ``ended`` is how, and ``seconds`` is how long the run took.
     """
-    if ended == "drained":
+    if is_outdated(status):
+        yield _describe_outdated(status, where)
+    elif ended == "drained":
         yield from _adding_up(status)
     else:
         yield from _leaving(list_leftovers(status), ended)
     yield f"{ended} after {seconds:.1f} s"
     yield from _dead_letters(status, where)
+
+
+def is_outdated(status: PipelineStatus) -> bool:
+    """Returns whether NATS did not answer at the end, so that the numbers are earlier ones."""
+    at, read = status.at, status.numbers_at
+    return at is not None and read is not None and read < at
+
+
+def _describe_outdated(status: PipelineStatus, where: str) -> str:
+    assert status.numbers_at is not None
+    return (
+        f"NATS did not answer at the end: these numbers are those of "
+        f"{clock_time(status.numbers_at, status.at)}. "
+        f"See the last ones with: ebbflow status {status.pipeline}{where}"
+    )
 
 
 def _leaving(left: tuple[Leftover, ...], ended: str) -> Iterator[str]:

@@ -213,7 +213,9 @@ class PipelineStatus:
 
     ``run`` is the id of the run, ``began`` and ``host`` and ``pid`` are of it. ``ended`` says how
     it ended, once ``phase`` is ``ended``. ``answers`` is ``False`` if nobody has told anything for
-    so long that the run is lost. ``links`` are addresses for people, as ``ui`` or ``spark_ui``.
+    so long that the run is lost. ``numbers_at`` is when counts and backlogs were read, which is
+    before ``at`` while NATS does not answer. ``links`` are addresses for people, as ``ui`` or
+    ``spark_ui``.
     """
 
     pipeline: str
@@ -225,6 +227,7 @@ class PipelineStatus:
     ended: Ended | None = None
     began: datetime | None = None
     at: datetime | None = None
+    numbers_at: datetime | None = None
     vertices: tuple[VertexStatus, ...] = ()
     edges: tuple[EdgeStatus, ...] = ()
     links: dict[str, str] = field(default_factory=dict)

@@ -3,16 +3,20 @@
 The counts come from the positions, which are exact across crashes; what waits and what is parked
 from the streams, once a second; what tasks do at the moment from their events; restarts and
 failures from those who start the tasks. It publishes what it sees, so that others can read it.
+
+It only reports, so nothing here ends, fails or delays a run. Each call to NATS has a bound, and
+where NATS does not answer, the state keeps the numbers that were read last and says since when.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -29,7 +33,7 @@ from ebbflow.runtime.plan import DataFrameMap, MonoPlan, SinksPlan, SqlMap, Vert
 from ebbflow.runtime.task_listener import TaskListener, ToldChunk
 from ebbflow.status.back_pressure import PressureWatch
 from ebbflow.status.backlog import Backlog, VertexBacklog
-from ebbflow.status.conditions import describe_vertex, judge, list_concerns
+from ebbflow.status.conditions import describe_unread, describe_vertex, judge, list_concerns
 from ebbflow.status.letter_causes import LetterCauses
 from ebbflow.status.model import (
     Cause,
@@ -47,8 +51,12 @@ from ebbflow.status.model import (
 from ebbflow.status.publishing import SAMPLE_EVERY, StatusPublisher
 from ebbflow.status.rates import RateWindow
 
+_LOGGER = logging.getLogger("ebbflow")
 # Seconds between two looks at the streams, and between two states that are published.
 _READ_EVERY = 0.9
+# Seconds that reading and sending may take. At the end they outlast an election: the numbers that
+# were read last are those that the summary of a run has.
+_READ_WITHIN, _SEND_WITHIN, _END_WITHIN, _LAST_WORD_WITHIN = 5.0, 2.0, 10.0, 5.0
 _MOST_ERRORS = 20
 _SILENT = 5.0
 
@@ -91,9 +99,13 @@ class Observer:
         self._pressure = PressureWatch()
         self._backlogs = {plan.vertex: Backlog(client, names, plan.streams) for plan in plans}
         self._waits: dict[str, VertexBacklog] = {}
+        self._positions: dict[tuple[str, int], Position] = {}
+        self.unread: str | None = None
+        """Why the numbers could not be read at the last look, if so."""
         self._letters = LetterCauses(client, names)
         self._publisher = StatusPublisher(client, names)
         self._read_at = self._sampled_at = -math.inf
+        self._numbers_at: datetime | None = None
         self._chunks_told: dict[str, ToldChunk] = {}
         self.beside: Callable[[], tuple[Concern, ...]] = tuple
         """Returns what else people should know, that concerns no vertex."""
@@ -119,70 +131,83 @@ class Observer:
         )
 
     def begin(self) -> None:
-        """Remembers the counts that there are before the run adds to them, and tells of the run."""
-        positions = self._link.run(load_all(self._link.client, self._names))
-        self.before = self.totals = self._count(positions)
-        self.last = replace(self.last, at=datetime.now(UTC))
-        self._link.run(self._publisher.tell(self.last))
+        """Remembers the counts that there are before the run adds to them, and tells of the run.
+
+        Raises what NATS raises when these cannot be read: the run has not begun yet.
+        """
+        self._positions = self._link.run(load_all(self._link.client, self._names))
+        self.before = self.totals = self._count()
+        self._numbers_at = datetime.now(UTC)
+        self.last = replace(self.last, at=datetime.now(UTC), numbers_at=self._numbers_at)
+        self._try(self._publisher.tell(self.last), _SEND_WITHIN)
 
     def link_to(self, name: str, address: str) -> None:
         """Names an address that people may open, as that of a page."""
         self.last = replace(self.last, links=self.last.links | {name: address})
 
     def look(self, phase: Phase, jobs: Mapping[str, JobFacts]) -> PipelineStatus:
-        """Returns the state of the pipeline now; raises what NATS raises when it cannot be read."""
-        self.last = self._link.run(self._look(phase, jobs))
-        return self.last
-
-    def end(self, ended: Ended) -> PipelineStatus:
-        """Returns the state that the run leaves behind, and has it stored.
-
-        Why vertices made no progress is kept as it was before they were stopped.
-        """
-        self.last = self._link.run(self._end(ended))
-        return self.last
-
-    async def _look(self, phase: Phase, jobs: Mapping[str, JobFacts]) -> PipelineStatus:
-        positions, now = await load_all(self._link.client, self._names), time.monotonic()
+        """Returns the state of the pipeline now, with the numbers that could be read last."""
+        now = time.monotonic()
         is_due = now - self._read_at >= _READ_EVERY
         if is_due:
             self._read_at = now
-            await self._read_streams(positions)
-        status = self._assemble(phase, jobs, positions)
+        self.unread = self._try(self._read(is_due), _READ_WITHIN)
+        self.last = self._assemble(phase, jobs)
         if is_due:
-            await self._tell(status, now)
-        return status
+            self._try(self._tell(self.last, now), _SEND_WITHIN)
+        return self.last
 
-    async def _end(self, ended: Ended) -> PipelineStatus:
-        positions = await load_all(self._link.client, self._names)
-        await self._read_streams(positions)
-        self.totals = self._count(positions)
+    def end(self, ended: Ended) -> PipelineStatus:
+        """Returns the state that the run leaves behind, and has it stored if that is possible.
+
+        Why vertices made no progress is kept as it was before they were stopped.
+        """
+        self.unread = self._try(self._read(), _END_WITHIN)
+        self.last = self._sum_up(ended)
+        self._try(self._sample(self.last), _SEND_WITHIN)
+        self._try(self._publisher.tell_last(self.last), _LAST_WORD_WITHIN)
+        return self.last
+
+    def _try(self, call: Coroutine[Any, Any, None], within: float) -> str | None:
+        """Has something read or sent that no message depends on; returns why it failed, if so."""
+        try:
+            self._link.run(call, within)
+        except Exception as error:
+            _LOGGER.debug("a report was not made", exc_info=True)
+            return _first_line(error) or f"no answer within {within:.0f} s"
+        return None
+
+    async def _read(self, streams: bool = True) -> None:
+        """Reads how far the vertices are and, if asked, what the streams hold."""
+        self._positions = await load_all(self._link.client, self._names)
+        if streams:
+            await self._read_streams()
+        self._numbers_at = datetime.now(UTC)
+
+    def _sum_up(self, ended: Ended) -> PipelineStatus:
+        self.totals = self._count()
         # Nothing is in hand any more: what was not settled is in its buffer, or at its source.
         vertices = [replace(self._with_numbers(v), in_hand=None) for v in self.last.vertices]
         status = replace(
             self.last,
             phase="ended",
             ended=ended,
-            at=datetime.now(UTC),
+            at=datetime.now(UTC) if self.unread else self._numbers_at,
+            numbers_at=self._numbers_at,
             ready=False,
             vertices=tuple(vertices),
         )
-        status = replace(status, problems=(*list_concerns(status), *self.beside()))
-        await self._sample(status)
-        await self._publisher.tell_last(status)
-        return status
+        return self._with_problems(status)
 
-    async def _read_streams(self, positions: Mapping[tuple[str, int], Position]) -> None:
+    async def _read_streams(self) -> None:
         """Reads what waits, what is parked, and the dead letters."""
-        await asyncio.gather(
-            self._letters.look(), *(self._read_backlog(plan, positions) for plan in self._plans)
-        )
+        await asyncio.gather(self._letters.look(), *map(self._read_backlog, self._plans))
 
-    async def _read_backlog(
-        self, plan: VertexPlan, positions: Mapping[tuple[str, int], Position]
-    ) -> None:
-        own = [positions.get((plan.vertex, number)) for number in range(plan.partitions)]
-        self._waits[plan.vertex] = await self._backlogs[plan.vertex].look(own)
+    async def _read_backlog(self, plan: VertexPlan) -> None:
+        self._waits[plan.vertex] = await self._backlogs[plan.vertex].look(self._of(plan))
+
+    def _of(self, plan: VertexPlan) -> list[Position | None]:
+        return [self._positions.get((plan.vertex, number)) for number in range(plan.partitions)]
 
     async def _tell(self, status: PipelineStatus, now: float) -> None:
         await self._publisher.tell(status)
@@ -204,24 +229,18 @@ class Observer:
 
     # --- putting it together ----------------------------------------------------------------------
 
-    def _count(self, positions: Mapping[tuple[str, int], Position]) -> dict[str, Counts]:
+    def _count(self) -> dict[str, Counts]:
         totals = {plan.vertex: Counts() for plan in self._plans}
-        for (vertex, _), position in positions.items():
+        for (vertex, _), position in self._positions.items():
             if vertex in totals:
                 totals[vertex] += position.counts
         return totals
 
-    def _assemble(
-        self,
-        phase: Phase,
-        jobs: Mapping[str, JobFacts],
-        positions: Mapping[tuple[str, int], Position],
-    ) -> PipelineStatus:
-        self.totals, at = self._count(positions), datetime.now(UTC)
+    def _assemble(self, phase: Phase, jobs: Mapping[str, JobFacts]) -> PipelineStatus:
+        self.totals, at = self._count(), datetime.now(UTC)
         vertices = []
         for plan in self._plans:
-            own = [positions.get((plan.vertex, number)) for number in range(plan.partitions)]
-            vertex = self._look_at(plan, jobs.get(plan.vertex, JobFacts()), own)
+            vertex = self._look_at(plan, jobs.get(plan.vertex, JobFacts()), self._of(plan))
             vertex = replace(vertex, condition=judge(vertex, at))
             vertices.append(replace(vertex, words=describe_vertex(vertex, at)))
         paused = bool(vertices) and all(vertex.paused for vertex in vertices)
@@ -229,11 +248,16 @@ class Observer:
             self.last,
             phase="paused" if paused and phase == "running" else phase,
             at=at,
+            numbers_at=self._numbers_at,
             vertices=tuple(vertices),
             edges=tuple(self._look_at_edges()),
             ready=bool(jobs) and all(facts.up for facts in jobs.values()),
         )
-        return replace(status, problems=(*list_concerns(status), *self.beside()))
+        return self._with_problems(status)
+
+    def _with_problems(self, status: PipelineStatus) -> PipelineStatus:
+        unread = (describe_unread(status, self.unread),) if self.unread else ()
+        return replace(status, problems=(*unread, *list_concerns(status), *self.beside()))
 
     def _look_at(
         self, plan: VertexPlan, job: JobFacts, positions: Sequence[Position | None]
@@ -318,6 +342,10 @@ class Observer:
             return self._listener.numbers(plan.vertex).sent
         name = plan.vertex
         return {plan.edges[0].to: (self.totals[name] - self.before[name]).written}
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), "")
 
 
 def _to_group(errors: LoggedErrors) -> ErrorGroup:

@@ -92,7 +92,8 @@ async def _bring_up_to_date(
         for vertex in vertices
     ]
     lost = known.phase != "ended"
-    status = replace(known, vertices=tuple(now), answers=not lost, ready=False)
+    read = datetime.now(UTC)
+    status = replace(known, vertices=tuple(now), answers=not lost, ready=False, numbers_at=read)
     concerns = list_concerns(status)
     return replace(status, problems=(*_lost(status), *concerns) if lost else concerns)
 
