@@ -64,7 +64,8 @@ class DeadLetter:
     """Out of the pipeline, kept with everything needed to understand and replay it.
 
     ``size`` is the length of its value if that was cut before. ``unread`` says that the value is
-    what a source could not make a message of, which no vertex can take back.
+    what a source could not make a message of, which no vertex can take back. ``nacked`` says that
+    user code nacked it once too often, and has given the reason.
     """
 
     reason: str
@@ -72,6 +73,12 @@ class DeadLetter:
     traceback: str | None = None
     size: int | None = None
     unread: bool = False
+    nacked: bool = field(default=False, compare=False)
+
+    @property
+    def kind(self) -> str:
+        """The kind of failure, of which there are few: ``nack``, or the name of an error."""
+        return "nack" if self.nacked else self.reason
 
 
 Outcome = Done | Dropped | Redeliver | Retry | FellBack | Served | Succeeded | DeadLetter
@@ -113,4 +120,4 @@ class Counts:
         return {name: getattr(self, name) for name in COUNTERS}
 
 
-COUNTERS = tuple(field.name for field in fields(Counts))
+COUNTERS = tuple(counter.name for counter in fields(Counts))

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from ebbflow.buffers.names import Names
 from ebbflow.core import frames
-from ebbflow.core.publications import partition_of
+from ebbflow.core.publications import ROWS, partition_of
 from ebbflow.errors import EbbflowError, MessageTooLarge
 from ebbflow.graph.shape import ShapeVertex
 from ebbflow.nats.link import Link
@@ -123,8 +123,8 @@ class Sender:
         if len(payload) + 1024 > client.max_payload:
             raise MessageTooLarge(len(payload), client.max_payload - 1024)
         mark = f"send:{frames.fingerprint(frame.column('id'))}"
-        subject = into(name, partition)
-        ack = await publish(client, subject, payload, msg_id=mark, retry=self._retry)
+        subject, counted = into(name, partition), {ROWS: str(frame.num_rows)}
+        ack = await publish(client, subject, payload, counted, msg_id=mark, retry=self._retry)
         return ack.duplicate
 
 

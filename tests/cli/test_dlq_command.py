@@ -51,15 +51,32 @@ def test_list_says_how_to_see_more(pipeline: Written, dlq: Dlq) -> None:
     assert dlq("list", "--limit", "2").stdout.endswith(f"\n2 of 3 dead letters{more}")
     some = dlq("list", "--limit", "1", "--reason", "value").stdout
     assert some.endswith(f"\n1 of more that match, 3 in all{more}")
-    assert (
-        dlq("list", "--count").stdout
-        == "        2  store  ValueError\n        1  enrich  ValueError\n"
+    numbers = [line.split()[0] for line in dlq("list", "--newest").stdout.splitlines()[1:4]]
+    assert numbers == ["3", "2", "1"]
+    assert dlq("list", "--count").stdout == (
+        "        2  store  ValueError: no customer\n"
+        "        1  enrich  ValueError: no customer\n"
+        "\n3 dead letters\n"
     )
     assert json.loads(dlq("list", "--count", "--vertex", "enrich", "--json").stdout) == {
         "vertex": "enrich",
-        "reason": "ValueError",
+        "cause": "ValueError: no customer",
         "count": 1,
     }
+
+
+def test_what_fails_most_is_counted_in_few_lines_that_add_up(pipeline: Written, dlq: Dlq) -> None:
+    for number in range(8):
+        pipeline.bury(reason=f"customer x{number} is not known", error="nacked on delivery 4")
+    for number in range(22):
+        pipeline.bury(reason=f"Rare{chr(65 + number)}", error=None)
+    *lines, _, total = dlq("list", "--count").stdout.splitlines()
+    assert lines[0].split("  ")[-1] == "customer … is not known: nacked on delivery 4"
+    assert lines[-1].strip() == "3  and 3 more causes; --json has them all"
+    assert (len(lines), total) == (21, "30 dead letters")
+    assert sum(int(line.split()[0]) for line in lines) == 30
+    some = dlq("list", "--count", "--reason", "customer").stdout.splitlines()
+    assert some[-1] == "8 dead letters"
 
 
 def test_list_of_nothing_is_one_line(pipeline: Written, dlq: Dlq) -> None:
@@ -127,6 +144,7 @@ def test_list_as_json_is_one_object_a_line(pipeline: Written, dlq: Dlq) -> None:
         "keys": ["berlin", "7"],
         "size": None,
         "unread": False,
+        "why": "ValueError: no customer",
         "replays": 0,
     }
     assert (second["number"], second["event_time"]) == (2, None)

@@ -7,7 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from ebbflow.cli.main import app
+from ebbflow.buffers.names import VertexStreams
 from ebbflow.core.publications import partition_of
+from ebbflow.status.backlog import Backlog
 
 
 @pytest.fixture
@@ -35,6 +37,8 @@ def test_lines_of_standard_input_are_messages(send, standing):
     lines = "".join(f"line {n}\n" for n in range(2_500))
     assert send("out", input=lines + "last").output == "Stored 2,501 messages for out.\n"
     assert [row["value"].decode() for row in standing.stored("out")] == (lines + "last").split("\n")
+    backlog = Backlog(standing.link.client, standing.names, VertexStreams("out", 1, True))
+    assert standing.link.run(backlog.look([None])).pending == 2_501
 
 
 def test_messages_of_an_ordered_vertex_keep_the_order_of_their_keys(send, standing):

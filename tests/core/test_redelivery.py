@@ -158,3 +158,9 @@ def test_a_redelivery_is_never_due_early_and_late_by_less_than_its_grid(now, del
 def test_rows_nacked_together_are_due_together_more_often_than_not(now, delay, later):
     dues = {due_time(now + later, delay), due_time(now, delay)}
     assert max(dues) - min(dues) <= 1_000
+
+
+def test_a_failure_has_one_of_few_kinds_whatever_its_reason():
+    nacked = decide_nack(NackOptions(max_deliveries=0, reason="customer zz is not known"), 1, 0)
+    raised = decide_error(KeyError("zz"), 5, Backoff(interval=1, steps=5))
+    assert (nacked.kind, raised.kind) == ("nack", "KeyError")

@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 from ebbflow import Message
-from ebbflow.buffers.replays import ReplayMark, ReplayTarget, StoredMark
+from ebbflow.buffers.replays import PackedFrame, ReplayMark, ReplayTarget, StoredMark
 from ebbflow.core.dead_letter import Letter
 from ebbflow.deadletters.chain import Chain, ReplayParcel
 from ebbflow.deadletters.records import StoredLetter
@@ -41,13 +41,13 @@ class Server:
     late: list[Callable[[], object]] = field(default_factory=list)
 
     def store(
-        self, target: ReplayTarget, frames: Sequence[bytes], mark: ReplayMark, expected: int
+        self, target: ReplayTarget, frames: Sequence[PackedFrame], mark: ReplayMark, expected: int
     ) -> int | None:
         """All or nothing, on the condition that the expected mark is the last one."""
         chain = self.chains.setdefault(target, [])
         if (chain[-1].seq if chain else 0) != expected:
             return None
-        self.delivered += [(target, int(frame)) for frame in frames]
+        self.delivered += [(target, int(frame.payload)) for frame in frames]
         self.seq += len(frames) + 1
         chain.append(StoredMark(self.seq, mark))
         return self.seq
@@ -129,7 +129,7 @@ class Wire:
         return self._call(lambda: (chains.get(target) or [None])[-1])
 
     def store(
-        self, target: ReplayTarget, frames: Iterable[bytes], mark: ReplayMark, expected: int
+        self, target: ReplayTarget, frames: Iterable[PackedFrame], mark: ReplayMark, expected: int
     ) -> int | None:
         """As in ``Shelf``."""
         sent = [*frames]
@@ -195,7 +195,7 @@ class Packing:
         for sendable in letters:
             parcels.setdefault(sendable.target, []).append(sendable.number)
         return {
-            target: ReplayParcel([b"%d" % number for number in numbers], tuple(numbers))
+            target: ReplayParcel([PackedFrame(1, b"%d" % n) for n in numbers], tuple(numbers))
             for target, numbers in parcels.items()
         }
 

@@ -1,4 +1,5 @@
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,8 @@ from ebbflow.buffers import streams
 from ebbflow.core import frames
 from ebbflow.core.dead_letter import Letter
 from ebbflow.core.frames import Rows
-from ebbflow.deadletters import DeadLetters, LetterFilter, ReplayResult
+from ebbflow.core.publications import ROWS
+from ebbflow.deadletters import DeadLetters, LetterFilter, ReplayResult, StoredLetter
 from ebbflow.errors import EbbflowError, SetupError
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
@@ -20,7 +22,11 @@ from tests.nats.securing import address
 
 
 def numbers(letters: DeadLetters, vertex: str | None = None) -> list[int]:
-    return [stored.number for stored in letters.list(LetterFilter(vertex=vertex))]
+    return numbers_of(letters.list(LetterFilter(vertex=vertex)))
+
+
+def numbers_of(letters: Iterable[StoredLetter]) -> list[int]:
+    return [stored.number for stored in letters]
 
 
 def ids_due(pipeline: Written, vertex: str = "enrich", partition: int = 0) -> list[str]:
@@ -244,7 +250,7 @@ def test_letters_are_reached_by_url_too(pipeline: Written, link: Link) -> None:
 
 def test_a_search_goes_page_by_page_and_knows_its_total(pipeline: Written) -> None:
     for n in range(30):
-        pipeline.bury(id=f"in-{n}", reason="odd" if n % 2 else "even")
+        pipeline.bury(id=f"in-{n}", reason="odd" if n % 2 else "even", error=None)
     letters = pipeline.letters
     first = letters.search(limit=20)
     assert ([one.number for one in first.letters], first.next, first.total) == (
@@ -254,17 +260,50 @@ def test_a_search_goes_page_by_page_and_knows_its_total(pipeline: Written) -> No
     )
     rest = letters.search(after=first.next or 0, limit=20)
     assert ([one.number for one in rest.letters], rest.next) == ([*range(21, 31)], None)
+    newest = letters.search(limit=20, newest=True)
+    assert ([one.number for one in newest.letters], newest.next) == ([*range(30, 10, -1)], 11)
+    rest = letters.search(after=newest.next or 0, limit=20, newest=True)
+    assert ([one.number for one in rest.letters], rest.next) == ([*range(10, 0, -1)], None)
     odd = letters.search(LetterFilter(reason="odd"), limit=10)
     assert (len(odd.letters), odd.next, odd.total) == (10, 20, None)
     assert letters.causes() == {("enrich", "even"): 15, ("enrich", "odd"): 15}
-    assert letters.search(LetterFilter(reason="odd")).total == 15
+    assert letters.search(LetterFilter(cause="odd")).total == 15
     letters.purge(range(1, 11))
     pipeline.bury(vertex="store")
     assert letters.causes() == {
         ("enrich", "even"): 10,
         ("enrich", "odd"): 10,
-        ("store", "ValueError"): 1,
+        ("store", "ValueError: no customer"): 1,
     }
+
+
+def test_replayed_frames_say_how_many_messages_they_hold(pipeline: Written) -> None:
+    for n in range(7):
+        pipeline.bury(id=f"in-{n}")
+    pipeline.letters.replay(LetterFilter())
+    assert sum(int(message.headers[ROWS]) for message in pipeline.due()) == 7
+
+
+def test_the_newest_letters_are_found_behind_gaps_and_by_vertex(pipeline: Written) -> None:
+    for n in range(40):
+        pipeline.bury(id=f"in-{n}", vertex="store" if n < 3 else "enrich")
+    letters = pipeline.letters
+    letters.purge(range(10, 36))
+    assert numbers_of(letters.list(limit=7, newest=True)) == [40, 39, 38, 37, 36, 9, 8]
+    assert numbers_of(letters.list(LetterFilter(vertex="store"), newest=True)) == [3, 2, 1]
+    assert numbers_of(letters.list(LetterFilter(up_to=37), 3, newest=True)) == [37, 36, 9]
+
+
+def test_letters_of_one_cause_are_chosen_whatever_numbers_they_name(pipeline: Written) -> None:
+    for n in range(6):
+        pipeline.bury(id=f"in-{n}", reason=f"customer x{n} is not known", error="nacked")
+    pipeline.bury(reason="closed", error="nacked")
+    letters = pipeline.letters
+    (cause, count), _ = letters.causes().items()
+    assert (cause, count) == (("enrich", "customer … is not known: nacked"), 6)
+    alike = LetterFilter(cause=cause[1])
+    assert numbers_of(letters.list(alike)) == [*range(1, 7)]
+    assert letters.search(alike).total == 6
 
 
 def test_a_search_that_finds_little_gives_what_it_has_and_where_to_go_on(

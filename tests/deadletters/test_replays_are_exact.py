@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebbflow.buffers.replays import ReplayMark, ReplayTarget, StoredMark
+from ebbflow.buffers.replays import PackedFrame, ReplayMark, ReplayTarget, StoredMark
 from ebbflow.deadletters.chain import Chain
 from tests.deadletters.replay_model import Scenario
 from tests.thorough import examples
@@ -70,8 +70,8 @@ class ReleasesEarly(Chain):
             self._shelf.delete = delete
 
 
-def _frames(mark: ReplayMark) -> Iterator[bytes]:
-    return (b"%d" % number for number in mark.numbers)
+def _frames(mark: ReplayMark) -> Iterator[PackedFrame]:
+    return (PackedFrame(1, b"%d" % number) for number in mark.numbers)
 
 
 # Of hundreds of seeds few bring about what a rule prevents; these are the first that do.

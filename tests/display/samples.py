@@ -65,6 +65,7 @@ def troubled() -> PipelineStatus:
         nack_reason="waits for the moon",
         dead_letters=1,
         dead_letter_causes=(Cause("AttributeError: 'Datum' object has no attribute 'val'", 1),),
+        run_dead_letter_causes=(Cause("AttributeError: 'Datum' object has no attribute 'val'", 1),),
     )
     slow = vertex(
         "slow", pending=4, in_call=63.0, in_hand=WorkInHand(4, NOON - timedelta(seconds=63))

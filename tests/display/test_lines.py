@@ -13,7 +13,7 @@ from ebbflow.core.outage import Waiting
 from ebbflow.core.printing import Printed
 from ebbflow.display.lines import JsonLines, PlainLines
 from ebbflow.outcome import Counts
-from ebbflow.status.model import BackPressure
+from ebbflow.status.model import BackPressure, Cause
 from tests.display.samples import NOON, error, pipeline, troubled, vertex
 
 
@@ -144,8 +144,19 @@ def test_errors_of_one_line_are_told_together_whatever_their_texts(plain):
 
 def test_a_new_nack_reason_is_told_once(plain):
     for _ in range(2):
-        plain.lines.look(pipeline(vertex(nack_reason="not\nyet")))
+        plain.lines.look(pipeline(vertex(nack_reasons=(Cause("not\nyet", 1),))))
     assert plain.told == ["INFO    in: redelivered: not\\nyet"]
+
+
+def test_reasons_alike_are_one_line_until_they_are_ten_times_as_many(plain):
+    for customers in (1, 2, 9, 12, 998):
+        reasons = tuple(Cause(f"customer x{n} is not known", 1) for n in range(customers))
+        plain.lines.look(pipeline(vertex("m", nack_reasons=reasons)))
+    assert plain.told == [
+        "INFO    m: redelivered: customer x0 is not known",
+        "INFO    m: redelivered: customer x0 is not known (12 times)",
+        "INFO    m: redelivered: customer x0 is not known (998 times)",
+    ]
 
 
 def test_a_long_call_is_told_when_it_is_seen_and_when_it_is_twice_as_long(plain):

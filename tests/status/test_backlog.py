@@ -137,3 +137,23 @@ def test_a_buffer_without_room_is_full(vertex: Vertex) -> None:
     for number in range(100):
         vertex.arrive(str(number))
     assert vertex.look().full
+
+
+def test_a_settled_frame_that_is_still_stored_does_not_wait(
+    vertex: Vertex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog, "_RECHECK_EVERY", -1.0)
+    for number in range(5):
+        vertex.arrive(f"{number}a", f"{number}b")
+    assert vertex.look(Span(Mark(4))).pending == 2
+    for _ in range(2):
+        assert vertex.look(Span(Mark(5))) == VertexBacklog()
+
+
+def test_a_message_that_is_due_waits_and_is_not_parked_any_more(vertex: Vertex) -> None:
+    vertex.nack("a", "b", "c", delay=300, reason="soon")
+    looks = [vertex.look()]
+    while looks[-1].parked.messages:
+        looks.append(vertex.look())
+    assert {look.pending + look.parked.messages for look in looks} == {3}
+    assert looks[-1].pending == 3

@@ -47,6 +47,7 @@ BUSY = VertexStatus(
     parked=Parked(1, NOON, (Cause("waits for the moon", 1),)),
     dead_letters=2,
     dead_letter_causes=(Cause("KeyError: 'x'", 2),),
+    run_dead_letter_causes=(Cause("and 3 more causes", 1, rest=True),),
     back_pressure=BackPressure("out", NOON),
     watermark=NOON,
     restarts=1,
@@ -90,7 +91,7 @@ def test_a_status_is_one_json_document_without_types_of_its_own() -> None:
     assert document["vertices"][0]["parked"] == {
         "messages": 1,
         "next_due": "2026-11-16T12:00:00.250000+00:00",
-        "reasons": [{"text": "waits for the moon", "count": 1}],
+        "reasons": [{"text": "waits for the moon", "count": 1, "rest": False}],
         "exact": True,
     }
     assert document == WHOLE.to_json()

@@ -31,6 +31,7 @@ from ebbflow.status.ending import describe_end
 from ebbflow.status.observer import Observer
 from ebbflow.status.reading import read_status
 from ebbflow.status.run_report import Silent
+from ebbflow.testing.background_run import until
 
 _BOUND = 1.0
 
@@ -93,9 +94,14 @@ class Frozen:
         """Has the server say nothing."""
         os.kill(self._pid, signal.SIGSTOP)
         try:
+            assert until(self._is_stopped, 10)
             yield
         finally:
             os.kill(self._pid, signal.SIGCONT)
+
+    def _is_stopped(self) -> bool:
+        threads = Path(f"/proc/{self._pid}/task").glob("*/stat")
+        return all(") T " in thread.read_text() for thread in threads)
 
 
 @pytest.fixture

@@ -67,9 +67,8 @@ class Told:
     def bury(self, *errors: str) -> None:
         """Stores dead letters."""
         for error in errors:
-            letter = Letter(
-                "a", "v", b"", "KeyError", error, "trace", 1, None, NOW, None, [], {}, {}
-            )
+            kind = error.partition(":")[0]
+            letter = Letter("a", "v", b"", kind, error, "trace", 1, None, NOW, None, [], {}, {})
             subject = self.names.dead_letter_subject("v")
             self.link.run(publish(self.link.client, subject, b"", letter.to_headers()))
 
@@ -168,12 +167,44 @@ def test_a_state_that_is_too_large_goes_without_old_tracebacks(told: Told) -> No
 
 def test_causes_of_dead_letters_follow_what_is_stored(told: Told) -> None:
     letters = LetterCauses(told.link.client, told.names)
-    told.bury("KeyError: 'x'", "KeyError: 'y'", "ValueError: no")
+    told.bury("KeyError: 'x'", "KeyError: 'x'", "ValueError: no")
     told.link.run(letters.look())
     assert [(c.text, c.count) for c in letters.causes("v")] == [
-        ("KeyError: 'y'", 2), ("ValueError: no", 1),
+        ("KeyError: 'x'", 2), ("ValueError: no", 1),
     ]  # fmt: skip
     delete = f"$JS.API.STREAM.MSG.DELETE.{told.names.dead_letters}"
     told.link.run(told.link.client.request(delete, b'{"seq": 3}'))
     told.link.run(letters.look())
     assert (letters.count("v"), [c.count for c in letters.causes("v")]) == (2, [2])
+
+
+def test_causes_are_those_of_all_letters_and_add_up(told: Told) -> None:
+    told.bury(*(f"KeyError: 'x{number}'" for number in range(1_100)))
+    told.bury(*(f"Rare{chr(65 + number)}: no" for number in range(22)))
+    letters = LetterCauses(told.link.client, told.names)
+    told.link.run(letters.look())
+    causes = letters.causes("v")
+    assert (causes[0].text, causes[0].count, len(causes)) == ("KeyError: …", 1_100, 21)
+    assert (causes[-1].text, causes[-1].rest) == ("and 3 more causes", True)
+    assert sum(cause.count for cause in causes) == letters.count("v") == 1_122
+
+
+def test_whoever_has_no_time_counts_the_rest_later(told: Told) -> None:
+    told.bury(*(["KeyError: 'x'"] * 3))
+    letters = LetterCauses(told.link.client, told.names)
+    told.link.run(letters.look(within=-1.0))
+    assert sum(cause.count for cause in letters.causes("v")) == 3
+    told.link.run(letters.look())
+    assert [(c.text, c.count, c.rest) for c in letters.causes("v")] == [("KeyError: 'x'", 3, False)]
+
+
+def test_the_causes_of_a_run_are_those_since_it_began_whatever_was_purged(told: Told) -> None:
+    told.bury("KeyError: 'x'", "KeyError: 'x'")
+    letters = LetterCauses(told.link.client, told.names)
+    told.link.run(letters.begin_run())
+    told.bury("ValueError: no")
+    told.link.run(letters.look())
+    told.link.run(told.link.client.request(f"$JS.API.STREAM.PURGE.{told.names.dead_letters}"))
+    told.link.run(letters.look())
+    assert [(c.text, c.count) for c in letters.run_causes("v", 1)] == [("ValueError: no", 1)]
+    assert letters.causes("v") == ()

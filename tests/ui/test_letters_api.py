@@ -40,13 +40,18 @@ def sent_back(shown: Shown) -> dict[str, bytes]:
 def test_letters_are_searched_page_by_page_without_what_is_bulky(page: Asking, shown: Shown):
     for number in range(5):
         shown.bury(id=f"in-{number}", error=f"ValueError: {number}")
-    first = page.get(path(shown) + "?limit=2").json
+    newest = page.get(path(shown) + "?limit=2").json
+    assert [letter["id"] for letter in newest["letters"]] == ["in-4", "in-3"]
+    older = page.get(path(shown) + f"?limit=9&after={newest['next']}").json
+    assert [letter["id"] for letter in older["letters"]] == ["in-2", "in-1", "in-0"]
+    first = page.get(path(shown) + "?limit=2&order=oldest").json
     assert ([letter["id"] for letter in first["letters"]], first["total"]) == (["in-0", "in-1"], 5)
-    assert {"number", "last_seen", "vertex", "id", "deliveries", "reason", "error"} <= set(
+    assert page.get(path(shown) + "?order=upwards").status == 400
+    assert {"number", "last_seen", "vertex", "id", "deliveries", "reason", "error", "why"} <= set(
         first["letters"][0]
     )
     assert "value" not in first["letters"][0]
-    rest = page.get(path(shown) + f"?limit=9&after={first['next']}").json
+    rest = page.get(path(shown) + f"?limit=9&order=oldest&after={first['next']}").json
     assert ([letter["id"] for letter in rest["letters"]], rest["next"]) == (
         ["in-2", "in-3", "in-4"],
         None,
@@ -55,7 +60,12 @@ def test_letters_are_searched_page_by_page_without_what_is_bulky(page: Asking, s
     assert [letter["id"] for letter in found] == ["in-3"]
     counts = page.get(path(shown, "counts")).json
     assert counts["vertices"] == {"enrich": 5}
-    assert counts["causes"] == [{"vertex": "enrich", "reason": "ValueError", "count": 5}]
+    text = "ValueError: …"
+    cause = {"vertex": "enrich", "text": text, "reason": text, "count": 5}
+    assert (counts["causes"], counts["total"]) == ([cause], 5)
+    assert counts["more"] == {"causes": 0, "count": 0}
+    alike = page.get(path(shown) + "?cause=ValueError%3A%20%E2%80%A6").json["letters"]
+    assert len(alike) == 5
 
 
 def test_a_letter_is_opened_with_its_value_as_text_or_in_base64(page: Asking, shown: Shown):

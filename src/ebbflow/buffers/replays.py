@@ -13,8 +13,10 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 from ebbflow.buffers.names import Names
+from ebbflow.core.publications import ROWS
 from ebbflow.nats import api
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.stored import read_one
@@ -27,6 +29,13 @@ class ReplayTarget:
 
     vertex: str
     partition: int
+
+
+class PackedFrame(NamedTuple):
+    """A frame as it is stored, and how many messages it holds."""
+
+    rows: int
+    payload: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +91,7 @@ class ReplayMarks:
         return StoredMark(message.seq, ReplayMark.decode(message.payload))
 
     async def store(
-        self, target: ReplayTarget, frames: Iterable[bytes], mark: ReplayMark, expected: int
+        self, target: ReplayTarget, frames: Iterable[PackedFrame], mark: ReplayMark, expected: int
     ) -> int | None:
         """Stores frames and their mark, if the last mark is the expected one; 0 is for none.
 
@@ -91,7 +100,9 @@ class ReplayMarks:
         _, subject = self._address(target)
         due = self._names.due_subject(target.vertex, target.partition)
         # The mark is the last one: its sequence is what the server confirms.
-        messages: list[Addressed] = [(due, {}, frame) for frame in frames]
+        messages: list[Addressed] = [
+            (due, {ROWS: str(frame.rows)}, frame.payload) for frame in frames
+        ]
         messages.append((subject, {EXPECTED: str(expected)}, mark.encode()))
         return await publish_together(self._client, messages)
 

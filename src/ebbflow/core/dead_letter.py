@@ -39,6 +39,13 @@ _LEAST_FIRST: tuple[tuple[str, Any], ...] = (
 _REMEMBERED = 5
 
 
+def describe_cause(reason: str, error: str | None) -> str:
+    """Returns reason and error of a dead letter in one text, without saying a thing twice."""
+    if not error or error == reason:
+        return reason
+    return error if reason in error else f"{reason}: {error}"
+
+
 @dataclass(frozen=True, slots=True)
 class EarlierDeath:
     """A dead letter that was replayed: its number, why and when it died, when it was sent back."""

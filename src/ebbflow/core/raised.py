@@ -13,13 +13,13 @@ from itertools import islice
 from pathlib import PurePath
 from types import TracebackType
 
+from ebbflow.core.causes import normalise
 from ebbflow.core.redelivery import describe, format_traceback
 from ebbflow.errors import SparkError, StreamBroken
 
 MOST_GROUPS = 20
 _OWN = str(PurePath(__file__).parent.parent)
 _FOREIGN = ("site-packages", "dist-packages", "/lib/python")
-_VARIES = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")
 _FILE_LINE = re.compile(r'File "([^"]+)", line (\d+)')
 _LONGEST = 500
 # The trace of an object that is raised again and again grows each time.
@@ -123,11 +123,6 @@ class RaisedErrors:
     def __getstate__(self) -> dict[str, object]:
         # Without the last error: not every exception can be pickled.
         return {"_groups": self._groups, "_last": None, "count": self.count}
-
-
-def normalise(text: str) -> str:
-    """Returns the text without what differs from message to message: numbers and quoted parts."""
-    return _VARIES.sub("…", text)
 
 
 def _split(error: BaseException) -> tuple[str, str]:

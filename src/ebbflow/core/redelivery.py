@@ -37,6 +37,7 @@ def decide_nack(options: NackOptions | None, deliveries: int, failures: int) -> 
         return DeadLetter(
             reason or "nacked",
             error=f"nacked on delivery {deliveries}; max_deliveries is {wish.max_deliveries}",
+            nacked=True,
         )
     return Redeliver(wish.delay or 0, reason, failures, wish)
 

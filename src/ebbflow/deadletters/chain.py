@@ -25,14 +25,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ebbflow.buffers.replays import ReplayMark, ReplayTarget, StoredMark
+from ebbflow.buffers.replays import PackedFrame, ReplayMark, ReplayTarget, StoredMark
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayParcel:
     """Letters for one partition: the frames that hold their messages, and their numbers."""
 
-    frames: Sequence[bytes]
+    frames: Sequence[PackedFrame]
     numbers: tuple[int, ...]
 
 
@@ -43,7 +43,7 @@ class Shelf(Protocol):
         """Returns the last mark of a partition."""
 
     def store(
-        self, target: ReplayTarget, frames: Iterable[bytes], mark: ReplayMark, expected: int
+        self, target: ReplayTarget, frames: Iterable[PackedFrame], mark: ReplayMark, expected: int
     ) -> int | None:
         """Stores frames with a mark behind the expected one; ``None`` if not, or not known."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from ebbflow.core.dead_letter import HISTORY, REPLAYS
+from ebbflow.core.dead_letter import HISTORY, REPLAYS, describe_cause
 from ebbflow.deadletters.records import StoredLetter
 from ebbflow.json_values import json_bytes
 
@@ -21,6 +21,7 @@ def describe_letter(stored: StoredLetter, whole: bool = True) -> dict[str, Any]:
     facts: dict[str, Any] = {"number": stored.number}
     facts |= {name: getattr(letter, name) for name in letter.__dataclass_fields__}
     facts |= {name: _time(facts[name]) for name in ("first_seen", "last_seen", "event_time")}
+    facts["why"] = describe_cause(letter.reason, letter.error)
     facts["value"] = json_bytes(letter.value)
     facts["headers"] = own_headers(stored)
     facts["metadata"] = {

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 
+from ebbflow.core.causes import are_alike
+from ebbflow.core.dead_letter import describe_cause
 from ebbflow.deadletters.records import LetterRecord
 
 _NEVER = "0001-01-01T00:00:00+00:00"
@@ -16,15 +18,17 @@ class LetterFilter:
     """Chooses dead letters. What is left out matches all; a letter has to match all that is there.
 
     ``vertex`` and ``id`` have to be equal. ``reason``, ``error`` and ``key`` are looked for in the
-    letter's, whatever the case of their characters; ``key`` in each of its keys. ``header`` is the
-    name of a header, or ``name=value``. ``text`` is looked for in the value, and in id, reason,
-    error, keys and headers. ``since`` and ``until`` bound the time when the message died: from
-    ``since`` on, before ``until``. ``up_to`` is the last number that counts. A time without a
-    zone is in UTC.
+    letter's, whatever the case of their characters; ``key`` in each of its keys. ``cause`` is that
+    of letters alike: their reason and error are the same but for numbers, ids and quoted values.
+    ``header`` is the name of a header, or ``name=value``. ``text`` is looked for in the value, and
+    in id, reason, error, keys and headers. ``since`` and ``until`` bound the time when the message
+    died: from ``since`` on, before ``until``. ``up_to`` is the last number that counts. A time
+    without a zone is in UTC.
     """
 
     vertex: str | None = None
     reason: str | None = None
+    cause: str | None = None
     error: str | None = None
     text: str | None = None
     id: str | None = None
@@ -49,17 +53,18 @@ class LetterFilter:
             and (self.id is None or record.fact("Id") == self.id)
             and (self.reason is None or _contains(record.fact("Reason", ""), self.reason))
             and (self.error is None or _contains(record.fact("Error", ""), self.error))
+            and self._has_cause(record)
             and self._has_key(record)
             and self._has_header(record)
             and self._is_in_time(record)
             and (self.text is None or _is_in(record, self.text))
         )
 
-    def matches_cause(self, vertex: str, reason: str) -> bool:
-        """Returns whether letters of this vertex and reason match what is said about these two."""
-        return self.vertex in (None, vertex) and (
-            self.reason is None or _contains(reason, self.reason)
-        )
+    def _has_cause(self, record: LetterRecord) -> bool:
+        if self.cause is None:
+            return True
+        text = describe_cause(record.fact("Reason", ""), record.fact("Error"))
+        return are_alike(text, self.cause)
 
     def _has_key(self, record: LetterRecord) -> bool:
         wanted = self.key

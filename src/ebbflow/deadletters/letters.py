@@ -15,18 +15,24 @@ from typing import Any, Self
 
 from ebbflow.buffers.names import Names
 from ebbflow.buffers.streams import explain_unknown
-from ebbflow.deadletters.causes import CauseIndex, Causes
+from ebbflow.core.causes import are_alike
 from ebbflow.deadletters.chain import Chain
 from ebbflow.deadletters.filters import LetterFilter
 from ebbflow.deadletters.packing import LetterPacking
 from ebbflow.deadletters.records import LetterRecord, StoredLetter
 from ebbflow.deadletters.replaying import Replay, ReplayResult
-from ebbflow.deadletters.shelf import FilteredReading, LetterShelf, NumberedReading
+from ebbflow.deadletters.shelf import (
+    BackwardReading,
+    FilteredReading,
+    LetterShelf,
+    NumberedReading,
+)
 from ebbflow.deadletters.transforms import Transform
 from ebbflow.errors import EbbflowError
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link_to_pipeline
+from ebbflow.status.letter_causes import LetterCauses
 
 _PAGE = 1_000
 _AT_A_TIME = 4_000
@@ -37,13 +43,16 @@ _SEARCH = 0.25
 Which = int | str
 """A letter by its number, or all letters of a message by its id."""
 
+Causes = dict[tuple[str, str], int]
+"""The number of letters by vertex and cause."""
+
 Choice = LetterFilter | Iterable[int | StoredLetter]
 """Letters that match a filter, or some letters, or their numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class LetterPage:
-    """Some letters of a search, oldest first.
+    """Some letters of a search, in its order.
 
     ``next`` is what to give as ``after`` to go on; ``None`` when there is nothing behind. A page
     may be shorter than its limit, even empty, and have a ``next``: then the search took its time.
@@ -69,7 +78,7 @@ class DeadLetters:
         if self._names.dead_letters not in (streams := self._list_streams()):
             raise explain_unknown(pipeline, streams)
         self._shelf = LetterShelf(link, self._names)
-        self._causes = CauseIndex(self._shelf)
+        self._causes = LetterCauses(link.client, self._names)
 
     @classmethod
     @contextmanager
@@ -92,18 +101,28 @@ class DeadLetters:
         return {name.rpartition(".")[2]: count for name, count in sorted(subjects.items())}
 
     def causes(self) -> Causes:
-        """Returns how many letters there are for each vertex and reason.
+        """Returns how many letters there are for each vertex and cause, the most frequent first.
 
-        The first call reads all letters, later ones only those that are new.
+        A cause is the reason and the error of a letter. Many that differ only by numbers, ids or
+        quoted values are one cause, with ``…`` where they differ. The first call reads all letters,
+        later ones only those that are new.
         """
-        return self._causes.count()
+        self._link.run(self._causes.look())
+        return {(str(c.group), c.text): c.count for c in self._causes.all_causes()}
 
     def search(
-        self, chosen: LetterFilter | None = None, after: int = 0, limit: int = 50
+        self,
+        chosen: LetterFilter | None = None,
+        after: int = 0,
+        limit: int = 50,
+        newest: bool = False,
     ) -> LetterPage:
-        """Returns the next letters behind a number that match, within a fraction of a second."""
+        """Returns the next letters behind a number that match, within a fraction of a second.
+
+        With ``newest`` it begins with the newest one, and continues with those before ``after``.
+        """
         chosen = chosen or LetterFilter()
-        reading = FilteredReading(self._shelf, chosen)
+        reading = self._read(chosen, newest)
         letters: list[StoredLetter] = []
         began, total = time.monotonic(), self._count_cheaply(chosen)
         most = min(_PAGE, limit + 1) if chosen.is_everything else _PAGE
@@ -122,14 +141,33 @@ class DeadLetters:
         if chosen.is_everything:
             counts = self.counts()
             return counts.get(chosen.vertex, 0) if chosen.vertex else sum(counts.values())
-        by_cause = replace(chosen, reason=None).is_everything and self._causes.is_known
-        return self._causes.count_matching(chosen) if by_cause else None
+        by_cause = replace(chosen, cause=None).is_everything and self._causes.is_known
+        if not by_cause or chosen.cause is None:
+            return None
+        return sum(
+            count
+            for (vertex, text), count in self.causes().items()
+            if chosen.vertex in (None, vertex) and are_alike(text, chosen.cause)
+        )
+
+    def _read(
+        self, chosen: LetterFilter, newest: bool, ahead: bool = False
+    ) -> FilteredReading | BackwardReading:
+        if newest:
+            return BackwardReading(self._shelf, chosen)
+        return FilteredReading(self._shelf, chosen, ahead)
 
     def list(
-        self, chosen: LetterFilter | None = None, limit: int | None = None
+        self,
+        chosen: LetterFilter | None = None,
+        limit: int | None = None,
+        newest: bool = False,
     ) -> Iterator[StoredLetter]:
-        """Yields the letters there are now that match, oldest first; reads them page by page."""
-        reading = FilteredReading(self._shelf, chosen or LetterFilter(), ahead=limit is None)
+        """Yields the letters there are now that match, oldest first or ``newest`` first.
+
+        They are read page by page.
+        """
+        reading = self._read(chosen or LetterFilter(), newest, ahead=limit is None)
         after, left = 0, limit
         most = _PAGE if left is None else min(_PAGE, max(1, left))
         while (left is None or left > 0) and (batch := reading.read(after, most)):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import pyarrow as pa
 
 from ebbflow.buffers.names import Names
-from ebbflow.buffers.replays import ReplayTarget
+from ebbflow.buffers.replays import PackedFrame, ReplayTarget
 from ebbflow.core import frames
 from ebbflow.core.dead_letter import Letter
 from ebbflow.core.publications import partition_of
@@ -108,8 +108,8 @@ class LetterPacking:
 
 def _pack(sendables: Sequence[Sendable]) -> ReplayParcel:
     rows = _to_rows([one.letter for one in sendables], [one.story for one in sendables])
-    payloads = [frames.encode(frame) for frame in frames.split(rows)]
-    return ReplayParcel(payloads, tuple(sendable.number for sendable in sendables))
+    packed = [PackedFrame(frame.num_rows, frames.encode(frame)) for frame in frames.split(rows)]
+    return ReplayParcel(packed, tuple(sendable.number for sendable in sendables))
 
 
 def _to_rows(letters: Sequence[Letter], stories: Sequence[Mapping[str, str]]) -> pa.RecordBatch:

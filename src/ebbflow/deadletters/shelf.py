@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future
 
 from ebbflow.buffers.names import Names
-from ebbflow.buffers.replays import ReplayMark, ReplayMarks, ReplayTarget, StoredMark
+from ebbflow.buffers.replays import PackedFrame, ReplayMark, ReplayMarks, ReplayTarget, StoredMark
 from ebbflow.deadletters.filters import LetterFilter
 from ebbflow.deadletters.records import LetterRecord, StoredLetter, record_of, records_of
 from ebbflow.deadletters.replaying import LetterBatch
@@ -29,6 +29,7 @@ from ebbflow.nats.wire import Publishes
 _PAUSE = 0.1
 _SILENCE = 5.0
 _DELETED = b'"success":true'
+_WINDOW, _WIDER = 1_000, 4
 
 
 class LetterShelf:
@@ -62,6 +63,17 @@ class LetterShelf:
         stream, start = self.names.dead_letters, max(after + 1, there.first)
         subject = self.names.dead_letter_subject(vertex or "*")
         return self.link.submit(read_page(self.link.client, stream, subject, start, there, most))
+
+    def read_window(self, vertex: str | None, there: StreamSnapshot) -> list[LetterRecord]:
+        """Returns all letters of a snapshot, which is to be a small one."""
+        records: list[LetterRecord] = []
+        while page := self.read_page(vertex, self._end_of(records, there), there, _WINDOW):
+            records += page
+        return records
+
+    @staticmethod
+    def _end_of(records: list[LetterRecord], there: StreamSnapshot) -> int:
+        return records[-1].number if records else there.first - 1
 
     def find_all(self, numbers: Sequence[int]) -> list[LetterRecord | None]:
         """Returns letters by their numbers, in that order; ``None`` for those that do not exist.
@@ -120,7 +132,7 @@ class LetterShelf:
         return self.link.run(self._marks.read_last(target))
 
     def store(
-        self, target: ReplayTarget, frames: Iterable[bytes], mark: ReplayMark, expected: int
+        self, target: ReplayTarget, frames: Iterable[PackedFrame], mark: ReplayMark, expected: int
     ) -> int | None:
         """As in ``Shelf``."""
         if target not in self._prepared:
@@ -188,6 +200,31 @@ class FilteredReading:
             end = records[-1].number
             self._ahead = end, self._shelf.begin_page(vertex, end, there, most)
         return records
+
+
+class BackwardReading:
+    """The letters that match a filter, the newest first, of those that are there when it begins.
+
+    A stream is read forwards alone, so it is read window by window from its end.
+    """
+
+    def __init__(self, shelf: LetterShelf, chosen: LetterFilter) -> None:
+        self._shelf = shelf
+        self._chosen = chosen
+        self._there = shelf.look()
+
+    def read(self, after: int, most: int) -> LetterBatch | None:
+        """Returns letters before a number, 0 being for the newest; ``None`` if there are none."""
+        there, up_to = self._there, self._chosen.up_to
+        end = min(after - 1 if after else there.last, there.last if up_to is None else up_to)
+        while end >= there.first:
+            start = max(there.first, end - most + 1)
+            window = StreamSnapshot(start, end, there.deleted)
+            if records := self._shelf.read_window(self._chosen.vertex, window):
+                chosen = [record for record in reversed(records) if self._chosen.matches(record)]
+                return LetterBatch([self._shelf.parse(record) for record in chosen], start)
+            end, most = start - 1, most * _WIDER  # what was purged leaves wide gaps
+        return None
 
 
 class NumberedReading:

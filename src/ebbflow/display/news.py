@@ -6,10 +6,12 @@ and JSON lines are two forms of the same news.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ebbflow.core.causes import normalise
 from ebbflow.display.remarks import describe_error
 from ebbflow.display.words import nonzero, number, one_line
 from ebbflow.outcome import Counts
@@ -64,7 +66,7 @@ class _VertexMemory:
     restarts: int = 0
     bad: _Reminder = field(default_factory=_Reminder)
     call: float = 0.0
-    reason: str | None = None
+    reasons: dict[str, int] = field(default_factory=dict)
     errors: dict[tuple[str, str], int] = field(default_factory=dict)
     is_pressed: bool = False
     shown: tuple[object, ...] = ()
@@ -151,11 +153,23 @@ def _tell_errors(vertex: VertexStatus, memory: _VertexMemory) -> Iterator[NewsIt
             if group.text not in (vertex.failure or ""):  # which the condition has told
                 facts = _error_facts(group)
                 yield NewsItem("warning", "error", vertex.name, describe_error(group), facts)
-    if vertex.nack_reason and vertex.nack_reason != memory.reason:
-        memory.reason = vertex.nack_reason
-        text = f"redelivered: {one_line(vertex.nack_reason)}"
-        facts = {"reason": vertex.nack_reason}
-        yield NewsItem("info", "redelivered", vertex.name, text, facts)
+    yield from _tell_reasons(vertex, memory)
+
+
+def _tell_reasons(vertex: VertexStatus, memory: _VertexMemory) -> Iterator[NewsItem]:
+    """Tells why messages are redelivered: reasons alike once, and again at ten times as many."""
+    counts: Counter[str] = Counter()
+    for cause in vertex.nack_reasons:
+        if not cause.rest:
+            counts[normalise(cause.text)] += cause.count
+    for cause in vertex.nack_reasons:
+        alike = normalise(cause.text)
+        if counts[alike] >= 10 * memory.reasons.get(alike, 0.1):
+            memory.reasons[alike] = count = counts[alike]
+            times = f" ({count:,} times)" if count > 1 else ""
+            text = f"redelivered: {one_line(cause.text)}{times}"
+            facts = {"reason": cause.text, "count": count}
+            yield NewsItem("info", "redelivered", vertex.name, text, facts)
 
 
 def _by_place(errors: Sequence[ErrorGroup]) -> dict[tuple[str, str], list[ErrorGroup]]:

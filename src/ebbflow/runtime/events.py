@@ -12,7 +12,6 @@ import concurrent.futures
 import json
 import secrets
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -23,6 +22,7 @@ import nats.errors
 
 from ebbflow.buffers.logs import LogEntry
 from ebbflow.buffers.names import Names
+from ebbflow.core.causes import CauseCounter
 from ebbflow.core.outage import Waiting
 from ebbflow.core.printing import Printed, redirected
 from ebbflow.core.raised import RaisedErrors
@@ -49,7 +49,7 @@ class Events:
         self._names = names
         self._vertex = vertex
         self._partition = partition
-        self._reasons: Counter[str] = Counter()
+        self._reasons = CauseCounter()
         self._tally = tally
         self._pending: int | None = None
         self._waiting: Waiting | None = None
@@ -84,7 +84,7 @@ class Events:
 
     def nacked(self, reasons: dict[str, int]) -> None:
         """Counts reasons; they are told now and then, not for each message."""
-        self._reasons.update(reasons)
+        self._reasons.update(reasons.items())
 
     def pending(self, messages: int | None) -> None:
         """Says how many messages wait at the source; from any thread."""
@@ -124,11 +124,11 @@ class Events:
 
     def flush(self) -> None:
         """Tells what has been counted."""
-        if self._reasons:
-            reasons = dict(self._reasons.most_common(20))
+        if self._reasons.total:
+            reasons = {cause.text: cause.count for cause in self._reasons.causes()}
             event = json.dumps({"vertex": self._vertex, "reasons": reasons}).encode()
             if self._send("nack", event):
-                self._reasons.clear()
+                self._reasons = CauseCounter()
         self._tell_errors()
         self._tell_state()
         self._sent = time.monotonic()

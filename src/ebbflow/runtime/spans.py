@@ -233,8 +233,9 @@ def _describe_end(span: Span, outcome: Outcome) -> None:
         case Retry(delay=delay, error=error):
             _add_facts(span, {"ebbflow.delay": delay / 1000, "ebbflow.reason": error})
         case DeadLetter(reason=reason, error=text, traceback=trace):
-            stack = {"exception.type": reason, "exception.message": text}
-            _add_facts(span, {"ebbflow.reason": reason, "error.type": reason})
+            kind = outcome.kind
+            stack = {"exception.type": kind, "exception.message": text or reason}
+            _add_facts(span, {"ebbflow.reason": reason, "error.type": kind})
             span.add_event("exception", _without_absent(stack | {"exception.stacktrace": trace}))
             span.set_status(StatusCode.ERROR, text or reason)
 

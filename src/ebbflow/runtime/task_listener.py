@@ -10,7 +10,7 @@ import contextlib
 import json
 import math
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,6 +20,7 @@ from nats.aio.msg import Msg
 
 from ebbflow.buffers.logs import LogEntry
 from ebbflow.buffers.names import Names
+from ebbflow.core.causes import CauseCount, CauseCounter
 from ebbflow.core.outage import Waiting
 from ebbflow.core.raised import Raised
 from ebbflow.core.spread import Spread
@@ -33,7 +34,6 @@ T = TypeVar("T")
 _CALL_IS_OVER = 10.0
 _LONG_CALL = 5.0
 _MOST_CHUNKS = 50
-_MOST_REASONS, _SHOWN_REASONS = 100, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,8 @@ class TaskListener:
     def __init__(self, names: Names, take_log: Callable[[LogEntry], None]) -> None:
         self._names = names
         self._take_log = take_log
-        self._reasons: dict[str, str] = {}
+        self._last_reason: dict[str, str] = {}
+        self._reasons: dict[str, list[CauseCount]] = {}
         self._present: dict[tuple[str, int], tuple[str, Tally]] = {}
         self._past: dict[str, Tally] = {}
         self._pending: dict[tuple[str, int], int | None] = {}
@@ -79,7 +80,7 @@ class TaskListener:
         self._halted: dict[tuple[str, int], str | None] = {}
         self._heard: dict[tuple[str, int], float] = {}
         self._calls: dict[tuple[str, int], tuple[float, float]] = {}
-        self._nacks: dict[str, Counter[str]] = {}
+        self._nacks: dict[str, CauseCounter] = {}
         self._in_hand: dict[tuple[str, int], tuple[int, float] | None] = {}
         self._measured: dict[tuple[str, int], TaskNumbers] = {}
         self._measured_before: dict[str, TaskNumbers] = {}
@@ -104,7 +105,7 @@ class TaskListener:
 
     def reason(self, vertex: str) -> str | None:
         """Returns the reason of the vertex's latest nack, if it had one."""
-        return self._reasons.get(vertex)
+        return self._last_reason.get(vertex)
 
     def tally(self, vertex: str) -> Tally:
         """Returns the counts of the vertex's publishing since the run began."""
@@ -116,9 +117,9 @@ class TaskListener:
         known = [count for count in _latest(vertex, self._pending) if count is not None]
         return sum(known) if known else None
 
-    def reasons(self, vertex: str) -> list[tuple[str, int]]:
-        """Returns the most frequent nack reasons of this run, and how many messages had them."""
-        return self._nacks.get(vertex, Counter[str]()).copy().most_common(_SHOWN_REASONS)
+    def reasons(self, vertex: str) -> list[CauseCount]:
+        """Returns the nack reasons of this run, the most frequent first."""
+        return self._reasons.get(vertex, [])
 
     def in_hand(self, vertex: str) -> tuple[int, datetime] | None:
         """Returns how many messages tasks have taken and not settled, and since when."""
@@ -187,16 +188,20 @@ class TaskListener:
         if kind == "message":
             await self._hear_log(message)
         elif kind == "nack":
-            event = json.loads(message.data)
-            self._reasons[event["vertex"]] = next(iter(event["reasons"]))
-            counts = self._nacks.setdefault(event["vertex"], Counter()) + Counter(event["reasons"])
-            self._nacks[event["vertex"]] = Counter(dict(counts.most_common(_MOST_REASONS)))
+            self._note_nacks(json.loads(message.data))
         elif kind == "error":
             self._note_errors(json.loads(message.data))
         elif kind == "state":
             self._note(json.loads(message.data))
         elif kind == "call":
             self._note_call(json.loads(message.data))
+
+    def _note_nacks(self, event: dict[str, Any]) -> None:
+        vertex, reasons = event["vertex"], event["reasons"]
+        self._last_reason[vertex] = next(iter(reasons))
+        counted = self._nacks.setdefault(vertex, CauseCounter())
+        counted.update(reasons.items())
+        self._reasons[vertex] = counted.causes()  # which other threads read meanwhile
 
     async def _hear_log(self, message: Msg) -> None:
         self._take_log(LogEntry.read(message.headers or {}, message.data))

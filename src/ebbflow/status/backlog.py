@@ -10,27 +10,27 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from ebbflow.buffers.names import Names, VertexStreams
+from ebbflow.core.causes import CauseCounter
 from ebbflow.core.position import Mark, Position
 from ebbflow.core.publications import REASONS, ROWS
 from ebbflow.nats import api
 from ebbflow.nats.behind import read_behind
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.pull import Deliveries
-from ebbflow.status.model import NONE_PARKED, Cause, Parked
+from ebbflow.status.model import NONE_PARKED, Cause, Parked, list_causes
 
 MOST = 2_000
 """The most frames of one stream whose headers are read at a time."""
 
-_SCHEDULE, _AT = "Nats-Schedule", "@at "
-# The server moves a frame within milliseconds of its time; later, it is looked for anew.
-_LATE = 2.0
+_SCHEDULE, _AT, _MOVED_FROM = "Nats-Schedule", "@at ", "Nats-Scheduler"
+# The server moves a frame within milliseconds of its time, and says on which subject it was parked.
+_LATE = 0.25
 _RECHECK_EVERY = 10.0
 _SHOWN = 5
 _FULL = 0.95
@@ -58,6 +58,8 @@ class _SeenFrame:
     rows: int
     due: float | None = None
     reasons: Sequence[tuple[str, int]] = ()
+    subject: str = ""
+    moved_from: str = ""
 
 
 @dataclass(slots=True)
@@ -69,15 +71,17 @@ class _StreamMemory:
     checked: float = 0.0
     unread: int = 0
 
-    def forget(self, done: int, now: float) -> None:
+    def forget(self, done: int) -> None:
         """Forgets frames that are settled, and those that were moved because they were due."""
-        gone = [
-            seq
-            for seq, frame in self.frames.items()
-            if (seq <= done if frame.due is None else frame.due + _LATE < now)
-        ]
-        for seq in gone:
-            del self.frames[seq]
+        now = datetime.now(UTC).timestamp()
+        moved = {frame.moved_from for frame in self.frames.values()}
+        for seq, frame in [*self.frames.items()]:
+            if frame.due is None:
+                is_gone = seq <= done
+            else:
+                is_gone = frame.due + _LATE < now or frame.subject in moved
+            if is_gone:
+                del self.frames[seq]
 
     def rows(self, parked: bool) -> int:
         """Returns the rows that are known to wait, or to be parked."""
@@ -136,11 +140,11 @@ class Backlog:
             return self._memories[stream], False
         if now - memory.checked > _RECHECK_EVERY and state["messages"] <= MOST:
             memory = self._memories[stream] = _StreamMemory(checked=now)
-        memory.forget(done.seq, now)
-        start = max(memory.seen, done.seq if stream in self._buffers() else 0)
-        if start < state["last_seq"] and await self._read_behind(stream, start, memory):
+        # What is done is not read, but was seen: it may stay in the stream for a while.
+        memory.seen = max(memory.seen, done.seq if stream in self._buffers() else 0)
+        if memory.seen < state["last_seq"] and await self._read_behind(stream, memory):
             memory.seen = max(memory.seen, state["last_seq"])
-        memory.forget(done.seq, now)
+        memory.forget(done.seq)
         memory.unread = max(0, state["last_seq"] - memory.seen)
         return memory, _is_full(facts)
 
@@ -148,9 +152,9 @@ class Backlog:
         vertex, partitions = self._streams.vertex, range(self._streams.partitions)
         return {self._names.buffer(vertex, partition) for partition in partitions}
 
-    async def _read_behind(self, stream: str, after: int, memory: _StreamMemory) -> bool:
-        """Reads the headers of frames behind a sequence; returns whether those were all."""
-        frames = read_behind(self._client, stream, "", after, headers_only=True)
+    async def _read_behind(self, stream: str, memory: _StreamMemory) -> bool:
+        """Reads the headers of frames that were not seen; returns whether those were all."""
+        frames = read_behind(self._client, stream, "", memory.seen, headers_only=True)
         read = 0
         async with contextlib.aclosing(frames):
             async for deliveries in frames:
@@ -172,27 +176,30 @@ def _is_full(facts: dict[str, Any]) -> bool:
 def _frames_of(deliveries: Deliveries) -> Iterable[tuple[int, _SeenFrame]]:
     parcel = deliveries.parcel
     for row, seq in enumerate(deliveries.seqs):
-        if not parcel.subjects[row].endswith(b".replayed"):  # marks of a replay, and no message
-            yield seq, _read_frame(parcel.headers(row) or {})
+        subject = parcel.subjects[row].decode()
+        if not subject.endswith(".replayed"):  # marks of a replay, and no message
+            yield seq, _read_frame(subject, parcel.headers(row) or {})
 
 
-def _read_frame(headers: dict[str, str]) -> _SeenFrame:
+def _read_frame(subject: str, headers: dict[str, str]) -> _SeenFrame:
     schedule = headers.get(_SCHEDULE, "")
     due = None
     if schedule.startswith(_AT):
         due = datetime.fromisoformat(schedule.removeprefix(_AT)).timestamp()
     reasons = tuple((text, count) for text, count in json.loads(headers.get(REASONS, "[]")))
-    return _SeenFrame(int(headers.get(ROWS, "1")), due, reasons)
+    moved_from = headers.get(_MOVED_FROM, "")
+    return _SeenFrame(int(headers.get(ROWS, "1")), due, reasons, subject, moved_from)
 
 
 def _parked(memory: _StreamMemory) -> Parked:
     frames = [frame for frame in memory.frames.values() if frame.due is not None]
-    reasons: Counter[str] = Counter()
+    reasons = CauseCounter()
     for frame in frames:
-        reasons.update(dict(frame.reasons))
+        reasons.update(frame.reasons)
     messages = sum(frame.rows for frame in frames) + memory.estimate_unread()
     due = min((frame.due for frame in frames if frame.due is not None), default=None)
-    return Parked(messages, _time(due), _top(reasons), not memory.unread)
+    shown = list_causes(reasons.causes(), messages, _SHOWN)
+    return Parked(messages, _time(due), shown, not memory.unread)
 
 
 def _held(position: Position, now: float) -> Parked:
@@ -208,10 +215,6 @@ def _time(seconds: float | None) -> datetime | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
 
-def _top(reasons: Counter[str]) -> tuple[Cause, ...]:
-    return tuple(Cause(text, count) for text, count in reasons.most_common(_SHOWN))
-
-
 def _add(parts: Sequence[VertexBacklog]) -> VertexBacklog:
     return VertexBacklog(
         sum(part.pending for part in parts),
@@ -222,12 +225,12 @@ def _add(parts: Sequence[VertexBacklog]) -> VertexBacklog:
 
 
 def _add_parked(parts: Sequence[Parked]) -> Parked:
-    reasons: Counter[str] = Counter()
+    reasons, messages = CauseCounter(), sum(part.messages for part in parts)
     for part in parts:
-        reasons.update({cause.text: cause.count for cause in part.reasons})
+        reasons.update((cause.text, cause.count) for cause in part.reasons if not cause.rest)
     return Parked(
-        sum(part.messages for part in parts),
+        messages,
         min((part.next_due for part in parts if part.next_due), default=None),
-        _top(reasons),
+        list_causes(reasons.causes(), messages, _SHOWN),
         all(part.exact for part in parts),
     )

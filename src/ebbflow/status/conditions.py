@@ -152,7 +152,16 @@ def _concerns_of(vertex: VertexStatus, status: PipelineStatus) -> Iterator[Conce
         step = f"Give {to} more partitions, or make it faster."
         yield Concern("warning", name, f"waits for room in the buffer of {to}", step)
     if vertex.dead_letters:
-        cause = f": {vertex.dead_letter_causes[0].text}" if vertex.dead_letter_causes else ""
         noun = "dead letter" if vertex.dead_letters == 1 else "dead letters"
         step = f"See why: ebbflow dlq list {pipeline} --vertex {name}."
-        yield Concern("warning", name, f"{vertex.dead_letters:,} {noun}{cause}", step)
+        what = f"{vertex.dead_letters:,} {noun}{_main_cause(vertex)}"
+        yield Concern("warning", name, what, step)
+
+
+def _main_cause(vertex: VertexStatus) -> str:
+    """Returns the most frequent cause of dead letters, with its number if it is not all of them."""
+    cause = next((cause for cause in vertex.dead_letter_causes if not cause.rest), None)
+    if cause is None:
+        return ""
+    share = "" if cause.count == vertex.dead_letters else f" ({cause.count:,} of them)"
+    return f": {cause.text}{share}"

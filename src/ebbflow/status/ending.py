@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from ebbflow.core.causes import MOST_SHOWN, CauseCount
 from ebbflow.outcome import Counts
 from ebbflow.status.leftovers import Leftover, clock_time, list_leftovers
-from ebbflow.status.model import Cause, PipelineStatus
-
-_CAUSES = 5
+from ebbflow.status.model import PipelineStatus
 
 
 def describe_end(
@@ -116,14 +115,17 @@ def _dead_letters(status: PipelineStatus, where: str) -> Iterator[str]:
     noun = "dead letter" if dead == 1 else "dead letters"
     yield f"{dead:,} {noun}; see why: ebbflow dlq list {status.pipeline}{where}"
     causes = [
-        (vertex.name, cause)
+        CauseCount(vertex.name, cause.text, cause.count)
         for vertex in status.vertices
-        if vertex.counts.dead_lettered
-        for cause in vertex.dead_letter_causes
+        for cause in vertex.run_dead_letter_causes
+        if not cause.rest
     ]
-    for vertex, cause in sorted(causes, key=lambda each: -each[1].count)[:_CAUSES]:
-        yield f"  {vertex}: {_times(cause)}"
+    causes.sort(key=lambda cause: -cause.count)
+    for cause in causes[:MOST_SHOWN]:
+        yield f"  {cause.group}: {_times(cause)}"
+    if (others := dead - sum(cause.count for cause in causes[:MOST_SHOWN])) > 0:
+        yield f"  {others:,} of other causes"
 
 
-def _times(cause: Cause) -> str:
+def _times(cause: CauseCount) -> str:
     return f"{cause.text}, {cause.count:,} times" if cause.count > 1 else cause.text

@@ -11,11 +11,12 @@ data; times have the time zone UTC, and durations are in seconds.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
+from ebbflow.core.causes import MOST_SHOWN, CauseCount
 from ebbflow.core.outage import Waiting
 from ebbflow.core.spread import Spread
 from ebbflow.nats.publish import Tally
@@ -57,10 +58,29 @@ class Concern:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A reason, and how many messages had it."""
+    """A reason, and how many messages had it.
+
+    Reasons alike are one, with ``…`` where they differ. ``rest`` if it is what a list has no room
+    for, or has not counted yet: so a list adds up.
+    """
 
     text: str
     count: int
+    rest: bool = False
+
+
+def list_causes(
+    causes: Sequence[CauseCount], total: int = 0, most: int = MOST_SHOWN
+) -> tuple[Cause, ...]:
+    """Returns the most frequent causes, which are given first, and their rest up to a total."""
+    shown = [Cause(cause.text, cause.count) for cause in causes[:most]]
+    if more := causes[most:]:
+        noun = "cause" if len(more) == 1 else "causes"
+        others = sum(cause.count for cause in more)
+        shown.append(Cause(f"and {len(more):,} more {noun}", others, rest=True))
+    if (uncounted := total - sum(cause.count for cause in shown)) > 0:
+        shown.append(Cause("not counted yet", uncounted, rest=True))
+    return tuple(shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +164,9 @@ class VertexStatus:
     was first started. ``pending`` messages wait in its buffer, which is an estimate unless
     ``pending_exact``; ``source_pending`` wait at its source, if the source knows.
     ``in_call`` is for how many seconds user code has been in one call, if that is long.
-    ``dead_letters`` are stored now. ``failure`` says why it makes no progress, ``waiting`` that it
-    waits for a system that is away, ``halted`` that its breaker has stopped it. ``never_opened``
+    ``dead_letters`` are stored now, and ``dead_letter_causes`` are theirs; those of this run are
+    ``run_dead_letter_causes``. ``failure`` says why it makes no progress, ``waiting`` that it waits
+    for a system that is away, ``halted`` that its breaker has stopped it. ``never_opened``
     if its user code has not been opened in this run yet. ``partitions_up`` tasks are at work.
     ``silent`` is for how many seconds one of its tasks has not been heard of, if that is long.
     ``batched`` if Spark works on whole batches of its messages, which may take long.
@@ -170,6 +191,7 @@ class VertexStatus:
     parked: Parked = NONE_PARKED
     dead_letters: int = 0
     dead_letter_causes: tuple[Cause, ...] = ()
+    run_dead_letter_causes: tuple[Cause, ...] = ()
     back_pressure: BackPressure | None = None
     watermark: datetime | None = None
     restarts: int = 0

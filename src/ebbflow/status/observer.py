@@ -36,7 +36,6 @@ from ebbflow.status.backlog import Backlog, VertexBacklog
 from ebbflow.status.conditions import describe_unread, describe_vertex, judge, list_concerns
 from ebbflow.status.letter_causes import LetterCauses
 from ebbflow.status.model import (
-    Cause,
     ChunkTimes,
     Concern,
     EdgeStatus,
@@ -47,6 +46,7 @@ from ebbflow.status.model import (
     PipelineStatus,
     VertexStatus,
     WorkInHand,
+    list_causes,
 )
 from ebbflow.status.publishing import SAMPLE_EVERY, StatusPublisher
 from ebbflow.status.rates import RateWindow
@@ -57,6 +57,8 @@ _READ_EVERY = 0.9
 # Seconds that reading and sending may take. At the end they outlast an election: the numbers that
 # were read last are those that the summary of a run has.
 _READ_WITHIN, _SEND_WITHIN, _END_WITHIN, _LAST_WORD_WITHIN = 5.0, 2.0, 10.0, 5.0
+# Seconds for the causes of dead letters; what is left is counted at the next look.
+_LETTERS_WITHIN = 0.3
 _MOST_ERRORS = 20
 _SILENT = 5.0
 
@@ -97,7 +99,7 @@ class Observer:
         self._listener = listener
         self._rates = RateWindow()
         self._pressure = PressureWatch()
-        self._backlogs = {plan.vertex: Backlog(client, names, plan.streams) for plan in plans}
+        self._backlogs = self._open_backlogs()
         self._waits: dict[str, VertexBacklog] = {}
         self._positions: dict[tuple[str, int], Position] = {}
         self.unread: str | None = None
@@ -130,12 +132,17 @@ class Observer:
             ),
         )
 
+    def _open_backlogs(self) -> dict[str, Backlog]:
+        client, names = self._link.client, self._names
+        return {plan.vertex: Backlog(client, names, plan.streams) for plan in self._plans}
+
     def begin(self) -> None:
         """Remembers the counts that there are before the run adds to them, and tells of the run.
 
         Raises what NATS raises when these cannot be read: the run has not begun yet.
         """
         self._positions = self._link.run(load_all(self._link.client, self._names))
+        self._link.run(self._letters.begin_run())
         self.before = self.totals = self._count()
         self._numbers_at = datetime.now(UTC)
         self.last = replace(self.last, at=datetime.now(UTC), numbers_at=self._numbers_at)
@@ -162,7 +169,8 @@ class Observer:
 
         Why vertices made no progress is kept as it was before they were stopped.
         """
-        self.unread = self._try(self._read(), _END_WITHIN)
+        self._backlogs = self._open_backlogs()  # what is left is counted anew, not remembered
+        self.unread = self._try(self._read(within=_END_WITHIN / 2), _END_WITHIN)
         self.last = self._sum_up(ended)
         self._try(self._sample(self.last), _SEND_WITHIN)
         self._try(self._publisher.tell_last(self.last), _LAST_WORD_WITHIN)
@@ -177,11 +185,11 @@ class Observer:
             return _first_line(error) or f"no answer within {within:.0f} s"
         return None
 
-    async def _read(self, streams: bool = True) -> None:
+    async def _read(self, streams: bool = True, within: float = _LETTERS_WITHIN) -> None:
         """Reads how far the vertices are and, if asked, what the streams hold."""
         self._positions = await load_all(self._link.client, self._names)
         if streams:
-            await self._read_streams()
+            await self._read_streams(within)
         self._numbers_at = datetime.now(UTC)
 
     def _sum_up(self, ended: Ended) -> PipelineStatus:
@@ -199,9 +207,9 @@ class Observer:
         )
         return self._with_problems(status)
 
-    async def _read_streams(self) -> None:
+    async def _read_streams(self, within: float) -> None:
         """Reads what waits, what is parked, and the dead letters."""
-        await asyncio.gather(self._letters.look(), *map(self._read_backlog, self._plans))
+        await asyncio.gather(self._letters.look(within), *map(self._read_backlog, self._plans))
 
     async def _read_backlog(self, plan: VertexPlan) -> None:
         self._waits[plan.vertex] = await self._backlogs[plan.vertex].look(self._of(plan))
@@ -280,7 +288,7 @@ class Observer:
             in_hand=WorkInHand(*in_hand) if in_hand else None,
             errors=tuple(sorted(groups, key=lambda group: group.last, reverse=True)[:_MOST_ERRORS]),
             error_count=raised.count + job.error_count,
-            nack_reasons=tuple(Cause(text, count) for text, count in heard.reasons(name)),
+            nack_reasons=list_causes(heard.reasons(name)),
             nack_reason=heard.reason(name),
             latency={stage: _latency(spread) for stage, spread in numbers.spreads.items()},
             spreads=numbers.spreads,
@@ -306,15 +314,17 @@ class Observer:
         """Returns the vertex with what positions and streams say about it."""
         name, totals = vertex.name, self.totals[vertex.name]
         waits = self._waits.get(name, VertexBacklog())
+        own = totals - self.before.get(name, Counts())
         return replace(
             vertex,
-            counts=totals - self.before.get(name, Counts()),
+            counts=own,
             totals=totals,
             pending=waits.pending,
             pending_exact=waits.exact,
             parked=waits.parked,
             dead_letters=self._letters.count(name),
             dead_letter_causes=self._letters.causes(name),
+            run_dead_letter_causes=self._letters.run_causes(name, own.dead_lettered),
         )
 
     def _full_next(self, plan: VertexPlan) -> str | None:

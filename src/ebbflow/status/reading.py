@@ -37,6 +37,9 @@ from ebbflow.status.publishing import CHUNKS, NOW, SAMPLE
 SILENCE = 5.0
 """Seconds after which a run that has told nothing counts as lost."""
 
+# Seconds for the causes of dead letters; ebbflow dlq list --count reads all of them.
+_LETTERS_WITHIN = 1.0
+
 
 def read_status(link: Link, names: Names) -> PipelineStatus:
     """Returns the state of a pipeline; ``SetupError`` if it has never run here."""
@@ -84,7 +87,7 @@ async def _bring_up_to_date(
     for (vertex, partition), position in positions.items():
         by_vertex[vertex][partition] = position
     letters = LetterCauses(client, names)
-    await letters.look()
+    await letters.look(_LETTERS_WITHIN)
     streams = set(await api.list_streams(client, f"ebb_{names.pipeline}_"))
     vertices = known.vertices or tuple(VertexStatus(name) for name in sorted(by_vertex))
     now = [

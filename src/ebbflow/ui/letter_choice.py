@@ -11,7 +11,7 @@ from ebbflow.deadletters import LetterEdit, LetterFilter
 from ebbflow.ui.request import read_name, read_number, read_time
 from ebbflow.web.refusal import Refusal
 
-_TEXTS = ("reason", "error", "text", "id", "key", "header")
+_TEXTS = ("reason", "cause", "error", "text", "id", "key", "header")
 _TIMES = ("since", "until")
 _FIELDS = frozenset((*_TEXTS, *_TIMES, "vertex", "up_to"))
 _LARGEST_NUMBER = 10**15 - 1
@@ -31,6 +31,14 @@ def read_filter(fields: Mapping[str, Any]) -> LetterFilter:
     if texts.get("up_to"):
         chosen["up_to"] = read_number(str(texts["up_to"]), "up_to", _LARGEST_NUMBER)
     return LetterFilter(**chosen)
+
+
+def read_order(fields: Mapping[str, Any]) -> bool:
+    """Returns whether a list begins with the newest letter, as it does unless asked otherwise."""
+    order = fields.get("order") or "newest"
+    if order not in ("newest", "oldest"):
+        raise Refusal(400, "order must be newest or oldest")
+    return bool(order == "newest")
 
 
 def _text(value: object, name: str) -> str:

@@ -10,10 +10,18 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
+from ebbflow.core.causes import MOST_SHOWN
 from ebbflow.deadletters import DeadLetters, LetterFilter, StoredLetter, describe_letter
 from ebbflow.errors import EbbflowError
 from ebbflow.ui.jobs import Jobs, Progress
-from ebbflow.ui.letter_choice import read_choice, read_edit, read_filter, read_flag, read_rate
+from ebbflow.ui.letter_choice import (
+    read_choice,
+    read_edit,
+    read_filter,
+    read_flag,
+    read_order,
+    read_rate,
+)
 from ebbflow.ui.letter_readers import LetterReaders
 from ebbflow.ui.pipelines import Pipelines
 from ebbflow.ui.reply import PageReply
@@ -60,24 +68,33 @@ class LettersApi:
     # --- finding --------------------------------------------------------------------------------
 
     async def _search(self, request: PageRequest, exchange: Exchange) -> None:
-        chosen = read_filter(request.query)
+        chosen, newest = read_filter(request.query), read_order(request.query)
         after = request.number("after", 0, _LARGEST_NUMBER)
         limit = max(1, request.number("limit", _PAGE, _LARGEST_PAGE))
-        page = await self._ask(request, lambda letters: letters.search(chosen, after, limit))
+        page = await self._ask(
+            request, lambda letters: letters.search(chosen, after, limit, newest)
+        )
         entries = [describe(stored, whole=False) for stored in page.letters]
         answer = {"letters": entries, "next": page.next, "total": page.total}
         PageReply.of(answer).send(exchange)
 
     async def _count(self, request: PageRequest, exchange: Exchange) -> None:
         causes = await self._ask(request, DeadLetters.causes, "causes")
-        entries = [
-            {"vertex": vertex, "reason": reason, "count": number}
-            for (vertex, reason), number in sorted(causes.items(), key=lambda cause: -cause[1])
-        ]
         vertices: Counter[str] = Counter()
         for (vertex, _), number in causes.items():
             vertices[vertex] += number
-        PageReply.of({"vertices": vertices, "causes": entries}).send(exchange)
+        entries = [
+            {"vertex": vertex, "text": text, "reason": text, "count": number}
+            for (vertex, text), number in [*causes.items()][:MOST_SHOWN]
+        ]
+        more = [*causes.values()][MOST_SHOWN:]
+        answer = {
+            "total": vertices.total(),
+            "vertices": vertices,
+            "causes": entries,
+            "more": {"causes": len(more), "count": sum(more)},
+        }
+        PageReply.of(answer).send(exchange)
 
     async def _show(self, request: PageRequest, exchange: Exchange) -> None:
         number = read_number(request.path["number"], "the number", _LARGEST_NUMBER)

@@ -46,6 +46,7 @@ from ebbflow.cli.dlq.choosing import (
 
 if TYPE_CHECKING:
     from ebbflow.deadletters import DeadLetters, LetterFilter
+    from ebbflow.deadletters.letters import Causes
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -77,13 +78,16 @@ def list_letters(
     until: UntilOption = None,
     limit: Annotated[int, typer.Option(min=1, help="The list ends after this many letters.")] = 50,
     count: Annotated[
-        bool, typer.Option("--count", help="The command counts letters by vertex and reason.")
+        bool, typer.Option("--count", help="The command counts letters by vertex and cause.")
+    ] = False,
+    newest: Annotated[
+        bool, typer.Option("--newest", help="The list begins with the newest letter.")
     ] = False,
     as_json: JsonOption = False,
     state: StateOption = DEFAULT_STATE,
     nats: NatsOption = None,
 ) -> None:
-    """List dead letters, oldest first."""
+    """List dead letters, oldest first or newest first, or count them by their causes."""
     from ebbflow.cli.dlq import showing
     from ebbflow.deadletters import describe_letter
 
@@ -92,7 +96,7 @@ def list_letters(
         if count:
             _echo_causes(letters, chosen, as_json)
             return
-        listed = [*letters.list(chosen, limit + 1)]
+        listed = [*letters.list(chosen, limit + 1, newest)]
         counts = letters.counts()
     shown = listed[:limit]
     if as_json:
@@ -105,23 +109,28 @@ def list_letters(
 
 
 def _echo_causes(letters: DeadLetters, chosen: LetterFilter, as_json: bool) -> None:
-    from collections import Counter
+    from ebbflow.cli.dlq import showing
 
-    from ebbflow.display import one_line
+    causes = _find_causes(letters, chosen)
+    if as_json:
+        for (vertex, text), count in causes.items():
+            typer.echo(json.dumps({"vertex": vertex, "cause": text, "count": count}))
+        return
+    for line in showing.cause_lines(causes):
+        typer.echo(line)
+
+
+def _find_causes(letters: DeadLetters, chosen: LetterFilter) -> Causes:
+    from ebbflow.cli.dlq.showing import why
+    from ebbflow.core.causes import CauseCounter
 
     if chosen.is_everything:
-        causes = {
-            cause: n for cause, n in letters.causes().items() if chosen.vertex in (None, cause[0])
-        }
-    else:
-        causes = Counter((one.letter.vertex, one.letter.reason) for one in letters.list(chosen))
-    for (vertex, reason), count in sorted(causes.items(), key=lambda item: (-item[1], item[0])):
-        if as_json:
-            typer.echo(json.dumps({"vertex": vertex, "reason": reason, "count": count}))
-        else:
-            typer.echo(f"{count:>9,}  {vertex}  {one_line(reason)}")
-    if not as_json and not causes:
-        typer.echo("0 dead letters")
+        causes = letters.causes().items()
+        return {cause: count for cause, count in causes if chosen.vertex in (None, cause[0])}
+    counter = CauseCounter()
+    for stored in letters.list(chosen):
+        counter.add(why(stored.letter), group=stored.letter.vertex)
+    return {(str(c.group), c.text): c.count for c in counter.causes()}
 
 
 def _footer(counts: dict[str, int], chosen: LetterFilter, shown: int, is_cut: bool) -> str:

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from ebbflow.core.causes import MOST_SHOWN
 from ebbflow.display import one_line
 
 if TYPE_CHECKING:
     from ebbflow.core.dead_letter import Letter
     from ebbflow.deadletters import ReplayResult, StoredLetter
+    from ebbflow.deadletters.letters import Causes
 
 _SHOWN_BYTES = 4096
 _SHOWN_NUMBERS = 8
@@ -87,9 +89,21 @@ def _is_count(text: str) -> bool:
 
 def why(letter: Letter) -> str:
     """Returns reason and error in one text, without saying a thing twice."""
-    if not letter.error or letter.error == letter.reason:
-        return letter.reason
-    return letter.error if letter.reason in letter.error else f"{letter.reason}: {letter.error}"
+    from ebbflow.core.dead_letter import describe_cause
+
+    return describe_cause(letter.reason, letter.error)
+
+
+def cause_lines(causes: Causes) -> list[str]:
+    """Returns a line for each of the most frequent causes, and lines that make it add up."""
+    lines = [
+        f"{count:>9,}  {vertex}  {one_line(text)}"
+        for (vertex, text), count in [*causes.items()][:MOST_SHOWN]
+    ]
+    more, total = [*causes.values()][MOST_SHOWN:], sum(causes.values())
+    if more:
+        lines.append(f"{sum(more):>9,}  and {len(more):,} more causes; --json has them all")
+    return [*lines, *([""] if lines else []), letters_text(total)]
 
 
 def cut(text: str, size: int) -> str:
