@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
+from ebbflow.acks import Ack
 from ebbflow.buffers import audit
 from ebbflow.buffers.audit import AuditBatch, AuditStream
-from ebbflow.errors import Fenced
+from ebbflow.errors import Fenced, PermanentPublishError
+from ebbflow.nats.publish import publish
 from ebbflow.spark.audit.rows import BatchRows, write_file
 from tests.buffers.audited import Audited
 
@@ -78,6 +81,23 @@ def test_two_writers_do_not_both_go_on(audited: Audited):
     begin(audited, first)
     with pytest.raises(Fenced):
         audited.link.run(second.finish_batch())
+
+
+def test_a_record_is_stored_though_a_copy_of_it_is_in_process(audited: Audited, monkeypatch):
+    audited.settle("in", "a")
+    refused = PermanentPublishError("s", 2, 0.1, "in process", 10164)
+    answers = iter([refused])
+
+    async def publish_later(*args: Any, **options: Any) -> Ack:
+        for error in answers:
+            raise error
+        return await publish(*args, **options)
+
+    monkeypatch.setattr("ebbflow.buffers.audit.publish", publish_later)
+    stream = audited.stream()
+    assert audited.link.run(stream.begin_batch()) is not None
+    audited.link.run(stream.finish_batch())
+    assert audited.waiting() == 0
 
 
 def test_much_is_written_in_several_batches(audited: Audited, monkeypatch):

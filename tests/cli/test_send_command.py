@@ -6,8 +6,8 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from ebbflow.cli.main import app
 from ebbflow.buffers.names import VertexStreams
+from ebbflow.cli.main import app
 from ebbflow.core.publications import partition_of
 from ebbflow.status.backlog import Backlog
 

@@ -52,12 +52,12 @@ class Server:
     async def unless_denied(self, subject: str):
         yield
 
-    async def deliver(self, *numbers: int, first: str = "$JS.ACK.s.c.1") -> None:
+    async def deliver(self, *numbers: int, first: str = "$JS.ACK.s.c.1", last: str = "") -> None:
         self.listener(
             parcel(
                 Message(
                     "a.b",
-                    f"{first}.{number + 100}.{number}.{number * 1_000_000}.{9 - number}",
+                    f"{first}.{number + 100}.{number}.{number * 1_000_000}.{9 - number}{last}",
                     b"%d" % number,
                 )
                 for number in numbers
@@ -124,11 +124,12 @@ def test_a_burst_is_handed_on_as_one_batch_of_columns(reader):
 def test_the_reply_of_a_server_with_a_domain_is_read_too(reader):
     async def play():
         await reader.open()
-        await reader.server.deliver(1, first="$JS.ACK.domain.hash.s.c.1")
+        await reader.server.deliver(1, first="$JS.ACK.domain.hash.s.c.1", last=".x7Kq")
         await asyncio.sleep(0)
 
     asyncio.run(play())
-    assert (reader.batches[0].seqs, reader.batches[0].numbers) == ([101], [1])
+    batch = reader.batches[0]
+    assert (batch.seqs, batch.numbers, batch.pending) == ([101], [1], 8)
 
 
 def test_after_a_gap_nothing_more_is_taken_and_the_word_says_so(reader):

@@ -77,7 +77,9 @@ def test_rows_wait_until_they_are_settled(vertex: Vertex) -> None:
     assert vertex.look() == VertexBacklog()
     vertex.arrive("a", "b", "c")
     vertex.arrive("d")
-    assert vertex.look().pending == 4
+    looked = vertex.look()
+    assert (looked.pending, looked.oldest is not None) == (4, True)
+    assert timedelta(0) <= datetime.now(UTC) - looked.oldest < timedelta(minutes=1)
     assert vertex.look(Span(Mark(1))).pending == 1
     vertex.purge(1)
     vertex.arrive("e", "f")

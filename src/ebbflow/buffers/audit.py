@@ -9,6 +9,7 @@ Frames are deleted only when the record says that they are in the table.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -28,7 +29,9 @@ from ebbflow.nats.stored import read_one
 MOST_FRAMES = 2_000
 """The most frames of a batch: some ten million rows."""
 
-_WRONG_REVISION = 10071
+_IN_PROCESS = 10164
+_WRONG_REVISION = frozenset({10071, _IN_PROCESS})
+_PAUSE = 0.1
 _PATIENT = PublishRetry(attempts=-1, ack_wait=20)
 
 Numbers = dict[str, int]
@@ -143,6 +146,12 @@ class AuditStream:
 
     async def _store(self, record: AuditRecord) -> None:
         """Replaces the record; ``Fenced`` when another run has replaced it."""
+        while not await self._try_store(record):
+            await asyncio.sleep(_PAUSE)
+
+    async def _try_store(self, record: AuditRecord) -> bool:
+        """Returns ``True`` once it is stored; ``False`` while a copy of it may still be stored."""
+        replaced = self._revision
         try:
             ack = await publish(
                 self._link.client,
@@ -152,13 +161,16 @@ class AuditStream:
                 retry=_PATIENT,
             )
         except PermanentPublishError as error:
-            if error.code != _WRONG_REVISION:
+            if error.code not in _WRONG_REVISION:
                 raise
             await self._load()
-            if self._record != record:  # an equal one is ours, and this is about its second copy
-                raise Fenced("audit", 0) from error
-            return
+            if self._record == record:  # an equal one is ours, and this is about its second copy
+                return True
+            if error.code == _IN_PROCESS and self._revision == replaced:
+                return False
+            raise Fenced("audit", 0) from error
         self._revision, self._record = ack.seq, record
+        return True
 
 
 async def read_told(client: SecuredClient, names: Names) -> AsyncIterator[ToldFrame]:

@@ -15,11 +15,14 @@ from rich.text import Text
 
 from ebbflow.display.words import COUNTER_TITLES, number
 from ebbflow.outcome import COUNTERS, Counts
+from ebbflow.status.leftovers import duration
 from ebbflow.status.model import VertexStatus
 
 _GAP = 2
 _LONGEST_NAME = 24
 _ALWAYS = ("read", "done", "written")
+# Seconds that the oldest message of some vertex has to wait before its age is worth a column.
+_SHOWN_AGE = 10.0
 _COLOURS = {
     "running": "green",
     "busy": "green",
@@ -63,6 +66,11 @@ def _pending(vertex: VertexStatus) -> Text:
     return Text(f"{'' if vertex.pending_exact else '~'}{number(waiting)}")
 
 
+def _age(vertex: VertexStatus) -> Text:
+    age = vertex.oldest_waiting_seconds
+    return Text("" if age is None else duration(age))
+
+
 def _state(vertex: VertexStatus) -> Text:
     return Text(vertex.condition, _COLOURS[vertex.condition])
 
@@ -72,12 +80,15 @@ def live_columns(vertices: Sequence[VertexStatus]) -> list[VertexColumn]:
     counters = _counters(vertex.counts for vertex in vertices)
     shown = {name: _counter(name) for name in counters if name not in _ALWAYS}
     worth = {"dead_lettered": 7, "redelivered": 5}
+    is_late = any((v.oldest_waiting_seconds or 0) >= _SHOWN_AGE for v in vertices)
+    late = [VertexColumn("oldest", _age, 5)] if is_late else []
     return [
         VertexColumn("vertex", _name, 10, is_number=False),
         VertexColumn("state", _state, 9, is_number=False),
         VertexColumn("rate/s", _numbers(lambda vertex: vertex.rate_in), 6),
         VertexColumn("read", _counter("read"), 8),
         VertexColumn("waiting", _pending, 8),
+        *late,
         VertexColumn("parked", _numbers(lambda vertex: vertex.parked.messages), 7),
         VertexColumn("done", _counter("done"), 4),
         VertexColumn("written", _counter("written"), 3),

@@ -64,7 +64,7 @@ def _facts(status: PipelineStatus, vertex: VertexStatus) -> dict[str, str]:
         "rate": f"{number(vertex.rate_in)}/s in, {number(vertex.rate_out)}/s out",
         "this run": counted or "nothing read",
         "all runs": total or "nothing read",
-        "waiting": f"{about}{vertex.pending:,}",
+        "waiting": f"{about}{vertex.pending:,}{_describe_wait(vertex)}",
         "parked": describe_parked(vertex.parked, status.at) if vertex.parked.messages else "0",
         "dead letters": _dead_letters(vertex),
     }
@@ -81,6 +81,17 @@ def _facts(status: PipelineStatus, vertex: VertexStatus) -> dict[str, str]:
         p50, p99 = latency.p50 * 1000, latency.p99 * 1000
         facts[f"{stage} of chunk"] = f"p50 {p50:,.1f} ms, p99 {p99:,.1f} ms"
     return facts
+
+
+def _describe_wait(vertex: VertexStatus) -> str:
+    age, drain, grows = (
+        vertex.oldest_waiting_seconds,
+        vertex.drain_seconds,
+        vertex.backlog_growing_seconds,
+    )
+    oldest = f", the oldest for {duration(age)}" if age is not None else ""
+    empty = f", empty in about {duration(drain)}" if drain is not None else ""
+    return oldest + (empty or (f", more for {duration(grows)}" if grows else ""))
 
 
 def _dead_letters(vertex: VertexStatus) -> str:

@@ -157,7 +157,8 @@ class Deliveries:
     @property
     def pending(self) -> int:
         """The number of messages that the consumer had left when it delivered the last one."""
-        return int(self.parcel.replies[-1].rpartition(b".")[2])
+        reply = self.parcel.replies[-1]
+        return int(reply.split(b".")[_first_token(reply) + 3])
 
 
 NO_DELIVERIES = Deliveries(Parcel(b""), [], [], [])

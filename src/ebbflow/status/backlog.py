@@ -22,7 +22,7 @@ from ebbflow.core.publications import REASONS, ROWS
 from ebbflow.nats import api
 from ebbflow.nats.behind import read_behind
 from ebbflow.nats.client import SecuredClient
-from ebbflow.nats.pull import Deliveries
+from ebbflow.nats.pull import NANOS, Deliveries
 from ebbflow.status.model import NONE_PARKED, Cause, Parked, list_causes
 
 MOST = 2_000
@@ -42,13 +42,14 @@ class VertexBacklog:
     """The rows that wait for a vertex, in its buffer or due again, and those that are parked.
 
     ``exact`` is ``False`` if the number of those that wait is an estimate. ``full`` if a buffer of
-    the vertex has no room.
+    the vertex has no room. ``oldest`` is since when the oldest of those that wait is stored.
     """
 
     pending: int = 0
     exact: bool = True
     parked: Parked = NONE_PARKED
     full: bool = False
+    oldest: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class _SeenFrame:
     reasons: Sequence[tuple[str, int]] = ()
     subject: str = ""
     moved_from: str = ""
+    stored: float = 0.0
 
 
 @dataclass(slots=True)
@@ -87,11 +89,20 @@ class _StreamMemory:
         """Returns the rows that are known to wait, or to be parked."""
         return sum(f.rows for f in self.frames.values() if (f.due is not None) is parked)
 
+    def oldest(self) -> float | None:
+        """Returns since when the oldest frame waits, in seconds since 1970."""
+        return min((f.stored for f in self.frames.values() if f.due is None), default=None)
+
     def estimate_unread(self) -> int:
         """Returns about how many rows the frames hold that were not read yet."""
         known = len(self.frames)
         average = sum(f.rows for f in self.frames.values()) / known if known else 1.0
         return round(self.unread * average)
+
+
+def age_of(since: datetime | None, at: datetime) -> float | None:
+    """Returns the seconds since a moment, if there is one; clocks may differ a little."""
+    return None if since is None else max(0.0, round((at - since).total_seconds(), 3))
 
 
 class Backlog:
@@ -114,11 +125,12 @@ class Backlog:
 
     async def _look_at(self, partition: int, position: Position, now: float) -> VertexBacklog:
         names, vertex, done = self._names, self._streams.vertex, position.done
-        pending, full, unread = 0, False, 0
+        pending, full, unread, oldest = 0, False, 0, None
         if self._streams.has_buffer:
             buffer = names.buffer(vertex, partition)
             memory, full = await self._read(buffer, done.inlet, now)
             pending, unread = memory.rows(parked=False), memory.estimate_unread()
+            oldest = memory.oldest()
             pending = max(0, pending + unread - done.inlet.row * bool(pending + unread))
         redelivery = names.redelivery(vertex, partition)
         again, _ = await self._read(redelivery, done.redelivery, now)
@@ -128,6 +140,7 @@ class Backlog:
             not unread and not again.unread,
             _add_parked([_parked(again), held]),
             full,
+            _time(min(filter(None, (oldest, again.oldest())), default=None)),
         )
 
     async def _read(self, stream: str, done: Mark, now: float) -> tuple[_StreamMemory, bool]:
@@ -178,17 +191,18 @@ def _frames_of(deliveries: Deliveries) -> Iterable[tuple[int, _SeenFrame]]:
     for row, seq in enumerate(deliveries.seqs):
         subject = parcel.subjects[row].decode()
         if not subject.endswith(".replayed"):  # marks of a replay, and no message
-            yield seq, _read_frame(subject, parcel.headers(row) or {})
+            stored = deliveries.nanos[row] / NANOS
+            yield seq, _read_frame(subject, stored, parcel.headers(row) or {})
 
 
-def _read_frame(subject: str, headers: dict[str, str]) -> _SeenFrame:
+def _read_frame(subject: str, stored: float, headers: dict[str, str]) -> _SeenFrame:
     schedule = headers.get(_SCHEDULE, "")
     due = None
     if schedule.startswith(_AT):
         due = datetime.fromisoformat(schedule.removeprefix(_AT)).timestamp()
     reasons = tuple((text, count) for text, count in json.loads(headers.get(REASONS, "[]")))
     moved_from = headers.get(_MOVED_FROM, "")
-    return _SeenFrame(int(headers.get(ROWS, "1")), due, reasons, subject, moved_from)
+    return _SeenFrame(int(headers.get(ROWS, "1")), due, reasons, subject, moved_from, stored)
 
 
 def _parked(memory: _StreamMemory) -> Parked:
@@ -221,6 +235,7 @@ def _add(parts: Sequence[VertexBacklog]) -> VertexBacklog:
         all(part.exact for part in parts),
         _add_parked([part.parked for part in parts]),
         any(part.full for part in parts),
+        min((part.oldest for part in parts if part.oldest), default=None),
     )
 
 

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from ebbflow.core.outage import Waiting
+from ebbflow.status.leftovers import duration
 from ebbflow.status.model import Concern, Condition, PipelineStatus, VertexStatus
+from ebbflow.status.rates import LATE
 
 WORKER_DIED = "a Python worker died; looking for the message that killed it"
 """Why a vertex is started again whose worker was killed, or ended by a message."""
@@ -19,6 +21,8 @@ WORKER_DIED = "a Python worker died; looking for the message that killed it"
 _LONG_CALL = 10.0
 # A vertex that has messages and settles none of them for so many seconds is stuck.
 STUCK_AFTER = 30.0
+# These have nothing else to say for messages that wait.
+_AT_WORK = ("running", "busy", "exhausted")
 # A batch of Spark's may take minutes.
 _LONG_BATCH = 600.0
 
@@ -151,11 +155,35 @@ def _concerns_of(vertex: VertexStatus, status: PipelineStatus) -> Iterator[Conce
         to = vertex.back_pressure.to
         step = f"Give {to} more partitions, or make it faster."
         yield Concern("warning", name, f"waits for room in the buffer of {to}", step)
+    if vertex.condition in _AT_WORK:
+        yield from _concerns_of_backlog(vertex)
     if vertex.dead_letters:
         noun = "dead letter" if vertex.dead_letters == 1 else "dead letters"
         step = f"See why: ebbflow dlq list {pipeline} --vertex {name}."
         what = f"{vertex.dead_letters:,} {noun}{_main_cause(vertex)}"
         yield Concern("warning", name, what, step)
+
+
+def _concerns_of_backlog(vertex: VertexStatus) -> Iterator[Concern]:
+    """Yields that messages wait for long; an error only if they become more without end."""
+    age, grows, drain = (
+        vertex.oldest_waiting_seconds,
+        vertex.backlog_growing_seconds,
+        vertex.drain_seconds,
+    )
+    if age is None or age < LATE:
+        return
+    late = f"{vertex.pending:,} messages wait, the oldest for {duration(age)}"
+    if vertex.falling_behind:
+        what = f"falls behind: {late}, and they have become more for {duration(grows or 0)}"
+        step = f"Give {vertex.name} more partitions, make it faster, or send it less."
+        yield Concern("error", vertex.name, what, step)
+    elif drain is not None:
+        step = f"Nothing: at this rate it has caught up in about {duration(drain)}."
+        yield Concern("warning", vertex.name, f"late: {late}", step)
+    else:
+        step = f"See whether it catches up; if not, give {vertex.name} more partitions."
+        yield Concern("warning", vertex.name, f"late: {late}", step)
 
 
 def _main_cause(vertex: VertexStatus) -> str:

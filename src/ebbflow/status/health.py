@@ -1,8 +1,8 @@
 """The health of a pipeline in three answers, for probes: alive, healthy, ready.
 
 *Alive*: its run still tells how it is. Only this one calls for a restart of the process. *Healthy*:
-no vertex is dead, stuck or stopped, and none has waited long for a system that is away. *Ready*:
-healthy, and every vertex has all its tasks at work.
+no vertex is dead, stuck or stopped, none has waited long for a system that is down, and none falls
+behind without end. *Ready*: healthy or just late, and every vertex has all its tasks at work.
 """
 
 from __future__ import annotations
@@ -50,6 +50,10 @@ def judge_health(status: PipelineStatus) -> Health:
     if status.ended == "failed":
         failed = Concern("error", None, "the run has failed", "See what it said at its end.")
         problems = (failed, *problems)
-    healthy = all(concern.level != "error" for concern in problems)
-    ready = healthy and status.ready and status.phase in ("running", "paused")
+    errors = [concern for concern in problems if concern.level == "error"]
+    # A vertex that falls behind is at work: to send it nothing would not be for the run to decide.
+    late = {vertex.name for vertex in status.vertices if vertex.falling_behind}
+    is_up = all(concern.vertex in late for concern in errors)
+    ready = is_up and status.ready and status.phase in ("running", "paused")
+    healthy = not errors
     return Health(status.phase != "ended", healthy, ready, problems)

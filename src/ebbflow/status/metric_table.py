@@ -293,7 +293,8 @@ _PIPELINE = (
 _OURS = (
     _whole("ebbflow_up", "gauge", "1 while the run tells how it is.",
            lambda s: judge_health(s).alive),
-    _whole("ebbflow_healthy", "gauge", "1 while no vertex is dead, stuck or stopped.",
+    _whole("ebbflow_healthy", "gauge", "1 while no vertex is dead, stuck or stopped, and "
+           "none falls behind without end.",
            lambda s: judge_health(s).healthy),
     _whole("ebbflow_ready", "gauge", "1 while every vertex has all its tasks at work.",
            lambda s: judge_health(s).ready),
@@ -322,6 +323,14 @@ _OURS = (
     _own("served", "counter", "Messages that were answered.", lambda v: v.totals.served),
     _own("buffer_messages", "gauge", "Messages that wait in the vertex's buffer.",
          lambda v: v.pending),
+    _own("oldest_waiting_seconds", "gauge", "How long the oldest message in the vertex's buffer "
+         "has waited; 0 if none waits.", lambda v: v.oldest_waiting_seconds or 0),
+    _own("drain_seconds", "gauge", "When nothing waits any more, if the backlog goes on shrinking "
+         "as now; not sent while it does not shrink.", lambda v: v.drain_seconds),
+    _own("backlog_growing_seconds", "gauge", "For how long the backlog has grown; 0 if it has not.",
+         lambda v: v.backlog_growing_seconds or 0),
+    _own("falling_behind", "gauge", "1 while the backlog grows without end and its oldest message "
+         "is late.", lambda v: v.falling_behind),
     _own("source_messages", "gauge", "Messages that wait at the source, if it knows.",
          lambda v: v.source_pending),
     _own("parked_messages", "gauge", "Messages that wait for their redelivery.",

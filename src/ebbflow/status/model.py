@@ -163,6 +163,10 @@ class VertexStatus:
     ``words`` say the condition in a line. ``counts`` are of this run, ``totals`` since the pipeline
     was first started. ``pending`` messages wait in its buffer, which is an estimate unless
     ``pending_exact``; ``source_pending`` wait at its source, if the source knows.
+    ``oldest_waiting_seconds`` is how long the oldest message in its buffer has waited,
+    ``drain_seconds`` when nothing waits any more if the backlog goes on shrinking as now, and
+    ``backlog_growing_seconds`` for how long it has grown; a vertex that is ``falling_behind`` does
+    so without end, and its oldest message is late.
     ``in_call`` is for how many seconds user code has been in one call, if that is long.
     ``dead_letters`` are stored now, and ``dead_letter_causes`` are theirs; those of this run are
     ``run_dead_letter_causes``. ``failure`` says why it makes no progress, ``waiting`` that it waits
@@ -185,6 +189,10 @@ class VertexStatus:
     rate_out: float = 0.0
     pending: int = 0
     pending_exact: bool = True
+    oldest_waiting_seconds: float | None = None
+    drain_seconds: float | None = None
+    backlog_growing_seconds: float | None = None
+    falling_behind: bool = False
     source_pending: int | None = None
     in_hand: WorkInHand | None = None
     in_call: float | None = None
@@ -299,6 +307,7 @@ class VertexSample:
     pending: int = 0
     parked: int = 0
     dead_letters: int = 0
+    oldest_waiting_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

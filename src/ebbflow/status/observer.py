@@ -32,7 +32,7 @@ from ebbflow.runtime.error_log import ErrorLog, LoggedErrors
 from ebbflow.runtime.plan import DataFrameMap, MonoPlan, SinksPlan, SqlMap, VertexPlan
 from ebbflow.runtime.task_listener import TaskListener, ToldChunk
 from ebbflow.status.back_pressure import PressureWatch
-from ebbflow.status.backlog import Backlog, VertexBacklog
+from ebbflow.status.backlog import Backlog, VertexBacklog, age_of
 from ebbflow.status.conditions import describe_unread, describe_vertex, judge, list_concerns
 from ebbflow.status.letter_causes import LetterCauses
 from ebbflow.status.model import (
@@ -49,7 +49,7 @@ from ebbflow.status.model import (
     list_causes,
 )
 from ebbflow.status.publishing import SAMPLE_EVERY, StatusPublisher
-from ebbflow.status.rates import RateWindow
+from ebbflow.status.rates import RateWindow, TrendWatch
 
 _LOGGER = logging.getLogger("ebbflow")
 # Seconds between two looks at the streams, and between two states that are published.
@@ -98,6 +98,7 @@ class Observer:
         self._names = names
         self._listener = listener
         self._rates = RateWindow()
+        self._trends = {plan.vertex: TrendWatch() for plan in plans}
         self._pressure = PressureWatch()
         self._backlogs = self._open_backlogs()
         self._waits: dict[str, VertexBacklog] = {}
@@ -195,7 +196,8 @@ class Observer:
     def _sum_up(self, ended: Ended) -> PipelineStatus:
         self.totals = self._count()
         # Nothing is in hand any more: what was not settled is in its buffer, or at its source.
-        vertices = [replace(self._with_numbers(v), in_hand=None) for v in self.last.vertices]
+        idle: dict[str, Any] = {"in_hand": None, "drain_seconds": None, "falling_behind": False}
+        vertices = [replace(self._with_numbers(v), **idle) for v in self.last.vertices]
         status = replace(
             self.last,
             phase="ended",
@@ -302,7 +304,7 @@ class Observer:
             exhausted=bool(own) and all(position.exhausted for position in own),
             paused=bool(own) and all(position.paused for position in own),
         )
-        vertex = self._with_numbers(vertex)
+        vertex = self._with_trend(self._with_numbers(vertex), now)
         return replace(
             vertex,
             rate_in=self._rates.update(f"{name} in", vertex.counts.read, now),
@@ -321,10 +323,25 @@ class Observer:
             totals=totals,
             pending=waits.pending,
             pending_exact=waits.exact,
+            oldest_waiting_seconds=age_of(waits.oldest, datetime.now(UTC)),
             parked=waits.parked,
             dead_letters=self._letters.count(name),
             dead_letter_causes=self._letters.causes(name),
             run_dead_letter_causes=self._letters.run_causes(name, own.dead_lettered),
+        )
+
+    def _with_trend(self, vertex: VertexStatus, now: float) -> VertexStatus:
+        """Returns the vertex with where its backlog is heading, at the source and in its buffer."""
+        waiting = vertex.pending + (vertex.source_pending or 0)
+        oldest = vertex.oldest_waiting_seconds
+        if self.unread is None:  # else the numbers are those of before
+            self._trends[vertex.name].update(waiting, oldest, now)
+        trend = self._trends[vertex.name].last
+        return replace(
+            vertex,
+            drain_seconds=trend.drain_seconds,
+            backlog_growing_seconds=trend.growing_seconds,
+            falling_behind=trend.falling_behind,
         )
 
     def _full_next(self, plan: VertexPlan) -> str | None:

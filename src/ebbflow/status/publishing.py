@@ -100,6 +100,7 @@ def make_sample(status: PipelineStatus) -> Sample:
                 vertex.pending,
                 vertex.parked.messages,
                 vertex.dead_letters,
+                vertex.oldest_waiting_seconds,
             )
             for vertex in status.vertices
         },

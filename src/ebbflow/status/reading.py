@@ -27,7 +27,7 @@ from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.link import Link
 from ebbflow.nats.stored import read_last
 from ebbflow.outcome import Counts
-from ebbflow.status.backlog import Backlog
+from ebbflow.status.backlog import Backlog, age_of
 from ebbflow.status.conditions import list_concerns
 from ebbflow.status.json_form import load_fields
 from ebbflow.status.letter_causes import LetterCauses
@@ -130,6 +130,10 @@ async def _refresh(
         rate_out=0.0,
         pending=waits.pending,
         pending_exact=waits.exact,
+        oldest_waiting_seconds=age_of(waits.oldest, datetime.now(UTC)),
+        drain_seconds=None,
+        backlog_growing_seconds=None,
+        falling_behind=False,
         parked=waits.parked,
         in_hand=None,
         in_call=None,
