@@ -28,6 +28,7 @@ def test_too_few_slots_are_told_once_and_make_epochs_short(slots, told):
     assert len(told) == 1
     assert told[0].startswith("3 tasks have only 2 slots, so vertices take turns of 2 s;")
     assert slots.epoch_seconds == TURN
+    assert slots.takes_turns()
 
 
 @pytest.mark.guarantee("a-run-goes-on")
@@ -56,6 +57,27 @@ def test_a_cluster_without_workers_is_told_after_a_while(slots, told):
     assert told == ["Spark has no workers at the moment; tasks wait until there are some"]
     look(slots, 4, 4)
     assert told[1:] == ["all 3 tasks have slots again"]
+
+
+def test_a_cluster_that_loses_its_last_worker_is_told_at_once(slots, told):
+    look(slots, 3, 3, 0, 0)
+    assert told == ["Spark has no workers at the moment; tasks wait until there are some"]
+    assert slots.explain_silence() == "Spark has no workers at the moment"
+    assert not slots.takes_turns()  # else tasks that wait for a worker would pass for well
+
+
+def test_a_lost_executor_is_told_and_explains_silence_for_a_while(told):
+    now = [100.0]
+    slots = Slots(3, 30.0, told.append, lambda: None, clock=lambda: now[0])
+    look(slots, 3)
+    slots.note_executors({("driver", 1), ("a", 7), ("b", 7)})
+    assert (told, slots.explain_silence()) == ([], None)
+    slots.note_executors({("driver", 1), ("b", 7)})
+    now[0] += 12
+    assert told == ["Spark lost an executor on a; it starts its tasks again on others"]
+    assert slots.explain_silence() == "Spark lost an executor on a 12 s ago"
+    now[0] += 60
+    assert slots.explain_silence() is None
 
 
 def test_short_epochs_that_were_asked_for_stay_short(told):

@@ -37,12 +37,12 @@ def held_for(seconds: float) -> WorkInHand:
         (
             replace(PLAIN, in_hand=held_for(STUCK_AFTER + 3)),
             "stuck",
-            "running, has held 4 messages for 33 s",
+            "stuck, has held 4 messages for 33 s",
         ),
         (
             replace(PLAIN, in_hand=held_for(60), in_call=60.0),
             "stuck",
-            "running, in a call for 60 s",
+            "stuck, in a call for 60 s",
         ),
         (
             replace(PLAIN, in_hand=held_for(60), back_pressure=BackPressure("out", NOW)),
@@ -52,7 +52,12 @@ def held_for(seconds: float) -> WorkInHand:
         (
             replace(PLAIN, silent=7.0),
             "stuck",
-            "running, one of its tasks has not been heard of for 7 s",
+            "stuck, one of its tasks has not reported for 7 s",
+        ),
+        (
+            replace(PLAIN, silent=7.0, silent_because="Spark has no workers at the moment"),
+            "stuck",
+            "stuck, one of its tasks has not reported for 7 s (Spark has no workers at the moment)",
         ),
         (replace(PLAIN, in_hand=held_for(60), batched=True), "busy", "running"),
         (replace(PLAIN, never_opened=True), "starting", "starting"),
@@ -91,6 +96,16 @@ def concerns(vertex: VertexStatus) -> list[tuple[str, str]]:
 
 def test_a_vertex_that_is_well_concerns_nobody() -> None:
     assert concerns(PLAIN) == concerns(replace(PLAIN, in_hand=held_for(1))) == []
+
+
+def test_what_to_do_about_a_stuck_vertex_depends_on_why_it_is_stuck() -> None:
+    hangs = replace(PLAIN, in_hand=held_for(60), in_call=60.0)
+    lost = replace(PLAIN, silent=7.0, silent_because="Spark lost an executor on here 3 s ago")
+    ((_, step),) = concerns(hangs)
+    assert "limits.callTimeout" in step
+    for vertex in (lost, replace(PLAIN, silent=7.0), replace(PLAIN, in_hand=held_for(60))):
+        ((level, step),) = concerns(vertex)
+        assert (level, "callTimeout" in step) == ("error", False)
 
 
 def test_a_vertex_that_fails_names_the_line_to_correct() -> None:

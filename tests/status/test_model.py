@@ -65,6 +65,7 @@ BUSY = VertexStatus(
     publishing=Tally(attempts=3, full=1, refusal="no room"),
     waiting=Waiting("the database", 3.0, 1.0),
     halted="too many dead letters",
+    silent_because="Spark has no workers at the moment",
 )
 
 WHOLE = PipelineStatus(

@@ -5,6 +5,7 @@ The streams of the task are opened here, by what the plan says the vertex reads.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Collection, Coroutine
 from dataclasses import replace
@@ -117,7 +118,8 @@ class VertexTask:
             self._pauses.read(self._link)
             return ChunkLoop(self._parts(code), self._turn).run()
         finally:
-            self._link.run(words.unsubscribe())
+            with contextlib.suppress(Exception):  # else it would take the place of a real error
+                self._link.run(words.unsubscribe(), timeout=5)
 
     async def _on_control(self, message: Msg) -> None:
         word, seconds = message.data, turn_of(message.data)

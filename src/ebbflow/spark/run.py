@@ -106,6 +106,7 @@ class Run:
         self._feeds = Feeds(watcher.stage, memory, options.drain, self.is_ready)
         self._vertices: Sequence[VertexSupervisor] = ()
         self._takes_turns: Callable[[], bool] = lambda: False
+        self._explain_silence: Callable[[], str | None] = lambda: None
         self._feed_failures: dict[str, str | None] = {}
         self._unconfirmed: Unconfirmed | None = None
         self._jobs: dict[str, JobFacts] = {}
@@ -192,6 +193,7 @@ class Run:
         self._check_batches(spark, plans)
         slots = self._slots(plans)
         self._takes_turns = slots.takes_turns
+        self._explain_silence = slots.explain_silence
         told = (self._observer, self._watcher.stage)
         audit = writing_audit(self._spec.audit, spark, self._link, plans[0], slots, *told)
         with slots.count(spark), audit:
@@ -338,6 +340,7 @@ class Run:
             up=self._is_up(vertex),
             opened=plan.batched or self._listener.has_opened(name, plan.partitions),
             silent=unheard if is_silent else None,
+            silent_because=self._explain_silence() if is_silent else None,
         )
 
     def _tell_stop(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ TURN = 2.0
 _LOOK_EVERY = 1.0
 # So often a number has to be seen in a row. A cluster that is just starting has none for a while.
 _LOOKS, _LOOKS_AT_NONE = 2, 15
+# Seconds that a lost executor explains why a task is silent.
+_RECENT = 60.0
 _UNREACHABLE = (
     "workers on other machines cannot reach the NATS server on 127.0.0.1; "
     "name one that they can reach with --nats"
@@ -40,10 +43,10 @@ def count_slots(spark: SparkSession) -> int:
     return int(context.maxNumConcurrentTasks(profile))
 
 
-def executor_hosts(spark: SparkSession) -> set[str]:
-    """Returns the machines that tasks run on, and the driver's own."""
+def find_executors(spark: SparkSession) -> set[tuple[str, int]]:
+    """Returns where tasks run, by host and port; the driver is among them."""
     context: Any = spark.sparkContext._jsc.sc()
-    return {info.host() for info in context.statusTracker().getExecutorInfos()}
+    return {(info.host(), info.port()) for info in context.statusTracker().getExecutorInfos()}
 
 
 def is_here(host: str) -> bool:
@@ -80,14 +83,20 @@ class Slots:
         tell: Callable[[str], None],
         take_turns: Callable[[], None],
         loopback: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tasks = tasks
         self._epoch = epoch
         self._tell = tell
         self._take_turns = take_turns
         self._loopback = loopback
+        self._clock = clock
         self._seen: tuple[int, int] = (0, 0)
+        self._had_some = False
+        self._slots = 0
         self._told: str | None = None
+        self._executors: set[tuple[str, int]] = set()
+        self._lost: tuple[str, float] | None = None
 
     @property
     def epoch_seconds(self) -> float:
@@ -95,8 +104,20 @@ class Slots:
         return self._epoch if self._told is None else min(self._epoch, TURN)
 
     def takes_turns(self) -> bool:
-        """Returns whether vertices take turns because there are too few slots."""
-        return self._told is not None
+        """Returns whether vertices take turns because there are too few slots.
+
+        Without any slot no vertex has its turn.
+        """
+        return self._told is not None and self._slots > 0
+
+    def explain_silence(self) -> str | None:
+        """Returns why tasks may be silent: Spark has no workers, or has lost an executor."""
+        if self._told is not None and not self._slots:
+            return "Spark has no workers at the moment"
+        if self._lost is None or self._clock() - self._lost[1] > _RECENT:
+            return None
+        host, at = self._lost
+        return f"Spark lost an executor on {host} {self._clock() - at:.0f} s ago"
 
     @contextmanager
     def count(self, spark: SparkSession) -> Iterator[None]:
@@ -116,8 +137,10 @@ class Slots:
     def _watch(self, spark: SparkSession, ended: threading.Event) -> None:
         while not ended.wait(_LOOK_EVERY):
             try:
+                executors = find_executors(spark)
+                self.note_executors(executors)
                 self.note(count_slots(spark))
-                self._warn_of_loopback(spark)
+                self._warn_of_loopback({host for host, _ in executors})
             except (Py4JError, OSError):
                 return  # Spark is going, and the run hears of it elsewhere
             if self._told is not None:
@@ -128,11 +151,19 @@ class Slots:
         """Takes a count, which holds once it is seen twice in a row: executors come and go."""
         before, times = self._seen
         self._seen = slots, times + 1 if slots == before else 1
-        if self._seen[1] == (_LOOKS if slots else _LOOKS_AT_NONE):
+        self._had_some |= slots > 0
+        if self._seen[1] == (_LOOKS if slots or self._had_some else _LOOKS_AT_NONE):
             self._settle(slots)
 
+    def note_executors(self, executors: set[tuple[str, int]]) -> None:
+        """Takes note of where tasks run, and tells when an executor is gone."""
+        gone, self._executors = self._executors - executors, executors
+        for host in sorted({host for host, _ in gone}):
+            self._lost = host, self._clock()
+            self._tell(f"Spark lost an executor on {host}; it starts its tasks again on others")
+
     def _settle(self, slots: int) -> None:
-        text = self._shortage(slots)
+        self._slots, text = slots, self._shortage(slots)
         if text is not None and text != self._told:
             self._tell(text)
         elif text is None and self._told is not None:
@@ -149,7 +180,7 @@ class Slots:
             "give Spark more cores to have them run side by side"
         )
 
-    def _warn_of_loopback(self, spark: SparkSession) -> None:
-        if self._loopback and not all(map(is_here, executor_hosts(spark))):
+    def _warn_of_loopback(self, hosts: set[str]) -> None:
+        if self._loopback and not all(map(is_here, hosts)):
             self._loopback = False  # once is enough
             self._tell(_UNREACHABLE)

@@ -75,14 +75,16 @@ def _first_word(vertex: VertexStatus) -> str:
         return "has given all its messages"
     if vertex.condition == "starting":
         return "starting"
-    return f"running, {vertex.restarts} restarts" if vertex.restarts else "running"
+    word = "stuck" if vertex.condition == "stuck" else "running"
+    return f"{word}, {vertex.restarts} restarts" if vertex.restarts else word
 
 
 def _describe_work(vertex: VertexStatus, at: datetime) -> Iterator[str]:
     if vertex.in_call is not None:
         yield f"in a call for {vertex.in_call:.0f} s"
     elif vertex.silent is not None:
-        yield f"one of its tasks has not been heard of for {vertex.silent:.0f} s"
+        why = f" ({vertex.silent_because})" if vertex.silent_because else ""
+        yield f"one of its tasks has not reported for {vertex.silent:.0f} s{why}"
     elif vertex.condition == "stuck" and vertex.in_hand is not None:
         seconds = (at - vertex.in_hand.since).total_seconds()
         yield f"has held {vertex.in_hand.messages:,} messages for {seconds:.0f} s"
@@ -138,8 +140,7 @@ def _concerns_of(vertex: VertexStatus, status: PipelineStatus) -> Iterator[Conce
                 step = "It goes on by itself; a message that kills workers becomes a dead letter."
             yield Concern("error", name, words, step)
         case "stuck":
-            step = f"See what it waits for: ebbflow status {pipeline}. A limit for calls, "
-            yield Concern("error", name, words, step + "limits.callTimeout, ends one that hangs.")
+            yield Concern("error", name, words, _advise_stuck(vertex, pipeline))
         case "waiting":
             step = "See whether that system is there; the vertex goes on by itself when it is."
             if vertex.never_opened:
@@ -162,6 +163,20 @@ def _concerns_of(vertex: VertexStatus, status: PipelineStatus) -> Iterator[Conce
         step = f"See why: ebbflow dlq list {pipeline} --vertex {name}."
         what = f"{vertex.dead_letters:,} {noun}{_main_cause(vertex)}"
         yield Concern("warning", name, what, step)
+
+
+def _advise_stuck(vertex: VertexStatus, pipeline: str) -> str:
+    """Returns what to do about a vertex that makes no progress, by what is known of it."""
+    if vertex.in_call is not None:
+        return "Wait, or have a call that hangs ended: limits.callTimeout."
+    if vertex.silent_because is not None:
+        return "Nothing if Spark has other workers: it starts the task again. Else start a worker."
+    if vertex.silent is not None:
+        return (
+            "See whether its worker runs and reaches NATS; Spark starts the task of one that is "
+            "lost again."
+        )
+    return f"See whether NATS answers, and what it waits for: ebbflow status {pipeline}."
 
 
 def _concerns_of_backlog(vertex: VertexStatus) -> Iterator[Concern]:

@@ -172,7 +172,8 @@ class VertexStatus:
     ``run_dead_letter_causes``. ``failure`` says why it makes no progress, ``waiting`` that it waits
     for a system that is away, ``halted`` that its breaker has stopped it. ``never_opened``
     if its user code has not been opened in this run yet. ``partitions_up`` tasks are at work.
-    ``silent`` is for how many seconds one of its tasks has not been heard of, if that is long.
+    ``silent`` is for how many seconds one of its tasks has not been heard of, if that is long, and
+    ``silent_because`` why, as far as Spark knows.
     ``batched`` if Spark works on whole batches of its messages, which may take long.
     ``error_count`` counts all errors of this run, ``errors`` are the newest groups of them.
     ``spreads`` are the durations of this run by stage of a chunk, and of a ``message`` in a call.
@@ -218,6 +219,7 @@ class VertexStatus:
     never_opened: bool = False
     partitions_up: int = 0
     silent: float | None = None
+    silent_because: str | None = None
     batched: bool = False
 
 

@@ -69,7 +69,7 @@ class JobFacts:
 
     ``failure`` says why it makes no progress, ``up`` that all its tasks are at work, ``opened``
     that its user code was opened in this run. ``silent`` is for how many seconds a task has said
-    nothing that should have, if that is long.
+    nothing that should have, if that is long, and ``silent_because`` why, as far as Spark knows.
     """
 
     restarts: int = 0
@@ -77,6 +77,7 @@ class JobFacts:
     up: bool = False
     opened: bool = True
     silent: float | None = None
+    silent_because: str | None = None
     errors: tuple[ErrorGroup, ...] = ()
     error_count: int = 0
 
@@ -143,7 +144,7 @@ class Observer:
         Raises what NATS raises when these cannot be read: the run has not begun yet.
         """
         self._positions = self._link.run(load_all(self._link.client, self._names))
-        self._link.run(self._letters.begin_run())
+        self._try(self._letters.begin_run(), _READ_WITHIN)
         self.before = self.totals = self._count()
         self._numbers_at = datetime.now(UTC)
         self.last = replace(self.last, at=datetime.now(UTC), numbers_at=self._numbers_at)
@@ -297,6 +298,7 @@ class Observer:
             never_opened=not job.opened,
             partitions_up=plan.partitions if job.up else heard.count_heard(name, _SILENT),
             silent=job.silent,
+            silent_because=job.silent_because,
             batched=plan.batched,
             publishing=heard.tally(name),
             waiting=None if job.failure else waiting,

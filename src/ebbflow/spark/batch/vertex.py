@@ -8,6 +8,7 @@ everything is published in the order that loses nothing, then the batch is done.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -178,7 +179,8 @@ class BatchPartition:
             self._pauses.read(self._link)
             self._run()
         finally:
-            self._link.run(words.unsubscribe())
+            with contextlib.suppress(Exception):  # else it would take the place of a real error
+                self._link.run(words.unsubscribe(), timeout=5)
 
     async def _on_control(self, message: Msg) -> None:
         self._pauses.hear(message.data)
