@@ -77,6 +77,9 @@ def test_what_fails_most_is_counted_in_few_lines_that_add_up(pipeline: Written, 
     assert sum(int(line.split()[0]) for line in lines) == 30
     some = dlq("list", "--count", "--reason", "customer").stdout.splitlines()
     assert some[-1] == "8 dead letters"
+    cause = "customer … is not known: nacked on delivery 4"
+    assert dlq("purge", "--cause", cause, "--yes").exit_code == 0
+    assert dlq("list", "--count").stdout.splitlines()[-1] == "22 dead letters"
 
 
 def test_list_of_nothing_is_one_line(pipeline: Written, dlq: Dlq) -> None:

@@ -37,6 +37,12 @@ VertexOption = Annotated[
 ReasonOption = Annotated[
     str | None, typer.Option(metavar="TEXT", help="Only letters whose reason has this text.")
 ]
+CauseOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT", help="Only letters of this cause, as --count prints it; all alike match."
+    ),
+]
 ErrorOption = Annotated[
     str | None, typer.Option(metavar="TEXT", help="Only letters whose error has this text.")
 ]
@@ -82,6 +88,7 @@ class Chosen:
 def make_filter(
     vertex: str | None,
     reason: str | None,
+    cause: str | None,
     error: str | None,
     text: str | None,
     key: str | None,
@@ -96,6 +103,7 @@ def make_filter(
     return LetterFilter(
         vertex=vertex,
         reason=reason,
+        cause=cause,
         error=error,
         text=text,
         key=key,

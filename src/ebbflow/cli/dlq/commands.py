@@ -26,6 +26,7 @@ from ebbflow.cli.conventions import (
 )
 from ebbflow.cli.dlq.choosing import (
     AllOption,
+    CauseOption,
     Chosen,
     ErrorOption,
     HeaderOption,
@@ -70,6 +71,7 @@ def list_letters(
     pipeline: PipelineArgument,
     vertex: VertexOption = None,
     reason: ReasonOption = None,
+    cause: CauseOption = None,
     error: ErrorOption = None,
     text: TextOption = None,
     key: KeyOption = None,
@@ -91,7 +93,7 @@ def list_letters(
     from ebbflow.cli.dlq import showing
     from ebbflow.deadletters import describe_letter
 
-    chosen = make_filter(vertex, reason, error, text, key, header, since, until)
+    chosen = make_filter(vertex, reason, cause, error, text, key, header, since, until)
     with _open(pipeline, state, nats) as letters:
         if count:
             _echo_causes(letters, chosen, as_json)
@@ -173,6 +175,7 @@ def export(
     pipeline: PipelineArgument,
     vertex: VertexOption = None,
     reason: ReasonOption = None,
+    cause: CauseOption = None,
     error: ErrorOption = None,
     text: TextOption = None,
     key: KeyOption = None,
@@ -190,7 +193,7 @@ def export(
     from ebbflow.cli.dlq.showing import letters_text
     from ebbflow.deadletters import describe_letter
 
-    chosen = make_filter(vertex, reason, error, text, key, header, since, until)
+    chosen = make_filter(vertex, reason, cause, error, text, key, header, since, until)
     count = 0
     with _open(pipeline, state, nats) as letters, _writing(output) as file:
         for stored in letters.list(chosen):
@@ -218,6 +221,7 @@ def replay(
     everything: AllOption = False,
     vertex: VertexOption = None,
     reason: ReasonOption = None,
+    cause: CauseOption = None,
     error: ErrorOption = None,
     text: TextOption = None,
     key: KeyOption = None,
@@ -254,7 +258,7 @@ def replay(
     """
     from ebbflow.cli.dlq.replaying import ReplayCommand
 
-    filter = make_filter(vertex, reason, error, text, key, header, since, until, up_to)
+    filter = make_filter(vertex, reason, cause, error, text, key, header, since, until, up_to)
     chosen = choose(ids, everything, filter)
     command = ReplayCommand(pipeline, function, edit, parse_rate(rate), dry_run, as_json)
     with _open(pipeline, state, nats) as letters:
@@ -273,6 +277,7 @@ def purge(
     everything: AllOption = False,
     vertex: VertexOption = None,
     reason: ReasonOption = None,
+    cause: CauseOption = None,
     error: ErrorOption = None,
     text: TextOption = None,
     key: KeyOption = None,
@@ -289,7 +294,7 @@ def purge(
     """Delete dead letters. Nobody can bring them back."""
     from ebbflow.cli.dlq.showing import letters_text
 
-    filter = make_filter(vertex, reason, error, text, key, header, since, until, up_to)
+    filter = make_filter(vertex, reason, cause, error, text, key, header, since, until, up_to)
     chosen = choose(ids, everything, filter)
     with _open(pipeline, state, nats) as letters:
         count = _purge(letters, chosen, pipeline, yes)
