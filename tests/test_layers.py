@@ -15,8 +15,8 @@ import ebbflow
 ROOT = Path(ebbflow.__file__).parent
 
 DOMAIN = {
-    "acks", "durations", "errors", "function", "json_values", "message", "nacks", "outcome",
-    "request_ids", "secret", "source", "suggest", "tls", "version",
+    "acks", "durations", "errors", "function", "host", "json_values", "message", "nacks",
+    "outcome", "request_ids", "secret", "source", "suggest", "tls", "version",
 }  # fmt: skip
 """Modules of the root that everybody may import. What else is there is for users: the facade."""
 

@@ -11,13 +11,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
+import typer
 
 _PREFIX, _LETTERS, _AGAIN = "ebb_", "_deadletters", "_redelivery"
 _PATIENCE = 1.0
 
 
-def complete_pipelines(ctx: click.Context, incomplete: str) -> list[str]:
+def complete_pipelines(ctx: typer.Context, incomplete: str) -> list[str]:
     """Returns the pipelines that have run where the command looks."""
     streams = _find_streams(ctx)
     names = {
@@ -26,7 +26,7 @@ def complete_pipelines(ctx: click.Context, incomplete: str) -> list[str]:
     return sorted(name for name in names if name.startswith(incomplete))
 
 
-def complete_vertices(ctx: click.Context, incomplete: str) -> list[str]:
+def complete_vertices(ctx: typer.Context, incomplete: str) -> list[str]:
     """Returns the vertices of the pipeline that the command line names."""
     first = f"{_PREFIX}{ctx.params.get('pipeline')}_"
     middles = [
@@ -38,7 +38,7 @@ def complete_vertices(ctx: click.Context, incomplete: str) -> list[str]:
     return sorted(name for name in names if name.startswith(incomplete))
 
 
-def _find_streams(ctx: click.Context) -> list[str]:
+def _find_streams(ctx: typer.Context) -> list[str]:
     """Returns the names of streams; none if they cannot be had."""
     server = ctx.params.get("nats") or os.environ.get("EBBFLOW_NATS_URL")
     try:

@@ -21,6 +21,7 @@ import typer
 
 from ebbflow.cli.conventions import DEFAULT_STATE, ExitCode, JsonOption, NatsOption, StateOption
 from ebbflow.errors import SetupError
+from ebbflow.host import available_memory
 
 _OLDEST_PYTHON = (3, 11)
 _PACKAGES = {"pyspark": ((4, 3), (4, 4)), "pyarrow": ((18,), None), "pandas": ((2, 2), (3,))}
@@ -183,12 +184,7 @@ def _existing(folder: Path) -> Path:
 
 
 def _memory() -> Checkup:
-    """Checks the memory that Linux calls available; elsewhere, all memory of the machine."""
-    try:
-        meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
-        free = int(re.findall(r"MemAvailable:\s+(\d+)", meminfo)[0]) * 1024 / _GIB
-    except (OSError, IndexError):
-        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / _GIB
+    free = available_memory() / _GIB
     ok = free >= _LEAST_MEMORY
     fix = f"Spark and its workers want {_LEAST_MEMORY} GiB or more; end something else."
     return Checkup(ok, f"{free:.1f} GiB of memory available", "" if ok else fix)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import click
 import typer
 
 from ebbflow.cli.completion import complete_pipelines
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
     from ebbflow.runtime.stored_spec import StoredSpec
 
 
-def _complete(ctx: click.Context, incomplete: str) -> list[str]:
+def _complete(ctx: typer.Context, incomplete: str) -> list[str]:
     folder = Path(incomplete).parent
     files = [path for path in folder.glob("*") if path.suffix in (".yaml", ".yml")]
     fitting = sorted(str(path) for path in files if str(path).startswith(incomplete))

@@ -15,6 +15,8 @@ import contextlib
 import os
 import subprocess
 
+from ebbflow.host import open_descriptors
+
 _UNTIL_THE_PIPE_ENDS = 'read -r _; kill "$1"'
 
 
@@ -65,9 +67,8 @@ def _lose() -> None:
     if not _private:
         return
     nothing = os.open(os.devnull, os.O_RDWR)
-    for name in os.listdir("/proc/self/fd"):
+    for descriptor in open_descriptors():
         with contextlib.suppress(OSError):
-            descriptor = int(name)
             if _identity(descriptor) in _private:
                 os.dup2(nothing, descriptor, inheritable=False)
     os.close(nothing)

@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 from typing import IO
 
+from ebbflow import host
 from ebbflow.core.lifeline import Watch
 from ebbflow.errors import SetupError
 from ebbflow.nats.address import Addresses
@@ -219,8 +220,7 @@ authorization {{ user: {USER}, password: {json.dumps(password)} }}
         pid_file = self._folder.nats / "pid"
         with contextlib.suppress(OSError, ValueError):
             pid = int(pid_file.read_text())
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            if str(self._folder.nats / "nats.conf").encode() in command:
+            if str(self._folder.nats / "nats.conf") in host.command_of(pid):
                 os.kill(pid, signal.SIGKILL)
                 _wait_gone(pid)
         pid_file.unlink(missing_ok=True)
@@ -350,9 +350,5 @@ def _check_free(port: int) -> None:
 
 def _wait_gone(pid: int) -> None:
     deadline = time.monotonic() + 10
-    with contextlib.suppress(OSError):
-        while time.monotonic() < deadline:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-            if state == "Z":
-                return
-            time.sleep(0.02)
+    while time.monotonic() < deadline and not host.has_ended(pid):
+        time.sleep(0.02)

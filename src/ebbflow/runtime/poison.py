@@ -14,7 +14,6 @@ it, and with the worker.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import pickle
 import signal
@@ -27,6 +26,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
+from ebbflow import host
 from ebbflow.connectors.spark.pickling import pickle_by_value
 from ebbflow.core.blame import Outage
 from ebbflow.core.decisions import Decisions
@@ -41,7 +41,6 @@ from ebbflow.runtime.call_watch import watch_calls
 
 _MOST_PRINTED = 8 * 1024 * 1024
 _END_WITHIN = 5.0
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ class Child:
     ) -> None:
         mine, its = Pipe()
         self._limit = call_timeout
-        self._last_words = open(os.memfd_create("last words"), "w+b")  # noqa: SIM115 - see _end
+        self._last_words = host.open_memory_file("last words")
         self._pid = os.fork()
         if self._pid == 0:
             mine.close()
@@ -85,7 +84,7 @@ class Child:
             _serve(its, fresh, close, away, watch)
         its.close()
         self._line: Connection[Any, Any] = mine
-        self._ended = os.pidfd_open(self._pid)
+        self._ended = host.watch_end(self._pid)
 
     def decide(self, piece: Verdict) -> ChildAnswer | Death:
         """Returns the answer about a piece, or how the child died of it."""
@@ -128,7 +127,7 @@ def _serve(
     watch: AbstractContextManager[None],
 ) -> NoReturn:
     """Runs the child: decides, answers, and ends without touching what the worker has open."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    host.end_with_parent()
     keep_private(line.fileno())
     with contextlib.suppress(BaseException), watch:
         operator: Operator | None = None

@@ -6,8 +6,7 @@ worker inherits the modules that it has loaded.
 The driver saves that time with ``preload``. While the JVM is starting, it starts a second process
 that loads the same modules. The daemon hands its standard input and output over to that process and
 stays only to pass signals on. First messages arrive more than a second earlier. This works on this
-machine only, and only where processes can be watched (Linux); if anything goes wrong, the daemon
-loads everything itself.
+machine only, and only on Linux; if anything goes wrong, the daemon loads everything itself.
 
 A worker's connection to Spark is its own: see ``core.lifeline``.
 """
@@ -29,6 +28,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from ebbflow import host
 
 # A chunk makes thousands of small objects that live for a moment. Looking for cycles among them
 # every 700 of these costs a fifth of a map's time; what was imported need never be looked at.
@@ -74,7 +75,7 @@ def serve() -> None:
 @contextmanager
 def preload() -> Iterator[None]:
     """Keeps a preloaded process while the context lasts; the driver starts Spark inside it."""
-    if not hasattr(os, "pidfd_open"):
+    if not host.is_linux():
         yield
         return
     folder = tempfile.mkdtemp(prefix="ebbflow-ahead-")
@@ -102,7 +103,7 @@ def hand_over() -> bool:
         pid = _ask_preloaded()
         if pid is None:
             return False
-        watched = os.pidfd_open(pid)
+        watched = host.watch_end(pid)
         signal.signal(signal.SIGTERM, lambda *_: _terminate(pid))
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})

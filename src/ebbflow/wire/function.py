@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 from ebbflow.core.lifeline import keep_private
 from ebbflow.core.variables import Variables, expand
 from ebbflow.errors import Unavailable
+from ebbflow.host import is_linux
 from ebbflow.wire import launcher
 from ebbflow.wire.docker import docker_remove, docker_run
 from ebbflow.wire.environment import SOCKETS, function_environment
@@ -202,6 +203,7 @@ class FunctionProcess:
             "cwd": plan.cwd,
             "folder": str(folder),
             "mount": True,
+            "linux": is_linux(),
             "grace": _STOP_GRACE,
             "after": [],
         }

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import select
@@ -52,13 +53,15 @@ def main() -> int:
     signal.set_wakeup_fd(wake)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
-    if sys.platform == "linux":
+    if order["linux"]:
         _call("prctl", _ADOPT_ORPHANS, 1)
     child = os.fork()
     if child == 0:
         _become_function(order)
+    if not order["linux"]:
+        _end_with_launcher(child)
     code, asked = _wait(child, woken, float(order["grace"]))
-    _end_the_rest(child)
+    _end_the_rest(child, order["linux"])
     note = Path(order["folder"]).parent / NOTE
     if code and not asked and note.exists():
         print(f"{REFUSED}: {note.read_text()}", file=sys.stderr, flush=True)
@@ -115,10 +118,13 @@ def _signal(child: int, number: int) -> None:
         os.killpg(child, number)
 
 
-def _end_the_rest(child: int) -> None:
-    """Ends what the function has left behind; orphans of any session belong to this process."""
+def _end_the_rest(child: int, linux: bool) -> None:
+    """Ends what the function has left behind.
+
+    On Linux orphans of any session belong to this process; elsewhere those of another session stay.
+    """
     _signal(child, signal.SIGKILL)
-    while children := list(_children()):
+    while children := list(_children() if linux else _list_children()):
         for pid in children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -136,6 +142,27 @@ def _children() -> Iterator[int]:
                 yield int(entry.parent.name)
 
 
+def _list_children() -> list[int]:
+    with subprocess.Popen(["ps", "-A", "-o", "pid=,ppid="], stdout=subprocess.PIPE) as listing:
+        assert listing.stdout is not None
+        pairs = [tuple(map(int, line.split())) for line in listing.stdout]
+    return [pid for pid, parent in pairs if parent == os.getpid() and pid != listing.pid]
+
+
+def _end_with_launcher(child: int) -> None:
+    """Starts a process that kills the function when this one is gone."""
+    lifeline, held = os.pipe()
+    if os.fork() != 0:
+        os.close(lifeline)
+        return
+    os.setsid()
+    os.close(held)
+    with contextlib.suppress(OSError):
+        os.read(lifeline, 1)
+        _signal(child, signal.SIGKILL)
+    os._exit(0)
+
+
 # --- in the function's own process ---------------------------------------------------------------
 
 
@@ -147,9 +174,9 @@ def _become_function(order: dict[str, Any]) -> None:
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     try:
-        if sys.platform == "linux":
-            if order["mount"]:
-                _see_sockets(Path(order["folder"]))
+        if order["mount"]:
+            _see_sockets(Path(order["folder"]), order["linux"])
+        if order["linux"]:
             _call("prctl", _DEATH_SIGNAL, signal.SIGKILL)  # not sooner: new rights take it away
             if os.getppid() != owner:
                 os._exit(_CANNOT_START)
@@ -165,9 +192,11 @@ def _become_function(order: dict[str, Any]) -> None:
         os._exit(_CANNOT_START)
 
 
-def _see_sockets(folder: Path) -> None:
+def _see_sockets(folder: Path, linux: bool) -> None:
     """Makes the folder appear where SDKs listen, for this process and what it becomes."""
     try:
+        if not linux:
+            raise OSError(errno.ENOSYS, "only Linux can give a process its own view of files")
         _leave_the_shared_view()
         if not PLACE.exists():
             _copy_the_view_of(PLACE.parent.resolve(), folder)

@@ -15,8 +15,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ebbflow.host import LONGEST_SOCKET_PATH
+
 _PREFIX = "ebf-"
-_LONGEST_PATH = 107
 _LONGEST_NAME = len("/sourcetransform.sock")
 # A younger folder may belong to somebody who is about to lock it.
 _OLD = 60.0
@@ -51,7 +52,7 @@ def lock_folder(folder: Path) -> int:
 
 def _parent() -> Path:
     usual, room = tempfile.gettempdir(), len(f"/{_PREFIX}12345678/s") + _LONGEST_NAME
-    return Path(usual if len(usual) + room <= _LONGEST_PATH else "/tmp")  # noqa: S108
+    return Path(usual if len(usual) + room <= LONGEST_SOCKET_PATH else "/tmp")  # noqa: S108
 
 
 def _left_behind(parent: Path) -> Iterator[Path]:

@@ -2,7 +2,7 @@
 
 Leftovers are processes, threads and sockets that were not there before the pipeline ran. Processes
 are found by the name of their pipeline, which a vertex's task puts into its environment and
-everything that is started from there inherits. Where there is no ``/proc`` none are found.
+everything that is started from there inherits.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
+import psutil
+
 from ebbflow.core.dead_letter import Letter
 from ebbflow.deadletters import DeadLetters
+from ebbflow.host import command_of
 from ebbflow.nats.locate import open_link_to_pipeline
 from ebbflow.pipeline import Pipeline
 from ebbflow.status.model import VertexStatus
@@ -31,35 +34,21 @@ from ebbflow.testing.background_run import BackgroundRun, local_spark
 from ebbflow.testing.conformance.under_test import UnderTest
 from ebbflow.testing.conformance.user_code import text_of
 
-_PROC = Path("/proc")
-_LISTENING = "0A"
-
 
 def processes_of(pipeline: str) -> list[int]:
     """Returns the processes that the tasks of a pipeline have started, with their descendants."""
-    mark = f"NUMAFLOW_PIPELINE_NAME={pipeline}\0".encode()
     processes = []
-    for entry in _PROC.glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if mark in (entry / "environ").read_bytes() and int(entry.name) != os.getpid():
-                processes.append(int(entry.name))
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(_PIPELINE) == pipeline and process.pid != os.getpid():
+                processes.append(process.pid)
     return processes
 
 
 def listening_ports() -> set[int]:
     """Returns the TCP ports on which this process listens."""
-    inodes = set()
-    for descriptor in (_PROC / "self" / "fd").glob("*"):
-        with contextlib.suppress(OSError):
-            inodes.add(os.readlink(descriptor))
-    ports = set()
-    for table in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):
-            for line in (_PROC / "net" / table).read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == _LISTENING and f"socket:[{fields[9]}]" in inodes:
-                    ports.add(int(fields[1].rpartition(":")[2], 16))
-    return ports
+    connections = psutil.Process().net_connections("tcp")
+    return {each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN}
 
 
 @dataclass(frozen=True)
@@ -87,20 +76,16 @@ class Before:
     def _left(self, pipeline: str) -> list[str]:
         threads = [thread for thread in threading.enumerate() if thread.ident not in self.threads]
         return [
-            *(f"process {pid}: {_command(pid)}" for pid in processes_of(pipeline)),
+            *(
+                f"process {pid}: {' '.join(command_of(pid)) or 'has just ended'}"
+                for pid in processes_of(pipeline)
+            ),
             *(f"thread {thread.name}" for thread in threads),
             *(f"port {port} is listened on" for port in listening_ports() - self.ports),
         ]
 
 
-def _command(pid: int) -> str:
-    try:
-        words = (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return "has just ended"
-    return b" ".join(words).decode("utf-8", "replace").strip()
-
-
+_PIPELINE = "NUMAFLOW_PIPELINE_NAME"
 _GONE_WITHIN = 3.0
 STARTED_WITHIN = 30.0
 """Seconds until a pipeline that was started has given the first message to somebody."""
