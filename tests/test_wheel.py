@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import email
+import importlib.metadata
 import os
 import re
 import subprocess
 import sys
 import zipfile
 from email.message import Message
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -51,9 +54,89 @@ def test_client_functions_http_kafka_and_traces_are_extras(wheel: zipfile.ZipFil
     assert {re.split(r"[<>=]", line)[0].strip() for line in optional} == {
         *("confluent-kafka", "cryptography", "httpx"),
         *("grpcio", "hpack", "protobuf"),
-        *("opentelemetry-exporter-otlp-proto-http", "opentelemetry-sdk"),
+        *("opentelemetry-api", "opentelemetry-exporter-otlp-proto-http", "opentelemetry-sdk"),
     }
     assert metadata(wheel).get_all("Provides-Extra") == ["client", "grpc", "http", "kafka", "otel"]
+
+
+def imports_of(path: Path) -> set[str]:
+    """The modules that a file imports, wherever the import stands, also for types only."""
+    modules: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            whole = {f"{node.module}.{alias.name}" for alias in node.names}
+            modules |= whole & owners().keys() or {node.module}
+    return modules
+
+
+@cache
+def third_party() -> dict[str, set[str]]:
+    """The files that import each module which is neither ours nor Python's."""
+    using: dict[str, set[str]] = {}
+    for path in (ROOT / "src").rglob("*.py"):
+        for module in imports_of(path):
+            if module.partition(".")[0] not in {*sys.stdlib_module_names, "ebbflow"}:
+                using.setdefault(module, set()).add(str(path.relative_to(ROOT / "src/ebbflow")))
+    return using
+
+
+@cache
+def owners() -> dict[str, str]:
+    """The package that each installed module belongs to; of parts of several, any of them."""
+    known: dict[str, str] = {}
+    for package in importlib.metadata.distributions():
+        for file in package.files or ():
+            if file.suffix in {".py", ".so"}:
+                parts = [*file.parts[:-1], file.name.partition(".")[0]]
+                for length in range(1, len(parts) + 1):
+                    known.setdefault(".".join(parts[:length]), package.name)
+    return known
+
+
+def package_of(module: str) -> str:
+    """The package on PyPI that a module comes from."""
+    return re.sub(r"[-_.]+", "-", owners().get(module, module)).lower()
+
+
+def declared(wheel: zipfile.ZipFile) -> dict[str, str]:
+    """The packages that the wheel requires, each with its extra, which is empty for most."""
+    lines = metadata(wheel).get_all("Requires-Dist", [])
+    return {
+        re.split(r"[<>=;\[ ]", line)[0].lower(): line.partition("extra == ")[2].strip("'")
+        for line in lines
+    }
+
+
+OF_ITS_EXTRA = {
+    "client": ("client/",),
+    "grpc": ("wire/",),
+    "http": ("web/self_signed.py",),
+    "kafka": ("connectors/kafka/",),
+    "otel": ("runtime/spans.py", "runtime/trace_export.py"),
+}
+"""Where packages of an extra may be imported: the rest works without."""
+NOT_REQUIRED = {
+    "pynumaflow": "user code brings it",
+}
+
+
+def test_it_requires_every_package_that_it_imports(wheel: zipfile.ZipFile) -> None:
+    required = declared(wheel)
+    imported = {package_of(module) for module in third_party()}
+    assert imported - required.keys() - NOT_REQUIRED.keys() == set()
+
+
+def test_packages_of_an_extra_are_imported_by_its_part_alone(wheel: zipfile.ZipFile) -> None:
+    required = declared(wheel)
+    astray = [
+        f"{file} imports {module}"
+        for module, files in third_party().items()
+        for file in files
+        if (extra := required.get(package_of(module))) and not file.startswith(OF_ITS_EXTRA[extra])
+    ]
+    assert astray == []
 
 
 def test_it_says_where_the_project_is(wheel: zipfile.ZipFile) -> None:

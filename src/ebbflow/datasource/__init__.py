@@ -13,10 +13,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from ebbflow.datasource.source import JetStreamDataSource
-from ebbflow.errors import DataLoss, DataSourceError
-from ebbflow.nats.locate import NATS_URL
-from ebbflow.nats.login import Login
+from ebbflow.spark.versions import require_data_source
+
+require_data_source()  # before the imports that an older PySpark does not have
+
+from ebbflow.datasource.source import JetStreamDataSource  # noqa: E402
+from ebbflow.errors import DataLoss, DataSourceError  # noqa: E402
+from ebbflow.nats.locate import NATS_URL  # noqa: E402
+from ebbflow.nats.login import Login  # noqa: E402
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

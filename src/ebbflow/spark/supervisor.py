@@ -25,6 +25,7 @@ from ebbflow.runtime.error_log import ErrorLog
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.spark.batch.vertex import run_batches
 from ebbflow.spark.epoch import Epochs
+from ebbflow.spark.versions import says_worker_died
 from ebbflow.status.conditions import WORKER_DIED
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ _STEADY = 60.0
 # Seconds that an epoch has to hear that it is the last one.
 _CLOSING = 10.0
 _RECOVERED = 5.0
-_WORKER_DIED = "Python worker exited unexpectedly"
 _ERROR_LINE = re.compile(
     r"^(?:[\w.]+\.)?(\w+(?:Error|Exception|Fenced|Violation|Timeout)): (.+)$", re.M
 )
@@ -105,7 +105,7 @@ class VertexSupervisor:
                 self.restarts += 1
                 self._failure = explain(error)
                 self.errors.add(find_raised(error), datetime.now(UTC))
-                isolate = _WORKER_DIED in str(error)
+                isolate = says_worker_died(str(error))
                 steady = time.monotonic() - self._began > _STEADY
                 failures = 1 if steady else failures + 1
                 self._began = self.up_since = math.inf
@@ -126,7 +126,7 @@ class VertexSupervisor:
 def explain(error: BaseException) -> str:
     """Returns why an epoch failed, on one line: the Python error behind Spark's."""
     text = str(error)
-    if _WORKER_DIED in text:
+    if says_worker_died(text):
         return WORKER_DIED
     errors = _BEHIND_FRAMES.findall(text) or _ERROR_LINE.findall(text)
     if errors:
