@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ebbflow.spark.session import open_session
-from tests import disk
+from tests import disk, environments
 from tests.connectors.kafka import fixture
 from tests.connectors.kafka.fixture import kafka
 from tests.disk import small_disk
@@ -112,7 +112,7 @@ def _is_slow(item: pytest.Item) -> bool:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Say what could not be tested on this machine."""
-    for part in (fixture, disk, functions):
+    for part in (fixture, disk, environments, functions):
         part.tell_what_is_missing(terminalreporter)
 
 

@@ -7,6 +7,7 @@ import email
 import importlib.metadata
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -15,6 +16,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests.environments import Environment
 
 ROOT = Path(__file__).parents[1]
 
@@ -154,3 +157,42 @@ def test_its_commands_find_their_files(wheel: zipfile.ZipFile, tmp_path: Path) -
         command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
     )
     assert done.stdout == "1 file ok\n", done.stderr
+
+
+COMPLETE = {
+    "_EBBFLOW_COMPLETE": "complete_bash",
+    "COMP_WORDS": "ebbflow status --state .ebbflow/demo ",
+    "COMP_CWORD": "4",
+}
+FROM_PYTHON = """
+from ebbflow import Message, Pipeline
+
+def double(datum):
+    return Message(datum.value * 2)
+
+pipeline = Pipeline("twice").source("in", generator={"messages": 20})
+summary = pipeline.map("double", double).sink("out", log=True).run(drain=True, timeout="2m")
+assert summary.vertices["out"].done == 20, summary
+"""
+ALONE = [("3.11", ""), ("3.13", ""), ("3.11", "4.0"), ("3.11", "4.1"), ("3.11", "4.2")]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("python", "pyspark"), ALONE)
+def test_alone_with_the_newest_packages_it_does_all_that_a_newcomer_tries(
+    wheel: zipfile.ZipFile, tmp_path: Path, python: str, pyspark: str
+) -> None:
+    alone = Environment(tmp_path / "environment", python)
+    alone.install(str(wheel.filename), *([f"pyspark=={pyspark}.*"] if pyspark else []))
+    installed = alone.run("ebbflow", "doctor", cwd=tmp_path, timeout=300)
+    assert f"pyspark {pyspark}" in installed
+    assert installed.endswith("Ready.\n")
+    demo = alone.run("ebbflow", "demo", "--orders", "300", cwd=tmp_path, timeout=600)
+    assert "Every order is in the store or among the dead letters." in demo, demo
+    document = ".ebbflow/demo/pipeline/pipeline.yaml"
+    assert alone.run("ebbflow", "lint", document, cwd=tmp_path, timeout=60) == "1 file ok\n"
+    assert alone.run("ebbflow", cwd=tmp_path, timeout=60, **COMPLETE) == "orders\n"
+    (tmp_path / "twice.py").write_text(FROM_PYTHON)
+    alone.run("python", "twice.py", cwd=tmp_path, timeout=600)
+    shutil.rmtree(alone.folder)

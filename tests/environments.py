@@ -1,0 +1,95 @@
+"""Python environments with other versions than the checkout's, made by uv.
+
+Those for the core of the suite are kept in ``~/.cache/ebbflow-tests``, because Spark alone is about
+450 MB. What cannot be made on this machine is skipped out loud.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CACHE = Path.home() / ".cache" / "ebbflow-tests"
+_EXTRAS = "client,grpc,http,kafka,otel"
+_missing: list[str] = []
+
+
+class Environment:
+    """A virtual environment in a folder, without anything but what is installed into it."""
+
+    def __init__(self, folder: Path, python: str) -> None:
+        self.folder = folder
+        if not (folder / "bin" / "python").exists():
+            _uv("venv", "--no-project", "--python", str(_find_python(python)), str(folder))
+
+    def install(self, *arguments: str) -> None:
+        """Install packages, in the newest versions that fit together."""
+        _uv("pip", "install", "--python", str(self.folder / "bin" / "python"), *arguments)
+
+    def run(self, *command: str, cwd: Path, timeout: float, **more: str) -> str:
+        """Run a command of the environment; returns what it prints, and fails if it does."""
+        of_the_checkout = {"PYTHONPATH", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE"}
+        env = {name: text for name, text in os.environ.items() if name not in of_the_checkout}
+        env |= {"PATH": f"{self.folder / 'bin'}:{env['PATH']}", **more}
+        done = subprocess.run(
+            [self.folder / "bin" / command[0], *command[1:]],
+            **{"cwd": cwd, "env": env, "timeout": timeout},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}"
+        return done.stdout
+
+
+def environment_for_tests(python: str, pyspark: str) -> Environment:
+    """The environment in which the suite runs on these versions; kept for the next time."""
+    environment = Environment(CACHE / f"python{python}-pyspark{pyspark}", python)
+    checkout = f"{ROOT}[{_EXTRAS}]"
+    environment.install("--group", "dev", "--editable", checkout, f"pyspark=={pyspark}.*")
+    return environment
+
+
+def _find_python(version: str) -> Path:
+    """The interpreter of a version, wherever it is usual; skips the test if there is none."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    known = [*pyenv.glob(f"versions/{version}.*/bin/python{version}")]
+    found = [Path(sys.base_prefix) / "bin" / f"python{version}", *known]
+    found += [Path(path) for path in [shutil.which(f"python{version}")] if path]
+    for python in found:
+        if (
+            python.exists()
+            and subprocess.run([python, "-c", ""], capture_output=True).returncode == 0
+        ):
+            return python
+    return _skip(f"there is no Python {version} on this machine")
+
+
+def _uv(*arguments: str) -> None:
+    uv = Path(sys.executable).with_name("uv")
+    command = [str(uv) if uv.exists() else "uv", *arguments, "--quiet", "--no-python-downloads"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        if "error sending request" in done.stderr or "dns error" in done.stderr.lower():
+            _skip(f"packages cannot be fetched: {done.stderr.strip().splitlines()[0]}")
+        raise AssertionError(f"uv {' '.join(arguments)}:\n{done.stderr}")
+
+
+def _skip(reason: str) -> Any:
+    _missing.append(reason)
+    pytest.skip(reason)
+
+
+def tell_what_is_missing(reporter: Any) -> None:
+    """Say once more, where everybody looks, which versions were not tested."""
+    if _missing:
+        reporter.section("Some versions were NOT tested", sep="!", yellow=True, bold=True)
+        for reason in dict.fromkeys(_missing):
+            reporter.line(f"{reason}.")
