@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import typer
 
@@ -34,7 +33,6 @@ _PACKAGES: dict[str, tuple[tuple[int, ...], tuple[int, ...] | None]] = {
 _GIB = 1024**3
 _LEAST_MEMORY = 1.5
 _LEAST_DISK = 1.0
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +147,9 @@ def _server(url: str) -> Checkup:
         server_version, tls = link.client.connected_server_version, link.client.uses_tls
         how = f"{'TLS' if tls else 'no TLS'}, {server.login.kind or 'no login'}"
         version = f"{server_version.major}.{server_version.minor}.{server_version.patch}"
-        near = all(urlsplit(url).hostname in _LOOPBACK for url in server.urls)
-        step = "" if tls or near else "Others can read messages on their way; use TLS."
+        step = (
+            "" if tls or server.is_loopback else "Others can read messages on their way; use TLS."
+        )
         return Checkup(True, f"NATS server {version} at {server} ({how})", step)
 
 

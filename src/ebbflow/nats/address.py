@@ -6,6 +6,7 @@ client finds out about by itself need it as well, and no password can show up in
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -47,6 +48,18 @@ class Addresses:
     def wants_tls(self) -> bool:
         """``True`` if a connection without TLS would not do."""
         return self.login.wants_tls or any(url.startswith("tls://") for url in self.urls)
+
+    @property
+    def is_loopback(self) -> bool:
+        """``True`` if every server is reached from this machine only."""
+        return all(_is_loopback(urlsplit(url).hostname or "") for url in self.urls)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 def _join(login: Login, user: str | None, password: str | None) -> Login:

@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import cached_property
+from importlib.metadata import version
 from typing import Any
 
 import nats.errors
@@ -24,7 +25,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
 
-from ebbflow.errors import AccessError
+from ebbflow.errors import AccessError, SetupError
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.requests import Answer, Reply, Requests, Volley
 from ebbflow.nats.wire import BulkParser, Publishes, TakeParcel, write_headers
@@ -39,11 +40,31 @@ _PIECE = 1024 * 1024
 _VERBS = {"Publish": "publish", "Subscription": "subscribe"}
 
 
+# The parts of nats-py's client that are not promised to users, and that this module relies on.
+# None of its other modules, nor any other package of ours, uses them.
+PRIVATE_PARTS = (
+    *("_connect_to_server", "_flush_pending", "_process_connect_init", "_process_err"),
+    *("_process_info", "_remove_sub", "_max_payload", "_max_pending_size", "_pending"),
+    *("_pending_data_size", "_ps", "_server_info", "_sid", "_transport"),
+)
+
+
+def check_nats_py(client: Client) -> None:
+    """Raises ``SetupError`` if the installed version of nats-py lacks a part that is needed."""
+    if missing := [part for part in PRIVATE_PARTS if not hasattr(client, part)]:
+        raise SetupError(
+            f"Ebbflow does not work with nats-py {version('nats-py')}: its client has no "
+            f"{' and no '.join(missing)}.",
+            "Install a version that works with: pip install 'nats-py==2.16.*'",
+        )
+
+
 class SecuredClient(Client):
     """A connection as ``connect`` makes it. ``denied`` is a subscription that it may not have."""
 
     def __init__(self, addresses: Addresses) -> None:
         super().__init__()
+        check_nats_py(self)
         self._ps: BulkParser = BulkParser(self)  # type: ignore[assignment]
         self._requests = Requests(self)
         self._is_writing = False
@@ -69,6 +90,11 @@ class SecuredClient(Client):
     def is_on_a_single_server(self) -> bool:
         """``True`` if the server that it is connected to is of no cluster."""
         return not self._server_info.get("cluster")
+
+    @property
+    def has_jetstream(self) -> bool:
+        """``True`` if the server that it is connected to keeps streams."""
+        return bool(self._server_info.get("jetstream"))
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         if initial_connection:
@@ -320,7 +346,7 @@ class WideTransport(TcpTransport):
         def feed_data(data: bytes) -> None:
             # Only while ``_read_loop`` waits: if it is busy, its parser has not done with the piece
             # before this one. Nor before it has begun: it starts with the server's first words.
-            if self._is_read and reader._waiter is not None:  # type: ignore[attr-defined]
+            if self._is_read and getattr(reader, "_waiter", None) is not None:
                 data = parser.parse_at_once(data)
             if data:
                 queue(data)

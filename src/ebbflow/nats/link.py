@@ -126,7 +126,7 @@ def check_version(link: Link) -> None:
             "Ebbflow needs 2.12 or newer, because redelivery uses message schedules.",
             "Upgrade the server, or leave out --nats to use the embedded one.",
         )
-    if not link.client._server_info.get("jetstream"):
+    if not link.client.has_jetstream:
         raise SetupError(
             f"NATS at {link.server} runs without JetStream.",
             "Start it with -js, or leave out --nats to use the embedded one.",

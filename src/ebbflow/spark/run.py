@@ -259,9 +259,8 @@ class Run:
 
     def _slots(self, plans: Sequence[VertexPlan]) -> Slots:
         tasks = sum(plan.partitions for plan in plans)
-        loopback = "127.0.0.1" in str(self._link.server)
         tell, epoch = self._watcher.stage, self._options.epoch
-        return Slots(tasks, epoch, tell, self._tell_turns, loopback)
+        return Slots(tasks, epoch, tell, self._tell_turns, self._link.server.is_loopback)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

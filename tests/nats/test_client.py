@@ -1,0 +1,62 @@
+"""What Ebbflow takes from nats-py that users are not promised: checked, and in one module."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from nats.aio.client import Client
+
+import ebbflow
+from ebbflow.errors import SetupError
+from ebbflow.nats.address import Addresses
+from ebbflow.nats.client import PRIVATE_PARTS, SecuredClient
+
+ROOT = Path(ebbflow.__file__).parent
+
+
+@pytest.mark.parametrize("part", ["_process_err", "_sid"])
+def test_a_version_of_nats_py_without_a_needed_part_is_named(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(self: Client, name: str) -> object:
+        if name == part:
+            raise AttributeError(name)
+        return object.__getattribute__(self, name)
+
+    monkeypatch.setattr(Client, "__getattribute__", lose, raising=False)
+    with pytest.raises(SetupError, match=rf"nats-py \d.*has no {part}\..*pip install"):
+        SecuredClient(Addresses(("nats://localhost:4222",)))
+
+
+def test_every_private_part_of_a_client_that_is_used_is_checked() -> None:
+    text = (ROOT / "nats/client.py").read_text("utf-8")
+    body = text.partition("class SecuredClient")[2].partition("class WideTransport")[0]
+    used = set(re.findall(r"(?:self|super\(\))\.(_[a-z]\w*)", body))
+    of_nats_py = {part for part in used if hasattr(Client(), part)}
+    overridden = {part for part in re.findall(r"def (_[a-z]\w*)", body) if hasattr(Client, part)}
+    assert of_nats_py | overridden == {*PRIVATE_PARTS}
+
+
+def test_no_other_module_uses_private_parts_of_a_client() -> None:
+    reaching = re.compile(r"\b(?:client|nc)\._[a-z]")
+    using = [path.name for path in ROOT.rglob("*.py") if reaching.search(path.read_text("utf-8"))]
+    assert using == []
+
+
+@pytest.mark.parametrize(
+    ("urls", "here"),
+    [
+        ("nats://127.0.0.1:4222", True),
+        ("nats://127.1.2.3:4222", True),
+        ("nats://localhost:4222", True),
+        ("nats://LOCALHOST:4222", True),
+        ("nats://[::1]:4222", True),
+        ("nats://nats.example:4222", False),
+        ("nats://10.127.0.0.1.example:4222", False),
+        ("nats://localhost:4222,nats://nats.example:4222", False),
+    ],
+)
+def test_a_server_on_this_machine_is_known_however_it_is_written(urls: str, here: bool) -> None:
+    assert Addresses.of(urls).is_loopback is here
