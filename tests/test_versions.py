@@ -27,6 +27,7 @@ CORE = (
     "tests/e2e/test_spark_vertices.py",
     "tests/connectors/spark/test_sink.py",
     "tests/connectors/spark/test_source.py",
+    "tests/connectors/spark/test_unread.py",
 )
 """The core of the suite: everything that meets Spark or the operating system in its own way."""
 DATA_SOURCE = ("tests/datasource/test_batch_reads.py", "tests/datasource/test_writes.py")

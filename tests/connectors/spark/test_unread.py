@@ -11,6 +11,7 @@ from ebbflow.connectors.spark.settings import Format, SparkSourceSettings
 from ebbflow.deadletters import DeadLetters
 from ebbflow.errors import SetupError
 from ebbflow.nats.locate import open_link, start_embedded
+from ebbflow.spark import versions
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]
 
@@ -143,7 +144,9 @@ def test_of_xml_the_file_is_told_up_to_a_bound(read):
     text = f"<rows>{''.join(rows)}</rows>"
     good, broken = read("xml", text, rowTag="row")
     assert good == sorted(str(n) for n in range(1, 500))
-    assert broken == {text[:4096]: "Spark could not read all of it; null is: total"}
+    # 4.0 still knows which row it was.
+    shown = text[:4096] if versions.installed() >= (4, 1) else rows[0]
+    assert broken == {shown: "Spark could not read all of it; null is: total"}
 
 
 def test_a_schema_that_is_found_out_has_no_column_for_what_cannot_be_read(read):
