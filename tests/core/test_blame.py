@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ebbflow import Message, Response, Unavailable
-from ebbflow.core.blame import ENOUGH, Blame, Outage, Trial
+from ebbflow import Message, Nack, NackOptions, Response, Unavailable
+from ebbflow.core.blame import ENOUGH, Blame, Outage
 from ebbflow.core.calling import Handler, run_batch_map, run_map, run_sink
 from ebbflow.core.checks import Rules
 from ebbflow.core.frames import Rows, concat
@@ -164,12 +164,53 @@ def test_a_message_that_meets_one_outage_after_another_is_not_to_blame_while_oth
     assert not blame.is_the_systems(AWAY, ["a"], blamed=False), "now it fails alone"
 
 
-def test_nacked_messages_say_nothing_about_the_system():
+@pytest.mark.parametrize("answer", ["nack", "raise Nack", "nacked too often", "failure"])
+def test_any_answer_shows_that_the_system_works(answer):
+    def code(datum):
+        if datum.id == "a":
+            raise AWAY
+        if answer == "raise Nack":
+            raise Nack()
+        options = NackOptions(max_deliveries=0 if answer == "nacked too often" else None)
+        return Message.to_fail("no") if answer == "failure" else Message.to_nack(options)
+
     blame, verdict = Blame(), verdict_on(some(*"ab"))
-    trial = Trial(verdict, blame)
-    trial.failed(0, 1, AWAY)
-    verdict.nack(1, None)
-    trial.finish()
+    run_map(Handler(code, blame), verdict, 1)
+    assert blame.outage is None
+    assert mapped(failing("a"), "a", blame=blame) == "r"
+
+
+def test_a_vertex_that_was_stopped_by_mistake_is_not_stopped_so_easily_again():
+    blame = Blame()
+    for stops_after in (1, 2, 4):
+        ids = [f"x{stops_after}{number}" for number in range(stops_after)]
+        for one in ids:
+            assert blame.outage is None
+            assert mapped(failing(), one, blame=blame) == "w"
+        assert blame.outage is not None
+        assert mapped(failing("x"), "good", blame=blame) == "d", "the first probe is answered"
+
+
+def test_errors_of_many_kinds_show_an_outage_and_none_is_counted_while_it_lasts():
+    errors = iter([KeyError("x"), ValueError("y"), TypeError("z")] * 10)
+
+    def code(datum):
+        raise next(errors)
+
+    blame = Blame()
+    ids = [f"m{number}" for number in range(ENOUGH)]
+    assert mapped(code, *ids, blame=blame) == "w" * ENOUGH
+    assert mapped(code, "late", blame=blame, failures=[2]) == "w"
+
+
+def test_small_batches_that_fail_one_after_another_show_an_outage():
+    def broken(data):
+        raise ValueError("whatever you give me")
+
+    blame = Blame()
+    for number in range(0, ENOUGH, 2):
+        assert blame.outage is None
+        run_sink(Handler(broken, blame), verdict_on(some(f"m{number}", f"m{number + 1}")), 100)
     assert blame.outage is not None
 
 
@@ -199,9 +240,9 @@ class World:
             raise self._error
         return Message(datum.value)
 
-    def run(self) -> None:
+    def run(self, chunks: int = 5_000) -> None:
         """Chunk after chunk, a single message while something is away, until all have ended."""
-        for _ in range(5_000):
+        for _ in range(chunks):
             if not self._waiting:
                 return
             self._away = self._outages.popleft() if self._outages else False
@@ -224,7 +265,7 @@ class World:
 
 
 @pytest.mark.guarantee("outages-blame-no-message")
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     bad=st.lists(st.booleans(), min_size=2, max_size=30).filter(lambda bad: not all(bad)),
     outages=st.lists(st.integers(1, 6), max_size=12),
@@ -253,7 +294,7 @@ def test_no_good_message_dies_of_outages_and_every_message_has_an_end(bad, outag
 def test_while_everything_fails_nothing_ends(error):
     world = World([True] * 30, [], error, Random(1))
     with pytest.raises(AssertionError, match="never end"):
-        world.run()
+        world.run(chunks=300)
     assert world.dead == set()
 
 

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ebbflow import NackOptions
 from ebbflow.core.breaker import Breaker, BreakerLimit
 from ebbflow.outcome import DeadLetter, Redeliver, Retry
 from tests.core.sample_rows import decide, some, verdict_on
@@ -52,6 +53,30 @@ def test_what_comes_back_has_not_ended_and_does_not_dilute_the_share():
         breaker.check(chunk("rrrrrrrrrx"))
     assert breaker.tripped is None
     breaker.check(chunk("rrrrrrrrrx"))
+    assert breaker.tripped is not None
+
+
+def nacked(number: int, deliveries: int, end=None):
+    """A verdict on messages that are nacked on that delivery, or end."""
+    rows = some(*(f"m{one}" for one in range(number)), deliveries=deliveries)
+    outcome = end or Redeliver(0, "later", 0, NackOptions())
+    return decide(verdict_on(rows), dict.fromkeys(range(number), outcome))
+
+
+def test_messages_that_wait_after_a_nack_are_answered_so_a_few_letters_are_no_flood():
+    breaker = Breaker(BreakerLimit(share=0.5, window=10))
+    for _ in range(20):
+        breaker.check(nacked(9, deliveries=1))
+        breaker.check(chunk("x"))
+    assert breaker.tripped is None
+
+
+def test_a_message_that_is_nacked_again_and_again_counts_once():
+    breaker = Breaker(BreakerLimit(share=0.5, window=10))
+    for delivery in range(1, 4):
+        breaker.check(nacked(10, delivery))
+    breaker.check(verdict := nacked(10, deliveries=4, end=LETTER))
+    assert letters(verdict) == 5
     assert breaker.tripped is not None
 
 

@@ -1,8 +1,12 @@
 """The breaker against a flood of dead letters.
 
-When more than a share of the messages that ended last became dead letters, something is wrong with
-all of them: the vertex stops taking messages, and keeps those that would be dead letters, too,
-instead of draining a topic into the dead letters. People look, mend and resume.
+When more than a share of the last messages became dead letters, something is wrong with all of
+them: the vertex stops taking messages, and keeps those that would be dead letters, too, instead of
+draining a topic into the dead letters. People look, mend and resume.
+
+A message counts once: when it is nacked for the first time, because user code has answered for it,
+or when it ends. If only ends counted, a few dead letters would be all there is while the others
+wait for their next delivery. One that is redelivered after an exception has not been answered.
 """
 
 from __future__ import annotations
@@ -12,8 +16,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ebbflow.core.blame import POSTPONED
-from ebbflow.outcome import DeadLetter, Redeliver, Retry
+from ebbflow.core.blame import POSTPONED, is_answer
+from ebbflow.outcome import DeadLetter, Outcome, Redeliver, Retry
 
 if TYPE_CHECKING:  # the limit is part of specs, which are checked without Arrow
     from ebbflow.core.verdict import Verdict
@@ -38,32 +42,34 @@ class BreakerLimit:
 DEFAULT_LIMIT = BreakerLimit()
 
 
+def _is_unanswered(outcome: Outcome) -> bool:
+    return isinstance(outcome, Redeliver | Retry) and not is_answer(outcome)
+
+
 class Breaker:
     """Counts the ends of a vertex's messages on one worker. ``tripped`` says why it stopped."""
 
     def __init__(self, limit: BreakerLimit) -> None:
         self.tripped: str | None = None
         self._limit = limit
-        self._ended = 0
+        self._counted = 0
         self._letters: deque[int] = deque()
 
     def check(self, verdict: Verdict) -> None:
         """Counts what was decided; letters over the limit trip it and come back as they were."""
         outcomes = verdict.outcomes
-        back = [i for i, outcome in outcomes.items() if isinstance(outcome, Redeliver | Retry)]
-        dead = [i for i, outcome in outcomes.items() if isinstance(outcome, DeadLetter)]
-        if dead:
-            back.sort()
-            for index in sorted(dead):
-                letter = outcomes[index]
-                assert isinstance(letter, DeadLetter)
-                ended_before = index - bisect_left(back, index)
-                if not self._admits(letter, self._ended + ended_before):
-                    verdict.postpone(index, POSTPONED, letter.error or letter.reason)
-        self._ended += len(verdict.rows) - len(back)
+        counted = verdict.rows.nacked_before()
+        uncounted = sorted(counted | {i for i, o in outcomes.items() if _is_unanswered(o)})
+        for index in sorted(i for i, o in outcomes.items() if isinstance(o, DeadLetter)):
+            letter = outcomes[index]
+            assert isinstance(letter, DeadLetter)
+            before = index - bisect_left(uncounted, index)
+            if not self._admits(letter, self._counted + before):
+                verdict.postpone(index, POSTPONED, letter.error or letter.reason)
+        self._counted += len(verdict.rows) - len(uncounted)
 
     def _admits(self, letter: DeadLetter, place: int) -> bool:
-        """Returns whether there may be a letter as the message that ends at that place."""
+        """Returns whether the message that is counted at that place may be a dead letter."""
         while self._letters and self._letters[0] <= place - self._limit.window:
             self._letters.popleft()
         if self.tripped is None and len(self._letters) >= self._limit.letters < self._limit.window:

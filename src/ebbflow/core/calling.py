@@ -28,7 +28,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import pyarrow.compute as pc
 
-from ebbflow.core.blame import CALLS_IN_A_ROW, ENOUGH, Blame, Trial
+from ebbflow.core.blame import ENOUGH, Blame, Trial
 from ebbflow.core.checks import NOT_MESSAGES
 from ebbflow.core.columns import record_columns, select_columns
 from ebbflow.core.contract import order_results, record_answers, record_rows
@@ -211,7 +211,7 @@ async def map_side_by_side(handler: Handler, verdict: Verdict, concurrency: int)
     async def call_with(index: int, datum: Datum) -> Any:
         nonlocal away
         async with gate:
-            if away >= CALLS_IN_A_ROW:
+            if away >= trial.calls_in_a_row:
                 return _UNTRIED
             try:
                 with scopes.get(index, contextlib.nullcontext)():
@@ -229,7 +229,7 @@ async def map_side_by_side(handler: Handler, verdict: Verdict, concurrency: int)
         results = await asyncio.gather(*(call_with(index, datum) for index, datum in data))
     untried = [index for index, result in enumerate(results) if result is _UNTRIED]
     trial.postpone(untried)
-    trial.failed_beside(list(_record_results(verdict, 0, results)), len(results))
+    trial.failed_beside(list(_record_results(verdict, 0, results)), len(results), bool(untried))
 
 
 def _record_results(
@@ -382,7 +382,7 @@ def _try_alone(trial: Trial, start: int, end: int, give: Give, error: BaseExcept
 
     The first that passes shows that it is the messages'; the rest goes alone later on.
     """
-    for index in range(start, start + ENOUGH):
+    for index in range(start, min(start + trial.enough, end)):
         try:
             failures = give(index, index + 1)
         except USER_ERRORS as raised:
@@ -393,7 +393,7 @@ def _try_alone(trial: Trial, start: int, end: int, give: Give, error: BaseExcept
     if trial.stops:
         trial.leave(index + 1, end)
     elif index + 1 < end:
-        trial.failed(index + 1, end, error)
+        trial.failed(index + 1, end, error, beside=True)
 
 
 def _leave_rest(verdict: Verdict, trial: Trial, start: int, end: int) -> bool:

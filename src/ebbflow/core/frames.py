@@ -301,6 +301,14 @@ class Rows:
             return [row or [] for row in values]
         return values
 
+    def nacked_before(self) -> set[int]:
+        """Returns the rows that user code has nacked on an earlier delivery."""
+        deliveries, failures = self.batch.column("deliveries"), self.batch.column("failures")
+        if not len(self) or pc.max(deliveries).as_py() == 1:
+            return set()
+        nacked = pc.greater(deliveries, pc.add(failures, pa.scalar(1, failures.type)))
+        return set(pc.indices_nonzero(nacked).to_pylist())
+
     def data(self) -> list[Datum]:
         """Returns every row as user code sees it."""
         return [RowDatum(self, index) for index in range(len(self))]
