@@ -288,6 +288,42 @@ def test_the_strongest_end_of_its_messages_is_the_end_of_a_root(answers, expecte
     assert vertex.run("ab").outcomes == ({} if expected is None else {0: expected})
 
 
+DOOMS = {
+    "nack": lambda i: Response.nack(i, BUSY),
+    "failure": lambda i: Response.failure(i, "no"),
+}
+
+
+@pytest.mark.parametrize("doom", DOOMS)
+def test_once_a_root_is_not_done_the_sink_gets_no_further_message_of_it(doom):
+    vertex = Vertex(letters_of, sink=Sink(b=DOOMS[doom]), batch_size=2)
+    verdict = vertex.run("abcd", "ef")
+    assert vertex.sink.values == ["a", "b", "e", "f"]
+    assert list(verdict.outcomes) == [0]
+    assert verdict.decisions.written == 3
+
+
+@pytest.mark.parametrize("doom", DOOMS)
+@pytest.mark.parametrize("ask", [Response.fallback, Response.on_success])
+def test_once_a_root_is_not_done_no_further_sink_gets_a_message_of_it(doom, ask):
+    beside = Sink()
+    vertex = Vertex(
+        letters_of, sink=Sink(a=ask, b=DOOMS[doom], c=ask), fallback=beside, on_success=beside
+    )
+    assert list(vertex.run("ab", "cd").outcomes) == [0, 1]
+    assert beside.values == ["c"]
+
+
+def test_messages_that_are_retried_on_the_spot_hold_back_no_others():
+    answers = iter([Response.failure])
+    sink = Sink(b=lambda i: next(answers, lambda i, _: Response.ok(i))(i, "no"))
+    vertex = Vertex(
+        letters_of, sink=sink, strategy=RetryStrategy(Backoff(1, steps=3)), batch_size=1
+    )
+    assert vertex.run("abc").outcomes == {}
+    assert vertex.sink.values == ["a", "b", "c", "b"]
+
+
 @pytest.mark.parametrize("also", [{}, {"x": Response.fallback}, {"x": Response.on_success}])
 def test_every_answer_of_a_root_is_stored_whatever_its_other_messages_came_to(also):
     answers = {c: lambda i, c=c: Response.serve(i, c.encode()) for c in "abc"}

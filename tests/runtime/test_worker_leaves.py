@@ -30,6 +30,32 @@ def opened():
     signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.parametrize(
+    ("role", "container"),
+    [
+        ("map", "udf"),
+        ("transformer", "transformer"),
+        ("sink", "udsink"),
+        ("fallback", "fb-udsink"),
+        ("on_success", "ons-udsink"),
+    ],
+)
+def test_code_sees_which_part_it_plays_in_the_words_of_numaflow(opened, role, container):
+    seen = []
+
+    class Code:
+        def __init__(self):
+            seen.append(os.environ.get("NUMAFLOW_UD_CONTAINER_TYPE"))
+
+        def __call__(self, data):
+            return []
+
+    handler = handler_for(WHOSE, role, Code, None, LISTED, (("LEVEL", "high"),))
+    assert seen == [container]
+    assert handler.variables == (("NUMAFLOW_UD_CONTAINER_TYPE", container), ("LEVEL", "high"))
+    assert "NUMAFLOW_UD_CONTAINER_TYPE" not in os.environ
+
+
 def leaves(*_):
     os.kill(os.getpid(), signal.SIGHUP)
     signal.sigtimedwait({signal.SIGUSR1}, 5)

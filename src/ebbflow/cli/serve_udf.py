@@ -12,6 +12,7 @@ import typer
 
 from ebbflow.cli.conventions import ExitCode
 from ebbflow.core.targets import resolve
+from ebbflow.core.variables import CONTAINER_TYPE
 from ebbflow.durations import milliseconds
 from ebbflow.errors import SetupError
 from ebbflow.schema.literals import Mode
@@ -112,7 +113,7 @@ def _seconds(grace: str) -> float:
 
 
 def _choose_kind(kind: FunctionKind | None, code: Any) -> Kind:
-    from ebbflow.wire.serving.kinds import CONTAINER_TYPE, KINDS, kind_of_container
+    from ebbflow.wire.serving.kinds import KINDS, kind_of_container
 
     if kind is not None:
         return KINDS[kind]

@@ -173,6 +173,13 @@ class Decisions:
         taken, self._served = self._served, {}
         return taken
 
+    def withdraw_request(self, index: int, rule: Dropped) -> None:
+        """Ends an input that waits for a further sink; one that waits for none is left alone."""
+        for requests in (self._fallback, self._on_success, self._served):
+            if index in requests:
+                del requests[index]
+                self._outcomes[index] = rule
+
     # --- what the chunk leaves behind -----------------------------------------------------------
 
     def forward(self, index: int, number: int, message: Message) -> None:

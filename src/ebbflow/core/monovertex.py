@@ -3,7 +3,7 @@
 The unit is the message that was read from the source, the root. Whatever happens to any message
 that came from it, on any level, decides about the root: a nack redelivers it as a whole and none of
 its other messages goes further; a dead letter holds the root, so that a replay does all of it
-again. ``bypass`` rules send messages by their tags from the transformer or the map straight to one
+again. Messages that a sink has accepted before that are given to it again with the next delivery. ``bypass`` rules send messages by their tags from the transformer or the map straight to one
 of the sinks.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from operator import itemgetter
 
@@ -55,6 +55,7 @@ _STRENGTH: dict[type[Outcome], int] = {
 _STOPS = (Redeliver, Retry, DeadLetter)
 _TAKEN = (Done, Served, Succeeded, FellBack)
 NOT_FOR_THE_SINK = Dropped("bypass: not for the sink")
+HELD_BACK = Dropped("another message of the same input is redelivered or dead-lettered")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,60 @@ class _Level:
     @property
     def batch(self) -> pa.RecordBatch:
         return frames.concat(self._batches)
+
+
+class _Siblings:
+    """Keeps messages from the sinks whose root is redelivered or dead in this delivery already."""
+
+    def __init__(self, part: Verdict, roots: Sequence[int], sinks: Sinks) -> None:
+        self._roots = dict(zip(part.rows.column("id"), roots, strict=True))
+        self._sinks = sinks
+        self._stopped: set[int] = set()
+
+    @classmethod
+    def of(cls, part: Verdict, roots: Sequence[int], sinks: Sinks) -> _Siblings | None:
+        """Returns the siblings among the messages; ``None`` if each root has one message."""
+        if isinstance(roots, range) or len(set(roots)) == len(roots):
+            return None
+        ids = part.rows.column("id")  # a root that was delivered twice has messages of equal ids
+        return cls(part, roots, sinks) if len(set(ids)) == len(ids) else None
+
+    @property
+    def sinks(self) -> Sinks:
+        """The sinks, of which the primary gets no message that is held back."""
+        return replace(self._sinks, primary=self.call)
+
+    def call(self, verdict: Verdict) -> None:
+        """Gives the messages to the sink call by call, without those that are held back."""
+        size = self._sinks.batch_size
+        for start in range(0, len(verdict.rows), size):
+            wanted = self._hold_back(verdict, range(start, min(start + size, len(verdict.rows))))
+            if wanted:
+                part = verdict.part_at(wanted)
+                self._sinks.primary(part)
+                verdict.decisions.merge(wanted, part.decisions)
+                self._note_stopped(part)
+
+    def withdraw(self, verdict: Verdict) -> None:
+        """Takes back what user code has asked for messages that are held back."""
+        self._note_stopped(verdict)
+        for index, message in enumerate(verdict.rows.column("id")):
+            if self._roots[message] in self._stopped:
+                verdict.decisions.withdraw_request(index, HELD_BACK)
+
+    def _hold_back(self, verdict: Verdict, rows: range) -> list[int]:
+        ids = verdict.rows.column("id")
+        held = {row for row in rows if self._roots[ids[row]] in self._stopped}
+        for row in held:
+            verdict.decisions.drop(row, HELD_BACK)
+        return [row for row in rows if row not in held]
+
+    def _note_stopped(self, verdict: Verdict) -> None:
+        ids, outcomes = verdict.rows.column("id"), verdict.outcomes
+        stops = [index for index, end in outcomes.items() if isinstance(end, _STOPS)]
+        if self._sinks.strategy is None:
+            stops += verdict.decisions.failed
+        self._stopped |= {self._roots[ids[index]] for index in stops}
 
 
 class _Run:
@@ -201,7 +256,10 @@ class _Run:
         batch, roots = self._without_stopped(level)
         if roots:
             part = self._part(batch)
-            run_sinks(part, self._mono.sinks, self._pause)
+            if siblings := _Siblings.of(part, roots, self._mono.sinks):
+                run_sinks(part, siblings.sinks, self._pause, siblings.withdraw)
+            else:
+                run_sinks(part, self._mono.sinks, self._pause)
             for index, payloads in part.answers.items():
                 message = part.rows.column("id")[index]
                 self._answers[roots[index]] += [(message, payload) for payload in payloads]

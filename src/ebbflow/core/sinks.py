@@ -37,7 +37,10 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Sinks:
-    """The sinks of a vertex. ``store`` is one of the user's; ``serves`` if there is any."""
+    """The sinks of a vertex. ``store`` is one of the user's; ``serves`` if there is any.
+
+    ``batch_size`` is the number of messages of one call of the primary.
+    """
 
     primary: Operator
     fallback: Operator | None = None
@@ -45,6 +48,7 @@ class Sinks:
     strategy: RetryStrategy | None = None
     serves: bool = False
     store: Store | None = None
+    batch_size: int = 500
 
     @property
     def allowed(self) -> frozenset[Status]:
@@ -61,12 +65,23 @@ class Sinks:
         return replace(rules, allowed=self.allowed, has_fallback=self.fallback is not None)
 
 
-def run_sinks(verdict: Verdict, sinks: Sinks, pause: Pause) -> None:
-    """Has the sinks decide about every row."""
+def _withdraw_nothing(verdict: Verdict) -> None:
+    pass
+
+
+def run_sinks(
+    verdict: Verdict, sinks: Sinks, pause: Pause, withdraw: Operator = _withdraw_nothing
+) -> None:
+    """Has the sinks decide about every row.
+
+    ``withdraw`` takes back what user code has asked for before any further sink gets it.
+    """
     verdict = verdict.under(sinks.bind(verdict.rules))
     call_with_retries(verdict, sinks.primary, sinks.strategy, pause, "sink")
-    run_fallback(verdict, sinks, pause)
-    run_on_success(verdict, sinks, pause)
+    for run in (run_fallback, run_on_success):
+        withdraw(verdict)
+        run(verdict, sinks, pause)
+    withdraw(verdict)
     if sinks.store is not None:
         _store_outside(verdict, sinks.store)
     else:

@@ -15,6 +15,9 @@ from contextlib import contextmanager
 Variables = tuple[tuple[str, str], ...]
 """Names and values, in their order; a value may refer to variables, as Kubernetes writes it."""
 
+CONTAINER_TYPE = "NUMAFLOW_UD_CONTAINER_TYPE"
+"""The variable in which Numaflow says what a container is for."""
+
 _REFERENCE = re.compile(r"\$(?:\$|\(([-._a-zA-Z][-._a-zA-Z0-9]*)\))")
 
 

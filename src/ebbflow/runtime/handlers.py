@@ -23,7 +23,7 @@ from ebbflow.core.outage import Patience
 from ebbflow.core.running_call import RUNNING, WorkerLeaves
 from ebbflow.core.system_errors import SystemErrors
 from ebbflow.core.targets import resolve
-from ebbflow.core.variables import Variables, in_environment
+from ebbflow.core.variables import CONTAINER_TYPE, Variables, in_environment
 from ebbflow.durations import Backoff
 from ebbflow.pynumaflow.adapters import adapt
 from ebbflow.pynumaflow.recognition import Place
@@ -45,6 +45,16 @@ _PLACES: dict[str, Place] = {
 }
 """The role of code in its vertex, and the place in a pipeline that it is written for."""
 
+_CONTAINERS = {
+    "map": "udf",
+    "transformer": "transformer",
+    "sink": "udsink",
+    "fallback": "fb-udsink",
+    "on_success": "ons-udsink",
+    "store": "udstore",
+}
+"""The same roles in Numaflow's words: one function may be several sinks of a vertex."""
+
 _open: dict[tuple[Vertex, str], Handler] = {}
 _patience: dict[tuple[Vertex, str], Patience] = {}
 _breakers: dict[Vertex, Breaker] = {}
@@ -62,6 +72,7 @@ def handler_for(
     key = (vertex, role)
     if key not in _open:
         signal.signal(signal.SIGHUP, _leave)  # how Spark tells workers that it ends
+        variables = ((CONTAINER_TYPE, _CONTAINERS[role]), *variables)
         with in_environment(variables):  # modules may look at it when they are imported
             target = adapt(resolve_code(code, search), _PLACES[role])
         _open[key] = Handler(target, Blame(systems), variables)

@@ -212,7 +212,13 @@ class Operators:
             strategy=role.strategy,
             serves=role.serves,
             store=self._store(role.store, role.store_env) if role.store else None,
+            batch_size=self._call_size(role.primary),
         )
+
+    def _call_size(self, role: SinkPlan) -> int:
+        if isinstance(role, UserSink) and role.mode != "batch":
+            return self._plan.rows_of(role)
+        return self._plan.batch_size
 
     def _sink(self, role: SinkPlan, name: str) -> Operator:
         match role:
@@ -237,7 +243,7 @@ class Operators:
         handler = self._handler("store", code, env)
 
         def put(request: str, payloads: Sequence[bytes]) -> None:
-            with RUNNING, in_environment(env):
+            with RUNNING, in_environment(handler.variables):
                 handler.finish(handler.instance.put(request, payloads))
 
         return Store(put, handler.blame)

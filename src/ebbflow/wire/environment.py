@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ebbflow.core.variables import Variables, expand_all
+from ebbflow.core.variables import CONTAINER_TYPE, Variables, expand_all
 
 SOCKETS = "EBBFLOW_SOCKETS"
 """The variable with the folder of the sockets, for functions that can be told where to listen."""
@@ -28,7 +28,7 @@ def function_environment(container: str, own: Variables, folder: Path) -> dict[s
     }
     if _PYTHON_PATH in environment:
         environment[_PYTHON_PATH] = _without_spark(environment[_PYTHON_PATH])
-    environment |= {"NUMAFLOW_UD_CONTAINER_TYPE": container, SOCKETS: str(folder)}
+    environment |= {CONTAINER_TYPE: container, SOCKETS: str(folder)}
     return environment | expand_all(own, environment)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ebbflow.connectors.spark.pickling import pickle_by_value
 from ebbflow.core.system_errors import LISTED, SystemErrors
-from ebbflow.core.variables import Variables, expand_all
+from ebbflow.core.variables import CONTAINER_TYPE, Variables, expand_all
 from ebbflow.errors import SourceError
 from ebbflow.runtime.source_process.line import Line
 from ebbflow.runtime.source_process.protocol import Answer, Order, Request
@@ -129,6 +129,7 @@ class Companion:
 def _environment(plan: SourcePlan) -> dict[str, str]:
     """Returns the variables of the process, in which Numaflow describes the reads as well."""
     described = os.environ | {
+        CONTAINER_TYPE: "udsource",
         "NUMAFLOW_READ_BATCH_SIZE": str(plan.limit),
         "NUMAFLOW_READ_TIMEOUT_MS": str(round(plan.timeout * 1000)),
     }

@@ -22,9 +22,6 @@ from ebbflow.wire.server_info import (
     socket_path,
 )
 
-CONTAINER_TYPE = "NUMAFLOW_UD_CONTAINER_TYPE"
-"""The variable in which Numaflow says what a container is for."""
-
 # The release of Numaflow's own Python SDK whose protocol this is; it has the nack of a source.
 _SDK_VERSION = "0.14.0"
 
