@@ -77,3 +77,6 @@ class Backoff:
 
 DEFAULT_ON_ERROR = Backoff(interval=1_000, steps=5, factor=2.0, cap=60_000)
 """For exceptions that user code did not mean: 1 s doubling to 60 s, at most 5 redeliveries."""
+
+SERVED_ON_ERROR = Backoff(interval=100, steps=1)
+"""The same where a caller waits for the answer: one quick redelivery."""

@@ -139,6 +139,46 @@ def test_a_store_in_python_has_the_variables_of_its_container(tmp_path: Path) ->
     assert (sinks.store, sinks.store_env) == ("answers:Store", (("URL", "redis"),))
 
 
+def test_where_a_caller_waits_an_exception_ends_quickly_unless_the_spec_says_otherwise(
+    tmp_path: Path,
+) -> None:
+    spec = load(
+        written(
+            tmp_path,
+            """\
+apiVersion: numaflow.numaproj.io/v1alpha1
+kind: Pipeline
+metadata: {name: both}
+spec:
+  vertices:
+    - {name: ask, source: {serving: {ports: {http: 8080}}}}
+    - {name: quick, udf: {python: "builtins:print"}}
+    - {name: slow, udf: {python: "builtins:print"}, onError: {backoff: {interval: 2s}}}
+    - {name: out, sink: {serve: {}}}
+    - {name: in, source: {generator: {messages: 10}}}
+    - {name: other, udf: {python: "builtins:print"}}
+  edges:
+    - {from: other, to: out}
+    - {from: ask, to: quick}
+    - {from: quick, to: slow}
+    - {from: slow, to: out}
+    - {from: in, to: other}
+""",
+        )
+    )
+    plans = make_plans(spec, Addresses.of("nats://localhost"), 0, None)
+    policies = {plan.vertex: (plan.on_error.interval, plan.on_error.steps) for plan in plans}
+    quick, normal = (100, 1), (1_000, 5)
+    assert policies == {
+        "ask": quick,
+        "quick": quick,
+        "slow": (2_000, 5),
+        "out": quick,
+        "in": normal,
+        "other": normal,
+    }
+
+
 def test_the_fields_without_effect_are_told(tmp_path: Path) -> None:
     read = read_specs(written(tmp_path, SERVING))
     (note,) = read.notes

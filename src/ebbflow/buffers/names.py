@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+REDELIVERY = "_redelivery"
+
 
 @dataclass(frozen=True, slots=True)
 class Names:
@@ -27,7 +29,13 @@ class Names:
 
     def redelivery(self, vertex: str, partition: int) -> str:
         """The stream that holds what a partition is to get again."""
-        return f"ebb_{self.pipeline}_{vertex}_{partition}_redelivery"
+        return f"ebb_{self.pipeline}_{vertex}_{partition}{REDELIVERY}"
+
+    def place_of(self, stream: str) -> tuple[str, int] | None:
+        """Returns the vertex and partition of a stream of messages; ``None`` for any other."""
+        own = stream.removeprefix(f"ebb_{self.pipeline}_").removesuffix(REDELIVERY)
+        vertex, _, partition = own.rpartition("_")
+        return (vertex, int(partition)) if vertex and partition.isdecimal() else None
 
     def due_subject(self, vertex: str, partition: int) -> str:
         """The subject of redeliveries once they are due."""

@@ -3,8 +3,9 @@
 The unit is the message that was read from the source, the root. Whatever happens to any message
 that came from it, on any level, decides about the root: a nack redelivers it as a whole and none of
 its other messages goes further; a dead letter holds the root, so that a replay does all of it
-again. Messages that a sink has accepted before that are given to it again with the next delivery. ``bypass`` rules send messages by their tags from the transformer or the map straight to one
-of the sinks.
+again. Messages that a sink has accepted before that are given to it again with the next delivery.
+``bypass`` rules send messages by their tags from the transformer or the map straight to one of the
+sinks.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def _vertex(spec: PipelineSpec, vertex: Vertex, shared: dict[str, Any]) -> Verte
     plan = VertexPlan(
         role=_role(vertex, spec.serving_store, MapSetting(vertex.name, limits, shared["search"])),
         edges=_edges(spec, vertex.name),
-        on_error=vertex.on_error.policy,
+        on_error=vertex.on_error.policy(served=_is_served(spec, vertex)),
         systems=vertex.on_unavailable.systems,
         on_unavailable=vertex.on_unavailable.policy,
         breaker=vertex.breaker.limit,
@@ -154,7 +154,7 @@ def _mono(spec: MonoVertexSpec, shared: dict[str, Any]) -> VertexPlan:
             _bypass(spec.bypass),
         ),
         edges=(),
-        on_error=spec.on_error.policy,
+        on_error=spec.on_error.policy(served=spec.streams.serves),
         systems=spec.spec.on_unavailable.systems,
         on_unavailable=spec.spec.on_unavailable.policy,
         breaker=spec.spec.breaker.limit,
@@ -176,6 +176,12 @@ def _feeders(spec: PipelineSpec, name: str) -> tuple[str, ...]:
     following = _reachable(spec, name)
     writers = [e.from_ for e in spec.edges_into(name) if e.from_ not in following]
     return tuple(f"{w}.{p}" for w in writers for p in range(spec.vertex(w).partitions))
+
+
+def _is_served(spec: PipelineSpec, vertex: Vertex) -> bool:
+    """Returns whether callers wait for what the vertex does: a source that serves is before it."""
+    serving = [step.name for step in spec.vertices if step.streams.serves]
+    return any(vertex.name in (name, *_reachable(spec, name)) for name in serving)
 
 
 def _reachable(spec: PipelineSpec, name: str) -> list[str]:

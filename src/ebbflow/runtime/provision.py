@@ -5,26 +5,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ebbflow.buffers import streams
 from ebbflow.buffers.answers import bucket_config
-from ebbflow.buffers.names import Names
+from ebbflow.buffers.names import REDELIVERY, Names
 from ebbflow.buffers.permissions import Permissions, derive_permissions
 from ebbflow.buffers.positions import read_all
 from ebbflow.core.position import Position
+from ebbflow.core.publications import ROWS
 from ebbflow.errors import AccessError, SetupError
 from ebbflow.nats import api
 from ebbflow.nats.api import StreamState
+from ebbflow.nats.behind import read_behind
 from ebbflow.nats.link import Link
+from ebbflow.nats.pull import Deliveries
 from ebbflow.runtime.plan import VertexPlan
 
 if TYPE_CHECKING:
     from ebbflow.spec.model import Spec
 
 Snapshot = dict[str, StreamState | None]
+_SCHEDULE = "Nats-Schedule"
 # A replay of dead letters that was killed leaves a mark, which is no message on its way.
 _ANY_MARK = Names("*").replayed_subject("*", "*")
 
@@ -75,29 +81,80 @@ async def lineage(link: Link, pipeline: str) -> str:
 
 
 async def _refuse_leftovers(link: Link, plans: Sequence[VertexPlan], names: Names) -> None:
-    """Raises ``SetupError`` if an earlier form of the pipeline left messages that nobody reads."""
+    """Raises ``SetupError`` if an earlier form of the pipeline left messages that no task reads."""
     beside = {names.dead_letters, names.ledger, names.seen, names.trail}
     beside |= {names.audit, names.logs, names.status}
     known = {*message_streams(plans), *beside}
-    for stream in await api.list_streams(link.client, f"ebb_{names.pipeline}_"):
-        state = await _leftover(link, stream) if stream not in known else None
-        if state is not None and state.messages:
-            raise SetupError(
-                f"Stream {stream} still holds messages of a vertex or partition that the "
-                "pipeline no longer has.",
-                "Run the earlier form with --drain first, or start over with --fresh.",
+    stored = await api.list_streams(link.client, f"ebb_{names.pipeline}_")
+    gone = [stream for stream in stored if stream not in known]
+    positions = await read_all(link, names) if gone else {}
+    left: Counter[tuple[str, int]] = Counter()
+    for stream in gone:
+        if (place := names.place_of(stream)) is not None:
+            left[place] += await _count_left(link, stream, positions.get(place, Position("")))
+    if left.total():
+        partitions = {plan.vertex: plan.partitions for plan in plans}
+        raise SetupError(
+            f"{' '.join(_describe_left(left, partitions))} Pipeline {names.pipeline} would never "
+            "process them.",
+            "Run the earlier spec once more with lifecycle: {desiredPhase: Paused} in it and with "
+            "--drain: sources rest, and what waits is processed. Or delete all that the "
+            "pipeline has stored, its dead letters too, with --fresh.",
+        )
+
+
+def _describe_left(
+    left: Mapping[tuple[str, int], int], partitions: Mapping[str, int]
+) -> Iterator[str]:
+    """Yields a sentence for each vertex and partition that is gone and has messages."""
+    vertices: Counter[str] = Counter()
+    for (vertex, partition), messages in sorted(left.items()):
+        if vertex not in partitions:
+            vertices[vertex] += messages
+        elif messages:
+            yield (
+                f"{_number(messages)} for partition {partition} of vertex {vertex}, which now has "
+                f"{_number(partitions[vertex], 'partition')}."
             )
+    for vertex, messages in vertices.items():
+        if messages:
+            yield f"{_number(messages)} for vertex {vertex}, which the spec no longer has."
 
 
-async def _leftover(link: Link, stream: str) -> StreamState | None:
+def _number(count: int, noun: str = "message") -> str:
+    if noun == "message":
+        return "1 message still waits" if count == 1 else f"{count:,} messages still wait"
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+async def _count_left(link: Link, stream: str, position: Position) -> int:
+    """Returns how many messages a stream holds that are not settled yet."""
+    again = stream.endswith(REDELIVERY)
+    done = position.done.redelivery if again else position.done.inlet
+    count = 0
     try:
-        return await api.read_state(link.client, stream, aside=_ANY_MARK)
+        frames = read_behind(link.client, stream, "", 0 if again else done.seq, headers_only=True)
+        async with contextlib.aclosing(frames):
+            async for deliveries in frames:
+                count += _count_rows(deliveries, done.seq)
     except AccessError as error:
         raise SetupError(
             f"Stream {stream} is of a vertex or partition that the pipeline no longer has, and "
             "this login may not look into it.",
             "Give it the permissions of the earlier form, too, or delete the stream.",
         ) from error
+    return max(0, count - done.row)
+
+
+def _count_rows(deliveries: Deliveries, done: int) -> int:
+    """Counts messages in frames: not marks of a replay, nor what is settled and not deleted yet."""
+    parcel, count = deliveries.parcel, 0
+    for row, seq in enumerate(deliveries.seqs):
+        headers = parcel.headers(row) or {}
+        settled = seq <= done and _SCHEDULE not in headers
+        if not settled and not parcel.subjects[row].endswith(b".replayed"):
+            count += int(headers.get(ROWS, "1"))
+    return count
 
 
 async def remove(link: Link, pipeline: str) -> None:
