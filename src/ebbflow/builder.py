@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Unpack
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ebbflow.runtime.attachment import Attachment
     from ebbflow.runtime.run_options import RunOptionNames
     from ebbflow.spec.model import Spec
@@ -31,9 +33,9 @@ class Builder:
         """Checks the pipeline and runs it on this driver; blocks until it has ended.
 
         It ends when it is drained (``drain=True``), timed out (``timeout="5m"``) or stopped with
-        Ctrl-C. It shows nothing but what vertices print, a ``log`` sink included; the logger
-        ``ebbflow`` has the rest. ``quiet=False`` shows what ``ebbflow run`` shows; your own
-        ``watcher`` is told everything instead.
+        Ctrl-C. It shows what vertices print, a ``log`` sink included, where it listens, and what
+        needs attention; the logger ``ebbflow`` has the rest. ``quiet=False`` shows what
+        ``ebbflow run`` shows; your own ``watcher`` receives everything instead.
 
         ``ui`` serves a web page of the run, and ``metrics`` its metrics and health alone: ``True``,
         or where to listen as ``"HOST:PORT"``. The addresses are told like all else.
@@ -56,8 +58,10 @@ class Builder:
 
             beside = attach_pages(ui, metrics)
 
-        if quiet:
+        if watcher is not None:
             return run_pipeline(spec, watcher=watcher, beside=beside, **options)
+        if quiet:
+            return _run_quietly(spec, beside, options)
         from ebbflow.display import open_display
         from ebbflow.display.ending import show_end
 
@@ -65,3 +69,15 @@ class Builder:
             summary = run_pipeline(spec, watcher=display, beside=beside, **options)
         show_end(display, summary)
         return summary
+
+
+def _run_quietly(spec: Spec, beside: Sequence[Attachment], options: RunOptionNames) -> Summary:
+    """Runs a pipeline and draws nothing; says so if there was nothing to do."""
+    from ebbflow.spark.run import run_pipeline
+    from ebbflow.status.run_report import NOTHING_READ, START_OVER, QuietWatcher
+
+    watcher = QuietWatcher()
+    summary = run_pipeline(spec, watcher=watcher, beside=beside, **options)
+    if summary.had_nothing_to_do:
+        watcher.stage(f"{NOTHING_READ} {START_OVER}")
+    return summary

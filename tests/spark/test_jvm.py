@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import socket
+import socketserver
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from py4j.java_gateway import GatewayClient
 from py4j.protocol import Py4JNetworkError
 
 from ebbflow.spark.jvm import OnlyNumpy, is_not_of_py4j
+from ebbflow.spark.session import quieten_accumulators, quieten_py4j
 
 
 class Asked:
@@ -61,3 +65,33 @@ def test_calls_that_the_end_of_a_jvm_interrupts_print_no_traceback(filters, capl
     monkeypatch.setattr(client, "_get_connection", Broken)
     client.send_command("c\n")
     assert ("Exception while sending command" in caplog.text) is not bool(filters)
+@pytest.mark.parametrize("own", [logging.NOTSET, logging.DEBUG])
+def test_py4j_logs_its_calls_only_if_the_program_asks_py4j_for_it(own, caplog):
+    py4j = logging.getLogger("py4j")
+    before = py4j.level
+    py4j.setLevel(own)
+    try:
+        with caplog.at_level(logging.DEBUG):  # as logging.basicConfig(level=DEBUG) has it
+            quieten_py4j()
+            logging.getLogger("py4j.clientserver").debug("Command to send")
+    finally:
+        py4j.setLevel(before)
+    assert bool(caplog.records) is (own is logging.DEBUG)
+
+
+class Breaks(socketserver.BaseRequestHandler):
+    def handle(self):
+        raise EOFError("the JVM has died")
+
+
+def test_a_jvm_that_dies_leaves_no_traceback_of_the_server_for_accumulators(capfd):
+    with socketserver.TCPServer(("127.0.0.1", 0), Breaks) as server:
+        server.timeout = 10
+        quieten_accumulators(SimpleNamespace(_accumulatorServer=server))
+        with socket.create_connection(server.server_address):
+            server.handle_request()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_session_of_a_run_has_such_a_server(spark):
+    assert "handle_error" in vars(spark.sparkContext._accumulatorServer)

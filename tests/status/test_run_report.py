@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 
+from ebbflow.outcome import Counts
 from ebbflow.status.model import PipelineStatus, VertexStatus
-from ebbflow.status.run_report import QuietWatcher
+from ebbflow.status.run_report import QuietWatcher, Summary
 
 
 def status(failure: str | None) -> PipelineStatus:
@@ -33,6 +35,23 @@ def test_a_vertex_that_makes_no_progress_is_a_warning_once_for_each_reason(
         "m makes no progress: worse",
         "m makes no progress: away",
     ]
+
+
+def test_where_a_run_listens_and_what_needs_attention_is_printed(capsys) -> None:
+    watcher = QuietWatcher()
+    watcher.stage("in takes requests at http://127.0.0.1:8080/")
+    assert capsys.readouterr() == ("", "ebbflow: in takes requests at http://127.0.0.1:8080/\n")
+
+
+def test_a_run_without_anything_to_do_says_so() -> None:
+    idle = Summary("p", "drained", 1.0, {"in": Counts()}, {"in": Counts(read=3, done=3)})
+    assert repr(idle).endswith(
+        "Nothing was read: the sources gave all they have in an earlier run.\n"
+        "Start over with fresh=True, which deletes what the pipeline has stored."
+    )
+    first = Summary("p", "drained", 1.0, {"in": Counts()}, {"in": Counts()})
+    assert not first.had_nothing_to_do
+    assert not replace(idle, ended="timeout").had_nothing_to_do
 
 
 def test_stages_are_information(caplog: pytest.LogCaptureFixture) -> None:

@@ -233,13 +233,7 @@ def _where(state: Path, nats: str | None) -> str:
 
 
 def _hint_at_earlier_runs(watcher: Display, result: Summary, spec: Path, where: str) -> None:
-    """Says why a run that read nothing did not: an earlier one has read everything."""
-    if _exhausted_before(result):
-        watcher.stage("Nothing was read: the sources gave all they have in an earlier run.")
+    """Says how to start over if a run read nothing because an earlier one has read everything."""
+    if result.had_nothing_to_do:
         command = f"ebbflow run {shlex.quote(str(spec))}{where} --fresh"
         watcher.stage(f"Forget that and start over: {command}")
-
-
-def _exhausted_before(result: Summary) -> bool:
-    nothing_now = not any(c.read for c in result.vertices.values())
-    return result.ended == "drained" and nothing_now and any(c.read for c in result.totals.values())

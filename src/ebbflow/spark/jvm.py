@@ -116,7 +116,7 @@ def is_not_of_py4j(record: logging.LogRecord) -> bool:
 
     Py4J logs a traceback for each call that it interrupts, and to the root logger, which prints it.
     """
-    return record.pathname != java_gateway.__file__
+    return bool(record.pathname != java_gateway.__file__)
 
 
 def _connect(process: subprocess.Popen[bytes], port: int, secret: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import re
 import shutil
@@ -27,6 +28,7 @@ from ebbflow.spark.class_archive import ClassArchive
 from ebbflow.spark.daemon import preload
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 OLDEST_JAVA = 17
@@ -102,6 +104,7 @@ def open_session(
 
     ``modules`` is the folder of the user's code; it is sent along to workers on other machines.
     """
+    quieten_py4j()
     active = active_session()
     if active is not None:
         yield active
@@ -168,7 +171,7 @@ def _start(settings: Mapping[str, str], log: Path) -> SparkSession:
     try:
         jvm.launch(conf, log)
         with _own_signals():
-            SparkContext.getOrCreate(conf)
+            quieten_accumulators(SparkContext.getOrCreate(conf))
         return SparkSession.builder.config(conf=conf).getOrCreate()
     except (Py4JError, PySparkException, ValueError) as error:
         why = trouble(error).text
@@ -177,6 +180,23 @@ def _start(settings: Mapping[str, str], log: Path) -> SparkSession:
     except BaseException:
         jvm.end()
         raise
+
+
+def quieten_py4j() -> None:
+    """Keeps py4j from logging each call to the JVM, as it does once user code asks for DEBUG.
+
+    A level that the program has set for py4j itself remains.
+    """
+    logger = logging.getLogger("py4j")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.WARNING)
+
+
+def quieten_accumulators(context: SparkContext) -> None:
+    """Keeps the server for Spark's accumulators from printing a traceback when its JVM dies."""
+    server = getattr(context, "_accumulatorServer", None)
+    if server is not None:
+        server.handle_error = lambda request, address: None
 
 
 def _is_local(master: str | None) -> bool:

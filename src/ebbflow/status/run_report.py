@@ -23,6 +23,12 @@ from ebbflow.status.model import PipelineStatus
 
 _LOGGER = logging.getLogger("ebbflow")
 
+PROGRESS = frozenset({"starting NATS", "starting Spark", "running", "stopping"})
+"""The stages of every run. Whatever else a run says is where it listens, or needs attention."""
+
+NOTHING_READ = "Nothing was read: the sources gave all they have in an earlier run."
+START_OVER = "Start over with fresh=True, which deletes what the pipeline has stored."
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Summary:
@@ -53,12 +59,20 @@ class Summary:
         """The number of messages that became dead letters in this run."""
         return sum(counts.dead_lettered for counts in self.vertices.values())
 
+    @property
+    def had_nothing_to_do(self) -> bool:
+        """Whether the run read nothing because an earlier one has read everything."""
+        nothing_now = not any(counts.read for counts in self.vertices.values())
+        before = any(counts.read for counts in self.totals.values())
+        return self.ended == "drained" and nothing_now and before
+
     def describe(self, where: str = "") -> list[str]:
         """Returns the end of the run in lines, as ``ebbflow run`` prints it.
 
         ``where`` are the options that lead a command to the pipeline.
         """
-        return list(describe_end(self.status, self.ended, self.seconds, where))
+        lines = list(describe_end(self.status, self.ended, self.seconds, where))
+        return [*lines, NOTHING_READ] if self.had_nothing_to_do else lines
 
     def facts(self) -> dict[str, Any]:
         """Returns everything as values for JSON."""
@@ -80,7 +94,8 @@ class Summary:
     def __repr__(self) -> str:
         longest = max(map(len, self.vertices), default=0)
         rows = [f"  {name:<{longest}}  {_nonzero(c)}" for name, c in self.vertices.items()]
-        return "\n".join([f"Summary of {self.pipeline}", *rows, *self.describe()])
+        hint = [START_OVER] if self.had_nothing_to_do else []
+        return "\n".join([f"Summary of {self.pipeline}", *rows, *self.describe(), *hint])
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(repr(self))}</pre>"
@@ -127,15 +142,20 @@ class QuietWatcher:
 
     What vertices print goes to standard output, as all prints do, and what they log to the loggers
     ``ebbflow.VERTEX``. Stages go to the logger ``ebbflow`` as information, and a vertex that fails,
-    waits or was stopped as a warning.
+    waits or was stopped as a warning. Where the run listens, and what needs attention, is printed
+    to standard error as well, unless the program shows what that logger gets.
     """
 
     def __init__(self) -> None:
         self._troubles: dict[str, str | None] = {}
 
     def stage(self, text: str) -> None:
-        """Logs it."""
+        """Logs it, and prints what people have to see unless the log shows it."""
         _LOGGER.info("%s", text)
+        shown = _LOGGER.isEnabledFor(logging.INFO) and _LOGGER.hasHandlers()
+        if text not in PROGRESS and not shown:
+            with contextlib.suppress(OSError):
+                sys.stderr.write(f"ebbflow: {text}\n")
 
     def line(self, text: str) -> None:
         """Prints it; a reader that has gone away must not end the thread that calls."""
