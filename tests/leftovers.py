@@ -81,9 +81,17 @@ def _counts(thread: threading.Thread) -> bool:
 
 
 def _ports() -> set[int]:
-    """Where this process listens."""
+    """Where this process listens; not where Spark calls back, which it does until it is stopped."""
     found = psutil.Process().net_connections(kind="tcp")
-    return {one.laddr.port for one in found if one.status == psutil.CONN_LISTEN}
+    listening = {one.laddr.port for one in found if one.status == psutil.CONN_LISTEN}
+    return listening - {_callback_port()}
+
+
+def _callback_port() -> int | None:
+    """The port that PySpark opens when the session is first given a function to call back."""
+    context = getattr(sys.modules.get("pyspark"), "SparkContext", None)
+    server = getattr(getattr(context, "_gateway", None), "_callback_server", None)
+    return server.get_listening_port() if server is not None else None
 
 
 def _processes() -> dict[int, str]:
