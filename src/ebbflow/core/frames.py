@@ -23,7 +23,7 @@ from ebbflow.message import Datum
 MAX_ROWS = 2_000
 MAX_BYTES = 256 * 1024
 MAX_VALUE = 2**31 - 2**20
-"""The most bytes of a message that a batch can hold: the offsets of Arrow's columns have 32 bits."""
+"""The most bytes of a message that a batch can hold: Arrow's offsets have 32 bits."""
 # What a row takes beside its texts and values, at the least: times, counts, and where texts begin.
 _ROW_BYTES = 48
 FEW = 32
