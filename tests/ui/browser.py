@@ -72,3 +72,47 @@ def _answer(route: Route) -> None:
         route.fulfill(body=path.read_bytes(), content_type=f"{kind}; charset=utf-8")
     else:
         route.fulfill(body="<!doctype html><title>blank</title>", content_type="text/html")
+
+
+_OVERLAPS = """selector => {
+    const rects = (element) => {
+        const range = document.createRange();
+        range.selectNodeContents(element);
+        return [...range.getClientRects()];
+    };
+    const meet = (a, b) => a.left + 1 < b.right && b.left + 1 < a.right
+        && a.top + 1 < b.bottom && b.top + 1 < a.bottom;
+    const touch = (one, other) => rects(one).some(a => rects(other).some(b => meet(a, b)));
+    return [...document.querySelectorAll(selector)].flatMap(parent => {
+        const parts = [...parent.children];
+        return parts.flatMap((one, at) => parts.slice(at + 1)
+            .filter(other => touch(one, other)).map(other => [one.innerText, other.innerText]));
+    });
+}"""
+_CUT_OFF = """selector => [...document.querySelectorAll(selector)]
+    .filter(element => element.clientWidth && element.scrollWidth > element.clientWidth + 1)
+    .map(element => element.innerText)"""
+_RAGGED = """selector => [...document.querySelectorAll(selector)].filter(box => {
+    const edge = box.getBoundingClientRect().right - 2;
+    const rows = new Map();
+    for (const cell of box.children) {
+        const { top, right } = cell.getBoundingClientRect();
+        rows.set(Math.round(top), Math.max(right, rows.get(Math.round(top)) ?? 0));
+    }
+    return [...rows.values()].some(right => right < edge);
+}).map(box => box.innerText)"""
+
+
+def find_overlaps(page: Page, selector: str) -> list[list[str]]:
+    """Returns pairs of texts that are printed over each other inside one of the elements."""
+    return page.evaluate(_OVERLAPS, selector)
+
+
+def find_cut_off(page: Page, selector: str) -> list[str]:
+    """Returns the texts of the elements that are wider than their place."""
+    return page.evaluate(_CUT_OFF, selector)
+
+
+def find_ragged(page: Page, selector: str) -> list[str]:
+    """Returns the texts of the grids in which a row of cells ends before the right edge."""
+    return page.evaluate(_RAGGED, selector)

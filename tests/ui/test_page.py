@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.long_tests import are_long_tests_wanted
-from tests.ui.browser import open_page
+from tests.ui.browser import find_cut_off, find_overlaps, find_ragged, open_page
 from tests.ui.orders import Orders, run_orders
 
 pytestmark = pytest.mark.slow
@@ -55,6 +56,14 @@ def take_picture(page: Page, name: str, width: int = 1280) -> None:
 def visit(page: Page, *parts: str) -> None:
     """Follows a link of the page, without loading it anew."""
     page.evaluate("hash => { location.hash = hash }", "#/" + "/".join(["orders", *parts]))
+
+
+@contextmanager
+def resized(page: Page, width: int) -> Iterator[None]:
+    """Shows the same view in a window of another width."""
+    page.set_viewport_size({"width": width, "height": 800})
+    yield
+    page.set_viewport_size({"width": 1280, "height": 800})
 
 
 def node(page: Page, vertex: str) -> Locator:
@@ -125,13 +134,140 @@ def test_problems_say_what_to_do_next(page: Page) -> None:
     take_picture(page, "page")
 
 
+def test_problems_have_the_whole_width(page: Page) -> None:
+    visit(page)
+    problem = page.get_by_label("Problems").locator("li").first
+    width = problem.bounding_box()["width"]
+    for part in (".what", ".next"):
+        assert problem.locator(part).bounding_box()["width"] > 0.9 * width
+
+
+@pytest.mark.parametrize("width", [1280, 1000, 390])
+def test_all_numbers_of_the_overview_have_room(page: Page, width: int) -> None:
+    visit(page)
+    expect(page.locator(".vertices tbody tr").first).to_be_visible()
+    with resized(page, width):
+        page.locator(".vertices [data-name=pending]").first.evaluate(
+            "cell => { cell.firstChild.textContent = '≈ 1,234,903'; }"
+        )
+        page.locator(".sums dd.number").nth(2).evaluate(
+            "cell => { cell.firstChild.textContent = '1,234,903'; }"
+        )
+        assert find_cut_off(page, ".vertices th, .vertices td, .sums > div, .sums dd") == []
+        assert find_overlaps(page, ".vertices tr, .sums > div") == []
+        assert find_ragged(page, ".sums") == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("width", [1280, 1000, 390])
+def test_an_open_vertex_leaves_the_table_readable(page: Page, width: int) -> None:
+    visit(page, "vertices", "enrich")
+    expect(fact(page, "parked")).to_be_visible()
+    with resized(page, width):
+        assert find_cut_off(page, ".vertices th, .vertices td, .facts > div, .facts dd") == []
+        assert find_cut_off(page, "main .scroll") == []
+        assert find_ragged(page, ".sums, .facts") == []
+
+
+def test_a_vertex_says_its_condition_once(page: Page) -> None:
+    visit(page)
+    row = page.locator(".vertices tbody tr", has_text="notify")
+    expect(row).to_have_text(re.compile("^notify ?running(?!.*running)", re.DOTALL))
+
+
+def test_pending_and_parked_have_scales_of_their_own(page: Page) -> None:
+    visit(page)
+    charts = page.get_by_label("Charts over time")
+    titles = ["Throughput", "Pending", "Parked", "Dead letters"]
+    expect(charts.locator("figure h3")).to_have_text(titles)
+    ranges = charts.get_by_role("group", name="Time shown").bounding_box()
+    for figure in charts.locator("figure").all():
+        assert figure.bounding_box()["y"] >= ranges["y"] + ranges["height"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "what"),
+    [
+        (["letters"], "orders/letters"),
+        (["dead-letters", "seven"], "orders/dead-letters/seven"),
+        (["vertices", "stroe"], "stroe"),
+    ],
+)
+def test_an_unknown_address_is_not_found(page: Page, parts: list[str], what: str) -> None:
+    visit(page, *parts)
+    missing = page.get_by_role("alert")
+    expect(missing).to_contain_text("Not found")
+    expect(missing).to_contain_text(what)
+    expect(page.locator("nav [aria-current]")).to_have_count(0)
+    missing.get_by_role("link", name="Dead letters").click()
+    expect(page.get_by_label("Dead letters", exact=True).last).to_be_visible()
+    expect(missing).to_have_count(0)
+
+
+def test_keys_lead_through_dead_letters(page: Page) -> None:
+    visit(page, "dead-letters?vertex=enrich")
+    rows = page.locator(".list .row")
+    expect(rows.nth(2)).to_be_visible(timeout=SOON)
+    search = page.locator("#search")
+    page.keyboard.press("/")
+    expect(search).to_be_focused()
+    page.keyboard.type("c-13")
+    page.keyboard.press("Escape")
+    expect(search).to_have_value("")
+    expect(search).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(search).not_to_be_focused()
+    for key in "jjk":
+        page.keyboard.press(key)
+    expect(search).to_have_value("")
+    expect(rows.first).to_be_focused()
+    page.keyboard.press("Enter")
+    panel = page.locator(".panel.letter")
+    expect(panel).to_have_accessible_name(f"Dead letter {rows.first.text_content()}")
+    page.keyboard.press("j")
+    expect(panel).to_have_accessible_name(f"Dead letter {rows.nth(1).text_content()}")
+    page.keyboard.press("Escape")
+    expect(panel).to_have_count(0)
+    expect(rows.nth(1)).to_be_focused()
+
+
+def test_a_click_on_a_row_opens_it_and_text_can_be_selected(page: Page) -> None:
+    visit(page, "dead-letters?vertex=enrich")
+    row = page.locator(".list tbody tr").nth(1)
+    words = row.locator("td.words")
+    box = words.bounding_box()
+    page.mouse.move(box["x"] + 12, box["y"] + box["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 60, box["y"] + box["height"] / 2, steps=4)
+    page.mouse.up()
+    assert page.evaluate("getSelection().toString().trim()")
+    panel = page.locator(".panel.letter")
+    expect(panel).to_have_count(0)
+    page.evaluate("getSelection().removeAllRanges()")
+    row.locator("td").first.click(position={"x": 3, "y": 3})
+    expect(panel).to_have_count(0)
+    words.click()
+    expect(panel).to_have_accessible_name(f"Dead letter {row.locator('.row').text_content()}")
+    page.keyboard.press("Escape")
+
+
+@pytest.mark.parametrize("width", [1280, 1000, 390])
+def test_the_time_of_death_has_a_date_and_a_zone(page: Page, width: int) -> None:
+    visit(page, "dead-letters?vertex=enrich")
+    died = page.locator(".list tbody tr").first.locator("time")
+    expect(died).to_have_text(re.compile(r"^[A-Z][a-z]{2} \d+ \d\d:\d\d:\d\d UTC([+-]\d+)?$"))
+    with resized(page, width):
+        assert find_cut_off(page, ".list td:has(time)") == []
+        assert find_overlaps(page, ".list tr") == []
+
+
 def test_a_dead_letter_is_opened_edited_replayed_and_arrives(page: Page, orders: Orders) -> None:
     visit(page, "dead-letters")
     page.locator("#search").fill('"number": 50,')
     rows = page.locator(".list tbody tr")
     expect(rows).to_have_count(1, timeout=SOON)
-    rows.locator("button").click()
-    panel = page.get_by_label("Letter", exact=False).last
+    rows.locator(".row").click()
+    panel = page.locator(".panel.letter")
     expect(panel).to_contain_text("order 50 has a negative amount")
     expect(panel.locator("pre").first).to_contain_text('"amount": -1')
     page.get_by_role("button", name="Hex").click()
@@ -140,7 +276,7 @@ def test_a_dead_letter_is_opened_edited_replayed_and_arrives(page: Page, orders:
     value = page.get_by_label("Value", exact=True)
     value.fill(value.input_value().replace("-1", "12"))
     page.get_by_role("button", name="Replay edited").click()
-    expect(page.locator(".notice")).to_contain_text("is on its way to store again")
+    expect(page.locator(".notice")).to_contain_text("was sent back to store")
     orders.wait_until(lambda: bool(orders.stored(50)))
     assert [order["amount"] for order in orders.stored(50)] == [12]
     expect(rows).to_have_count(0, timeout=SOON)
@@ -152,23 +288,26 @@ def test_many_letters_are_counted_before_they_are_replayed(page: Page, orders: O
     expect(rows.first).to_contain_text("KeyError", timeout=SOON)
     before = rows.first.locator(".row").text_content()
     if WANTED:
-        rows.first.locator("button").click()
+        rows.first.locator(".row").click()
         expect(page.locator(".panel .traceback")).to_be_visible()
         take_picture(page, "letters")
         page.keyboard.press("Escape")
     page.get_by_role("button", name="Replay matching…").click()
     dialog = page.get_by_role("dialog")
-    expect(dialog).to_contain_text(re.compile(r"\d+ letters? (is|are) matched by this filter"))
+    expect(dialog).to_contain_text(re.compile(r"\d+ dead letters? (is|are) matched by this filter"))
     dialog.get_by_role("button", name=re.compile(r"Replay \d+")).click()
     expect(page.locator(".notice").last).to_contain_text("sent back", timeout=SOON)
-    expect(page.get_by_role("button", name=before or "", exact=True)).to_have_count(0)
+    expect(page.get_by_role("link", name=before or "", exact=True)).to_have_count(0)
 
 
 def test_a_message_is_traced(page: Page) -> None:
     visit(page, "trace", "in-7")
-    way = page.get_by_label("Way of in-7")
+    way = page.get_by_label("Path of in-7")
     expect(way).to_contain_text("parked", timeout=SOON)
     expect(way).to_contain_text("enrich")
+    with resized(page, 390):
+        assert find_overlaps(page, ".way li, .places li") == []
+        assert find_cut_off(page, ".way li > *, .places li > *") == []
 
 
 def test_the_spec_is_shown(page: Page) -> None:

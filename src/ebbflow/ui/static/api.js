@@ -61,6 +61,7 @@ export const logs = (pipeline, vertex, signal) =>
   get(`${root(pipeline)}/logs${query({ vertex, limit: 50 })}`, signal);
 export const letters = (pipeline, filter, signal) =>
   get(`${root(pipeline)}/dead-letters${query(filter)}`, signal);
+export const causes = (pipeline, signal) => get(`${root(pipeline)}/dead-letters/counts`, signal);
 export const letter = (pipeline, number, signal) => get(`${root(pipeline)}/dead-letters/${number}`, signal);
 export const exportAddress = (pipeline, filter) => `${root(pipeline)}/dead-letters/export${query(filter)}`;
 export const trace = (pipeline, id, signal) => get(`${root(pipeline)}/trace/${part(id)}`, signal);

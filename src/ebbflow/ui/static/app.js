@@ -4,7 +4,7 @@ import { html, render, useEffect, useMemo, useState } from "./dom.js";
 import { clock, count, duration, instant } from "./format.js";
 import { Icon } from "./icons.js";
 import { Live } from "./live.js";
-import { Empty, Failure, Notices, useNow } from "./parts.js";
+import { Empty, Failure, isForView, NotFound, Notices, useNow } from "./parts.js";
 import { address, go, useRoute } from "./route.js";
 import { Letters } from "./views/letters.js";
 import { Overview } from "./views/overview.js";
@@ -31,8 +31,7 @@ function skip(event) {
 function useKeys(route) {
   useEffect(() => {
     const press = (event) => {
-      const busy = event.target.closest("input, textarea, select, dialog");
-      if (event.key !== "/" || busy || event.ctrlKey || event.metaKey) return;
+      if (event.key !== "/" || !isForView(event)) return;
       event.preventDefault();
       const search = document.getElementById("search");
       if (search) search.focus();
@@ -65,7 +64,7 @@ function Pipeline({ pipeline, route }) {
     const errors = status?.problems.filter((problem) => problem.level === "error").length;
     document.title = `${errors ? `(${errors}) ` : ""}${pipeline} · Ebbflow`;
   }, [pipeline, status]);
-  return html`<${Bar} pipeline=${pipeline} status=${status} live=${live} now=${now} view=${route.parts[1]} />
+  return html`<${Bar} pipeline=${pipeline} status=${status} live=${live} now=${now} view=${findView(route.parts, status)} />
     <${Lost} live=${live} now=${now} />
     <main id="main" tabindex="-1" class=${live.connection === "lost" ? "stale" : ""}>
       <h1 class="visually-hidden">${pipeline}</h1>
@@ -73,15 +72,52 @@ function Pipeline({ pipeline, route }) {
     </main>`;
 }
 
+/** The view of an address: its name, or null if the address leads nowhere. */
+function findView([, view = "overview", item, ...rest], status) {
+  if (rest.length) return null;
+  switch (view) {
+    case "vertices":
+      return !item || !status || status.vertices.some((vertex) => vertex.name === item) ? "overview" : null;
+    case "dead-letters":
+      return !item || /^[1-9]\d*$/.test(item) ? view : null;
+    case "trace":
+      return view;
+    default:
+      return ["overview", "spec"].includes(view) && !item ? view : null;
+  }
+}
+
+function describeUnknown([pipeline, view, item, ...rest]) {
+  if (view === "vertices" && !rest.length) return `${pipeline} has no vertex ${item}`;
+  return `this web UI has no view at ${[pipeline, view, item, ...rest].filter(Boolean).join("/")}`;
+}
+
+function listViews(pipeline) {
+  return [
+    ["Overview", address([pipeline])],
+    ["Dead letters", address([pipeline, "dead-letters"])],
+    ["Trace", address([pipeline, "trace"])],
+    ["Spec", address([pipeline, "spec"])],
+  ];
+}
+
 function View({ pipeline, live, route, now }) {
-  const [, view, item] = route.parts;
   const { status } = live;
+  const view = findView(route.parts, status);
+  const item = route.parts[2];
+  if (!view)
+    return html`<${NotFound}
+      what=${describeUnknown(route.parts)}
+      links=${[...listViews(pipeline), ["all pipelines", "#/"]]}
+    />`;
   if (view === "dead-letters")
     return html`<${Letters} pipeline=${pipeline} status=${status} route=${route} now=${now} />`;
   if (view === "trace") return html`<${Trace} pipeline=${pipeline} id=${item} now=${now} />`;
   if (view === "spec") return html`<${Spec} pipeline=${pipeline} />`;
+  if (!status && live.error?.status === 404)
+    return html`<${NotFound} what=${live.error.message} links=${[["all pipelines", "#/"]]} />`;
   if (!status && live.error) return html`<${Failure} error=${live.error} />`;
-  if (!status) return html`<${Empty}>Reading the state of ${pipeline} …<//>`;
+  if (!status) return html`<${Empty}>Reading the status of ${pipeline} …<//>`;
   return html`<${Overview} pipeline=${pipeline} live=${live} vertex=${item} now=${now} />`;
 }
 
@@ -106,21 +142,11 @@ function Bar({ pipeline, status, live, now, view }) {
 
 function Tabs({ pipeline, status, view }) {
   const letters = status?.vertices.reduce((sum, vertex) => sum + vertex.dead_letters, 0);
-  const tabs = [
-    ["Overview", [pipeline], !view || view === "vertices"],
-    ["Dead letters", [pipeline, "dead-letters"], view === "dead-letters", letters],
-    ["Trace", [pipeline, "trace"], view === "trace"],
-    ["Spec", [pipeline, "spec"], view === "spec"],
-  ];
+  const isCurrent = (name) => view === name.toLowerCase().replace(" ", "-");
   return html`<nav aria-label="Views">
-    ${tabs.map(
-      ([
-        name,
-        parts,
-        current,
-        number,
-      ]) => html`<a key=${name} href=${address(parts)} aria-current=${current ? "page" : undefined}>
-        ${name}${number ? html` <span class="count number">${count(number)}</span>` : ""}
+    ${listViews(pipeline).map(
+      ([name, href]) => html`<a key=${name} href=${href} aria-current=${isCurrent(name) ? "page" : undefined}>
+        ${name}${letters && name === "Dead letters" ? html` <span class="count number">${count(letters)}</span>` : ""}
       </a>`,
     )}
   </nav>`;
@@ -148,7 +174,8 @@ function Heart({ live }) {
 }
 
 function Lost({ live, now }) {
-  if (live.connection !== "lost") return null;
+  const isSaidBelow = !live.status && live.error?.status;
+  if (live.connection !== "lost" || isSaidBelow) return null;
   const words = live.error && live.error.status ? live.error.message : "The server does not answer.";
   return html`<p class="lost-line" role="alert">
     <${Icon} name="stuck" />

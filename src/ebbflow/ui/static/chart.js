@@ -20,8 +20,9 @@ export function useWidth(initial = 320) {
 }
 
 /**
- * One chart. series: [{name, tone, values: number|null per time}], times in milliseconds.
- * The legend shows the newest values, or those under the cursor.
+ * One chart. series: [{name, tone, values: number|null per time, estimates: boolean per time}],
+ * times in milliseconds. The legend shows the newest values, or those under the cursor. Estimates
+ * are drawn as dots, and have a ≈ before their number.
  */
 export function Chart({ title, times, series, format, range }) {
   const [ref, width] = useWidth();
@@ -38,7 +39,8 @@ export function Chart({ title, times, series, format, range }) {
     event.preventDefault();
     setCursor(Math.max(0, Math.min(times.length - 1, at + step)));
   };
-  const spoken = series.map((line) => `${line.name} ${format(line.values.at(-1) ?? 0)}`).join(", ");
+  const show = (line, at) => `${line.estimates?.[at] ? "≈ " : ""}${format(line.values[at] ?? 0)}`;
+  const spoken = series.map((line) => `${line.name} ${show(line, times.length - 1)}`).join(", ");
   return html`<figure class="chart" ref=${ref}>
     <figcaption>
       <h3>${title}</h3>
@@ -50,9 +52,18 @@ export function Chart({ title, times, series, format, range }) {
           <svg width="18" height="8" aria-hidden="true">
             <line x1="0" x2="18" y1="4" y2="4" class="line ${line.tone}" />
           </svg>
-          ${line.name} <b class="number">${format(line.values[at] ?? 0)}</b>
+          ${line.name} <b class="number">${show(line, at)}</b>
         </li>`,
       )}
+      ${
+        series.some((line) => line.estimates?.includes(true)) &&
+        html`<li>
+          <svg width="18" height="8" aria-hidden="true">
+            <line x1="0" x2="18" y1="4" y2="4" class="line estimate" />
+          </svg>
+          estimated
+        </li>`
+      }
     </ul>
     <svg
       width=${width}
@@ -77,8 +88,8 @@ export function Chart({ title, times, series, format, range }) {
         </text>`,
       )}
       ${series.map(
-        (line) =>
-          html`<path key=${line.name} class="line ${line.tone}" d=${draw(times, line.values, scale)} />`,
+        (line) => html`<path key=${line.name} class="line ${line.tone}" d=${draw(times, line, scale, false)} />
+          <path key=${`${line.name} estimated`} class="line ${line.tone} estimate" d=${draw(times, line, scale, true)} />`,
       )}
       ${
         cursor != null &&
@@ -119,16 +130,17 @@ function ceiling(value) {
   return step * power;
 }
 
-function draw(times, values, scale) {
+/** The path of a line: of its estimates, with the step that leads to each, or of the rest. */
+function draw(times, { values, estimates }, scale, estimated) {
+  const place = (at) => `${scale.x(times[at]).toFixed(1)},${scale.y(values[at]).toFixed(1)}`;
+  const isDrawn = (at) => values[at] != null && times[at] >= scale.first;
   let text = "";
   let pen = false;
   for (let at = 0; at < times.length; at++) {
-    if (values[at] == null || times[at] < scale.first) {
-      pen = false;
-      continue;
-    }
-    text += `${pen ? "L" : "M"}${scale.x(times[at]).toFixed(1)},${scale.y(values[at]).toFixed(1)}`;
-    pen = true;
+    const isMine = isDrawn(at) && Boolean(estimates?.[at]) === estimated;
+    if (isMine && !pen && at > 0 && isDrawn(at - 1)) text += `M${place(at - 1)}L${place(at)}`;
+    else if (isMine) text += `${pen ? "L" : "M"}${place(at)}`;
+    pen = isMine;
   }
   return text;
 }
@@ -154,6 +166,11 @@ export function sum(samples, names, field) {
   return samples.map((sample) =>
     names.reduce((total, name) => total + (sample.vertices[name]?.[field] ?? 0), 0),
   );
+}
+
+/** Whether the sum over vertices has an estimate in it, for each sample. */
+export function isEstimate(samples, names, field) {
+  return samples.map((sample) => names.some((name) => sample.vertices[name]?.[field] === false));
 }
 
 /** Rates per second from totals; a total that falls, as after a fresh start, has no rate. */

@@ -85,6 +85,25 @@ export function clock(text, now = Date.now()) {
   return `${day} ${hours}`;
 }
 
+/** Date, wall clock and zone: Nov 3 18:07:12 UTC+1; with the year if it is not this one. */
+export function stamp(text, now = Date.now()) {
+  const time = instant(text);
+  if (time == null || Number.isNaN(time)) return "–";
+  const date = new Date(time);
+  const year = date.getFullYear() === new Date(now).getFullYear() ? undefined : "numeric";
+  const day = date.toLocaleDateString("en-US", { month: "short", day: "numeric", year });
+  return `${day} ${date.toLocaleTimeString("en-GB")} ${zone(date)}`;
+}
+
+/** The zone of the browser on a date: UTC, UTC+1, UTC-3:30. */
+function zone(date) {
+  const ahead = -date.getTimezoneOffset();
+  if (ahead === 0) return "UTC";
+  const minutes = Math.abs(ahead) % 60;
+  const hours = Math.floor(Math.abs(ahead) / 60);
+  return `UTC${ahead > 0 ? "+" : "-"}${hours}${minutes ? `:${String(minutes).padStart(2, "0")}` : ""}`;
+}
+
 /** How long ago, or in how long: 12 s ago, in 4 min. */
 export function distance(text, now) {
   const time = instant(text);
@@ -101,9 +120,16 @@ function coarse(seconds) {
   return seconds < 3570 ? `${Math.round(seconds / 60)} min` : duration(seconds);
 }
 
-/** When something is due: in 4 min, or now, if its time has passed. */
-export function due(text, now) {
-  return instant(text) <= now ? "now" : distance(text, now);
+/** When the next of some messages is due: next in 4 min, or due now, if its time has passed. */
+export function due(text, now, withClock = false) {
+  if (instant(text) <= now) return "due now";
+  return withClock ? `next due ${clock(text, now)}, ${distance(text, now)}` : `next ${distance(text, now)}`;
+}
+
+/** Why a message died or came back: reason and error in one text, without saying a thing twice. */
+export function why({ reason, error }) {
+  if (!error || error === reason) return reason;
+  return !reason || error.includes(reason) ? error : `${reason}: ${error}`;
 }
 
 /** "1 message", "2 messages". */

@@ -2,7 +2,7 @@
 
 import { useWidth } from "./chart.js";
 import { html, useMemo } from "./dom.js";
-import { plural, rate, tiny, tinyRate } from "./format.js";
+import { rate, tiny, tinyRate } from "./format.js";
 import { conditionOf, Icon, TONES } from "./icons.js";
 import { middle, path, place } from "./layout.js";
 import { countRecent } from "./recent.js";
@@ -179,7 +179,7 @@ function Mark({ vertex, at }) {
   if (vertex.back_pressure) return html`<span class="full"><${Icon} name="pressure" size="13" />full</span>`;
   const errors = countRecent(vertex, at);
   if (errors) {
-    return html`<span class="failing"><${Icon} name="stuck" size="12" />${plural(errors, "error")}</span>`;
+    return html`<span class="failing"><${Icon} name="stuck" size="12" />${tiny(errors)} ${errors === 1 ? "error" : "errors"}</span>`;
   }
   return html`<span class="kind">${vertex.kind}${vertex.partitions > 1 ? ` ×${vertex.partitions}` : ""}</span>`;
 }

@@ -84,6 +84,15 @@ export function conditionOf(vertex) {
   return vertex.condition === "busy" && !vertex.in_call ? "running" : vertex.condition;
 }
 
+/** What a vertex says beyond its condition and its number of restarts, which are shown anyway. */
+export function say(vertex) {
+  const isShown = (part) => part === conditionOf(vertex) || part === "running" || /^\d+ restarts$/.test(part);
+  return vertex.words
+    .split(", ")
+    .filter((part) => !isShown(part))
+    .join(", ");
+}
+
 /** A condition or a phase: shape, word and colour. */
 export function Badge({ condition, word = condition }) {
   return html`<span class="badge ${TONES[condition] ?? "quiet"}">

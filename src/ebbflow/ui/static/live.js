@@ -73,7 +73,7 @@ export class Live {
     if (back) this.loadHistory();
   }
 
-  /** The page's server is there, but cannot read the state: NATS may be away. */
+  /** The page's server is there, but cannot read the state: NATS may be unavailable. */
   hearProblem({ error, next_step: nextStep }) {
     this.heardAt = Date.now();
     const lostAt = this.state.lostAt ?? Date.now();
@@ -143,7 +143,9 @@ function take(vertex) {
     redelivered: vertex.totals.redelivered,
     dead_lettered: vertex.totals.dead_lettered,
     pending: vertex.pending,
+    pending_exact: vertex.pending_exact,
     parked: vertex.parked.messages,
+    parked_exact: vertex.parked.exact,
     dead_letters: vertex.dead_letters,
   };
 }

@@ -1,7 +1,7 @@
 // Small parts that several views share: times that count down, dialogs, notices, what failed.
 
 import { html, useEffect, useRef, useState } from "./dom.js";
-import { clock, distance } from "./format.js";
+import { clock, distance, stamp } from "./format.js";
 import { Icon } from "./icons.js";
 
 /** The time now, by the server's clock, a second at a time. */
@@ -32,13 +32,12 @@ export function useAnswer(ask, key) {
   return { ...state, again: () => setRound((round) => round + 1) };
 }
 
-/** A moment as wall clock, with the distance beside it; the machine's form for copying. */
+/** A moment as date, time and zone, with the distance behind it; the machine's form for copying. */
 export function Moment({ at, now, only }) {
   if (!at) return html`<span class="muted">–</span>`;
+  if (only) return html`<time dateTime=${at} title=${at}>${(only === "clock" ? clock : distance)(at, now)}</time>`;
   return html`<time dateTime=${at} title=${at}>
-    ${only === "distance" ? null : clock(at, now)}
-    ${only ? null : " "}
-    ${only === "clock" ? null : html`<span class=${only ? "" : "muted"}>${distance(at, now)}</span>`}
+    ${stamp(at, now)}${" "}<span class="muted">${distance(at, now)}</span>
   </time>`;
 }
 
@@ -47,6 +46,16 @@ export function Failure({ error, again }) {
     <p><strong>${error.message}</strong></p>
     ${error.nextStep && html`<p>${error.nextStep}</p>`}
     ${again && html`<button type="button" onClick=${again}>Try again</button>`}
+  </div>`;
+}
+
+/** An address that leads nowhere, with the ones that lead somewhere. */
+export function NotFound({ what, links }) {
+  return html`<div class="failure" role="alert">
+    <p><strong>Not found: ${what}.</strong></p>
+    <p>Go to ${links.map(
+      ([name, href], at) => html`${at ? ", " : ""}<a key=${href} href=${href}>${name}</a>`,
+    )}.</p>
   </div>`;
 }
 
@@ -78,12 +87,31 @@ export function usePanel(onEscape) {
       if (event.key === "Escape" && !document.querySelector("dialog[open]")) latest.current();
     };
     addEventListener("keydown", press);
+    const panel = ref.current;
     return () => {
       removeEventListener("keydown", press);
-      if (back?.isConnected) back.focus({ preventScroll: true });
+      const focused = document.activeElement;
+      // Who has gone elsewhere in the meantime, as to the next row, stays there.
+      const isFree = focused === document.body || panel.contains(focused);
+      if (isFree && back?.isConnected) back.focus({ preventScroll: true });
     };
   }, []);
   return ref;
+}
+
+/** Esc in a field: the first clears it, the next leaves it. Nothing else hears these. */
+export function escapeField(event, clear) {
+  if (event.key !== "Escape") return;
+  event.preventDefault();
+  event.stopPropagation();
+  if (event.target.value) clear();
+  else event.target.blur();
+}
+
+/** Whether a key is for the view: without modifiers, and not typed into a field or a dialog. */
+export function isForView(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey) return false;
+  return !event.target.closest?.("input:not([type=checkbox]), textarea, select, dialog");
 }
 
 /** A modal question. Esc and the close button answer no; focus returns to where it was. */
@@ -139,17 +167,22 @@ export function Notices() {
   </div>`;
 }
 
-/** Reasons with bars behind their counts, the most frequent first. */
-export function Causes({ causes, link }) {
+/** Reasons with bars behind their counts, the most frequent first; the rest of them has no link. */
+export function Causes({ causes, link, current }) {
   const most = Math.max(1, ...causes.map((cause) => cause.count));
   return html`<ul class="causes">
     ${causes.map(
-      (cause) => html`<li key=${cause.text}>
+      (cause) => html`<li key=${`${cause.vertex} ${cause.text}`} class=${cause.rest ? "rest" : ""}>
         <span class="share" style=${`width:${(cause.count / most) * 100}%`}></span>
         <span class="number">${cause.count.toLocaleString("en-US")}</span>
-        <span class="text" title=${cause.text}
-          >${link ? html`<a href=${link(cause)}>${cause.text}</a>` : cause.text}</span
-        >
+        <span class="text" title=${cause.text}>
+          ${cause.vertex && html`<span class="muted">${cause.vertex}</span>${" "}`}
+          ${
+            link && !cause.rest
+              ? html`<a href=${link(cause)} aria-current=${current?.(cause) ? "true" : undefined}>${cause.text}</a>`
+              : cause.text
+          }
+        </span>
       </li>`,
     )}
   </ul>`;

@@ -1,4 +1,4 @@
-// Replay or purge of many letters: first how many it would be, then the deed.
+// Replay or purge of many dead letters: first how many it would be, then the deed.
 
 import * as api from "../api.js";
 import { html, useRef, useState } from "../dom.js";
@@ -23,7 +23,7 @@ export function BulkDialog({ action, pipeline, filter, numbers, onClose, onDone 
   const sure = isReplay || typed.replaceAll(/\D/g, "") === String(matching);
   const close = () => {
     isShown.current = false;
-    if (work.busy) notify("It goes on; the number of dead letters shows how far it is.");
+    if (work.busy) notify("It continues; the number of dead letters shows how far it is.");
     onClose();
   };
   const act = async (event) => {
@@ -31,7 +31,7 @@ export function BulkDialog({ action, pipeline, filter, numbers, onClose, onDone 
     if (!sure || !matching || work.busy) return;
     setWork({ ...IDLE, busy: true });
     try {
-      // Letters that have come since the count are left alone.
+      // Dead letters that have come since the count are left alone.
       const limit = trial.answer.up_to == null ? {} : { up_to: trial.answer.up_to };
       const speed = isReplay && rate ? { rate: Number(rate) } : {};
       const begun = await call(pipeline, { ...choose(limit), ...speed });
@@ -79,7 +79,7 @@ function Matching({ trial, matching, numbers, filter }) {
   if (trial.error) return html`<${Failure} error=${trial.error} again=${trial.again} />`;
   if (matching == null) return "Counting …";
   const how = numbers ? "selected" : Object.keys(filter).length ? "matched by this filter" : "stored";
-  return html`<b class="number">${plural(matching, "letter")}</b> ${matching === 1 ? "is" : "are"} ${how}.`;
+  return html`<b class="number">${plural(matching, "dead letter")}</b> ${matching === 1 ? "is" : "are"} ${how}.`;
 }
 
 function Conditions({ filter }) {
@@ -92,10 +92,11 @@ function Conditions({ filter }) {
 
 function ReplayFields({ rate, onRate }) {
   return html`<p>
-      Each message goes back to its vertex as on its first delivery; its letter is deleted when that is stored.
+      Each message goes back to its vertex as on its first delivery. Its dead letter is deleted when the
+      message is stored there.
     </p>
     <label>
-      <span class="label">At most so many a second (empty: as fast as it goes)</span>
+      <span class="label">Messages a second at most (empty: no limit)</span>
       <input
         autofocus
         type="number"
@@ -108,7 +109,7 @@ function ReplayFields({ rate, onRate }) {
 }
 
 function PurgeFields({ matching, typed, onTyped }) {
-  return html`<p>Purged letters are gone for good. <b>Export them first</b> if you may want them again.</p>
+  return html`<p>Purged dead letters cannot be restored. <b>Export them first</b> if you may need them.</p>
     <label>
       <span class="label">Type ${matching ?? "the number"} to confirm</span>
       <input
@@ -136,8 +137,8 @@ function countStaying(answer) {
 
 function summarise(isReplay, answer) {
   const number = affected(isReplay, answer);
-  const words = isReplay ? `${plural(number, "message")} sent back.` : `${plural(number, "letter")} purged.`;
+  const words = isReplay ? `${plural(number, "message")} sent back.` : `${plural(number, "dead letter")} purged.`;
   const left = countStaying(answer);
   if (!left) return words;
-  return `${words} ${plural(left, "letter stays", "letters stay")}: ${Object.keys(answer.stayed)[0]}`;
+  return `${words} ${plural(left, "dead letter stays", "dead letters stay")}: ${Object.keys(answer.stayed)[0]}`;
 }

@@ -1,6 +1,6 @@
-// The charts of a pipeline or of one of its vertices: throughput, what waits, dead letters.
+// The charts of a pipeline or of one of its vertices: throughput, pending, parked, dead letters.
 
-import { Chart, rates, select, sum } from "../chart.js";
+import { Chart, isEstimate, rates, select, sum } from "../chart.js";
 import { html, useMemo, useState } from "../dom.js";
 import { brief, rate } from "../format.js";
 
@@ -34,29 +34,56 @@ export function Charts({
           values: perSecond(exits, labels[1] === "written" ? "written" : "read"),
         },
       ],
-      waiting: [
-        { name: "pending", tone: "first", values: sum(shown, names, "pending") },
-        { name: "parked", tone: "third", values: sum(shown, names, "parked") },
+      pending: [
+        {
+          name: "pending",
+          tone: "first",
+          values: sum(shown, names, "pending"),
+          estimates: isEstimate(shown, names, "pending_exact"),
+        },
+      ],
+      parked: [
+        {
+          name: "parked",
+          tone: "third",
+          values: sum(shown, names, "parked"),
+          estimates: isEstimate(shown, names, "parked_exact"),
+        },
       ],
       letters: [{ name: "stored", tone: "bad", values: sum(shown, names, "dead_letters") }],
     };
   }, [shown, key]);
+  const charts = [
+    ["Throughput", lines.throughput, rate],
+    ["Pending", lines.pending, brief],
+    ["Parked", lines.parked, brief],
+    ["Dead letters", lines.letters, brief],
+  ];
   return html`<section class="charts" aria-label=${title}>
-    <div class="ranges" role="group" aria-label="Time shown">
-      ${RANGES.map(
-        ([name, value]) => html`<button
-          key=${name}
-          type="button"
-          class="quiet"
-          aria-pressed=${range === value}
-          onClick=${() => setRange(value)}
-        >
-          ${name}
-        </button>`,
-      )}
-    </div>
-    <${Chart} title="Throughput" times=${lines.times} series=${lines.throughput} format=${rate} range=${range} />
-    <${Chart} title="Waiting" times=${lines.times} series=${lines.waiting} format=${brief} range=${range} />
-    <${Chart} title="Dead letters" times=${lines.times} series=${lines.letters} format=${brief} range=${range} />
+    <header>
+      <h2>Over time</h2>
+      <${Ranges} range=${range} onRange=${setRange} />
+    </header>
+    ${charts.map(
+      ([title, series, format]) =>
+        html`<${Chart} key=${title} title=${title} times=${lines.times} series=${series} format=${format} range=${range} />`,
+    )}
   </section>`;
+}
+
+/** How far back all charts of a section go. */
+function Ranges({ range, onRange }) {
+  return html`<div class="ranges" role="group" aria-label="Time shown">
+    ${RANGES.map(
+      ([name, value]) => html`<button
+        key=${name}
+        type="button"
+        class="quiet"
+        aria-pressed=${range === value}
+        onClick=${() => onRange(value)}
+      >
+        ${name}
+      </button>`,
+    )}
+  </div>`;
 }

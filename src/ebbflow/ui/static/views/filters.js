@@ -2,8 +2,10 @@
 
 import { html, useEffect, useRef, useState } from "../dom.js";
 import { Icon } from "../icons.js";
+import { escapeField } from "../parts.js";
 
 const MORE = [
+  ["cause", "Fails like"],
   ["reason", "Reason contains"],
   ["id", "Message id"],
   ["key", "Key"],
@@ -73,7 +75,7 @@ export function FilterBar({ fields, vertices, onChange }) {
         )}
       </div>
     </details>
-    <button type="button" class="quiet clear" disabled=${!FIELDS.some((name) => fields[name])} onClick=${() => onChange({})}>
+    <button type="button" class="quiet clear" disabled=${!FIELDS.some((name) => fields[name])} onClick=${() => onChange({ order: fields.order })}>
       Clear
     </button>
   </form>`;
@@ -84,11 +86,18 @@ function Typed({ value = "", onValue, type = "text", ...rest }) {
   const [text, setText] = useState(value);
   const timer = useRef();
   useEffect(() => setText(value), [value]);
-  const type_ = (event) => {
-    const typed = event.target.value;
+  const change = (typed, patience) => {
     setText(typed);
     clearTimeout(timer.current);
-    timer.current = setTimeout(() => onValue(typed), PATIENCE);
+    timer.current = setTimeout(() => onValue(typed), patience);
   };
-  return html`<input type=${type} value=${text} onInput=${type_} autocomplete="off" spellcheck=${false} ...${rest} />`;
+  return html`<input
+    type=${type}
+    value=${text}
+    onInput=${(event) => change(event.target.value, PATIENCE)}
+    onKeyDown=${(event) => escapeField(event, () => change("", 0))}
+    autocomplete="off"
+    spellcheck=${false}
+    ...${rest}
+  />`;
 }

@@ -25,15 +25,15 @@ export function LetterPanel({ pipeline, number, now, onClose, onGone }) {
     const begun = await api.replay(pipeline, { numbers: [number], ...changes });
     const answer = await api.finish(pipeline, begun, () => {});
     const reasons = Object.keys(answer.stayed ?? {});
-    if (reasons.length) throw new api.ApiError(409, `Letter ${number} stays: ${reasons[0]}`);
+    if (reasons.length) throw new api.ApiError(409, `Dead letter ${number} stays: ${reasons[0]}`);
     const link = address([pipeline, "trace", letter.id]);
-    notify(`${letter.id} is on its way to ${letter.vertex} again.`, { link, label: "Follow it" });
+    notify(`${letter.id} was sent back to ${letter.vertex}.`, { link, label: "Trace it" });
     onGone();
   };
-  return html`<aside class="panel letter" aria-label=${`Letter ${number}`} tabindex="-1" ref=${ref}>
+  return html`<aside class="panel letter" aria-label=${`Dead letter ${number}`} tabindex="-1" ref=${ref}>
     <header>
       <div>
-        <h2>Letter ${number}</h2>
+        <h2>Dead letter ${number}</h2>
         ${letter && html`<p class="muted">from <a href=${address([pipeline, "vertices", letter.vertex])}>${letter.vertex}</a></p>`}
       </div>
       <button type="button" class="quiet square" aria-label="Close" onClick=${onClose}>
@@ -99,7 +99,7 @@ function Actions({ letter, onEdit, onSend }) {
       <button type="button" onClick=${onEdit} disabled=${letter.unread}><${Icon} name="edit" />Edit and replay</button>
       <${Copy} text=${asText(letter.value)} label="Copy value" />
     </div>
-    ${letter.unread && html`<p class="muted">The source could not make a message of it, so it cannot be replayed.</p>`}
+    ${letter.unread && html`<p class="muted">The source could not read it as a message, so it cannot be replayed.</p>`}
     ${work.error && html`<${Failure} error=${work.error} />`}`;
 }
 
@@ -154,7 +154,7 @@ function Past({ history, now }) {
         (death) => html`<li key=${death.number}>
           <${Moment} at=${death.died} now=${now} only="clock" />
           <span>
-            died as letter ${death.number} after ${plural(death.deliveries, "delivery", "deliveries")}${
+            died as dead letter ${death.number} after ${plural(death.deliveries, "delivery", "deliveries")}${
               death.replayed
                 ? html`, replayed <${Moment} at=${death.replayed} now=${now} only="clock" />`
                 : ""

@@ -1,10 +1,10 @@
-// The dead letters: search them page by page, open one, replay, export or purge many.
+// The dead letters: what fails most, search page by page, open one, replay, export or purge many.
 
 import * as api from "../api.js";
 import { html, useEffect, useRef, useState } from "../dom.js";
-import { clock, count } from "../format.js";
+import { count, plural, stamp, why } from "../format.js";
 import { Icon } from "../icons.js";
-import { Empty, Failure } from "../parts.js";
+import { Causes, Empty, Failure, isForView, useAnswer } from "../parts.js";
 import { address, amend, go } from "../route.js";
 import { BulkDialog } from "./bulk.js";
 import { FilterBar, toFilter } from "./filters.js";
@@ -19,11 +19,14 @@ export function Letters({ pipeline, status, route, now }) {
   const key = JSON.stringify(filter);
   const [dialog, setDialog] = useState(null);
   const [chosen, setChosen] = useState(() => new Set());
-  const pages = usePages(pipeline, filter, key);
+  const order = fields.order === "oldest" ? "oldest" : "newest";
+  const pages = usePages(pipeline, filter, order);
   const stored = status?.vertices.reduce((sum, vertex) => sum + vertex.dead_letters, 0);
   useEffect(() => setChosen(new Set()), [key]);
   const change = (fields) => amend([pipeline, "dead-letters"], fields);
+  const addressOf = (number) => address([pipeline, "dead-letters", String(number)], fields);
   const open = (number) => go([pipeline, "dead-letters", String(number)], fields);
+  useWalking(number, open);
   const close = () => go([pipeline, "dead-letters"], fields);
   const finish = () => {
     setDialog(null);
@@ -33,6 +36,7 @@ export function Letters({ pipeline, status, route, now }) {
   return html`<div class="letters ${number ? "beside" : ""}">
     <div class="main">
       <${FilterBar} fields=${fields} vertices=${status?.vertices ?? []} onChange=${change} />
+      <${MostFrequent} pipeline=${pipeline} fields=${fields} stored=${stored} />
       <section class="card" aria-label="Dead letters">
         <${Tools}
           pipeline=${pipeline}
@@ -41,7 +45,9 @@ export function Letters({ pipeline, status, route, now }) {
           pages=${pages}
           stored=${stored}
           onAct=${setDialog}
-        />
+        >
+          <${Order} order=${order} onOrder=${(order) => change({ ...fields, order })} />
+        <//>
         ${
           pages.error
             ? html`<${Failure} error=${pages.error} again=${pages.reload} />`
@@ -50,12 +56,13 @@ export function Letters({ pipeline, status, route, now }) {
               chosen=${chosen}
               onChoose=${setChosen}
               opened=${number}
+              addressOf=${addressOf}
               onOpen=${open}
               now=${now}
               filtered=${key !== "{}"}
             />`
         }
-        <${Pager} pages=${pages} />
+        <${Pager} pages=${pages} order=${order} />
       </section>
     </div>
     ${
@@ -87,17 +94,94 @@ export function Letters({ pipeline, status, route, now }) {
   </div>`;
 }
 
+/** Opens and focuses rows by keys, wherever the focus is, but for fields: j and k, or up and down. */
+function useWalking(opened, onOpen) {
+  const latest = useRef();
+  latest.current = { opened, onOpen };
+  useEffect(() => {
+    const press = (event) => isForView(event) && walk(event, latest.current);
+    addEventListener("keydown", press);
+    return () => removeEventListener("keydown", press);
+  }, []);
+}
+
+const STEPS = { j: 1, ArrowDown: 1, k: -1, ArrowUp: -1 };
+
+/** Goes to the next row; with a dead letter open, the next one is opened in its place. */
+function walk(event, { opened, onOpen }) {
+  const rows = [...document.querySelectorAll(".list .row")];
+  const focused = rows.indexOf(document.activeElement?.closest("tr")?.querySelector(".row"));
+  // Arrows scroll, as everywhere, unless a row has the focus.
+  if (!STEPS[event.key] || (event.key.startsWith("Arrow") && focused < 0)) return;
+  const at = focused < 0 ? rows.findIndex((row) => row.textContent === String(opened)) : focused;
+  const next = rows[at < 0 ? 0 : at + STEPS[event.key]];
+  if (!next) return;
+  event.preventDefault();
+  next.focus();
+  if (opened) onOpen(Number(next.textContent));
+}
+
+const FEW = 5;
+
+/** How often which vertex fails in which way; a cause leads to its dead letters. */
+function MostFrequent({ pipeline, fields, stored }) {
+  const [all, setAll] = useState(false);
+  const { answer } = useAnswer((signal) => api.causes(pipeline, signal), `${pipeline} ${stored}`);
+  const causes = answer?.causes ?? [];
+  if (!causes.length) return null;
+  const shown = all ? causes : causes.slice(0, FEW);
+  const isCurrent = (cause) => cause.vertex === fields.vertex && cause.text === fields.cause;
+  const link = ({ vertex, text }) =>
+    address([pipeline, "dead-letters"], { vertex, cause: text, order: fields.order });
+  return html`<section class="card most" aria-label="What fails most">
+    <header>
+      <h2>What fails most</h2>
+      ${
+        causes.length > FEW &&
+        html`<button type="button" class="quiet" aria-expanded=${all} onClick=${() => setAll(!all)}>
+        ${all ? "Show fewer" : `Show ${causes.length}`}
+      </button>`
+      }
+    </header>
+    <${Causes} causes=${[...shown, ...describeRest(answer, shown)]} link=${link} current=${isCurrent} />
+  </section>`;
+}
+
+/** One line for all causes that are not shown, so that the counts add up. */
+function describeRest({ causes, more, total }, shown) {
+  const number = causes.length + (more?.causes ?? 0) - shown.length;
+  const rest = total - shown.reduce((sum, cause) => sum + cause.count, 0);
+  return number > 0 ? [{ text: `and ${plural(number, "more cause")}`, count: rest, rest: true }] : [];
+}
+
+const ORDERS = [
+  ["newest", "Newest first"],
+  ["oldest", "Oldest first"],
+];
+
+function Order({ order, onOrder }) {
+  return html`<select
+    class="order"
+    aria-label="Order"
+    value=${order}
+    onChange=${(event) => onOrder(event.target.value === "newest" ? "" : event.target.value)}
+  >
+    ${ORDERS.map(([value, name]) => html`<option key=${value} value=${value}>${name}</option>`)}
+  </select>`;
+}
+
 /** The page shown, and ways to its neighbours. A search that ends early is taken further. */
-function usePages(pipeline, filter, key) {
+function usePages(pipeline, filter, order) {
+  const key = JSON.stringify([filter, order]);
   const [state, setState] = useState({ letters: [], next: null, total: null, busy: true, error: null });
-  const [starts, setStarts] = useState([0]);
+  const [starts, setStarts] = useState([null]);
   const [round, setRound] = useState(0);
   const shownKey = useRef(key);
-  const current = shownKey.current === key ? starts : [0];
+  const current = shownKey.current === key ? starts : [null];
   useEffect(() => {
     if (shownKey.current !== key) {
       shownKey.current = key;
-      setStarts([0]);
+      setStarts([null]);
     }
   }, [key]);
   const after = current.at(-1);
@@ -111,7 +195,7 @@ function usePages(pipeline, filter, key) {
       do {
         const page = await api.letters(
           pipeline,
-          { ...filter, after: next, limit: PAGE - found.length },
+          { ...filter, order, after: next, limit: PAGE - found.length },
           control.signal,
         );
         found = [...found, ...page.letters];
@@ -138,7 +222,7 @@ function usePages(pipeline, filter, key) {
   };
 }
 
-function Tools({ pipeline, filter, chosen, pages, stored, onAct }) {
+function Tools({ pipeline, filter, chosen, pages, stored, onAct, children }) {
   const some = chosen.size > 0;
   const what = some ? `${count(chosen.size)} selected` : Object.keys(filter).length ? "matching" : "all";
   const seen = useRef(stored);
@@ -157,6 +241,7 @@ function Tools({ pipeline, filter, chosen, pages, stored, onAct }) {
     >
       <${Icon} name="restarting" />Refresh
     </button>
+    ${children}
     <span class="grow"></span>
     <button type="button" onClick=${() => onAct("replay")} disabled=${!pages.letters.length}>
       <${Icon} name="replay" />Replay ${what}…
@@ -172,17 +257,17 @@ function Tools({ pipeline, filter, chosen, pages, stored, onAct }) {
 
 function describe(pages, filter, stored) {
   if (!Object.keys(filter).length) return `${count(pages.total ?? stored ?? pages.letters.length)} stored`;
-  if (pages.busy && pages.reached) return `searched up to number ${count(pages.reached)} …`;
+  if (pages.busy && pages.reached) return `searched to number ${count(pages.reached)} …`;
   if (pages.total != null) return `${count(pages.total)} match`;
   if (pages.next == null && pages.page === 1) return `${count(pages.letters.length)} match`;
   return "";
 }
 
-function List({ pages, chosen, onChoose, opened, onOpen, now, filtered }) {
+function List({ pages, chosen, onChoose, opened, addressOf, onOpen, now, filtered }) {
   const { letters } = pages;
   if (!letters.length && !pages.busy) {
     return html`<${Empty}>
-      ${filtered ? "No dead letter matches. Take a filter away to see more." : "There are no dead letters."}
+      ${filtered ? "No dead letter matches. Remove a filter to see more." : "There are no dead letters."}
     <//>`;
   }
   const toggle = (number) => {
@@ -196,7 +281,7 @@ function List({ pages, chosen, onChoose, opened, onOpen, now, filtered }) {
     for (const letter of letters) all ? next.delete(letter.number) : next.add(letter.number);
     onChoose(next);
   };
-  return html`<div class="scroll" aria-busy=${pages.busy} onKeyDown=${walk}>
+  return html`<div class="scroll" aria-busy=${pages.busy}>
     <table class="list">
       <thead>
         <tr>
@@ -213,25 +298,27 @@ function List({ pages, chosen, onChoose, opened, onOpen, now, filtered }) {
       </thead>
       <tbody>
         ${letters.map(
-          (letter) => html`<tr key=${letter.number} class=${opened === letter.number ? "selected" : ""}>
+          (letter) => html`<tr
+            key=${letter.number}
+            class=${opened === letter.number ? "selected" : ""}
+            onClick=${(event) => isForRow(event) && onOpen(letter.number)}
+          >
             <td>
               <input
                 type="checkbox"
-                aria-label=${`Select letter ${letter.number}`}
+                aria-label=${`Select dead letter ${letter.number}`}
                 checked=${chosen.has(letter.number)}
                 onChange=${() => toggle(letter.number)}
               />
             </td>
             <td class="number">
-              <button type="button" class="link row" onClick=${() => onOpen(letter.number)}>${letter.number}</button>
+              <a class="row" href=${addressOf(letter.number)}>${letter.number}</a>
             </td>
-            <td class="number">${clock(letter.last_seen, now)}</td>
+            <td class="number"><${Died} at=${letter.last_seen} now=${now} /></td>
             <td>${letter.vertex}</td>
             <td class="id" title=${letter.id}>${letter.id}</td>
             <td class="number">${letter.deliveries}</td>
-            <td class="words" title=${letter.error ?? letter.reason}>
-              ${letter.error ?? letter.reason}
-            </td>
+            <td class="words" title=${why(letter)}>${why(letter)}</td>
           </tr>`,
         )}
       </tbody>
@@ -239,27 +326,31 @@ function List({ pages, chosen, onChoose, opened, onOpen, now, filtered }) {
   </div>`;
 }
 
-/** Arrow keys walk from letter to letter; Enter opens, as on any button. */
-function walk(event) {
-  const step = { ArrowDown: 1, j: 1, ArrowUp: -1, k: -1 }[event.key];
-  if (!step || !event.target.classList.contains("row")) return;
-  const rows = [...event.currentTarget.querySelectorAll("button.row")];
-  rows[rows.indexOf(event.target) + step]?.focus();
-  event.preventDefault();
+/** When it died, with date and zone; there is a narrow form without the zone. */
+function Died({ at, now }) {
+  const text = stamp(at, now);
+  const end = text.lastIndexOf(" ");
+  return html`<time dateTime=${at} title=${at}>${text.slice(0, end)}<span class="zone">${text.slice(end)}</span></time>`;
 }
 
-function Pager({ pages }) {
+/** Whether a click opens the row: not on a control, and not at the end of selecting text. */
+function isForRow(event) {
+  const isOnControl = event.target.closest("a, input, td:first-child");
+  return !isOnControl && getSelection().isCollapsed && !event.ctrlKey && !event.metaKey;
+}
+
+function Pager({ pages, order }) {
   const { letters } = pages;
   if (!letters.length) return null;
   return html`<footer class="pager">
     <button type="button" onClick=${pages.back} disabled=${!pages.hasBefore || pages.busy}>
-      <${Icon} name="left" />Older
+      <${Icon} name="left" />${order === "newest" ? "Newer" : "Older"}
     </button>
     <span class="number muted">
       page ${pages.page}: numbers ${count(letters[0].number)} to ${count(letters.at(-1).number)}
     </span>
     <button type="button" onClick=${pages.forward} disabled=${pages.next == null || pages.busy}>
-      Newer<${Icon} name="right" />
+      ${order === "newest" ? "Older" : "Newer"}<${Icon} name="right" />
     </button>
   </footer>`;
 }

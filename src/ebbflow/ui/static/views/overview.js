@@ -1,9 +1,9 @@
 // A pipeline at a glance: problems first, then its graph, charts and a table of its vertices.
 
 import { html } from "../dom.js";
-import { brief, count, due, rate } from "../format.js";
+import { brief, count, due, duration, rate } from "../format.js";
 import { Graph, Key } from "../graph.js";
-import { Badge, conditionOf, Icon } from "../icons.js";
+import { Badge, conditionOf, say } from "../icons.js";
 import { address, go } from "../route.js";
 import { Charts } from "./charts.js";
 import { Problems } from "./problems.js";
@@ -28,7 +28,7 @@ export function Overview({ pipeline, live, vertex, now }) {
         entries=${entries}
         exits=${exits}
       />
-      <${Table} status=${status} pipeline=${pipeline} selected=${vertex} now=${now} />
+      <${Table} status=${status} pipeline=${pipeline} selected=${vertex} />
     </div>
     ${
       shown &&
@@ -63,20 +63,23 @@ function Sums({ status, entries, exits, pipeline, now }) {
     .filter(Boolean)
     .sort();
   const letters = add((vertex) => vertex.dead_letters);
+  const isEstimate = status.vertices.some((vertex) => !vertex.pending_exact);
   const sourcePending = status.vertices.some((vertex) => vertex.source_pending != null);
   return html`<dl class="sums">
     <${Sum} name="in" value=${`${rate(add((vertex) => vertex.rate_in || vertex.rate_out, entries))}/s`} />
     <${Sum} name="out" value=${`${rate(add((vertex) => vertex.rate_in, exits))}/s`} />
     <${Sum}
       name="pending"
-      value=${count(add((vertex) => vertex.pending))}
+      value=${`${isEstimate ? "≈ " : ""}${count(add((vertex) => vertex.pending))}`}
       note=${sourcePending ? `${brief(add((vertex) => vertex.source_pending))} at sources` : ""}
     />
-    <${Sum} name="in hand" value=${count(add((vertex) => vertex.in_hand?.messages))} />
+    <${Sum} name="oldest waiting" ...${describeOldest(status.vertices)} />
+    <${Sum} name="drained in" ...${describeDrain(status.vertices)} />
+    <${Sum} name="in flight" value=${count(add((vertex) => vertex.in_hand?.messages))} />
     <${Sum}
       name="parked"
       value=${count(add((vertex) => vertex.parked.messages))}
-      note=${dues.length ? `next ${due(dues[0], now)}` : ""}
+      note=${dues.length ? due(dues[0], now) : ""}
     />
     <${Sum}
       name="dead letters"
@@ -87,8 +90,27 @@ function Sums({ status, entries, exits, pipeline, now }) {
   </dl>`;
 }
 
+/** The age of the message that waits longest, and where it waits. */
+function describeOldest(vertices) {
+  const oldest = largest(vertices, "oldest_waiting_seconds");
+  return oldest ? { value: duration(oldest.oldest_waiting_seconds), note: `at ${oldest.name}` } : { value: "–" };
+}
+
+/** When the last backlog is empty at the present rates; one that grows is never empty. */
+function describeDrain(vertices) {
+  const growing = largest(vertices, "backlog_growing_seconds");
+  if (growing) return { value: "–", note: `${growing.name} is growing`, tone: growing.falling_behind ? "error" : "warn" };
+  const last = largest(vertices, "drain_seconds");
+  return last ? { value: duration(last.drain_seconds), note: `at ${last.name}` } : { value: "–" };
+}
+
+function largest(vertices, field) {
+  const known = vertices.filter((vertex) => vertex[field] != null);
+  return known.length ? known.reduce((most, vertex) => (vertex[field] > most[field] ? vertex : most)) : null;
+}
+
 function Sum({ name, value, note, tone = "" }) {
-  return html`<div class=${tone}>
+  return html`<div class=${tone} data-sum=${name}>
     <dt>${name}</dt>
     <dd class="number">${value}</dd>
     <dd class="note">${note}</dd>
@@ -101,14 +123,13 @@ const COLUMNS = [
   "in/s",
   "out/s",
   "pending",
-  "in hand",
+  "in flight",
   "parked",
   "dead",
   "restarts",
-  "says",
 ];
 
-function Table({ status, pipeline, selected, now }) {
+function Table({ status, pipeline, selected }) {
   return html`<section class="card" aria-label="Vertices">
     <header><h2>Vertices</h2><span class="muted number">${status.vertices.length}</span></header>
     <div class="scroll">
@@ -118,29 +139,30 @@ function Table({ status, pipeline, selected, now }) {
         </thead>
         <tbody>
           ${status.vertices.map(
-            (vertex) => html`<tr key=${vertex.name} class=${selected === vertex.name ? "selected" : ""}>
-              <th scope="row">
-                <a href=${address([pipeline, "vertices", vertex.name])}>${vertex.name}</a>
-              </th>
-              <td><${Badge} condition=${conditionOf(vertex)} /></td>
-              <td data-name="in/s">${rate(vertex.rate_in)}</td>
-              <td data-name="out/s">${rate(vertex.rate_out)}</td>
-              <td data-name="pending">${vertex.pending_exact ? "" : "≈ "}${count(vertex.pending)}</td>
-              <td data-name="in hand">${count(vertex.in_hand?.messages ?? 0)}</td>
-              <td data-name="parked">${vertex.parked.exact === false ? "≈ " : ""}${count(vertex.parked.messages)}</td>
-              <td data-name="dead" class=${vertex.dead_letters ? "error" : ""}>${count(vertex.dead_letters)}</td>
-              <td data-name="restarts" class=${vertex.restarts ? "error" : ""}>${count(vertex.restarts)}</td>
-              <td class="words" title=${vertex.words}>
-                ${
-                  vertex.back_pressure &&
-                  html`<span class="warn"><${Icon} name="pressure" size="13" /> ${vertex.back_pressure.to} is full ${" "}</span>`
-                }
-                ${vertex.words}
-              </td>
-            </tr>`,
+            (vertex) =>
+              html`<${Row} key=${vertex.name} vertex=${vertex} pipeline=${pipeline} selected=${selected === vertex.name} />`,
           )}
         </tbody>
       </table>
     </div>
   </section>`;
+}
+
+/** The numbers of a vertex, and in a line below them what its condition does not say. */
+function Row({ vertex, pipeline, selected }) {
+  const words = say(vertex);
+  return html`<tr class=${selected ? "selected" : ""}>
+      <th scope="row">
+        <a href=${address([pipeline, "vertices", vertex.name])}>${vertex.name}</a>
+      </th>
+      <td><${Badge} condition=${conditionOf(vertex)} /></td>
+      <td data-name="in/s">${rate(vertex.rate_in)}</td>
+      <td data-name="out/s">${rate(vertex.rate_out)}</td>
+      <td data-name="pending">${`${vertex.pending_exact ? "" : "≈ "}${count(vertex.pending)}`}</td>
+      <td data-name="in flight">${count(vertex.in_hand?.messages ?? 0)}</td>
+      <td data-name="parked">${`${vertex.parked.exact === false ? "≈ " : ""}${count(vertex.parked.messages)}`}</td>
+      <td data-name="dead" class=${vertex.dead_letters ? "error" : ""}>${count(vertex.dead_letters)}</td>
+      <td data-name="restarts" class=${vertex.restarts ? "error" : ""}>${count(vertex.restarts)}</td>
+    </tr>
+    ${words && html`<tr class="said ${selected ? "selected" : ""}"><td colspan=${COLUMNS.length}>${words}</td></tr>`}`;
 }

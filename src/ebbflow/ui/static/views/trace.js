@@ -1,9 +1,10 @@
-// The way of one message: where it is now, and every vertex, delivery and outcome before.
+// The path of one message: where it is now, and every vertex, delivery and outcome before.
 
 import * as api from "../api.js";
 import { html, useEffect, useRef, useState } from "../dom.js";
+import { why } from "../format.js";
 import { Icon } from "../icons.js";
-import { Empty, Failure, Moment, useAnswer } from "../parts.js";
+import { Empty, escapeField, Failure, Moment, useAnswer } from "../parts.js";
 import { address, go } from "../route.js";
 
 const AGAIN = 2000;
@@ -26,6 +27,7 @@ export function Trace({ pipeline, id, now }) {
             type="search"
             value=${text}
             onInput=${(event) => setText(event.target.value)}
+            onKeyDown=${(event) => escapeField(event, () => setText(""))}
             placeholder="in-12"
             autocomplete="off"
             spellcheck=${false}
@@ -45,7 +47,7 @@ export function Trace({ pipeline, id, now }) {
   </div>`;
 }
 
-/** Asks again while the message is still on its way. */
+/** Asks again while the message is in the pipeline. */
 function Way({ pipeline, id, now }) {
   const { answer, error, again } = useAnswer((signal) => api.trace(pipeline, id, signal), id);
   const moving = useRef(false);
@@ -56,7 +58,7 @@ function Way({ pipeline, id, now }) {
   }, []);
   if (error) return html`<${Failure} error=${error} again=${again} />`;
   if (!answer) return html`<${Empty}>Looking for ${id} …<//>`;
-  return html`<section class="card" aria-label=${`Way of ${id}`}>
+  return html`<section class="card" aria-label=${`Path of ${id}`}>
     <header><h2>${id}</h2></header>
     <${Places} places=${answer.now ?? []} answer=${answer} pipeline=${pipeline} now=${now} />
     <${Steps} steps=${answer.steps ?? []} pipeline=${pipeline} now=${now} />
@@ -78,7 +80,7 @@ function Places({ places, answer, pipeline, now }) {
           <a href=${address([pipeline, "vertices", place.vertex])}>${place.vertex}</a>
           ${
             place.number != null &&
-            html`<a href=${address([pipeline, "dead-letters", String(place.number)])}>Letter ${place.number}</a>`
+            html`<a href=${address([pipeline, "dead-letters", String(place.number)])}>Dead letter ${place.number}</a>`
           }
         </span>
       </li>`,
@@ -87,8 +89,8 @@ function Places({ places, answer, pipeline, now }) {
 }
 
 function describeNowhere(answer) {
-  if (answer.steps?.length) return "It has come to its end: nothing of it is left in the pipeline.";
-  return "Nothing of it is in the pipeline now: it has come to its end, or never came in.";
+  if (answer.steps?.length) return "It is finished: nothing of it is left in the pipeline.";
+  return "Nothing of it is in the pipeline now: it is finished, or it never came in.";
 }
 
 const SHAPES = {
@@ -116,12 +118,12 @@ function Steps({ steps, pipeline, now }) {
         <${Icon} name=${icon} />
         <a class="vertex" href=${address([pipeline, "vertices", step.vertex])}>${step.vertex}</a>
         <span class="outcome">${outcome}</span>
-        <span class="muted">delivery ${step.delivery ?? 1}</span>
+        <span class="delivery muted">delivery ${step.delivery ?? 1}</span>
         <span class="id">${step.message}</span>
         <${Moment} at=${step.at} now=${now} />
         <span class="reason">
-          ${[step.error ?? step.reason, describeNext(step)].filter(Boolean).join(" · ")}
-          ${step.due && html` due <${Moment} at=${step.due} now=${now} only="clock" />`}
+          ${[why(step), describeNext(step)].filter(Boolean).join(" · ")}
+          ${step.due && html` · due <${Moment} at=${step.due} now=${now} only="clock" />`}
         </span>
       </li>`;
     })}

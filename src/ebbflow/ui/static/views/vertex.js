@@ -3,7 +3,7 @@
 import * as api from "../api.js";
 import { html } from "../dom.js";
 import { clock, count, due, duration, instant, plural, rate } from "../format.js";
-import { Badge, conditionOf, Icon } from "../icons.js";
+import { Badge, conditionOf, Icon, say } from "../icons.js";
 import { Causes, Empty, Moment, useAnswer, usePanel } from "../parts.js";
 import { address } from "../route.js";
 import { Charts } from "./charts.js";
@@ -28,7 +28,7 @@ export function VertexPanel({ pipeline, status, vertex, samples, now, onClose })
       </div>
     </header>
     <p class="condition"><${Badge} condition=${conditionOf(vertex)} />
-      <span>${vertex.words === conditionOf(vertex) ? "" : vertex.words}</span>
+      <span>${say(vertex)}</span>
     </p>
     <${Trouble} vertex=${vertex} now=${now} />
     <${Now} vertex=${vertex} pipeline=${pipeline} now=${now} />
@@ -83,14 +83,21 @@ function Now({ vertex, pipeline, now }) {
       note=${vertex.source_pending == null ? "" : `${count(vertex.source_pending)} at the source`}
     />
     <${Fact}
-      name="in hand"
+      name="in flight"
       value=${count(hand?.messages ?? 0)}
       note=${describeAge(hand, now)}
     />
     <${Fact}
+      name="oldest waiting"
+      value=${duration(vertex.oldest_waiting_seconds)}
+      note=${describeBacklog(vertex)}
+      tone=${vertex.falling_behind ? "error" : ""}
+      wide
+    />
+    <${Fact}
       name="parked"
       value=${`${parked.exact === false ? "≈ " : ""}${count(parked.messages)}`}
-      note=${parked.next_due && `next due ${clock(parked.next_due, now)}, ${due(parked.next_due, now)}`}
+      note=${parked.next_due && due(parked.next_due, now, true)}
       wide
     />
     <${Fact}
@@ -108,7 +115,13 @@ function Now({ vertex, pipeline, now }) {
   </dl>`;
 }
 
-/** Since when the oldest is in hand; the usual moments are no news. */
+/** Where the backlog is heading: drained in some time, or growing. */
+function describeBacklog({ backlog_growing_seconds: growing, drain_seconds: drain }) {
+  if (growing != null) return `growing for ${duration(growing)}`;
+  return drain == null ? "" : `drained in ${duration(drain)}`;
+}
+
+/** Since when the oldest is in flight; the usual moments are no news. */
 function describeAge(hand, now) {
   const seconds = hand?.messages ? (now - instant(hand.since)) / 1000 : 0;
   return seconds < 2 ? "" : `for ${duration(seconds)}`;
@@ -155,9 +168,9 @@ function Errors({ vertex, pipeline, now }) {
 
 function Reasons({ vertex, pipeline }) {
   const toLetters = (cause) =>
-    address([pipeline, "dead-letters"], { vertex: vertex.name, error: cause.text });
+    address([pipeline, "dead-letters"], { vertex: vertex.name, cause: cause.text });
   const lists = [
-    ["Nack reasons", vertex.nack_reasons],
+    ["Nacked because", vertex.nack_reasons],
     ["Parked because", vertex.parked.reasons],
     ["Dead letters because", vertex.dead_letter_causes, toLetters],
   ];
@@ -219,7 +232,7 @@ function Totals({ vertex }) {
     <h3>Counts</h3>
     <table class="totals">
       <thead>
-        <tr><th scope="col">messages</th><th scope="col">this run</th><th scope="col">in all</th></tr>
+        <tr><th scope="col">messages</th><th scope="col">this run</th><th scope="col">all runs</th></tr>
       </thead>
       <tbody>
         ${known.map(
