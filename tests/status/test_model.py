@@ -27,6 +27,7 @@ from ebbflow.status.model import (
     VertexStatus,
     WorkInHand,
 )
+from ebbflow.status.publishing import make_sample
 
 NOON = datetime(2026, 11, 16, 12, 0, 0, 250_000, tzinfo=UTC)
 
@@ -143,3 +144,16 @@ def test_a_sample_comes_back_as_it_was(read: dict[str, int]) -> None:
 def test_a_vertex_is_found_by_its_name() -> None:
     assert WHOLE.vertex("out") == VertexStatus("out")
     assert WHOLE.vertex("nowhere") is None
+
+
+@pytest.mark.parametrize(
+    ("vertex", "exact"),
+    [
+        (VertexStatus("store", pending=7), True),
+        (VertexStatus("store", pending=7, pending_exact=False), False),
+        (VertexStatus("store", parked=Parked(9, exact=False)), False),
+    ],
+)
+def test_a_sample_says_whether_its_numbers_are_estimates(vertex: VertexStatus, exact: bool) -> None:
+    sample = make_sample(PipelineStatus("orders", at=NOON, vertices=(vertex,)))
+    assert sample.vertices["store"].exact is exact

@@ -305,9 +305,23 @@ def test_a_message_is_traced(page: Page) -> None:
     way = page.get_by_label("Path of in-7")
     expect(way).to_contain_text("parked", timeout=SOON)
     expect(way).to_contain_text("enrich")
-    with resized(page, 390):
-        assert find_overlaps(page, ".way li, .places li") == []
-        assert find_cut_off(page, ".way li > *, .places li > *") == []
+
+
+def test_the_path_of_a_message_is_readable_on_a_phone(page: Page) -> None:
+    message = "0f8fad5b-d9cb-469f-a165-70867728950e"
+    step = {"message": message, "at": "2026-05-17T12:00:00Z", "reason": "not known yet"}
+    ends = [("in", "done"), ("enrich-all-of-the-orders", "redelivered"), ("enrich", "dead_lettered")]
+    path = {
+        "now": [{"where": "dead letter", "message": message, "vertex": "enrich", "number": 12}],
+        "steps": [step | {"vertex": name, "outcome": end, "delivery": 12} for name, end in ends],
+    }
+    page.route(f"**/trace/{message}", lambda route: route.fulfill(json=path))
+    visit(page, "trace", message)
+    expect(page.locator(".way li")).to_have_count(3)
+    for width in (1280, 390):
+        with resized(page, width):
+            assert find_overlaps(page, ".way li, .places li") == []
+            assert find_cut_off(page, ".way li > *, .places li > *") == []
 
 
 def test_the_spec_is_shown(page: Page) -> None:

@@ -100,6 +100,53 @@ def test_numbers_are_short_and_right(page: Page, function: str, value: float, te
     assert call(page, "format", function, value) == text
 
 
+@pytest.mark.parametrize(
+    ("due", "words"),
+    [
+        ("2026-05-17T12:09:00Z", "next in 9 min"),
+        ("2026-05-17T11:59:58Z", "due now"),
+    ],
+)
+def test_what_is_due_already_is_due_now(page: Page, due: str, words: str) -> None:
+    noon = 1_779_019_200_000
+    assert call(page, "format", "due", due, noon) == words
+
+
+@pytest.mark.parametrize(
+    ("letter", "words"),
+    [
+        ({"reason": "ValueError", "error": "ValueError: no customer"}, "ValueError: no customer"),
+        ({"reason": "7 is unknown", "error": "nacked twice"}, "7 is unknown: nacked twice"),
+        ({"reason": "sink failure", "error": None}, "sink failure"),
+    ],
+)
+def test_reason_and_error_are_both_shown(page: Page, letter: dict[str, str], words: str) -> None:
+    assert call(page, "format", "why", letter) == words
+
+
+DRAW_A_CHART = """async () => {
+    const { html, render } = await import("/static/dom.js");
+    const { Chart } = await import("/static/chart.js");
+    const times = [1, 2, 3, 4].map(second => second * 1000);
+    const series = [{
+        name: "pending", tone: "first", values: [3, 4, 9000, 5],
+        estimates: [false, false, true, true],
+    }];
+    render(html`<${Chart} title="Pending" times=${times} series=${series}
+        format=${String} range=${4000} />`, document.body);
+    const steps = kind => document.querySelector(`path.line${kind}`).getAttribute("d");
+    return [steps(":not(.estimate)"), steps(".estimate"),
+        document.querySelector(".legend").innerText];
+}"""
+
+
+def test_a_chart_marks_estimates(page: Page) -> None:
+    exact, estimated, legend = page.evaluate(DRAW_A_CHART)
+    assert (exact.count("L"), estimated.count("L")) == (1, 2)
+    assert "pending ≈ 5" in legend
+    assert "estimated" in legend
+
+
 def test_json_is_indented_and_compacted_without_touching_numbers(page: Page) -> None:
     text = '{"id":12345678901234567890,"price":1.10,"tags":[],"text":"a, {b}: \\"c\\""}'
     shown = call(page, "payload", "asJson", {"text": text})

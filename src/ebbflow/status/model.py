@@ -300,7 +300,10 @@ class PipelineStatus:
 
 @dataclass(frozen=True, slots=True)
 class VertexSample:
-    """The numbers of one vertex for charts; the counts are totals, so that rates follow."""
+    """The numbers of one vertex for charts; the counts are totals, so that rates follow.
+
+    ``exact`` is ``False`` if ``pending`` or ``parked`` is an estimate.
+    """
 
     read: int = 0
     written: int = 0
@@ -310,6 +313,7 @@ class VertexSample:
     parked: int = 0
     dead_letters: int = 0
     oldest_waiting_seconds: float | None = None
+    exact: bool = True
 
 
 @dataclass(frozen=True, slots=True)

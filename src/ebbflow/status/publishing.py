@@ -101,6 +101,7 @@ def make_sample(status: PipelineStatus) -> Sample:
                 vertex.parked.messages,
                 vertex.dead_letters,
                 vertex.oldest_waiting_seconds,
+                exact=vertex.pending_exact and vertex.parked.exact,
             )
             for vertex in status.vertices
         },

@@ -169,8 +169,8 @@ export function sum(samples, names, field) {
 }
 
 /** Whether the sum over vertices has an estimate in it, for each sample. */
-export function isEstimate(samples, names, field) {
-  return samples.map((sample) => names.some((name) => sample.vertices[name]?.[field] === false));
+export function findEstimates(samples, names) {
+  return samples.map((sample) => names.some((name) => sample.vertices[name]?.exact === false));
 }
 
 /** Rates per second from totals; a total that falls, as after a fresh start, has no rate. */

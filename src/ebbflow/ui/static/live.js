@@ -143,9 +143,8 @@ function take(vertex) {
     redelivered: vertex.totals.redelivered,
     dead_lettered: vertex.totals.dead_lettered,
     pending: vertex.pending,
-    pending_exact: vertex.pending_exact,
     parked: vertex.parked.messages,
-    parked_exact: vertex.parked.exact,
     dead_letters: vertex.dead_letters,
+    exact: vertex.pending_exact && vertex.parked.exact,
   };
 }

@@ -1,6 +1,6 @@
 // The charts of a pipeline or of one of its vertices: throughput, pending, parked, dead letters.
 
-import { Chart, isEstimate, rates, select, sum } from "../chart.js";
+import { Chart, findEstimates, rates, select, sum } from "../chart.js";
 import { html, useMemo, useState } from "../dom.js";
 import { brief, rate } from "../format.js";
 
@@ -23,6 +23,7 @@ export function Charts({
   const shown = useMemo(() => select(samples, range), [samples, range]);
   const key = [...names, "|", ...entries, "|", ...exits].join();
   const lines = useMemo(() => {
+    const estimates = findEstimates(shown, names);
     const perSecond = (names, field) => rates(shown, sum(shown, names, field));
     return {
       times: shown.map((sample) => sample.time),
@@ -34,22 +35,8 @@ export function Charts({
           values: perSecond(exits, labels[1] === "written" ? "written" : "read"),
         },
       ],
-      pending: [
-        {
-          name: "pending",
-          tone: "first",
-          values: sum(shown, names, "pending"),
-          estimates: isEstimate(shown, names, "pending_exact"),
-        },
-      ],
-      parked: [
-        {
-          name: "parked",
-          tone: "third",
-          values: sum(shown, names, "parked"),
-          estimates: isEstimate(shown, names, "parked_exact"),
-        },
-      ],
+      pending: [{ name: "pending", tone: "first", values: sum(shown, names, "pending"), estimates }],
+      parked: [{ name: "parked", tone: "third", values: sum(shown, names, "parked"), estimates }],
       letters: [{ name: "stored", tone: "bad", values: sum(shown, names, "dead_letters") }],
     };
   }, [shown, key]);
