@@ -310,7 +310,7 @@ def test_a_message_is_traced(page: Page) -> None:
 def test_the_path_of_a_message_is_readable_on_a_phone(page: Page) -> None:
     message = "0f8fad5b-d9cb-469f-a165-70867728950e"
     step = {"message": message, "at": "2026-05-17T12:00:00Z", "reason": "not known yet"}
-    ends = [("in", "done"), ("enrich-all-of-the-orders", "redelivered"), ("enrich", "dead_lettered")]
+    ends = [("in", "done"), ("enrich-all-orders", "redelivered"), ("enrich", "dead_lettered")]
     path = {
         "now": [{"where": "dead letter", "message": message, "vertex": "enrich", "number": 12}],
         "steps": [step | {"vertex": name, "outcome": end, "delivery": 12} for name, end in ends],

@@ -9,7 +9,7 @@ export class ApiError extends Error {
 }
 
 const GONE = "The server does not answer.";
-const START = "Start it again; this page connects by itself.";
+const START = "Start it again: the web UI then reconnects.";
 
 async function ask(path, options) {
   let response;

@@ -181,8 +181,8 @@ function Lost({ live, now }) {
     <${Icon} name="stuck" />
     <span>
       <b>${words}</b>${" "}
-      ${live.status && `Shown is the state of ${clock(live.status.at, now)}. `}
-      ${live.error?.nextStep && live.error.status ? live.error.nextStep : "Trying again until it is back."}
+      ${live.status && `This is the status at ${clock(live.status.at, now)}. `}
+      ${live.error?.nextStep && live.error.status ? live.error.nextStep : "The web UI reconnects when it is back."}
     </span>
   </p>`;
 }

@@ -12,7 +12,7 @@ export function PauseButton({ pipeline, vertex, paused, phase }) {
     setBusy(true);
     try {
       await (paused ? api.resume : api.pause)(pipeline, vertex);
-      notify(paused ? `${name} goes on.` : `${name} settles what it holds and then pauses.`);
+      notify(paused ? `${name} resumes.` : `${name} settles its messages in flight, then pauses.`);
     } catch (error) {
       notify(`${error.message} ${error.nextStep ?? ""}`, { tone: "error" });
     } finally {

@@ -1,4 +1,4 @@
-// What needs somebody, with the next step; one quiet line when nothing does.
+// What needs attention, with the next step; one quiet line when nothing does.
 
 import { html, useState } from "../dom.js";
 import { plural } from "../format.js";
@@ -62,10 +62,10 @@ function Step({ text }) {
 function describeRunning(status, number) {
   const failing = status.vertices.filter((vertex) => countRecent(vertex, status.at));
   if (!failing.length) {
-    return `All is well: ${plural(number, "vertex", "vertices")} at work, nothing needs you.`;
+    return `No problems: ${plural(number, "vertex is", "vertices are")} running.`;
   }
   const names = failing.map((vertex) => vertex.name).join(", ");
-  return `All vertices are at work, but user code has raised in the last minute: ${names}.`;
+  return `All vertices are running, but user code has raised errors in the last minute: ${names}.`;
 }
 
 function rank(problem) {
@@ -83,13 +83,13 @@ function describe(status) {
   const number = status.vertices.length;
   switch (status.phase) {
     case "ended":
-      return `The run has ended (${status.ended ?? "stopped"}). Nothing needs you.`;
+      return `The run has ended (${status.ended ?? "stopped"}). No problems.`;
     case "starting":
-      return "Starting: the vertices are being opened.";
+      return "Starting: the vertices open their code.";
     case "stopping":
-      return "Stopping: tasks settle what they hold.";
+      return "Stopping: tasks settle the messages in flight.";
     case "paused":
-      return "Paused: tasks hold nothing and take nothing until it is resumed.";
+      return "Paused: tasks take no messages until the pipeline is resumed.";
     default:
       return describeRunning(status, number);
   }

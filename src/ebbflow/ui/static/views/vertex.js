@@ -50,7 +50,7 @@ export function VertexPanel({ pipeline, status, vertex, samples, now, onClose })
 
 function describeTasks(vertex, status) {
   if (status.phase === "ended" || !vertex.partitions_up) return "";
-  return `, ${plural(vertex.partitions_up, "task")} at work`;
+  return `, ${plural(vertex.partitions_up, "task")} running`;
 }
 
 /** What holds it up, each as a sentence. */
@@ -58,7 +58,7 @@ function Trouble({ vertex, now }) {
   const lines = [];
   if (vertex.failure) lines.push(["error", vertex.failure]);
   if (vertex.never_opened && vertex.restarts)
-    lines.push(["error", "Its code has not been opened in this run yet."]);
+    lines.push(["error", "Its code has not opened in this run yet."]);
   if (vertex.halted) lines.push(["error", vertex.halted]);
   if (vertex.back_pressure) {
     const { to, full_since: since } = vertex.back_pressure;
@@ -159,7 +159,7 @@ function Errors({ vertex, pipeline, now }) {
         ${
           error.traceback
             ? html`<pre class="traceback" tabindex="0">${error.traceback}</pre>`
-            : html`<${Empty}>There is no traceback of it.<//>`
+            : html`<${Empty}>No traceback.<//>`
         }
       </details>`,
     )}
