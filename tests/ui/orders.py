@@ -1,8 +1,8 @@
 """A real pipeline for the tests of the page: the command runs it, with the page beside it.
 
 Orders go through two maps into a store. What goes wrong is decided by the number of the order: one
-waits ten minutes for its customer, some make the code raise, some have an amount that the store
-refuses. A flag file makes a vertex fail, and each worker writes down which process it is.
+waits ten minutes for its customer, some are nacked until they die, some make the code raise, some
+have an amount that the store refuses. Each worker writes down which process it is.
 """
 
 from __future__ import annotations
@@ -72,6 +72,8 @@ def enrich(datum):
     order = json.loads(datum.value)
     if order["number"] % 200 == 7:
         nack(delay="10m", reason="the customer is not known yet")
+    if order["number"] % 200 == 27:
+        nack(delay="10ms", max_deliveries=1, reason=f"order {order['number']} has no address")
     order["name"] = CUSTOMERS[order["customer"]]
     return Message(json.dumps(order).encode(), keys=list(datum.keys))
 

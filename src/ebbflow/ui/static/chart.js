@@ -59,7 +59,7 @@ export function Chart({ title, times, series, format, range }) {
         series.some((line) => line.estimates?.includes(true)) &&
         html`<li>
           <svg width="18" height="8" aria-hidden="true">
-            <line x1="0" x2="18" y1="4" y2="4" class="line estimate" />
+            <line x1="0" x2="18" y1="4" y2="4" class="line ${series[0].tone} estimate" />
           </svg>
           estimated
         </li>`

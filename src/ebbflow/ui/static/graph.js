@@ -179,7 +179,10 @@ function Mark({ vertex, at }) {
   if (vertex.back_pressure) return html`<span class="full"><${Icon} name="pressure" size="13" />full</span>`;
   const errors = countRecent(vertex, at);
   if (errors) {
-    return html`<span class="failing"><${Icon} name="stuck" size="12" />${tiny(errors)} ${errors === 1 ? "error" : "errors"}</span>`;
+    return html`<span class="failing" title="errors in the last minute">
+      <span><${Icon} name="stuck" size="12" />${tiny(errors)}</span>
+      <span>${errors === 1 ? "error" : "errors"}</span>
+    </span>`;
   }
   return html`<span class="kind">${vertex.kind}${vertex.partitions > 1 ? ` ×${vertex.partitions}` : ""}</span>`;
 }

@@ -1,8 +1,14 @@
-// Errors of user code that are news: those of the last minute. Pure.
+// What is news of a vertex: errors of the last minute, and messages that wait for long. Pure.
 
 import { instant } from "./format.js";
 
 const RECENT = 60000;
+const LATE = 5;
+
+/** Whether messages wait longer than the moments that each of them waits; only then it can drain. */
+export function isLate(vertex) {
+  return (vertex.oldest_waiting_seconds ?? 0) >= LATE;
+}
 
 /** How many errors the groups have had that had one in the minute before the state was taken. */
 export function countRecent(vertex, at) {

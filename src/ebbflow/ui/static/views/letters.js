@@ -2,7 +2,7 @@
 
 import * as api from "../api.js";
 import { html, useEffect, useRef, useState } from "../dom.js";
-import { count, plural, stamp, why } from "../format.js";
+import { count, plural, stamp } from "../format.js";
 import { Icon } from "../icons.js";
 import { Causes, Empty, Failure, isForView, useAnswer } from "../parts.js";
 import { address, amend, go } from "../route.js";
@@ -36,7 +36,7 @@ export function Letters({ pipeline, status, route, now }) {
   return html`<div class="letters ${number ? "beside" : ""}">
     <div class="main">
       <${FilterBar} fields=${fields} vertices=${status?.vertices ?? []} onChange=${change} />
-      <${MostFrequent} pipeline=${pipeline} fields=${fields} stored=${stored} />
+      <${MostFrequent} pipeline=${pipeline} fields=${fields} now=${now} />
       <section class="card" aria-label="Dead letters">
         <${Tools}
           pipeline=${pipeline}
@@ -122,11 +122,13 @@ function walk(event, { opened, onOpen }) {
 }
 
 const FEW = 5;
+const COUNT_EVERY = 5000;
 
 /** How often which vertex fails in which way; a cause leads to its dead letters. */
-function MostFrequent({ pipeline, fields, stored }) {
+function MostFrequent({ pipeline, fields, now }) {
   const [all, setAll] = useState(false);
-  const { answer } = useAnswer((signal) => api.causes(pipeline, signal), `${pipeline} ${stored}`);
+  const slot = Math.floor(now / COUNT_EVERY);
+  const { answer } = useAnswer((signal) => api.causes(pipeline, signal), `${pipeline} ${slot}`);
   const causes = answer?.causes ?? [];
   if (!causes.length) return null;
   const shown = all ? causes : causes.slice(0, FEW);
@@ -136,6 +138,7 @@ function MostFrequent({ pipeline, fields, stored }) {
   return html`<section class="card most" aria-label="What fails most">
     <header>
       <h2>What fails most</h2>
+      <span class="number muted counted">${plural(answer.total, "dead letter")}</span>
       ${
         causes.length > FEW &&
         html`<button type="button" class="quiet" aria-expanded=${all} onClick=${() => setAll(!all)}>
@@ -238,8 +241,9 @@ function Tools({ pipeline, filter, chosen, pages, stored, onAct, children }) {
       class="quiet ${fresh ? "fresh" : ""}"
       title=${fresh ? "The number of dead letters has changed" : "Read the list again"}
       onClick=${pages.reload}
+      aria-label="Refresh"
     >
-      <${Icon} name="restarting" />Refresh
+      <${Icon} name="restarting" /><span class="text">Refresh</span>
     </button>
     ${children}
     <span class="grow"></span>
@@ -318,7 +322,7 @@ function List({ pages, chosen, onChoose, opened, addressOf, onOpen, now, filtere
             <td>${letter.vertex}</td>
             <td class="id" title=${letter.id}>${letter.id}</td>
             <td class="number">${letter.deliveries}</td>
-            <td class="words" title=${why(letter)}>${why(letter)}</td>
+            <td class="words" title=${letter.why}>${letter.why}</td>
           </tr>`,
         )}
       </tbody>

@@ -4,6 +4,7 @@ import { html } from "../dom.js";
 import { brief, count, due, duration, rate } from "../format.js";
 import { Graph, Key } from "../graph.js";
 import { Badge, conditionOf, say } from "../icons.js";
+import { isLate } from "../recent.js";
 import { address, go } from "../route.js";
 import { Charts } from "./charts.js";
 import { Problems } from "./problems.js";
@@ -96,11 +97,12 @@ function describeOldest(vertices) {
   return oldest ? { value: duration(oldest.oldest_waiting_seconds), note: `at ${oldest.name}` } : { value: "–" };
 }
 
-/** When the last backlog is empty at the present rates; one that grows is never empty. */
+/** When the last backlog is drained at the present rates; one that grows is not. */
 function describeDrain(vertices) {
-  const growing = largest(vertices, "backlog_growing_seconds");
-  if (growing) return { value: "–", note: `${growing.name} is growing`, tone: growing.falling_behind ? "error" : "warn" };
-  const last = largest(vertices, "drain_seconds");
+  const late = vertices.filter(isLate);
+  const growing = largest(late, "backlog_growing_seconds");
+  if (growing) return { value: "growing", note: `at ${growing.name}`, tone: growing.falling_behind ? "error" : "" };
+  const last = largest(late, "drain_seconds");
   return last ? { value: duration(last.drain_seconds), note: `at ${last.name}` } : { value: "–" };
 }
 

@@ -5,6 +5,7 @@ import { html } from "../dom.js";
 import { clock, count, due, duration, instant, plural, rate } from "../format.js";
 import { Badge, conditionOf, Icon, say } from "../icons.js";
 import { Causes, Empty, Moment, useAnswer, usePanel } from "../parts.js";
+import { isLate } from "../recent.js";
 import { address } from "../route.js";
 import { Charts } from "./charts.js";
 import { PauseButton } from "./pausing.js";
@@ -116,7 +117,9 @@ function Now({ vertex, pipeline, now }) {
 }
 
 /** Where the backlog is heading: drained in some time, or growing. */
-function describeBacklog({ backlog_growing_seconds: growing, drain_seconds: drain }) {
+function describeBacklog(vertex) {
+  const { backlog_growing_seconds: growing, drain_seconds: drain } = vertex;
+  if (!isLate(vertex)) return "";
   if (growing != null) return `growing for ${duration(growing)}`;
   return drain == null ? "" : `drained in ${duration(drain)}`;
 }
