@@ -15,6 +15,7 @@ from ebbflow.core.calling import Handler, run_batch_map, run_map, run_sink
 from ebbflow.core.checks import Rules
 from ebbflow.core.frames import Rows, concat
 from ebbflow.core.publications import again_rows
+from ebbflow.core.running_call import RUNNING
 from ebbflow.core.verdict import Verdict
 from ebbflow.durations import Backoff
 from ebbflow.outcome import DeadLetter, Redeliver, Retry
@@ -94,6 +95,20 @@ def test_async_messages_that_fail_beside_others_start_no_outage():
     assert mapped(code, *"abcde", blame=blame) == "dwdwd"
     assert blame.outage is None
     assert mapped(code, *"fbd", blame=blame) == "drr"
+
+
+@pytest.mark.parametrize("limit", [None, 10.0])
+def test_an_async_map_that_exits_fails_its_message_alone(monkeypatch, limit):
+    async def code(datum):
+        if datum.id == "b":
+            raise SystemExit(3)
+        return Message(datum.value)
+
+    monkeypatch.setattr(RUNNING, "limit", limit)
+    verdict = verdict_on(some(*"abc"))
+    run_map(Handler(code), verdict, 10)
+    assert kinds(verdict) == "drd"
+    assert verdict.outcomes[1].reason == "SystemExit: 3"
 
 
 def test_an_error_that_tells_nothing_is_the_messages_until_enough_have_failed_alike():

@@ -212,6 +212,21 @@ def test_letters_are_purged_by_number_or_by_filter(pipeline: Written) -> None:
     assert numbers(letters) == [rest]
 
 
+def test_a_purge_does_not_count_letters_that_a_replay_has_sent_meanwhile(
+    pipeline: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent, *_ = (pipeline.bury(id=f"in-{n}", vertex="store") for n in range(3))
+    letters, listed = pipeline.letters, DeadLetters.list
+
+    def list_and_lose(self: DeadLetters, chosen: LetterFilter) -> list[StoredLetter]:
+        found = [*listed(self, chosen)]
+        letters._shelf.delete([sent])
+        return found
+
+    monkeypatch.setattr(DeadLetters, "list", list_and_lose)
+    assert letters.purge(LetterFilter(text="in-")) == 2
+
+
 def test_letters_are_purged_by_vertex_and_altogether(pipeline: Written) -> None:
     for vertex in ("enrich", "store", "store"):
         pipeline.bury(vertex=vertex)

@@ -62,6 +62,12 @@ def test_whatever_a_function_raises_the_letter_stays_and_the_line_is_named() -> 
         nack(reason="the shop is closed")
         return b""
 
+    def leaves(letter: Letter) -> bytes:
+        raise SystemExit(9)
+
+    fate = decide(LETTER, leaves)
+    assert isinstance(fate, Stays)
+    assert fate.why.startswith("the transform raised SystemExit: 9 (test_transforms.py:")
     fate = decide(LETTER, broken)
     assert isinstance(fate, Stays)
     assert fate.why.startswith("the transform raised KeyError: 'customer' (test_transforms.py:")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from ebbflow.errors import CallTimeout
@@ -72,12 +73,28 @@ async def in_time(awaitable: Awaitable[Any], limit: float | None) -> Any:
     """Returns the awaitable's result; cancels it and raises ``CallTimeout`` when time is over."""
     if limit is None:
         return await awaitable
-    task = asyncio.ensure_future(awaitable)
+    task = asyncio.ensure_future(_keep_exit(awaitable))
     if not (await asyncio.wait({task}, timeout=limit))[0]:
         task.cancel()
         await asyncio.wait({task}, timeout=_CLEAN_UP)
         raise CallTimeout(limit)
-    return task.result()
+    result = task.result()
+    if isinstance(result, _Exit):
+        raise result.error
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Exit:
+    error: SystemExit
+
+
+async def _keep_exit(awaitable: Awaitable[Any]) -> Any:
+    """Returns the result, and ``SystemExit`` as one: raised in a task it would end the loop."""
+    try:
+        return await awaitable
+    except SystemExit as error:
+        return _Exit(error)
 
 
 @contextmanager

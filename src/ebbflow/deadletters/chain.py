@@ -50,10 +50,10 @@ class Shelf(Protocol):
     def forget(self, target: ReplayTarget, up_to: int) -> None:
         """Deletes the marks of a partition up to a sequence."""
 
-    def delete(self, numbers: Collection[int]) -> None:
+    def delete(self, numbers: Collection[int]) -> object:
         """Deletes letters; those that are gone already are no error."""
 
-    def sweep(self, vertex: str, up_to: int) -> None:
+    def sweep(self, vertex: str, up_to: int) -> object:
         """Deletes every letter of a vertex up to a number."""
 
     def wait(self) -> None:

@@ -268,7 +268,7 @@ class DeadLetters:
     # --- deleting -------------------------------------------------------------------------------
 
     def purge(self, chosen: Choice) -> int:
-        """Deletes the letters meant for good; returns how many.
+        """Deletes the letters meant for good; returns how many were still there.
 
         By number also what is in the stream and no letter. A letter that does not exist is an
         ``EbbflowError``, and nothing is deleted then.
@@ -279,19 +279,17 @@ class DeadLetters:
         for start in range(0, len(numbers), _AT_A_TIME):
             for _ in self._find_all(numbers[start : start + _AT_A_TIME]):
                 pass
-        self._delete(numbers)
-        return len(numbers)
+        return self._delete(numbers)
 
     def _purge_filtered(self, chosen: LetterFilter) -> int:
         if chosen.is_everything and (count := self._sweep(chosen)) is not None:
             return count
-        numbers = [entry.number for entry in self.list(chosen)]
-        self._delete(numbers)
-        return len(numbers)
+        return self._delete([entry.number for entry in self.list(chosen)])
 
-    def _delete(self, numbers: Sequence[int]) -> None:
-        for start in range(0, len(numbers), _AT_A_TIME):
-            self._shelf.delete(numbers[start : start + _AT_A_TIME])
+    def _delete(self, numbers: Sequence[int]) -> int:
+        """Deletes letters; returns how many, without those that a replay has sent meanwhile."""
+        steps = range(0, len(numbers), _AT_A_TIME)
+        return sum(self._shelf.delete(numbers[start : start + _AT_A_TIME]) for start in steps)
 
     def _sweep(self, chosen: LetterFilter) -> int | None:
         """Deletes all letters there are, or all of a vertex; ``None`` if not all are meant."""
@@ -299,9 +297,8 @@ class DeadLetters:
         info = self._read_info(chosen.vertex or "*")
         if chosen.up_to not in (None, info["last_seq"]):
             return None
-        self._shelf.sweep(chosen.vertex or "*", info["last_seq"])
         counts: dict[str, int] = info.get("subjects") or {}
-        return sum(counts.values())
+        return self._shelf.sweep(chosen.vertex or "*", info["last_seq"]) or sum(counts.values())
 
     def _read_info(self, vertex: str) -> dict[str, Any]:
         subject = self._names.dead_letter_subject(vertex)

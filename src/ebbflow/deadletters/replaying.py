@@ -121,7 +121,7 @@ class Replay:
         reading: Reading,
         packing: Packing,
         vertices: Collection[str],
-        delete: Callable[[Sequence[int]], None],
+        delete: Callable[[Sequence[int]], object],
         transform: Transform | None = None,
         rate: float | None = None,
         whole: bool = False,

@@ -98,32 +98,36 @@ class LetterShelf:
                 f"Remove it with: ebbflow dlq purge {pipeline} {number}"
             ) from error
 
-    def delete(self, numbers: Collection[int]) -> None:
-        """Deletes letters, all of them or with an error; those that are gone are no error."""
+    def delete(self, numbers: Collection[int]) -> int:
+        """Deletes letters, all of them or with an error; returns how many were still there."""
         subject = f"$JS.API.STREAM.MSG.DELETE.{self.names.dead_letters}"
         wanted = sorted(numbers)
         bodies = [json.dumps({"seq": number, "no_erase": True}).encode() for number in wanted]
         rows = Publishes.plain([subject.encode()] * len(wanted), bodies)
         answers = self.link.run(self.link.client.request_all(rows, _SILENCE))
+        deleted = 0
         for number, answer in zip(wanted, answers, strict=True):
-            if not isinstance(answer, bytes) or _DELETED not in answer:
-                self.link.run(self._delete(number))
+            confirmed = isinstance(answer, bytes) and _DELETED in answer
+            deleted += confirmed or self.link.run(self._delete(number))
+        return deleted
 
-    async def _delete(self, number: int) -> None:
+    async def _delete(self, number: int) -> bool:
         stream, client = self.names.dead_letters, self.link.client
         try:
             call = f"STREAM.MSG.DELETE.{stream}"
             await api.call(client, call, {"seq": number, "no_erase": True})
+            return True
         except api.ApiError as error:
             # The server has one answer for all reasons. Somebody else may have deleted it, or we
             # have, and the answer got lost.
             if await read_one(client, stream, seq=number) is not None:
                 raise EbbflowError(f"Dead letter {number} was not deleted: {error}.") from error
+            return False
 
-    def sweep(self, vertex: str, up_to: int) -> None:
-        """Deletes every letter of a vertex up to a number."""
+    def sweep(self, vertex: str, up_to: int) -> int:
+        """Deletes every letter of a vertex up to a number; returns how many there were."""
         subject = self.names.dead_letter_subject(vertex)
-        self.link.run(api.purge(self.link.client, self.names.dead_letters, subject, up_to))
+        return self.link.run(api.purge(self.link.client, self.names.dead_letters, subject, up_to))
 
     # --- marks ----------------------------------------------------------------------------------
 

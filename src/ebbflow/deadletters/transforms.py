@@ -71,7 +71,7 @@ def decide(letter: Letter, transform: Transform | None) -> Fate:
         return _read(letter, transform(letter))
     except Nack as error:
         return Stays(f"the transform nacked it: {error}")
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # sys.exit() means the letter, not the replay
         text = "".join(traceback.format_exception_only(error)).strip()
         return Stays(f"the transform raised {text}{_place(error)}")
 

@@ -119,9 +119,13 @@ async def read_state(client: Client, stream: str, aside: str = "") -> StreamStat
     return StreamState(facts["messages"] - left_out, facts["last_seq"])
 
 
-async def purge(client: Client, stream: str, subject: str, up_to: int) -> None:
-    """Deletes the messages on the subject up to and including the sequence."""
-    await call(client, f"STREAM.PURGE.{stream}", {"filter": subject, "seq": up_to + 1})
+async def purge(client: Client, stream: str, subject: str, up_to: int) -> int:
+    """Deletes the messages on the subject up to and including the sequence; returns how many.
+
+    None are left to be counted if the server's reply got lost and the call was repeated.
+    """
+    request = {"filter": subject, "seq": up_to + 1}
+    return int((await call(client, f"STREAM.PURGE.{stream}", request)).get("purged", 0))
 
 
 async def list_streams(client: Client, prefix: str) -> list[str]:
