@@ -14,7 +14,14 @@ from ebbflow.core.running_call import WorkerLeaves
 from ebbflow.core.system_errors import LISTED
 from ebbflow.core.verdict import Verdict
 from ebbflow.durations import Backoff
-from ebbflow.runtime.handlers import close_handlers, handler_for
+from ebbflow.runtime import handlers
+from ebbflow.runtime.handlers import (
+    close_handlers,
+    close_other_runs,
+    close_run,
+    handler_for,
+    lasting,
+)
 from ebbflow.runtime.poison import end_worker_on_base_exception
 from tests.core.sample_rows import some
 
@@ -83,3 +90,18 @@ def test_an_idle_worker_leaves_at_once(opened):
 def test_the_worker_ends_without_a_trace_of_it():
     with pytest.raises(SystemExit, match="0"), end_worker_on_base_exception():
         raise WorkerLeaves
+
+
+def test_what_a_vertex_keeps_across_epochs_ends_with_its_run():
+    def kept(run, part):
+        return lasting(("p", "v", run), part, list)
+
+    first, other = kept("one", "pace"), kept("two", "pace")
+    assert kept("one", "pace") is first
+    assert kept("one", "taps") is not first
+    close_other_runs("two")
+    assert kept("one", "pace") is not first
+    assert kept("two", "pace") is other
+    close_run("one")
+    close_run("two")
+    assert not [key for key in handlers._lasting if key[0][0] == "p"]

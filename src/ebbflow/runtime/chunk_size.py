@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -175,11 +175,3 @@ class Pace:
         if call <= 0:
             return Cost(0.0, rows_time / rows2)
         return Cost(call, row) if row > 0 else Cost(calls_time / calls2, 1e-12)
-
-
-_kept: dict[Any, Pace] = {}
-
-
-def pace_for(whose: Any, full: int) -> Pace:
-    """Returns the pace of one partition of a vertex in this process."""
-    return _kept.setdefault(whose, Pace(full))

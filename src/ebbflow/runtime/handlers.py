@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ebbflow.core.blame import Blame
 from ebbflow.core.breaker import Breaker, BreakerLimit
@@ -56,8 +56,9 @@ _CONTAINERS = {
 """The same roles in Numaflow's words: one function may be several sinks of a vertex."""
 
 _open: dict[tuple[Vertex, str], Handler] = {}
-_patience: dict[tuple[Vertex, str], Patience] = {}
-_breakers: dict[Vertex, Breaker] = {}
+_lasting: dict[tuple[Vertex, object], Any] = {}
+
+_Kept = TypeVar("_Kept")
 
 
 def handler_for(
@@ -84,14 +85,22 @@ def handlers_of(vertex: Vertex) -> list[Handler]:
     return [handler for key, handler in _open.items() if key[0] == vertex]
 
 
+def lasting(vertex: Vertex, part: object, make: Callable[[], _Kept]) -> _Kept:
+    """Returns what a part of the vertex keeps across epochs; it is forgotten with the run."""
+    if (vertex, part) not in _lasting:
+        _lasting[vertex, part] = make()
+    kept: _Kept = _lasting[vertex, part]
+    return kept
+
+
 def patience_of(vertex: Vertex, role: str, backoff: Backoff) -> Patience:
     """Returns the patience of a part of the vertex with outages; it lasts across epochs."""
-    return _patience.setdefault((vertex, role), Patience(backoff))
+    return lasting(vertex, ("patience", role), lambda: Patience(backoff))
 
 
 def breaker_of(vertex: Vertex, limit: BreakerLimit) -> Breaker:
     """Returns the vertex's breaker, which counts dead letters across epochs."""
-    return _breakers.setdefault(vertex, Breaker(limit))
+    return lasting(vertex, "breaker", lambda: Breaker(limit))
 
 
 def resolve_code(code: Code, search: str | None) -> Any:
@@ -119,10 +128,8 @@ def _close(chosen: Callable[[Vertex], bool]) -> None:
     for key in [key for key in _open if chosen(key[0])]:
         with contextlib.suppress(*USER_ERRORS):
             _open.pop(key).close()
-    for part in [part for part in _patience if chosen(part[0])]:
-        del _patience[part]
-    for vertex in [vertex for vertex in _breakers if chosen(vertex)]:
-        del _breakers[vertex]
+    for part in [part for part in _lasting if chosen(part[0])]:
+        del _lasting[part]
 
 
 def forget_handlers() -> None:

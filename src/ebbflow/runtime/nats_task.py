@@ -27,12 +27,12 @@ from ebbflow.core.publications import Place, Publication
 from ebbflow.core.settlement import Settlement
 from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.publish import Tally
-from ebbflow.runtime.chunk_size import pace_for
+from ebbflow.runtime.chunk_size import Pace
 from ebbflow.runtime.deciding import DecisionRules, Times, no_times, source_times
 from ebbflow.runtime.events import Events
 from ebbflow.runtime.gate import Gate, VertexCode
 from ebbflow.runtime.gathering import AT_BUFFER, AT_REQUESTS, AT_SOURCE
-from ebbflow.runtime.handlers import breaker_of, patience_of
+from ebbflow.runtime.handlers import breaker_of, lasting, patience_of
 from ebbflow.runtime.intake import Intake, OrderedIntake
 from ebbflow.runtime.journal import InFlight, Report, SystemClock
 from ebbflow.runtime.pause_watch import PauseWatch
@@ -40,7 +40,7 @@ from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.source_process.client import SourcePlan
 from ebbflow.runtime.source_process.inlet import PulledInlet
 from ebbflow.runtime.spans import open_spans
-from ebbflow.runtime.taps import Taps
+from ebbflow.runtime.taps import Tap, Taps
 from ebbflow.runtime.task import ChunkLoop, TaskParts
 from ebbflow.runtime.turn import STOP, Turn, resumes, turn_of
 
@@ -106,7 +106,8 @@ class VertexTask:
         self._journal = NatsJournal(plan, partition, self._link, tally)
         self.events = Events(self._link, self._names, plan.vertex, partition, tally)
         self._rules = _rules(plan, partition)
-        self._taps = Taps(self._link, self._names, self._rules.place, self._clock)
+        known = lasting(plan.whose, ("taps", partition), dict[str, Tap])
+        self._taps = Taps(self._link, self._names, self._rules.place, self._clock, known)
         self._pauses = PauseWatch(self._names, plan.vertex, self._turn.pause)
 
     def run(self, code: VertexCode) -> Report:
@@ -140,7 +141,7 @@ class VertexTask:
             journal=self._journal,
             open_intake=self._open_intake,
             gate=Gate(code, patience, breaker_of(plan.whose, plan.breaker)),
-            size=pace_for((plan.whose, self._partition), plan.call_rows),
+            size=lasting(plan.whose, ("pace", self._partition), lambda: Pace(plan.call_rows)),
             rules=self._rules,
             events=self.events,
             clock=self._clock,

@@ -46,12 +46,11 @@ class Tap:
     skipped: int = 0
 
 
-_known: dict[tuple[str, str, int], dict[str, Tap]] = {}
-"""The taps on the tasks of this worker: the next epoch of a task goes on with them."""
-
-
 class Taps:
-    """The taps on one task. Wishes come from the link's thread, rows from the task's."""
+    """The taps on one task. Wishes come from the link's thread, rows from the task's.
+
+    ``known`` are those that the earlier epochs of the task have left.
+    """
 
     def __init__(
         self,
@@ -59,14 +58,13 @@ class Taps:
         names: Names,
         place: Place,
         clock: Clock,
-        known: dict[str, Tap] | None = None,
+        known: dict[str, Tap],
     ) -> None:
         self._link = link
         self._names = names
         self._place = place
         self._clock = clock
-        whose = (names.pipeline, place.vertex, place.partition)
-        self._taps = _known.setdefault(whose, {}) if known is None else known
+        self._taps = known
         self._chance = Random()  # noqa: S311 - chooses samples, protects nothing
         self._sending: concurrent.futures.Future[None] | None = None
 

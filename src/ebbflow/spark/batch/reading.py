@@ -47,6 +47,10 @@ SCHEMA = ", ".join(f"{name} {kind}" for name, kind in (COLUMNS | _FACTS).items()
 """What is read: beside the message its place, and on the last row of a frame facts about it."""
 
 
+FRAME_OF_PLACE = f"shiftright(__place, {_ROW_BITS})"
+"""What ``frame_of`` says of a place, in Spark SQL."""
+
+
 @dataclass(frozen=True, slots=True)
 class FrameRange:
     """The rows of one stream behind ``after``, up to ``until``.
@@ -82,6 +86,11 @@ def place_parts(place: int) -> tuple[int, int, int]:
     """Kind, sequence and row of a place."""
     seq = (place >> _ROW_BITS) & ((1 << _SEQ_BITS) - 1)
     return place >> (_SEQ_BITS + _ROW_BITS), seq, place & ((1 << _ROW_BITS) - 1)
+
+
+def frame_of(place: int) -> int:
+    """Returns a number that the rows of a frame share, and no others."""
+    return place >> _ROW_BITS
 
 
 def read_frames(link: Link, reading: FrameRange) -> Iterator[Frame]:

@@ -25,10 +25,12 @@ from ebbflow.nats.link import Link
 from ebbflow.nats.stored import read_one
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.spark.batch.reading import (
+    FRAME_OF_PLACE,
     FRESH,
     REDELIVERED,
     SCHEMA,
     FrameRange,
+    frame_of,
     place_of,
     place_parts,
     read_on_worker,
@@ -174,11 +176,14 @@ class Window:
         if low >= high:
             return self._base.where("false")
         first, last = self._place(low), self._place(high - 1)
-        rows = self._base.where(f"__place BETWEEN {first} AND {last}")
-        for seq in self.copies:
-            first, behind = place_of(FRESH, seq, 0), place_of(FRESH, seq + 1, 0)
-            rows = rows.where(f"NOT (__place >= {first} AND __place < {behind})")
-        return rows
+        within = f"__place BETWEEN {first} AND {last}"
+        copies = sorted(place_of(FRESH, seq, 0) for seq in self.copies)
+        copies = [place for place in copies if first <= place <= last]
+        # One condition however many there are: Spark looks them up in a set.
+        listed = ", ".join(str(frame_of(place)) for place in copies)
+        return self._base.where(
+            f"{within} AND {FRAME_OF_PLACE} NOT IN ({listed})" if copies else within
+        )
 
     def _place(self, index: int) -> int:
         number = bisect_right(self._ends, index)
@@ -189,8 +194,7 @@ class Window:
     def index(self, place: int) -> int:
         """Returns the number of the row at a place of the window."""
         kind, seq, row = place_parts(place)
-        keys = [(frame.kind, frame.seq) for frame in self._frames]
-        number = bisect_left(keys, (kind, seq))
+        number = bisect_left(self._frames, (kind, seq), key=_key)
         frame = self._frames[number]
         return self._ends[number] - frame.rows + row - frame.first
 
@@ -223,6 +227,10 @@ class Window:
         """Let Spark forget the rows."""
         if self._base is not None:
             self._base.unpersist()
+
+
+def _key(frame: _Frame) -> tuple[int, int]:
+    return frame.kind, frame.seq
 
 
 def _frame(row: Row) -> _Frame:

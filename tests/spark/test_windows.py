@@ -1,0 +1,49 @@
+"""Windows of batch vertices: which rows belong to one, said in a plan that stays small."""
+
+from __future__ import annotations
+
+import pytest
+
+from ebbflow.core.position import Span
+from ebbflow.spark.batch.reading import FRESH, place_of
+from ebbflow.spark.batch.window import Window, _Frame
+
+FRAMES, ROWS = 900, 2
+
+
+class Filtered:
+    """A DataFrame that remembers what it was filtered by."""
+
+    def __init__(self, *conditions: str) -> None:
+        self.conditions = conditions
+
+    def where(self, condition: str) -> Filtered:
+        return Filtered(*self.conditions, condition)
+
+
+@pytest.fixture
+def window() -> Window:
+    """A window of frames, of which every third one was read before."""
+    window = Window(None, None, 0, Span())  # type: ignore[arg-type]
+    window._base = Filtered()  # type: ignore[assignment]
+    frames = [_Frame(FRESH, seq, 0, ROWS, ("in.0", None), None) for seq in range(1, FRAMES + 1)]
+    window.copies = frozenset(range(3, FRAMES + 1, 3))
+    window._frames = [frame for frame in frames if frame.seq not in window.copies]
+    window._ends = [ROWS * (number + 1) for number in range(len(window._frames))]
+    return window
+
+
+def test_one_condition_leaves_out_all_copies_however_many(window: Window):
+    (condition,) = window.rows(0, len(window)).conditions  # type: ignore[attr-defined]
+    listed = condition.partition("NOT IN (")[2].rstrip(")").split(", ")
+    # The last copy lies behind the last row.
+    assert [int(frame) for frame in listed] == [
+        place_of(FRESH, seq, 0) >> 20 for seq in sorted(window.copies)[:-1]
+    ]
+    (condition,) = window.rows(0, 2 * ROWS).conditions  # type: ignore[attr-defined]
+    assert "NOT IN" not in condition, "no copy lies between its rows"
+
+
+def test_a_row_is_found_by_its_place(window: Window):
+    for index in (0, 1, 4, 500, len(window) - 1):
+        assert window.index(window._place(index)) == index
