@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import stat
@@ -22,7 +23,8 @@ from ebbflow.buffers import streams
 from ebbflow.errors import SetupError
 from ebbflow.nats import api
 from ebbflow.nats.address import Addresses
-from ebbflow.nats.embedded import EmbeddedServer, StateFolder
+from ebbflow.nats.disk import DiskWatch
+from ebbflow.nats.embedded import EmbeddedServer, FolderWitness, StateFolder
 from ebbflow.nats.link import Link, check_version
 from ebbflow.nats.locate import find_own_server, open_link, start_embedded
 from ebbflow.nats.login import Login
@@ -256,3 +258,20 @@ def test_a_server_that_cannot_do_what_is_needed_is_refused(info, told):
                 check_version(link)
         finally:
             link.close()
+
+
+def test_a_folder_that_is_deleted_is_missed_and_its_disk_watched_without_a_traceback(tmp_path):
+    state = tmp_path / "state"
+    with start_embedded(state) as server, open_link(server):
+        witness = FolderWitness(state)
+        witness.check()
+        watch = DiskWatch(state / "nats", None, lambda _: None)  # type: ignore[arg-type]
+        shutil.rmtree(state, ignore_errors=True)  # the server may write to it meanwhile
+        with pytest.raises(SetupError, match=f"folder {state} was deleted while the pipeline ran"):
+            witness.check()
+        shutil.rmtree(state, ignore_errors=True)
+        watch.look()
+        (state / "nats").mkdir(parents=True, exist_ok=True)
+        (state / "lock").touch()
+        with pytest.raises(SetupError, match="The messages that waited in it are lost"):
+            witness.check()

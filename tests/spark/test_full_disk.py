@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import Counter
 from contextlib import ExitStack
@@ -10,8 +11,10 @@ from random import Random
 import pytest
 
 from ebbflow import Message, Pipeline, Response
+from ebbflow.errors import SetupError
 from ebbflow.nats.locate import start_embedded
 from ebbflow.status.run_report import Silent
+from tests.spark.runs import Failures
 
 pytestmark = pytest.mark.slow
 
@@ -55,3 +58,21 @@ def test_a_pipeline_on_a_full_disk_waits_and_goes_on_when_there_is_room(
     assert any(sign in text for text in told)
     assert Counter(journal.read()) == dict.fromkeys((f"in-{n}/work" for n in range(MESSAGES)), 1)
     assert all(c.read == c.done == MESSAGES for c in summary.vertices.values())
+
+
+class Deletes(Failures):
+    """Deletes the state folder as soon as messages have been read."""
+
+    def __init__(self, state):
+        self._state = state
+
+    def look(self, status):
+        if any(view.counts.read for view in status.vertices):
+            shutil.rmtree(self._state, ignore_errors=True)
+
+
+def test_a_run_whose_state_folder_is_deleted_ends_and_says_what_is_lost(run, tmp_path):
+    pipeline = Pipeline("test").source("in", generator={"rpu": 100}).sink("out", blackhole=True)
+    state = tmp_path / "state"
+    with pytest.raises(SetupError, match=r"was deleted while the pipeline ran\. The messages that"):
+        run(pipeline, drain=False, watcher=Deletes(state), timeout="100s")

@@ -73,7 +73,10 @@ class DiskWatch:
 
     def look(self) -> None:
         """Tells what has changed, and restarts the server if that is what it takes to go on."""
-        left = self._left(self._folder)
+        try:
+            left = self._left(self._folder)
+        except FileNotFoundError:  # it was deleted, which ends a run (``FolderWitness``)
+            return
         self._has_complained |= self._log.complains()
         if left < _FULL or (self._has_complained and left < _ROOM):
             self._tell_change(

@@ -148,6 +148,33 @@ class StateFolder:
             return _address_at(port, (self.nats / "password").read_text())
 
 
+class FolderWitness:
+    """Knows a state folder that this process owns, and notices when it is deleted or replaced."""
+
+    def __init__(self, state: Path) -> None:
+        self._folder = StateFolder(state)
+        self._lock = self._look()
+
+    def check(self) -> None:
+        """Raises ``SetupError`` if the folder is no longer there: what it held is lost."""
+        # The owner keeps the lock open, so no other file can get its number meanwhile.
+        if self._lock is not None and self._look() == self._lock and self._folder.nats.is_dir():
+            return
+        raise SetupError(
+            f"The state folder {self._folder.path} was deleted while the pipeline ran. The messages "
+            "that waited in it are lost, with the dead letters and how far each vertex was.",
+            "Restore it from a copy, or start again: sources then begin anew as they do in a "
+            "first run.",
+        )
+
+    def _look(self) -> tuple[int, int] | None:
+        try:
+            facts = (self._folder.path / "lock").stat()
+        except OSError:
+            return None
+        return facts.st_dev, facts.st_ino
+
+
 class EmbeddedServer:
     """A nats-server process of our own in a state folder."""
 

@@ -28,6 +28,7 @@ from ebbflow.core.raised import Raised
 from ebbflow.errors import JetStreamUnavailable
 from ebbflow.nats import api
 from ebbflow.nats.disk import Unconfirmed
+from ebbflow.nats.embedded import FolderWitness
 from ebbflow.nats.locate import find_own_server, open_link_for_run
 from ebbflow.runtime import provision
 from ebbflow.runtime.attachment import Attachment
@@ -109,6 +110,7 @@ class Run:
         self._explain_silence: Callable[[], str | None] = lambda: None
         self._feed_failures: dict[str, str | None] = {}
         self._unconfirmed: Unconfirmed | None = None
+        self._witness: FolderWitness | None = None
         self._jobs: dict[str, JobFacts] = {}
 
     def stop(self) -> None:
@@ -148,6 +150,8 @@ class Run:
             )
             if find_own_server(options.nats, options.login) is not None:
                 self._unconfirmed = Unconfirmed(str(self._link.server), self._watcher.stage)
+            else:
+                self._witness = FolderWitness(options.state)
             stack.enter_context(hold_run_lock(self._link, self._names))
             plans = self._plans()
             self._observer = Observer(self._link, plans, self._listener, self._spec.kind)
@@ -159,6 +163,7 @@ class Run:
             stack.callback(self._feeds.stop)
             engines = Engines(partial(self._session, plans), self._watcher.stage, self._stop)
             ended: Ended = engines.run(partial(self._on_spark, plans)) or "stopped"
+            self._check_state()
             # For the last events. A server that is lost now does not matter to the run any more.
             with contextlib.suppress(Exception):
                 self._link.flush()
@@ -282,6 +287,7 @@ class Run:
             self._deadline = time.monotonic() + self._options.timeout
         while not self._stop.wait(_LOOK_EVERY):
             self._link.check()
+            self._check_state()
             engine.check(suspected=any(vertex.failure for vertex in supervisor.vertices))
             if self._has_too_many_dead(self._look(supervisor)):
                 return "failed"
@@ -290,6 +296,11 @@ class Run:
             if self._deadline is not None and time.monotonic() > self._deadline:
                 return "timeout"
         return "stopped"
+
+    def _check_state(self) -> None:
+        """Raises ``SetupError`` if the folder of the embedded server is gone: so are messages."""
+        if self._witness is not None:
+            self._witness.check()
 
     def _drained(self, plans: Sequence[VertexPlan]) -> bool:
         """Returns whether nothing is left; not while NATS cannot tell, which is asked again."""
