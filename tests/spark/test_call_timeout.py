@@ -6,11 +6,13 @@ import asyncio
 import ctypes
 import json
 import re
+import threading
 import time
 
 import pytest
 
-from ebbflow import Message, Pipeline, Response
+from ebbflow import CallTimeout, Message, Pipeline, Response
+from ebbflow.spark.batch.calls import BatchCalls
 from tests.spark.runs import Failures
 
 pytestmark = pytest.mark.slow
@@ -167,6 +169,79 @@ def test_c_code_that_never_comes_back_is_ended_with_its_worker(run, server_lette
     (letter,) = server_letters("test")
     assert json.loads(letter.value)["value"] == BAD
     assert "CallTimeout" in letter.error
+
+
+NUMBER = "CAST(get_json_object(CAST(value AS STRING), '$.value') AS INT)"
+SLEEPS = f"reflect('java.lang.Thread', 'sleep', CAST(IF({NUMBER} = 1, 600000, 0) AS BIGINT))"
+
+
+def frame(messages):
+    from pyspark.sql import functions as F
+
+    def hang(value):
+        if json.loads(value)["value"] == 1:
+            sleeps()
+        return bytes(value)
+
+    return messages.select("id", F.udf(hang, "binary")("value").alias("value"))
+
+
+@pytest.mark.guarantee("failures-stay-with-their-message")
+def test_queries_and_spark_sinks_that_hang_on_one_message_are_cancelled(
+    run, server_letters, tmp_path
+):
+    # Long enough for a new worker on a busy machine.
+    options = {"limits": {"call_timeout": "8s"}, "on_error": ONCE, "after": "in"}
+    made = {"format": "json", "options": {"path": str(tmp_path / "made")}}
+    sql = f"SELECT id, value, {SLEEPS} AS tags FROM messages"
+    pipeline = Pipeline("test").source("in", generator={"messages": 2})
+    pipeline = pipeline.map("frame", dataframe=frame, **options)
+    pipeline = pipeline.map("query", sql=sql, **options)
+    pipeline = pipeline.sink("sink", spark=made | {"columns": {"a": SLEEPS}}, **options)
+    summary = run(pipeline.sink("out", blackhole=True, after=["frame", "query"]))
+
+    letters = {letter.vertex: letter for letter in server_letters("test")}
+    assert letters.keys() == {"frame", "query", "sink"}
+    for name, letter in letters.items():
+        assert json.loads(letter.value)["value"] == 1, name
+        assert "CallTimeout: the call did not return within callTimeout, 8 s" in letter.error, name
+        counts = summary.vertices[name]
+        assert (counts.done, counts.dead_lettered) == (1, 1), name
+
+
+class Jobs:
+    """Spark's jobs as far as tags go; ``cancelled`` is set when a tag is cancelled."""
+
+    def __init__(self):
+        self.tags, self.cancelled = [], threading.Event()
+
+    def addJobTag(self, tag):
+        self.tags.append(tag)
+
+    def removeJobTag(self, tag):
+        pass
+
+    def cancelJobsWithTag(self, tag):
+        assert tag == self.tags[-1]
+        self.cancelled.set()
+
+
+def test_a_function_on_the_driver_that_returns_too_late_fails_then_and_is_shown_meanwhile():
+    jobs, shown = Jobs(), []
+    calls = BatchCalls(jobs, "test", 1.2, shown.append)
+
+    def returns_late():
+        with calls.call() as call:
+            jobs.cancelled.wait(60)
+            call.check_time()
+
+    with pytest.raises(CallTimeout):
+        returns_late()
+    assert shown[0] >= 1
+    assert shown[-1] is None
+    with pytest.raises(KeyError), calls.call():
+        raise KeyError("an error within its time is its own")
+    assert len(set(jobs.tags)) == 2
 
 
 @pytest.mark.guarantee("failures-stay-with-their-message")

@@ -297,3 +297,20 @@ def test_a_query_that_is_paused_takes_nothing_until_it_is_resumed(run, store, tm
     summary = run(pipeline(20), watcher=Resuming())
     assert seen == [0, 0, 0, 0, "Resumed: q.\n"]
     assert summary.vertices["q"].done == 10
+
+
+def test_a_query_that_fails_for_most_messages_is_stopped_by_its_breaker(run, store):
+    halted = []
+
+    def is_halted(status):
+        halted.append(status["work"].halted)
+        return halted[-1] is not None
+
+    query = f"SELECT id, IF({NUMBER} % 2 = 0, value, raise_error('broken')) AS value FROM messages"
+    limit = {"share": 0.1, "window": 50}
+    pipeline = numbers(200).map("work", sql=query, on_error={"steps": 0}, breaker=limit)
+    summary = run(pipeline.sink("out", store), watcher=StopWhen(is_halted), epoch=3)
+    assert summary.ended == "stopped"
+    assert summary.vertices["work"].dead_lettered == 5
+    assert "5 of the last 50 messages became dead letters" in halted[-1]
+    assert "broken" in halted[-1]

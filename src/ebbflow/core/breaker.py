@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ebbflow.core.blame import POSTPONED, is_answer
 from ebbflow.outcome import DeadLetter, Outcome, Redeliver, Retry
@@ -66,7 +67,21 @@ class Breaker:
             before = index - bisect_left(uncounted, index)
             if not self._admits(letter, self._counted + before):
                 verdict.postpone(index, POSTPONED, letter.error or letter.reason)
-        self._counted += len(verdict.rows) - len(uncounted)
+        self.note_answered(len(verdict.rows) - len(uncounted))
+
+    def note_answered(self, count: int) -> None:
+        """Counts messages that user code has answered for, none of them a new dead letter."""
+        self._counted += count
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What it has counted, as JSON has it."""
+        return {"tripped": self.tripped, "counted": self._counted, "letters": list(self._letters)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes over what another one of the same vertex has counted."""
+        self.tripped, self._counted = state["tripped"], state["counted"]
+        self._letters = deque(state["letters"])
 
     def _admits(self, letter: DeadLetter, place: int) -> bool:
         """Returns whether the message that is counted at that place may be a dead letter."""

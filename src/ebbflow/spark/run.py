@@ -33,6 +33,7 @@ from ebbflow.nats.locate import find_own_server, open_link_for_run
 from ebbflow.runtime import provision
 from ebbflow.runtime.attachment import Attachment
 from ebbflow.runtime.feeds import Feeds
+from ebbflow.runtime.handlers import close_run
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.planning import make_plans
 from ebbflow.runtime.run_lock import hold_run_lock
@@ -154,6 +155,7 @@ class Run:
                 self._witness = FolderWitness(options.state)
             stack.enter_context(hold_run_lock(self._link, self._names))
             plans = self._plans()
+            stack.callback(close_run, plans[0].run)
             self._observer = Observer(self._link, plans, self._listener, self._spec.kind)
             self._observer.begin()
             for attachment in self._beside:

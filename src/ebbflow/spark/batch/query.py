@@ -26,6 +26,8 @@ from ebbflow.spark.batch.reading import COLUMNS
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
+    from ebbflow.spark.batch.calls import BatchCall
+
 VIEW = "messages"
 _NACKS = {
     "nack": "boolean",
@@ -94,9 +96,11 @@ class Query:
             "It was called with a DataFrame of no messages; have it return one without rows then.",
         )
 
-    def attempt(self, rows: DataFrame) -> None:
+    def attempt(self, rows: DataFrame, call: BatchCall) -> None:
         """Runs the query over some rows and keeps the result; raises what the query raises."""
-        kept = self._apply(rows).persist()
+        made = self._apply(rows)
+        call.check_time()  # of a function that has returned at last
+        kept = made.persist()
         try:
             count, nulls, longest = kept.selectExpr(
                 "count(*)", "count_if(value IS NULL)", "max(octet_length(value))"

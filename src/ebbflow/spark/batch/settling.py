@@ -21,6 +21,7 @@ from ebbflow.buffers.carry_out import publish_all
 from ebbflow.buffers.names import Names
 from ebbflow.buffers.replayed import without_stored
 from ebbflow.core import frames
+from ebbflow.core.breaker import Breaker
 from ebbflow.core.checks import Rules
 from ebbflow.core.frames import Rows
 from ebbflow.core.isolation import Trouble
@@ -55,7 +56,7 @@ class Decided:
     ``number`` is its place among the batches. ``blamed`` are those that failed, by their number.
     The result of a query comes beside this, if it has any rows; ``traced`` if they name the
     messages they come from. ``repeated`` is how far redeliveries are read, if the batch was begun
-    before.
+    before. ``breaker`` has counted the dead letters of earlier batches.
     """
 
     key: str
@@ -66,13 +67,14 @@ class Decided:
     traced: bool = False
     has_result: bool = False
     repeated: Mark | None = None
+    breaker: Breaker | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
     """The result of settling: counts, nack reasons, the counts of publishing, and what was raised.
 
-    ``sent`` are the rows that went to each of the next vertices.
+    ``sent`` are the rows that went to each of the next vertices, ``breaker`` what it has counted.
     """
 
     counts: Counts
@@ -80,6 +82,7 @@ class Settled:
     tally: Tally
     errors: list[dict[str, Any]] = field(default_factory=list)
     sent: dict[str, int] = field(default_factory=dict)
+    breaker: dict[str, Any] = field(default_factory=dict)
 
     @property
     def raised(self) -> RaisedErrors:
@@ -94,7 +97,7 @@ class Settled:
         """From what the worker told."""
         facts = json.loads(text)
         counts, tally = Counts(**facts["counts"]), Tally(**facts["tally"])
-        return cls(counts, facts["reasons"], tally, facts["errors"], facts["sent"])
+        return cls(**facts | {"counts": counts, "tally": tally})
 
     def to_json(self) -> str:
         """Returns the text that goes to the driver."""
@@ -130,12 +133,21 @@ class _Settling:
             record_query_rows(verdict, result, decided.key, decided.traced)
             for index, why in decided.blamed.items():
                 verdict.record_error(index, SparkError(why.kind, why.text))
+        breaker = decided.breaker or Breaker(plan.breaker)
+        breaker.check(verdict)
         place = place_of(plan, self._partition)
         chunk = Chunk(decided.key, rows, decided.number)
         settlement = settle_or_refuse(chunk, verdict, place, datetime.now(UTC), decided.watermark)
         errors = [dump_raised(raised) for raised in verdict.decisions.raised]
         counts = self._publish(settlement)
-        return Settled(counts, settlement.reasons, self._tally, errors, settlement.count_by_edge())
+        return Settled(
+            counts,
+            settlement.reasons,
+            self._tally,
+            errors,
+            settlement.count_by_edge(),
+            breaker.state,
+        )
 
     def _rules(self) -> Rules:
         plan = self._plan

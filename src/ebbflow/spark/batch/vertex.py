@@ -27,6 +27,7 @@ from ebbflow.connectors.plans import BlackholeSink
 from ebbflow.connectors.spark.errors import hush
 from ebbflow.connectors.spark.session import clone_session, leaving_active
 from ebbflow.core.blame import Outage
+from ebbflow.core.breaker import Breaker
 from ebbflow.core.isolation import Isolated, Trouble, isolate
 from ebbflow.core.position import Position, Span, chunk_key
 from ebbflow.core.publications import ChunkNumber
@@ -38,9 +39,11 @@ from ebbflow.nats.link import Link
 from ebbflow.nats.publish import Tally
 from ebbflow.outcome import Counts
 from ebbflow.runtime.events import Events
-from ebbflow.runtime.handlers import patience_of
+from ebbflow.runtime.handlers import lasting, patience_of
 from ebbflow.runtime.pause_watch import PauseWatch
 from ebbflow.runtime.plan import SinksPlan, SqlMap, VertexPlan
+from ebbflow.runtime.turn import resumes
+from ebbflow.spark.batch.calls import BatchCalls
 from ebbflow.spark.batch.query import Query
 from ebbflow.spark.batch.settling import SCHEMA, Decided, Settled, settle_on_worker
 from ebbflow.spark.batch.window import Pending, Window, frame_ranges
@@ -166,6 +169,11 @@ class BatchPartition:
         self._pending = Pending(link, names, plan.vertex, partition)
         self._events = Events(link, names, plan.vertex, partition, self._tally)
         self._work = _work(spark, plan)
+        name = f"{_group(plan)}/{partition}/{id(self)}"
+        limit, tell = plan.call_timeout, self._events.in_call
+        self._calls = BatchCalls(spark.sparkContext, name, limit, tell)
+        self._breaker = lasting(plan.whose, ("breaker", partition), lambda: Breaker(plan.breaker))
+        self._resumed = False
         self._patience = patience_of(plan.whose, "batch", plan.on_unavailable)
         self._paused = False
         self._pauses = PauseWatch(names, plan.vertex, self._pause)
@@ -183,6 +191,8 @@ class BatchPartition:
                 self._link.run(words.unsubscribe(), timeout=5)
 
     async def _on_control(self, message: Msg) -> None:
+        if resumes(message.data, self._plan.vertex):
+            self._resumed = True
         self._pauses.hear(message.data)
 
     def _pause(self, paused: bool) -> None:
@@ -191,11 +201,12 @@ class BatchPartition:
     def _run(self) -> None:
         self._position: Position = self._link.run(self._store.claim())
         self._watermark = Watermark(self._plan.feeders, self._position.watermark)
+        self._breaker.tripped = self._position.halted
         try:
             idle = 0
             while not self._over():
                 worked = self._work_on()
-                self._events.waits(self._patience.waiting, None)
+                self._events.waits(self._patience.waiting, self._breaker.tripped)
                 self._events.tell_now_and_then()
                 idle = 0 if worked else idle + 1
                 if idle:
@@ -208,9 +219,11 @@ class BatchPartition:
 
     def _work_on(self) -> bool:
         """Works on what there is; ``False`` if that is nothing, or if nothing works at all."""
-        if self._position.paused != self._paused:
-            self._record(replace(self._position, paused=self._paused))
-        if self._paused or self._patience.ready_in() > 0:
+        if self._resumed:
+            self._resumed = False
+            self._breaker.reset()
+        self._record_state()
+        if self._paused or self._breaker.tripped or self._patience.ready_in() > 0:
             return False
         try:
             worked = self._replay() if self._position.replays else self._next_window()
@@ -220,6 +233,12 @@ class BatchPartition:
             return False
         self._patience.end()
         return worked
+
+    def _record_state(self) -> None:
+        """Records why nothing is taken, if that has changed."""
+        position = replace(self._position, paused=self._paused, halted=self._breaker.tripped)
+        if position != self._position:
+            self._record(position)
 
     def _replay(self) -> bool:
         """Settles the batch that an earlier task began, exactly as it was cut."""
@@ -234,11 +253,14 @@ class BatchPartition:
             return False
         with self._window(pending.end, pending.size) as window:
             done = 0
-            while done < len(window) and not self._over() and not self._paused:
+            while done < len(window) and not self._is_closed():
                 done = self._batch(window, done, min(done + self._plan.batch_size, len(window)))
             if not len(window):  # all that came is scheduled for later, or was read before
                 self._record(self._position.settled(window.span(0), Counts()))
         return True
+
+    def _is_closed(self) -> bool:
+        return self._over() or self._paused or self._breaker.tripped is not None
 
     @contextmanager
     def _window(self, end: Span, size: int) -> Iterator[Window]:
@@ -300,7 +322,8 @@ class BatchPartition:
             raise _stopped()
         rows = window.rows(low, high)
         try:
-            self._work.attempt(rows)
+            with self._calls.call() as call:
+                self._work.attempt(rows, call)
             return None
         except Exception as error:
             if self._stopping.is_set():  # it may have been cancelled
@@ -319,6 +342,7 @@ class BatchPartition:
         silent = isinstance(plan.role, SinksPlan) and plan.audit is None
         if silent and not isolated.blamed:
             counts = Counts(read=count, written=count, done=count)  # nothing is to be published
+            self._breaker.note_answered(count)
         else:
             self._intend(end)
             key = chunk_key(self._position.lineage, plan.vertex, self._partition, start, end)
@@ -332,6 +356,7 @@ class BatchPartition:
                     self._work.traced,
                     self._work.result is not None,
                     self._position.repeated,
+                    self._breaker,
                 )
             )
         watermark = self._watermark.current
@@ -358,6 +383,7 @@ class BatchPartition:
         (row,) = rows.mapInArrow(settling, SCHEMA).collect()
         settled = Settled.from_json(row[0])
         self._tally.add(settled.tally)
+        self._breaker.restore(settled.breaker)
         self._events.nacked(settled.reasons)
         self._events.raised(settled.raised)
         if len(self._plan.edges) > 1:

@@ -12,6 +12,8 @@ from ebbflow.core.isolation import Trouble
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from ebbflow.spark.batch.calls import BatchCall
+
 
 class BatchWork(Protocol):
     """The work of one batch vertex. One thread uses it."""
@@ -27,7 +29,7 @@ class BatchWork(Protocol):
     def check(self) -> None:
         """Raises ``SetupError`` if the work cannot succeed, whatever the messages are."""
 
-    def attempt(self, rows: DataFrame) -> None:
+    def attempt(self, rows: DataFrame, call: BatchCall) -> None:
         """Works on some rows; raises what Spark, a database or user code raises."""
 
     def explain_failure(self, error: Exception) -> Trouble:

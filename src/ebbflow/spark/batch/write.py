@@ -23,6 +23,8 @@ from ebbflow.spark.batch.query import messages, no_messages
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from ebbflow.spark.batch.calls import BatchCall
+
 _PLACE, _CORRUPT = "__place", "__corrupt"
 
 
@@ -66,7 +68,7 @@ class Write:
                     "Correct it.",
                 ) from None
 
-    def attempt(self, rows: DataFrame) -> None:
+    def attempt(self, rows: DataFrame, call: BatchCall) -> None:
         """Writes some rows; raises what Spark raises."""
         settings = self._settings
         ordered = rows.coalesce(1).sortWithinPartitions(_PLACE)
