@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from ebbflow.buffers import audit
 from ebbflow.buffers.audit import AuditBatch, AuditStream
 from ebbflow.errors import Fenced, PermanentPublishError
 from ebbflow.nats.publish import publish
-from ebbflow.spark.audit.rows import BatchRows, write_file
+from ebbflow.spark.audit.rows import BatchRows, merge_files, write_files
 from tests.buffers.audited import Audited
 
 
@@ -111,16 +113,51 @@ def test_much_is_written_in_several_batches(audited: Audited, monkeypatch):
     assert sizes == [2, 2, 1]
 
 
-def test_the_rows_of_a_batch_are_written_as_a_file(audited: Audited, tmp_path: Path):
-    audited.settle("in", *(f"m{number}" for number in range(100)))
-    audited.settle("out", "m1/in", deliveries=[3])
+def test_the_rows_of_a_batch_are_written_as_a_file_for_each_day_and_merged(audited, tmp_path: Path):
+    night = datetime(2026, 11, 17, tzinfo=UTC)
+    audited.settle("in", *(f"m{number}" for number in range(100)), at=night - timedelta(seconds=1))
+    audited.settle("out", "m1/in", deliveries=[3], at=night)
     batch = begin(audited)
     assert batch is not None
     rows = BatchRows(audited.link.server, audited.names.pipeline, batch)
-    assert write_file(rows, str(tmp_path / "x.parquet")) == 101
-    table = pq.read_table(tmp_path / "x.parquet").to_pylist()
+    written = write_files(rows, str(tmp_path / "x"))
+    assert sorted(written) == ["2026-11-16", "2026-11-17"]
+    assert pq.read_table(written["2026-11-17"]).column("id").to_pylist() == ["m1/in"]
+    assert merge_files([written[day] for day in sorted(written)], str(tmp_path / "y")) == 101
+    table = pq.read_table(tmp_path / "y").to_pylist()
     assert [row["id"] for row in table[:100]] == [f"m{number}" for number in range(100)]
     last = table[100]
     assert (last["vertex"], last["deliveries"], last["final"]) == ("out", 3, True)
     assert {row["batch"] for row in table} == {batch.name}
     assert (table[0]["sent"], table[0]["sent_to"]) == (1, "work")
+
+
+def test_a_merge_that_was_begun_is_done_again_with_the_same_batches(audited: Audited):
+    def write() -> None:
+        stream = audited.stream()
+        audited.settle("in", "a")
+        begin(audited, stream)
+        audited.link.run(stream.finish_batch())
+
+    write()
+    write()
+    assert audited.link.run(audited.stream().begin_merge()) == (0, 2)
+    write()
+    after = audited.stream()
+    assert audited.link.run(after.begin_merge()) == (0, 2), "its name must be the same"
+    audited.link.run(after.finish_merge())
+    assert audited.link.run(after.begin_merge()) == (2, 3)
+    audited.link.run(after.finish_merge())
+    assert audited.link.run(after.begin_merge()) is None
+
+
+def test_a_record_from_before_there_were_merges_says_that_all_is_in_the_table(audited: Audited):
+    old = json.dumps({"batches": 7, "written": {}, "begun": None}).encode()
+    key = f"$KV.{audited.names.positions}.{audited.names.audit_key}"
+    audited.link.run(publish(audited.link.client, key, old))
+    stream = audited.stream()
+    assert audited.link.run(stream.begin_merge()) is None
+    audited.settle("in", "a")
+    begin(audited, stream)
+    audited.link.run(stream.finish_batch())
+    assert audited.link.run(stream.begin_merge()) == (7, 8)

@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pyarrow.dataset as ds
@@ -24,7 +25,7 @@ apiVersion: numaflow.numaproj.io/v1alpha1
 kind: Pipeline
 metadata: {name: audited}
 spec:
-  audit: {options: {path: table}}
+  audit: {options: {path: table}, interval: 2s}
   vertices:
     - {name: in, source: {generator: {messages: 6000, rpu: 300, duration: 1s}}}
     - {name: work, partitions: 2, udf: {python: "steps:work"}}
@@ -67,22 +68,22 @@ def wait(process: subprocess.Popen[bytes], seen: Callable[[], object]) -> None:
         time.sleep(0.001)
 
 
-def files(folder: Path, where: str = "table") -> set[str]:
-    return {path.name for path in (folder / where).glob("*.parquet")}
+def files(folder: Path, which: str) -> set[Path]:
+    return set((folder / "table").glob(which))
+
+
+def has_new(folder: Path, which: str, before: set[Path]) -> bool:
+    return bool(files(folder, which) - before)
 
 
 @pytest.mark.guarantee("every-delivery-has-one-audit-row")
-def test_killed_while_a_batch_is_written_and_right_after(folder: Path):
-    process = start(folder)
-    wait(process, lambda: files(folder, "table/_ebbflow"))
-    kill_tree(process.pid)
-    process.wait()
-
-    before = files(folder)
-    process = start(folder)
-    wait(process, lambda: files(folder) - before)
-    kill_tree(process.pid)
-    process.wait()
+def test_killed_while_batches_are_written_and_merged_and_right_after(folder: Path):
+    for which in ("_ebbflow/*.part", "_ebbflow/*.waiting", "day=*/*.parquet"):
+        before = files(folder, which)
+        process = start(folder)
+        wait(process, partial(has_new, folder, which, before))
+        kill_tree(process.pid)
+        process.wait()
 
     assert start(folder).wait(300) == 0, (folder / "run.log").read_text()[-3000:]
     rows = ds.dataset(folder / "table").to_table().to_pylist()

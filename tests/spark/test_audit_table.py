@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from ebbflow.buffers.audit import AuditBatch
 from ebbflow.connectors.spark.settings import Format
 from ebbflow.errors import EbbflowError, SetupError, SparkError
 from ebbflow.outcome import Counts
-from ebbflow.spark.audit.reading import SparkTable
+from ebbflow.spark.audit.files import BatchSpan, TableFiles
+from ebbflow.spark.audit.reading import ParquetFiles, SparkTable, read_table
 from ebbflow.spark.audit.rows import BatchRows
 from ebbflow.spark.audit.tables import AppendedTable, open_table
-from ebbflow.spark.audit.writer import AuditWriter
+from ebbflow.spark.audit.writer import AuditTimes, AuditWriter
 from ebbflow.tracing import trace_message
 from tests.buffers.audited import Audited
 
@@ -55,7 +57,7 @@ def counts_of(rows: list[dict[str, Any]], vertex: str) -> Counts:
 
 
 @pytest.mark.guarantee("every-delivery-has-one-audit-row")
-def test_every_end_at_every_vertex_has_one_row_and_can_be_queried_and_traced(run, tmp_path):
+def test_every_end_at_every_vertex_has_one_row_and_can_be_queried_and_traced(run, spark, tmp_path):
     folder, state = tmp_path / "table", tmp_path / "state"
     audit = {"options": {"path": str(folder)}}
     sink = {"format": "json", "options": {"path": str(tmp_path / "made")}, "schema": "value INT"}
@@ -74,8 +76,11 @@ def test_every_end_at_every_vertex_has_one_row_and_can_be_queried_and_traced(run
     assert set(ended.values()) == {1}
     assert {row["sent_to"] for row in rows if row["vertex"] == "work"} == {"query", ""}
     assert len({row["batch"] for row in rows}) > 1, "it was written while the run went on"
-    assert [path.name for path in folder.iterdir() if path.is_dir()] == ["_ebbflow"]
+    days = {f"day={row['ended']:%Y-%m-%d}" for row in rows}
+    assert {path.name for path in folder.iterdir()} == {"_ebbflow", *days}
     assert list((folder / "_ebbflow").iterdir()) == []
+    assert len([*folder.glob("*/*.parquet")]) == len(days), "one file for all vertices and epochs"
+    assert spark.read.parquet(str(folder)).count() == len(rows)
 
     query = "SELECT vertex, count(*), count(DISTINCT root) FROM audit WHERE final GROUP BY 1"
     with query_audit(query, "audited", state=state) as result:
@@ -143,9 +148,13 @@ def test_a_folder_that_cannot_be_is_said_before_the_run(spark, tmp_path):
 class Broken:
     """A table that cannot be written for a while."""
 
+    merges = True
+
     def __init__(self) -> None:
         self.is_broken = True
         self.batches: list[str] = []
+        self.merged: BatchSpan | None = None
+        self.expired = ""
 
     def check(self) -> None:
         pass
@@ -155,18 +164,22 @@ class Broken:
             raise SparkError("Refused", "the disk is full")
         self.batches.append(rows.batch.name)
 
+    def is_merge_due(self, interval: float) -> bool:
+        return False
 
-class Turns:
-    """Epochs as long as a test wants them."""
+    def merge(self, span: BatchSpan) -> None:
+        self.merged = span
 
-    epoch_seconds = 0.01
+    def expire(self, pipeline: str, before: datetime) -> None:
+        self.expired = pipeline
 
 
 def test_what_cannot_be_written_waits_and_the_run_says_so(spark, audited: Audited):
     audited.settle("in", "a")
     table, told = Broken(), list[str]()
     plan = type("Plan", (), {"server": audited.link.server, "pipeline": audited.names.pipeline})
-    parts = (spark, table, audited.stream(), audited.link, plan, Turns(), told.append)
+    times = AuditTimes(lambda: 0.01, 60, timedelta(days=1))
+    parts = (spark, table, audited.stream(), audited.link, plan, times, told.append)
     writer = AuditWriter(*parts)
     assert writer.list_concerns() == ()
     assert not writer._attempt()
@@ -179,5 +192,47 @@ def test_what_cannot_be_written_waits_and_the_run_says_so(spark, audited: Audite
     writer.start()
     writer.finish()
     assert writer.list_concerns() == ()
-    assert table.batches == [f"{audited.names.pipeline}-{audited.life}-00000000"]
+    life = f"{audited.names.pipeline}-{audited.life}"
+    assert table.batches == [f"{life}-00000000"]
+    assert table.merged == BatchSpan(life, 0, 1)
+    assert table.expired == audited.names.pipeline
     assert audited.waiting() == 0
+
+
+def test_a_table_that_was_begun_without_days_goes_on_and_what_waits_is_read(
+    spark, audited: Audited, tmp_path
+):
+    folder = tmp_path / "table"
+    format = Format("parquet", (("path", str(folder)),))
+    table, stream = open_table(spark, format), audited.stream()
+    table.check()
+    life = f"{audited.names.pipeline}-{audited.life}"
+
+    def write(*ids: str) -> None:
+        audited.settle("in", *ids)
+        batch = audited.link.run(stream.begin_batch())
+        assert batch is not None
+        table.write(BatchRows(audited.link.server, audited.names.pipeline, batch))
+        audited.link.run(stream.finish_batch())
+
+    def ids_read() -> list[str]:
+        return sorted(row["id"] for row in read_table(spark, format, tmp_path).collect())
+
+    write("a")
+    assert ids_read() == ["a"]
+    assert list(folder.glob("*.parquet")) == [], "it waits"
+    assert not table.is_merge_due(3600)
+    assert table.is_merge_due(0)
+    table.merge(BatchSpan(life, 0, 1))
+    (first,) = folder.glob("day=*/*.parquet")
+    first.rename(folder / f"{life}-00000000.parquet")  # as tables were before
+    first.parent.rmdir()
+    write("b")
+    assert ids_read() == ["a", "b"]
+    found = ParquetFiles(folder).find(f"{life}-", ["b"], "b/")
+    assert [row["id"] for row in found] == ["b"]
+    table.merge(BatchSpan(life, 1, 2))
+    assert len(TableFiles(folder).list_table()) == len([*folder.glob("*.parquet")]) == 2
+    assert spark.read.parquet(str(folder)).count() == 2
+    table.expire(audited.names.pipeline, datetime.now(UTC) + timedelta(days=2))
+    assert ids_read() == []

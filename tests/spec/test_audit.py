@@ -54,6 +54,12 @@ def problems(folder: Path, audit: str) -> list[str]:
                 "each batch of audit rows is one file"
             ],
         ),
+        ("{options: {path: t}, retention: 720h, interval: 1m}", []),
+        ("{options: {path: t}, retention: 0s}", ["5:42: EB105"]),
+        (
+            "{format: jdbc, options: {url: 'jdbc:x', dbtable: t}, retention: 720h}",
+            ["5:63: EB703 rows of a table of the format 'jdbc' are not deleted"],
+        ),
         ("{path: t}", ["5:11: EB101"]),
         ("{format: jdbc, options: {password: x}}", ["5:34: EB109"]),
         ("table", ["5:10: EB103"]),

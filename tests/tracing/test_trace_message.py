@@ -10,7 +10,8 @@ import pytest
 from ebbflow.core.position import Mark
 from ebbflow.nats import api
 from ebbflow.outcome import DeadLetter, Redeliver
-from ebbflow.spark.audit.rows import BatchRows, write_file
+from ebbflow.spark.audit.files import TableFiles
+from ebbflow.spark.audit.rows import BatchRows, write_files
 from ebbflow.status.model import WorkInHand
 from ebbflow.tracing import MessageTrace, trace_on_link
 from ebbflow.tracing.places import Search
@@ -38,7 +39,8 @@ def write_table(audited: Audited, folder: Path) -> None:
     stream = audited.stream()
     batch = audited.link.run(stream.begin_batch())
     rows = BatchRows(audited.link.server, audited.names.pipeline, batch)
-    write_file(rows, str(folder / f"{batch.name}.parquet"))
+    files = TableFiles(folder)
+    files.keep(batch.name, write_files(rows, str(files.begin(batch.name))))
     audited.link.run(stream.finish_batch())
 
 

@@ -26,8 +26,8 @@ from ebbflow.nats.publish import PublishRetry, publish
 from ebbflow.nats.pull import Deliveries
 from ebbflow.nats.stored import read_one
 
-MOST_FRAMES = 2_000
-"""The most frames of a batch: some ten million rows."""
+MOST_FRAMES = 100_000
+"""The most frames of a batch. At low rates a frame has one row, and a batch is a file."""
 
 _IN_PROCESS = 10164
 _WRONG_REVISION = frozenset({10071, _IN_PROCESS})
@@ -42,12 +42,16 @@ Numbers = dict[str, int]
 class AuditRecord:
     """How far the table is written: ``batches`` of them, with the chunks up to ``written``.
 
-    ``begun`` is where the batch ends that may be written already, if there is one.
+    ``begun`` is where the batch ends that may be written already, if there is one. Of the batches
+    ``merged`` are in files that cover several; ``merging`` is where the ones end that may be in
+    such files already.
     """
 
     batches: int = 0
     written: Numbers = field(default_factory=dict)
     begun: Numbers | None = None
+    merged: int = 0
+    merging: int | None = None
 
     def begin(self, end: Numbers) -> AuditRecord:
         """Returns the record to store before a batch is written."""
@@ -57,7 +61,7 @@ class AuditRecord:
         """Returns the record to store when the batch that was begun is written."""
         assert self.begun is not None
         written = self.written | self.begun
-        return AuditRecord(self.batches + 1, written)
+        return replace(self, batches=self.batches + 1, written=written, begun=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +84,15 @@ class AuditStream:
         self._record = AuditRecord()
         self._told: list[ToldFrame] = []
 
-    async def read_size(self) -> int:
-        """Returns the bytes that wait."""
+    @property
+    def life(self) -> str:
+        """How the names of its batches begin."""
+        return f"{self._names.pipeline}-{self._lineage}"
+
+    async def read_size(self) -> tuple[int, int]:
+        """Returns the bytes and the frames that wait."""
         info = await api.read_info(self._link.client, self._names.audit)
-        return int(info["bytes"])
+        return int(info["bytes"]), int(info["messages"])
 
     async def begin_batch(self) -> AuditBatch | None:
         """Returns the next batch, which is recorded as begun; ``None`` if there is nothing."""
@@ -101,8 +110,26 @@ class AuditStream:
                 return None
             chosen = _cut(chosen, MOST_FRAMES)
             await self._store(self._record.begin(_ends_of(chosen)))
-        name = f"{self._names.pipeline}-{self._lineage}-{self._record.batches:08d}"
+        name = f"{self.life}-{self._record.batches:08d}"
         return AuditBatch(name, tuple(chosen))
+
+    async def begin_merge(self) -> tuple[int, int] | None:
+        """Returns the batches to merge, recorded as begun; ``None`` if there are none.
+
+        Whoever finds a merge begun does the same again, whatever was written since.
+        """
+        await self._load()
+        if self._record.merging is None:
+            if self._record.merged == self._record.batches:
+                return None
+            await self._store(replace(self._record, merging=self._record.batches))
+        assert self._record.merging is not None
+        return self._record.merged, self._record.merging
+
+    async def finish_merge(self) -> None:
+        """Records that the batches are in files that cover them."""
+        assert self._record.merging is not None
+        await self._store(replace(self._record, merged=self._record.merging, merging=None))
 
     async def finish_batch(self) -> None:
         """Records the batch as written, and has its frames deleted."""
@@ -142,7 +169,9 @@ class AuditStream:
         )
         if stored is not None:
             self._revision = stored.seq
-            self._record = AuditRecord(**json.loads(stored.payload))
+            facts = json.loads(stored.payload)
+            # In a record from before there were merges, what was written is in the table.
+            self._record = AuditRecord(**{"merged": facts["batches"], **facts})
 
     async def _store(self, record: AuditRecord) -> None:
         """Replaces the record; ``Fenced`` when another run has replaced it."""

@@ -40,8 +40,8 @@ def sql(
 ) -> None:
     """Query what became of messages: Spark SQL over the audit table, as view audit.
 
-    The view dead_letters has the dead letters that there are now. A pipeline that runs adds to its
-    table at the end of each epoch.
+    The view dead_letters has the dead letters that there are now. While a pipeline runs, rows of a
+    Parquet table on this machine are there after an epoch, others after audit.interval.
     """
     from ebbflow.audit_query import query_audit
 

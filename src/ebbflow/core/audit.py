@@ -51,7 +51,8 @@ COLUMNS = {
 """The columns that a frame may have; the table has those of where rows come from as well."""
 
 _TEXT = pa.dictionary(pa.int32(), pa.string())
-_FEW_VALUES = ("pipeline", "vertex", "outcome", "sent_to", "batch")
+FEW_VALUES = ("pipeline", "vertex", "outcome", "sent_to", "batch")
+"""The columns of text in which many rows have the same."""
 PLAIN_TABLE = pa.schema(
     [
         ("pipeline", pa.string()),
@@ -65,7 +66,7 @@ PLAIN_TABLE = pa.schema(
     ]
 )
 """The columns of the table, in order."""
-TABLE = pa.schema([(f.name, _TEXT if f.name in _FEW_VALUES else f.type) for f in PLAIN_TABLE])
+TABLE = pa.schema([(f.name, _TEXT if f.name in FEW_VALUES else f.type) for f in PLAIN_TABLE])
 """The same, with dictionaries where there are few values."""
 
 _MARK = b"EBBA\x01"
@@ -295,13 +296,13 @@ def _join(pieces: Sequence[ToldRows], name: str, kind: pa.DataType, places: pa.A
     values = [piece.told.shared.get(name) for piece in pieces]
     own = [piece.told.varied.get(name) for piece in pieces]
     if all(array is None for array in own):
-        return _repeat(values, _TEXT if name in _FEW_VALUES else kind, places)
+        return _repeat(values, _TEXT if name in FEW_VALUES else kind, places)
     arrays = [
         pa.repeat(pa.scalar(value, kind), piece.told.rows) if array is None else array
         for piece, value, array in zip(pieces, values, own, strict=True)
     ]
     column = pa.concat_arrays(arrays)
-    return column.dictionary_encode() if name in _FEW_VALUES else column
+    return column.dictionary_encode() if name in FEW_VALUES else column
 
 
 def _repeat(values: Sequence[Any], kind: pa.DataType, places: pa.Array) -> pa.Array:

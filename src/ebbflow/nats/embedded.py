@@ -161,8 +161,9 @@ class FolderWitness:
         if self._lock is not None and self._look() == self._lock and self._folder.nats.is_dir():
             return
         raise SetupError(
-            f"The state folder {self._folder.path} was deleted while the pipeline ran. The messages "
-            "that waited in it are lost, with the dead letters and how far each vertex was.",
+            f"The state folder {self._folder.path} was deleted while the pipeline ran. "
+            "The messages that waited in it are lost, with the dead letters and how far each "
+            "vertex was.",
             "Restore it from a copy, or start again: sources then begin anew as they do in a "
             "first run.",
         )

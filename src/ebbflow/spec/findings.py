@@ -53,6 +53,7 @@ CODES: dict[str, str] = {
     "EB603": "something that would leave whoever waits for an answer without one",
     "EB701": "an audit table that does not say where it is",
     "EB702": "an option that the audit table cannot have",
+    "EB703": "a retention where Ebbflow cannot delete rows",
     "EB901": "a feature of Numaflow that Ebbflow does not have yet",
     "EB902": "a container that no function is bound to",
 }

@@ -6,6 +6,7 @@ All durations are whole milliseconds. See ``model`` for what a section does and 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 from pydantic import BeforeValidator, Field, StrictBool, StrictStr, create_model
@@ -260,6 +261,20 @@ class AuditSpec(FormatSection):
     options: Options = Field(
         default={}, description="its options; of a format with files, `path` is its folder"
     )
+    interval: fields.Wait = Field(
+        default=15 * 60 * 1000,
+        description="after which time rows are in the table at the latest; each time adds a file",
+    )
+    retention: fields.Wait | None = Field(
+        default=None,
+        description="after which time rows are deleted, such as `720h`, of a format with files; "
+        "left out, they stay",
+    )
+
+    @property
+    def lasts(self) -> timedelta | None:
+        """How long rows stay in the table."""
+        return None if self.retention is None else timedelta(milliseconds=self.retention)
 
 
 # --- routing ------------------------------------------------------------------------------------

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import reduce
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
@@ -54,25 +56,33 @@ class AuditResult:
 @contextmanager
 def open_query(audit: AuditTables) -> Iterator[Callable[[str], AuditResult]]:
     """Opens Spark with the views; what it gives runs a query."""
-    with open_local_session("sql") as spark, _explained():
+    with ExitStack() as opened, open_local_session("sql") as spark, _explained():
         hush()
         spark.conf.set("spark.sql.session.timeZone", "UTC")
         spark.conf.set("spark.sql.shuffle.partitions", "4")
-        _union(spark, audit.tables).createOrReplaceTempView("audit")
+        scratch = Path(opened.enter_context(TemporaryDirectory(prefix="ebbflow-audit-")))
+        _union(spark, audit.tables, scratch).createOrReplaceTempView("audit")
         if audit.letters is not None:
             letters = [tuple(letter.values()) for letter in audit.letters]
             spark.createDataFrame(letters, _LETTERS).createOrReplaceTempView("dead_letters")
         yield lambda query: AuditResult(spark.sql(query))
 
 
-def _union(spark: SparkSession, tables: Mapping[str, Mapping[str, Any]]) -> DataFrame:
-    frames = [_rows_of(spark, pipeline, table) for pipeline, table in tables.items()]
+def _union(
+    spark: SparkSession, tables: Mapping[str, Mapping[str, Any]], scratch: Path
+) -> DataFrame:
+    frames = [_rows_of(spark, pipeline, table, scratch) for pipeline, table in tables.items()]
     return reduce(lambda left, right: left.unionByName(right), frames)
 
 
-def _rows_of(spark: SparkSession, pipeline: str, table: Mapping[str, Any]) -> DataFrame:
+def _rows_of(
+    spark: SparkSession, pipeline: str, table: Mapping[str, Any], scratch: Path
+) -> DataFrame:
     # Several pipelines may share a table. What a message began as is the start of its id.
-    rows = read_table(spark, read_format(table)).where(F.col("pipeline") == pipeline)
+    rows = read_table(spark, read_format(table), scratch).where(F.col("pipeline") == pipeline)
+    # What waits, and a table without folders for its days, have no such column.
+    day = F.to_date("ended")
+    rows = rows.withColumn("day", F.coalesce("day", day) if "day" in rows.columns else day)
     return rows.withColumn("root", F.substring_index("id", "/", 1))
 
 

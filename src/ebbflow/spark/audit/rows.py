@@ -9,14 +9,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ebbflow.buffers.audit import AuditBatch
 from ebbflow.buffers.names import Names
-from ebbflow.core.audit import PLAIN_TABLE, TABLE, ToldFrame, ToldRows, read_audit, to_table
+from ebbflow.core.audit import (
+    FEW_VALUES,
+    PLAIN_TABLE,
+    TABLE,
+    ToldFrame,
+    ToldRows,
+    read_audit,
+    to_table,
+)
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.behind import read_behind
 from ebbflow.nats.link import Link, worker_link
@@ -83,16 +93,71 @@ async def _close(batches: AsyncGenerator[Deliveries]) -> None:
     await batches.aclose()
 
 
-def write_file(rows: BatchRows, path: str) -> int:
-    """Writes a Parquet file on a worker and returns how many rows it has; on disk when it does."""
-    count = 0
-    with pq.ParquetWriter(path, TABLE, **_FORMAT) as writer:
+def write_files(rows: BatchRows, path: str) -> dict[str, str]:
+    """Writes a Parquet file for each day on a worker; returns them by their days, on disk."""
+    files: dict[str, str] = {}
+    with ExitStack() as stack:
+        writers: dict[str, pq.ParquetWriter] = {}
         for batch in rows.read():
-            writer.write_batch(batch, row_group_size=batch.num_rows)
-            count += batch.num_rows
+            for day, part in _split_by_day(batch):
+                if day not in writers:
+                    files[day] = f"{path}~{day}.part"
+                    writers[day] = stack.enter_context(_open_writer(files[day]))
+                writers[day].write_batch(part, row_group_size=part.num_rows)
+    for file in files.values():
+        _sync_file(file)
+    return files
+
+
+def _split_by_day(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Yields the rows of each day, in UTC, that rows ended on."""
+    days = pc.floor_temporal(batch.column("ended"), unit="day")
+    ends = pc.min_max(days).as_py()
+    if ends["min"] == ends["max"]:
+        yield f"{ends['min']:%Y-%m-%d}", batch
+        return
+    for day in pc.unique(days).to_pylist():
+        yield f"{day:%Y-%m-%d}", batch.filter(pc.equal(days, pa.scalar(day, days.type)))
+
+
+def merge_files(paths: Sequence[str], target: str) -> int:
+    """Writes the rows of files into one, in large groups; returns how many, when they are on disk.
+
+    ``FileNotFoundError`` if one is gone.
+    """
+    count, group = 0, list[pa.RecordBatch]()
+    with _open_writer(target) as writer:
+        for batch in _read_files(paths):
+            group.append(batch)
+            if sum(piece.num_rows for piece in group) >= _GROUP:
+                count += _write_group(writer, group)
+        count += _write_group(writer, group)
+    _sync_file(target)
+    return count
+
+
+def _read_files(paths: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    for path in paths:
+        with pq.ParquetFile(path, read_dictionary=[*FEW_VALUES]) as file:
+            yield from file.iter_batches(_GROUP)
+
+
+def _write_group(writer: pq.ParquetWriter, group: list[pa.RecordBatch]) -> int:
+    if not group:
+        return 0
+    table = pa.Table.from_batches(group).unify_dictionaries().cast(TABLE)
+    writer.write_table(table, row_group_size=table.num_rows)
+    group.clear()
+    return int(table.num_rows)
+
+
+def _open_writer(path: str) -> pq.ParquetWriter:
+    return pq.ParquetWriter(path, TABLE, **_FORMAT)
+
+
+def _sync_file(path: str) -> None:
     with open(path, "rb") as file:
         os.fsync(file.fileno())
-    return count
 
 
 def give_rows(_: Iterator[pa.RecordBatch], rows: BatchRows) -> Iterator[pa.RecordBatch]:

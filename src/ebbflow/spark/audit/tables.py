@@ -1,8 +1,11 @@
 """Where audit rows are written to, and that each batch is there once.
 
-**Files** (Parquet, ORC, JSON, CSV with a path): a batch is one file, named after the batch. It is
-written aside and then moved to its place in one step, so readers see all of it or nothing, and a
-batch that is written again finds its file or replaces it by the same.
+**Parquet in a folder of this machine**: batches are files that wait until several of them are
+merged into a file of the table (``files``).
+
+**Other files** (ORC, JSON, CSV with a path, Parquet elsewhere): a batch is one file, named after
+the batch. It is written aside and then moved to its place in one step, so readers see all of it or
+nothing, and a batch that is written again finds its file or replaces it by the same.
 
 **Anything else** (a database, Delta, Kafka): a batch is appended. After a crash it may be there
 twice; the column ``batch`` is the same then, by which copies are told.
@@ -11,7 +14,10 @@ twice; the column ``batch`` is the same then, by which copies are told.
 from __future__ import annotations
 
 import os
+import re
 import secrets
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,12 +29,13 @@ from ebbflow.connectors.spark.errors import trouble
 from ebbflow.connectors.spark.session import clone_session, find_format
 from ebbflow.connectors.spark.settings import FILE_FORMATS, Format
 from ebbflow.errors import SetupError, SparkError
-from ebbflow.spark.audit.rows import BatchRows, give_rows, plain_ddl, write_file
+from ebbflow.spark.audit.files import ASIDE, BatchSpan, TableFiles
+from ebbflow.spark.audit.rows import BatchRows, give_rows, merge_files, plain_ddl, write_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_ASIDE = "_ebbflow"
+_MOST_WAITING = 32 * 1024 * 1024
 # Spark adapts to batches in vain: they have one task.
 _SETTINGS = {"spark.sql.adaptive.enabled": ("true", "false")}
 
@@ -41,6 +48,19 @@ class AuditTable(Protocol):
 
     def write(self, rows: BatchRows) -> None:
         """Writes a batch; ``SparkError`` says why it could not be."""
+
+    @property
+    def merges(self) -> bool:
+        """Whether batches wait until several of them are merged."""
+
+    def is_merge_due(self, interval: float) -> bool:
+        """Returns whether some wait for longer than so many seconds, or are many."""
+
+    def merge(self, span: BatchSpan) -> None:
+        """Has batches that were written be in files that cover several; again, if it crashed."""
+
+    def expire(self, pipeline: str, before: datetime) -> None:
+        """Deletes the files of a pipeline all of whose rows ended before a time."""
 
 
 def open_table(spark: SparkSession, format: Format) -> AuditTable:
@@ -71,14 +91,17 @@ def _is_plain(format: Format) -> bool:
 class ParquetFolder:
     """Parquet files in a folder of this machine, written by Arrow in a task of Spark's."""
 
+    merges = True
+
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self._spark = spark
         self._folder = folder
+        self._files = TableFiles(folder)
 
     def check(self) -> None:
         """As in ``AuditTable``."""
         try:
-            (self._folder / _ASIDE).mkdir(parents=True, exist_ok=True)
+            self._files.aside.mkdir(parents=True, exist_ok=True)
             if not os.access(self._folder, os.W_OK):
                 raise PermissionError("it may not be written")
         except OSError as error:
@@ -86,33 +109,51 @@ class ParquetFolder:
 
     def write(self, rows: BatchRows) -> None:
         """As in ``AuditTable``."""
-        target = self._folder / f"{rows.batch.name}.parquet"
-        if target.exists():  # an earlier attempt came so far, and was lost before its record
+        batch = rows.batch.name
+        if self._files.has(batch):  # written batch by batch once, and lost before its record
             return
-        aside = self._folder / _ASIDE / f"{rows.batch.name}-{secrets.token_hex(4)}.parquet"
-        aside.parent.mkdir(parents=True, exist_ok=True)
         try:
-            context = self._spark.sparkContext
-            task = context.parallelize([str(aside)], 1).map(partial(write_file, rows))
-            task.collect()
-            aside.replace(target)
-            _sync_folder(self._folder)
+            path = str(self._files.begin(batch))
+            (written,) = self._on_worker(partial(write_files, rows), path)
         except PySparkException as error:
             raise SparkError(*_explain(error)) from error
-        finally:
-            aside.unlink(missing_ok=True)
+        self._files.keep(batch, written)
 
+    def is_merge_due(self, interval: float) -> bool:
+        """As in ``AuditTable``: also when a day is over."""
+        facts = [(file.day, file.path.stat()) for file in self._files.list_waiting()]
+        if not facts:
+            return False
+        now = datetime.now(UTC)
+        oldest = min(stat.st_mtime for _, stat in facts)
+        size = sum(stat.st_size for _, stat in facts)
+        is_over = any(day < f"{now:%Y-%m-%d}" for day, _ in facts)
+        return is_over or size > _MOST_WAITING or now.timestamp() - oldest >= interval
 
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    def merge(self, span: BatchSpan) -> None:
+        """As in ``AuditTable``, and for what an earlier life of the pipeline has left waiting."""
+        try:
+            for left in self._files.list_left(span):
+                self._files.publish(left, self._merge_on_worker)
+            self._files.publish(span, self._merge_on_worker)
+        except PySparkException as error:
+            raise SparkError(*_explain(error)) from error
+
+    def expire(self, pipeline: str, before: datetime) -> None:
+        """As in ``AuditTable``."""
+        self._files.expire(pipeline, before)
+
+    def _merge_on_worker(self, paths: Sequence[str], target: str) -> None:
+        self._on_worker(partial(merge_files, paths), target)
+
+    def _on_worker(self, work: Callable[[str], Any], path: str) -> list[Any]:
+        return self._spark.sparkContext.parallelize([path], 1).map(work).collect()
 
 
 class AppendedTable:
     """A table of any format, to which batches are appended."""
+
+    merges = False
 
     def __init__(self, spark: SparkSession, format: Format) -> None:
         self._spark = clone_session(spark, _SETTINGS)
@@ -125,6 +166,16 @@ class AppendedTable:
     def write(self, rows: BatchRows) -> None:
         """As in ``AuditTable``."""
         self._save(self._rows(rows), self._format.reveal_options())
+
+    def is_merge_due(self, interval: float) -> bool:
+        """As in ``AuditTable``: never."""
+        return False
+
+    def merge(self, span: BatchSpan) -> None:
+        """As in ``AuditTable``: what was written is in the table."""
+
+    def expire(self, pipeline: str, before: datetime) -> None:
+        """As in ``AuditTable``: a table that is no folder of files is its owner's affair."""
 
     def _rows(self, rows: BatchRows) -> DataFrame:
         one = self._spark.range(0, 1, 1, 1)
@@ -151,7 +202,7 @@ class FileFolder(AppendedTable):
         files, folder = self._open(self._path)
         if self._has(files, folder, name):
             return
-        aside = f"{self._path}/{_ASIDE}/{name}-{secrets.token_hex(4)}"
+        aside = f"{self._path}/{ASIDE}/{name}-{secrets.token_hex(4)}"
         # One file, whatever the session says: the batch is moved to its place in one step.
         options = self._format.reveal_options() | {"path": aside, "maxRecordsPerFile": "0"}
         try:
@@ -165,6 +216,15 @@ class FileFolder(AppendedTable):
                         raise SparkError("Unmoved", f"{status.getPath()} is not moved to {target}")
         finally:
             files.delete(self._java_path(aside), True)
+
+    def expire(self, pipeline: str, before: datetime) -> None:
+        """As in ``AuditTable``: a file is as old as its newest row at least."""
+        files, folder = self._open(self._path)
+        own = re.compile(rf"{re.escape(pipeline)}-[0-9a-f]+-\d{{8}}\.")
+        for status in files.listStatus(folder) if files.exists(folder) else ():
+            changed = status.getModificationTime() / 1000
+            if own.match(status.getPath().getName()) and changed <= before.timestamp():
+                files.delete(status.getPath(), False)
 
     def _has(self, files: Any, folder: Any, name: str) -> bool:
         if not files.exists(folder):

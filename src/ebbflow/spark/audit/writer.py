@@ -1,8 +1,9 @@
 """The writer of the audit table: a thread of the driver that writes batches while the run goes on.
 
-It writes at the end of each epoch, earlier when much waits, and a last time when the tasks have
-ended. What it cannot write stays in the stream and is written later, by this run or the next; the
-run says so. When the stream is full, tasks wait before they settle more: no row is lost.
+It writes at the end of each epoch where batches are merged later, else after each ``interval``;
+earlier when much waits, and a last time when the tasks have ended. What it cannot write stays in
+the stream and is written later, by this run or the next; the run says so. When the stream is full,
+tasks wait before they settle more: no row is lost.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from pyspark import InheritableThread
@@ -22,6 +24,7 @@ from ebbflow.buffers.names import Names
 from ebbflow.buffers.streams import DEFAULT_BUFFER_BYTES
 from ebbflow.connectors.spark.errors import hush
 from ebbflow.durations import Backoff
+from ebbflow.spark.audit.files import BatchSpan
 from ebbflow.spark.audit.rows import BatchRows
 from ebbflow.spark.audit.tables import AuditTable, open_table
 from ebbflow.status.model import Concern
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
 _LOOK_EVERY = 1.0
 _MUCH = 64 * 1024 * 1024
+_MANY = 50_000
 _AGAIN = Backoff(interval=2_000, steps=0, factor=2.0, cap=60_000)
 _LAST_ATTEMPTS = 3
 _NEXT_STEP = "Make room or correct the table; what waits is written as soon as that is possible."
@@ -64,7 +68,8 @@ def writing_audit(
     table = open_table(spark, replace(audit.read_format("the audit table"), options=options))
     table.check()
     stream = AuditStream(link, Names(plan.pipeline), plan.lineage)
-    writer = AuditWriter(spark, table, stream, link, plan, slots, tell)
+    times = AuditTimes(lambda: slots.epoch_seconds, audit.interval / 1000, audit.lasts)
+    writer = AuditWriter(spark, table, stream, link, plan, times, tell)
     observer.beside = writer.list_concerns
     writer.start()
     try:
@@ -74,6 +79,15 @@ def writing_audit(
         raise
     tell("writing the audit table")
     writer.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class AuditTimes:
+    """The seconds of an epoch and until rows are in the table, and how long they stay there."""
+
+    epoch: Callable[[], float]
+    interval: float
+    retention: timedelta | None = None
 
 
 class AuditWriter:
@@ -86,7 +100,7 @@ class AuditWriter:
         stream: AuditStream,
         link: Link,
         plan: VertexPlan,
-        slots: Slots,
+        times: AuditTimes,
         tell: Callable[[str], None],
     ) -> None:
         self.problem: str | None = None
@@ -96,7 +110,7 @@ class AuditWriter:
         self._stream = stream
         self._link = link
         self._rows_of = (plan.server, plan.pipeline)
-        self._slots = slots
+        self._times = times
         self._tell = tell
         self._stopping = threading.Event()
         self._failures = 0
@@ -112,7 +126,7 @@ class AuditWriter:
         self._stopping.set()
         self._thread.join()
         for _ in range(_LAST_ATTEMPTS):
-            if self._attempt():
+            if self._attempt(last=True):
                 return
             time.sleep(_LOOK_EVERY)
         self._tell(f"{self.problem} The next run writes what waits.")
@@ -127,26 +141,33 @@ class AuditWriter:
         return () if problem is None else (Concern("warning", None, problem, _NEXT_STEP),)
 
     def _run(self) -> None:
-        due = time.monotonic() + self._slots.epoch_seconds
+        due = time.monotonic() + self._every
         while not self._stopping.wait(_LOOK_EVERY):
             if time.monotonic() < due and not self._has_much():
                 continue
             done = self._attempt()
-            wait = self._slots.epoch_seconds if done else _AGAIN.wait(self._failures) / 1000
+            wait = self._every if done else _AGAIN.wait(self._failures) / 1000
             due = time.monotonic() + wait
+
+    @property
+    def _every(self) -> float:
+        epoch, interval = self._times.epoch(), self._times.interval
+        return epoch if self._table.merges else max(epoch, interval)
 
     def _has_much(self) -> bool:
         try:
-            self.waiting = self._link.run(self._stream.read_size())
+            self.waiting, frames = self._link.run(self._stream.read_size())
         except Exception:  # a server that is being restarted answers the next time
             return False
-        return self.waiting > _MUCH and not self._failures
+        return (self.waiting > _MUCH or frames > _MANY) and not self._failures
 
-    def _attempt(self) -> bool:
+    def _attempt(self, last: bool = False) -> bool:
         """Writes all batches that there are; ``False`` if one could not be written."""
         try:
             while self._write_batch():
                 pass
+            if last or self._table.is_merge_due(self._times.interval):
+                self._merge()
         except Exception as error:  # Spark, its format, its disk or NATS: the rows stay and wait
             self._failures += 1
             self._note(error)
@@ -164,6 +185,14 @@ class AuditWriter:
         self._table.write(BatchRows(*self._rows_of, batch))
         self._link.run(self._stream.finish_batch())
         return True
+
+    def _merge(self) -> None:
+        """Has what was written be in the table, and what is too old not be there any more."""
+        if (numbers := self._link.run(self._stream.begin_merge())) is not None:
+            self._table.merge(BatchSpan(self._stream.life, *numbers))
+            self._link.run(self._stream.finish_merge())
+        if self._times.retention is not None:
+            self._table.expire(self._rows_of[1], datetime.now(UTC) - self._times.retention)
 
     def _note(self, error: Exception) -> None:
         why = next((line for line in str(error).splitlines() if line.strip()), repr(error))

@@ -14,9 +14,17 @@ _NOT_OURS = ("mode", "partitionBy", "maxRecordsPerFile")
 def check_audit(spec: Spec) -> Iterator[Finding]:
     """Reports an audit table without a place, and options that would take it apart."""
     audit = spec.audit
-    if audit is None or audit.format.lower() not in FILE_FORMATS:
-        return
     path: FieldPath = ("spec", "audit")
+    if audit is None:
+        return
+    if audit.format.lower() not in FILE_FORMATS:
+        if audit.retention is not None:
+            message = (
+                f"rows of a table of the format {audit.format!r} are not deleted: "
+                "let its database do that, and leave out 'retention'"
+            )
+            yield Finding("EB703", message, (*path, "retention"), at_key=True)
+        return
     if not audit.options.get("path", "").strip():
         message = "the audit table has no place: give options: {path: FOLDER}"
         yield Finding("EB701", message, path, at_key=True)
