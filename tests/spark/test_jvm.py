@@ -65,6 +65,8 @@ def test_calls_that_the_end_of_a_jvm_interrupts_print_no_traceback(filters, capl
     monkeypatch.setattr(client, "_get_connection", Broken)
     client.send_command("c\n")
     assert ("Exception while sending command" in caplog.text) is not bool(filters)
+
+
 @pytest.mark.parametrize("own", [logging.NOTSET, logging.DEBUG])
 def test_py4j_logs_its_calls_only_if_the_program_asks_py4j_for_it(own, caplog):
     py4j = logging.getLogger("py4j")
