@@ -3,7 +3,7 @@ from random import Random
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbflow.core import frames
@@ -241,3 +241,21 @@ def test_a_datum_survives_pickling_away_from_its_frame(row):
 def test_a_column_is_converted_once():
     view = sample_rows.some("a", "b")
     assert view.column("id") is view.column("id")
+
+
+@pytest.mark.guarantee("at-least-once")
+@settings(max_examples=20)
+@given(st.integers(2_000, 8_000), st.sets(st.integers(0, 100)))
+def test_which_messages_are_traced_decides_about_no_cut(size, traced):
+    """A replay may trace others: how many are traced depends on the time."""
+    count = 2 * frames.MAX_BYTES // size
+    own = ("h", "x")
+    trace = ("traceparent", f"00-{'a' * 32}-{'b' * 16}-01")
+    ids, values = [f"m{n}" for n in range(count)], [b"v" * size] * count
+
+    def cut(chosen: set[int]) -> list[int]:
+        headers = [[own, trace] if n in chosen else [own] for n in range(count)]
+        batch = frames.batch_of({"id": ids, "value": values, "headers": headers}, count)
+        return [frame.num_rows for frame in frames.split(batch)]
+
+    assert cut(traced) == cut(set()) == cut(set(range(count)))

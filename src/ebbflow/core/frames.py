@@ -26,6 +26,8 @@ MAX_VALUE = 2**31 - 2**20
 """The most bytes of a message that a batch can hold: Arrow's offsets have 32 bits."""
 # What a row takes beside its texts and values, at the least: times, counts, and where texts begin.
 _ROW_BYTES = 48
+TRACEPARENT = "traceparent"
+"""The header that says which trace a message belongs to."""
 FEW = 32
 """Up to so many rows Python is faster than a call into Arrow, which costs as much for one row."""
 
@@ -195,8 +197,18 @@ def _measure(batch: pa.RecordBatch, limit: int) -> int:
     size = size_of(batch)
     if size <= limit:
         return size
-    content = sum(map(count_content, batch.columns))
+    content = sum(map(count_content, batch.columns)) - _count_traces(batch.column("headers"))
     return content + _ROW_BYTES * int(batch.num_rows)
+
+
+def _count_traces(headers: pa.MapArray) -> int:
+    """Returns the bytes of what tracing adds to headers: a replay may trace other messages."""
+    if headers.null_count == len(headers):
+        return 0
+    start, end = headers.offsets.take([0, len(headers)]).to_pylist()
+    names, texts = (part.slice(start, end - start) for part in (headers.keys, headers.items))
+    traces = pc.equal(pc.utf8_lower(names), TRACEPARENT)
+    return sum(count_content(column.filter(traces)) for column in (names, texts))
 
 
 def count_content(column: pa.Array) -> int:

@@ -16,9 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ebbflow.core import frames
-from ebbflow.core.frames import Rows
+from ebbflow.core.frames import TRACEPARENT, Rows
 
-TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
 
 # Version 00, an id of the trace, one of the span, and flags: recorded if the last bit is set.

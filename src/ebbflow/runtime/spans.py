@@ -19,10 +19,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ebbflow.core import frames
-from ebbflow.core.frames import Rows
+from ebbflow.core.frames import TRACEPARENT, Rows
 from ebbflow.core.trace_context import (
     SCOPES,
-    TRACEPARENT,
     TRACESTATE,
     Scope,
     find_contexts,
