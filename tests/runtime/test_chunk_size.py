@@ -12,7 +12,8 @@ from ebbflow.core.checks import Rules
 from ebbflow.core.frames import Rows, batch_of
 from ebbflow.core.verdict import Verdict
 from ebbflow.durations import DEFAULT_ON_ERROR
-from ebbflow.runtime.chunk_size import LARGEST, PATIENCE, SHARE, TARGET, Cost, Pace, pace_for
+from ebbflow.runtime.chunk_size import LARGEST, PATIENCE, SHARE, TARGET, Cost, Pace
+from ebbflow.runtime.handlers import lasting
 
 FULL = 500
 
@@ -164,11 +165,13 @@ def test_what_is_not_the_usual_is_not_measured():
 
 
 def test_the_next_task_of_a_partition_goes_on_at_its_pace():
-    first = pace_for(("mine", 0), FULL)
-    worked(first, Cost(0.4, 0), 10)
+    def pace_of(partition: int) -> Pace:
+        return lasting("mine", ("pace", partition), lambda: Pace(FULL))
 
-    assert pace_for(("mine", 0), FULL).limit == FULL
-    assert pace_for(("mine", 1), FULL).limit == 32
+    worked(pace_of(0), Cost(0.4, 0), 10)
+
+    assert pace_of(0).limit == FULL
+    assert pace_of(1).limit == 32
 
 
 def test_large_messages_get_smaller_chunks_and_small_ones_larger_ones_again():

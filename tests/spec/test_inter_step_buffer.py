@@ -83,3 +83,12 @@ def test_numaflows_compression_is_accepted_without_effect(problems_of):
 def test_the_builder_refuses_what_yaml_refuses():
     with pytest.raises(SpecError, match="replicas"):
         _ = pipeline(inter_step_buffer={"replicas": 9}).spec
+
+
+def test_only_what_is_stored_in_a_buffer_has_the_buffers_limit():
+    mono = MonoVertex("m").source(generator={}).sink(log=True)
+    (single,) = make_plans(mono.spec, None, 2**20, None)
+    assert single.largest_output > 2**30
+    assert single.largest < 2**20, "what its source stores"
+    vertices = {plan.vertex: plan for plan in make_plans(pipeline().spec, None, 2**20, None)}
+    assert all(plan.largest_output == plan.largest for plan in vertices.values() if plan.edges)
