@@ -333,6 +333,14 @@ GRAPH = [
         ],
     ),
     (
+        EDGES,
+        "  edges: [{from: in, to: out}, {from: out, to: enrich}]\n",
+        [
+            "7:12: EB304 map 'enrich' needs an edge out of it",
+            "8:12: EB304 sink 'out' cannot have edges out of it; did you mean in → enrich → out?",
+        ],
+    ),
+    (
         f"  - {TO_OUT}\n",
         "",
         [

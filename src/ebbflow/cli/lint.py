@@ -32,7 +32,9 @@ def lint(
 ) -> None:
     """Check pipelines without running them. Exits with 1 if there are problems.
 
-    It also says which bindings of images none of the pipelines uses.
+    It names all problems of a spec at once, and imports user code to check it. Ports, secrets and
+    what user code does in open() are checked when the pipeline runs. It also says which bindings of
+    images none of the pipelines uses.
     """
     # Imported here: the model takes a while to import, and other commands do without it.
     from ebbflow.spec.lint import read_specs

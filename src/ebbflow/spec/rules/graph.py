@@ -82,7 +82,19 @@ def _shape(spec: PipelineSpec) -> Iterator[Finding]:
             if (vertex.name in having) != allowed:
                 verb = "needs an edge" if allowed else "cannot have edges"
                 message = f"{vertex.kind} {vertex.name!r} {verb} {direction} it"
-                yield Finding("EB304", message, path)
+                swapped = vertex.kind is VertexKind.SINK and not allowed
+                meant = _swapped(spec, vertex.name) if swapped else ""
+                yield Finding("EB304", f"{message}{meant}", path)
+
+
+def _swapped(spec: PipelineSpec, sink: str) -> str:
+    """Returns the order that was meant if a map is behind the sink and leads nowhere."""
+    before = [edge.from_ for edge in spec.edges if edge.to == sink]
+    behind = [edge.to for edge in spec.edges if edge.from_ == sink]
+    if len(before) != 1 or len(behind) != 1 or before == behind:
+        return ""
+    leads_on = any(edge.from_ == behind[0] for edge in spec.edges)
+    return "" if leads_on else f"; did you mean {before[0]} → {behind[0]} → {sink}?"
 
 
 def _unreachable(spec: PipelineSpec, links: set[Link]) -> Iterator[Finding]:
