@@ -18,9 +18,11 @@ import psutil
 import pyarrow as pa
 import pytest
 
+from ebbflow import host
+
 DAEMON = [sys.executable, "-m", "ebbflow.spark.daemon", "pyspark.worker"]
 
-linux = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="loads ahead on Linux only")
+linux = pytest.mark.skipif(not host.is_linux(), reason="loads ahead on Linux only")
 
 
 def parent():
