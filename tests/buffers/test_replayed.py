@@ -116,3 +116,21 @@ def test_many_waiting_messages_are_all_looked_at(link, names, streams_of_v):
     time.sleep(0.3)
     replay = link.run(without_stored(link.client, names, settlement(60_000), Mark(0)))
     assert replay.publications == []
+
+
+@pytest.mark.guarantee("failures-stay-with-their-message")
+@pytest.mark.parametrize("fact", ["metadata", "headers", "keys"])
+def test_the_server_takes_the_letter_of_a_message_with_more_facts_than_headers_can_hold(
+    link, names, streams_of_v, fact
+):
+    large = "x" * 200_000
+    facts = {"metadata": [("g", [("k", large.encode())])], "headers": [("h", large)]}
+    rows = Rows(
+        frames.batch_of({"id": ["m"], "value": [b"x"], fact: [facts.get(fact, [large])]}, 1)
+    )
+    verdict = Verdict(rows, Rules("v", Backoff(interval=1_000, steps=2), 10**6))
+    verdict.decisions.dead_letter(0, DeadLetter("no"))
+    place = Place("v", 0, [], 10**6)
+    plan = settle(Chunk("life:v:0:0-1:0-0", rows), verdict, place, datetime.now(UTC))
+    link.run(publish_all(link.client, names, plan))
+    assert everything(link, names) == (0, 1)

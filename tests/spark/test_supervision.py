@@ -11,6 +11,7 @@ import time
 import pytest
 
 from ebbflow import Message, Pipeline, Response
+from ebbflow.spark.supervisor import explain, find_raised
 from tests.spark.runs import Failures
 
 pytestmark = pytest.mark.slow
@@ -215,3 +216,31 @@ def test_user_code_is_opened_once_a_worker_and_kept_for_the_next_epochs(run, jou
     turns = [" ".join(entries).replace('"', "") for entries in by_worker]
     assert all(re.fullmatch("(open close ?)*(open)?", turn) for turn in turns)
     assert any("close" in turn for turn in turns)
+
+
+WORKER_ERROR = """\
+Job aborted: org.apache.spark.api.python.PythonException: An exception was thrown from the worker:
+Traceback (most recent call last):
+  File "/site-packages/pyspark/worker.py", line 3, in main
+    process()
+    ^^^^^^^^^
+  File "/site-packages/ebbflow/nats/publish.py", line 4, in check_size
+    raise MessageTooLarge(size, largest)
+%s
+
+\tat org.apache.spark.api.python.BasePythonRunner
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("ebbflow.errors.MessageTooLarge: 9 bytes\nfor: one", "MessageTooLarge: 9 bytes"),
+        ("KeyError: 'customer'", "KeyError: 'customer'"),
+        ("AssertionError", "AssertionError"),
+    ],
+)
+def test_a_failed_epoch_is_explained_by_the_error_of_the_worker_whatever_its_name(line, said):
+    error = RuntimeError(WORKER_ERROR % line)
+    assert explain(error) == said
+    assert find_raised(error).kind == said.partition(":")[0]
