@@ -1,7 +1,7 @@
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ from ebbflow.durations import Backoff
 from ebbflow.errors import SpecError
 from ebbflow.monovertex import MonoVertex
 from ebbflow.spec.lint import load
+from ebbflow.status.run_report import QuietWatcher
 
 YAML = """\
 apiVersion: numaflow.numaproj.io/v1alpha1
@@ -91,7 +92,7 @@ def test_functions_are_kept_as_they_are() -> None:
 
 def test_problems_name_the_monovertex_in_place_of_a_line() -> None:
     monovertex = (
-        MonoVertex("orders", partitions=0)
+        MonoVertex("orders", partitions=-1)
         .source(generator={"mesages": 1})
         .map("nowhere:fn")
         .bypass(fallback=["bad"])
@@ -99,7 +100,7 @@ def test_problems_name_the_monovertex_in_place_of_a_line() -> None:
     )
     assert problems(monovertex) == [
         "MonoVertex orders: EB101 unknown field 'mesages'; did you mean 'messages'?",
-        "MonoVertex orders: EB104 'partitions' must be at least 1, not 0",
+        "MonoVertex orders: EB104 'partitions' must be at least 0, not -1",
         "MonoVertex orders: EB402 cannot use 'nowhere:fn': "
         "there is no module 'nowhere' beside the pipeline or on the Python path",
         "MonoVertex orders: EB207 'sink' can be only one of log and blackhole",
@@ -129,13 +130,16 @@ def test_a_part_given_twice_is_refused(build: Any, expected: str) -> None:
 
 
 def test_run_hands_the_checked_spec_and_the_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_pipeline(spec: Any, **options: Any) -> SimpleNamespace:
+        return SimpleNamespace(name=spec.name, options=options, had_nothing_to_do=False)
+
     runner = ModuleType("ebbflow.spark.run")
-    runner.run_pipeline = lambda spec, **options: (spec.name, options)  # type: ignore[attr-defined]
+    runner.run_pipeline = run_pipeline  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "ebbflow.spark.run", runner)
-    assert started().sink(log=True).run(drain=True) == (
-        "orders",
-        {"drain": True, "watcher": None, "beside": []},
-    )
+    result: Any = started().sink(log=True).run(drain=True)
+    assert result.name == "orders"
+    assert isinstance(result.options.pop("watcher"), QuietWatcher)
+    assert result.options == {"drain": True, "beside": []}
 
 
 def test_a_monovertex_with_problems_is_not_run() -> None:

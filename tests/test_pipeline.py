@@ -1,7 +1,7 @@
 import pickle
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from ebbflow.pipeline import Pipeline
 from ebbflow.spec.lint import load
 from ebbflow.spec.model import PipelineSpec
 from ebbflow.spec.sections import ServingStoreSpec, SinkSpec
+from ebbflow.status.run_report import QuietWatcher
 from tests.spec.linting import OWN_SINK
 
 YAML = """\
@@ -149,7 +150,7 @@ def test_an_edge_may_be_given_by_itself() -> None:
 
 def test_the_policy_for_errors_may_be_a_mapping() -> None:
     spec = started().sink("out", log=True, on_error={"interval": "2s", "steps": 0}).spec
-    assert spec.vertex("out").on_error.policy == Backoff(2_000, 0, 2.0, 60_000)
+    assert spec.vertex("out").on_error.policy(served=False) == Backoff(2_000, 0, 2.0, 60_000)
 
 
 RETRIES: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -259,13 +260,16 @@ def test_user_code_must_be_callable_or_named() -> None:
 
 
 def test_run_hands_the_checked_spec_and_the_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_pipeline(spec: Any, **options: Any) -> SimpleNamespace:
+        return SimpleNamespace(name=spec.name, options=options, had_nothing_to_do=False)
+
     runner = ModuleType("ebbflow.spark.run")
-    runner.run_pipeline = lambda spec, **options: (spec.name, options)  # type: ignore[attr-defined]
+    runner.run_pipeline = run_pipeline  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "ebbflow.spark.run", runner)
-    assert started().sink("out", log=True).run(drain=True) == (
-        "orders",
-        {"drain": True, "watcher": None, "beside": []},
-    )
+    result: Any = started().sink("out", log=True).run(drain=True)
+    assert result.name == "orders"
+    assert isinstance(result.options.pop("watcher"), QuietWatcher)
+    assert result.options == {"drain": True, "beside": []}
 
 
 def test_a_pipeline_with_problems_is_not_run() -> None:
