@@ -90,11 +90,14 @@ def owners() -> dict[str, str]:
     """The package that each installed module belongs to; of parts of several, any of them."""
     known: dict[str, str] = {}
     for package in importlib.metadata.distributions():
-        for file in package.files or ():
-            if file.suffix in {".py", ".so"}:
-                parts = [*file.parts[:-1], file.name.partition(".")[0]]
+        name = package.name  # is parsed each time
+        for line in (package.read_text("RECORD") or "").splitlines():
+            path = line.partition(",")[0]
+            if path.endswith((".py", ".so")):
+                folder, _, file = path.rpartition("/")
+                parts = [*folder.split("/"), file.partition(".")[0]] if folder else [file[:-3]]
                 for length in range(1, len(parts) + 1):
-                    known.setdefault(".".join(parts[:length]), package.name)
+                    known.setdefault(".".join(parts[:length]), name)
     return known
 
 
