@@ -181,7 +181,7 @@ def test_where_a_message_is_can_be_seen_from_elsewhere(sight: Sight) -> None:
     shown = sight.status_text
     assert re.search(r"^bugs: running for \d+ s", shown)
     assert re.search(
-        r"look: 1 parked until \d\d:\d\d:\d\d, in 9 min \d+ s \(waits for the moon\)", shown
+        r"look: 1 parked until \d\d:\d\d:\d\d, in \d min(?: \d+ s)? \(waits for the moon\)", shown
     )
     slow = sight.status["slow"]
     assert (slow.pending, slow.in_hand.messages, slow.counts.read) == (3, 3, 0)
@@ -193,7 +193,7 @@ def test_where_a_message_is_can_be_seen_from_elsewhere(sight: Sight) -> None:
 def test_a_drain_says_what_it_waits_for(sight: Sight) -> None:
     waits = one(sight.told, "--drain waits for.*orders: restarting.*never opened")
     for part in (
-        r"look: 1 parked until \d\d:\d\d:\d\d, in 9 min \d+ s \(waits for the moon\)",
+        r"look: 1 parked until \d\d:\d\d:\d\d, in \d min(?: \d+ s)? \(waits for the moon\)",
         r"slow: 3 waiting; in one call for \d+ s",
         r"opens: 3 waiting; never opened: KeyError: 'password' \(steps.py:19\)",
         r"orders: restarting: JsonParseException",
@@ -207,7 +207,7 @@ def test_the_end_says_what_is_left_where_and_why(sight: Sight) -> None:
     assert first == "7 messages left. The next run goes on with what is left."
     patterns = [
         r"  orders  restarting: JsonParseException: .*",
-        r"  look    1 parked until \d\d:\d\d:\d\d, in 9 min \d+ s \(waits for the moon\)",
+        r"  look    1 parked until \d\d:\d\d:\d\d, in \d min(?: \d+ s)? \(waits for the moon\)",
         r"  slow    3 waiting; in one call for \d+ s",
         r"  opens   3 waiting; never opened: KeyError: 'password' \(steps.py:19\)",
         r"stopped after \d+\.\d s",
