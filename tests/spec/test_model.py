@@ -173,8 +173,8 @@ def test_limits_that_nobody_set_have_numaflows_defaults() -> None:
 
 def test_the_policy_for_errors_is_filled_up_from_the_default(spec: PipelineSpec) -> None:
     # The default cap of a minute would cut the interval that was asked for.
-    assert spec.vertex("enrich").on_error.policy == Backoff(120_000, 3, 2.0, 120_000)
-    assert spec.vertex("store").on_error.policy == DEFAULT_ON_ERROR
+    assert spec.vertex("enrich").on_error.policy(served=False) == Backoff(120_000, 3, 2.0, 120_000)
+    assert spec.vertex("store").on_error.policy(served=False) == DEFAULT_ON_ERROR
 
 
 RETRY_STRATEGIES = [

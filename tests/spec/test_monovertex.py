@@ -247,7 +247,7 @@ def test_a_monovertex_gives_its_parts(full: MonoVertexSpec) -> None:
     assert full.udf.mode == "batch"
     assert full.serving_store is not None
     assert full.serving_store.kind == "nats"
-    assert full.on_error.policy == Backoff(2_000, 3, 2.0, 60_000)
+    assert full.on_error.policy(served=False) == Backoff(2_000, 3, 2.0, 60_000)
     assert full.paused
     assert not made().paused
 
