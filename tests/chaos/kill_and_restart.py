@@ -37,7 +37,7 @@ from tests.processes import family_of
 WHILE_STARTING = 0.25
 STARTING, FLOWING = (0.5, 6.0), (0.0, 5.0)
 VICTIMS = ("tree", "driver", "jvm", "worker", "daemon", "nats")
-# One hit of a single process in four freezes it for so many seconds.
+# One hit of a single process in four freezes it, for this many seconds.
 FREEZES, FROZEN = 0.25, (1.0, 12.0)
 
 

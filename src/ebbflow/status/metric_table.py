@@ -325,7 +325,7 @@ _OURS = (
          lambda v: v.pending),
     _own("oldest_waiting_seconds", "gauge", "How long the oldest message in the vertex's buffer "
          "has waited; 0 if none waits.", lambda v: v.oldest_waiting_seconds or 0),
-    _own("drain_seconds", "gauge", "When nothing waits any more, if the backlog goes on shrinking "
+    _own("drain_seconds", "gauge", "When nothing waits any more, if the backlog keeps shrinking "
          "as now; not sent while it does not shrink.", lambda v: v.drain_seconds),
     _own("backlog_growing_seconds", "gauge", "For how long the backlog has grown; 0 if it has not.",
          lambda v: v.backlog_growing_seconds or 0),

@@ -164,7 +164,7 @@ class VertexStatus:
     was first started. ``pending`` messages wait in its buffer, which is an estimate unless
     ``pending_exact``; ``source_pending`` wait at its source, if the source knows.
     ``oldest_waiting_seconds`` is how long the oldest message in its buffer has waited,
-    ``drain_seconds`` when nothing waits any more if the backlog goes on shrinking as now, and
+    ``drain_seconds`` when nothing waits any more if the backlog keeps shrinking as now, and
     ``backlog_growing_seconds`` for how long it has grown; a vertex that is ``falling_behind`` does
     so without end, and its oldest message is late.
     ``in_call`` is for how many seconds user code has been in one call, if that is long.

@@ -45,7 +45,7 @@ class RateWindow:
 class BacklogTrend:
     """Where a backlog is heading.
 
-    ``drain_seconds`` is when it is empty if it goes on shrinking as now, ``None`` if it does not
+    ``drain_seconds`` is when it is empty if it keeps shrinking as now, ``None`` if it does not
     shrink; ``growing_seconds`` is for how long it has grown, ``None`` if it does not.
     """
 
