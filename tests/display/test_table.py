@@ -78,6 +78,13 @@ def test_a_drain_says_what_it_waits_for():
     assert drawn(pipeline(vertex("in", exhausted=True)), draining=True)[-1].split()[0] == "in"
 
 
+def test_a_long_error_is_cut_before_the_advice_that_follows_it():
+    status = pipeline(vertex("out", failure=f"{LONG} (store.py:6)", restarts=1))
+    text = re.sub(r"\s+", " ", " ".join(drawn(status, 80, 40)))
+
+    assert re.search(r"… → Correct the error[^…]*\.", text), text
+
+
 @pytest.mark.parametrize("height", [12, 16, 24])
 def test_nothing_runs_out_of_the_screen(height):
     status = troubled()

@@ -22,7 +22,7 @@ from ebbflow.status.leftovers import list_leftovers
 from ebbflow.status.model import PipelineStatus, VertexStatus
 
 _FRAME = 3
-_LINES_EACH, _BROKEN = 2, 20
+_LINES_EACH, _BROKEN = 3, 30
 _LINKS = {"ui": "page", "spark_ui": "Spark's own pages", "metrics": "metrics"}
 _CALM = ("running", "busy", "exhausted", "ended")
 
@@ -99,7 +99,7 @@ def _fitting(vertices: Sequence[VertexStatus], most: int) -> list[VertexStatus]:
 
 
 def _cut_lines(lines: list[Text], room: int, width: int) -> list[Text]:
-    """Returns the first lines that there is room for, some of them two lines high."""
+    """Returns the first lines that there is room for, some of them several lines high."""
     kept: list[Text] = []
     for number, line in enumerate(lines):
         height = -(-len(line) // width)
@@ -114,10 +114,13 @@ def _cut_lines(lines: list[Text], room: int, width: int) -> list[Text]:
 def _remark_line(remark: Remark, width: int) -> Text:
     who = f"{remark.vertex}: " if remark.vertex else ""
     line = Text(f"{who}{remark.text}", remark.style)
-    if remark.next_step:
-        line.append(f" → {remark.next_step}", "default")
-    # A word that does not fit moves to the next line: less than two whole lines stay two lines.
-    line.truncate(width * _LINES_EACH - _BROKEN, overflow="ellipsis")
+    advice = Text(f" → {remark.next_step}" if remark.next_step else "", "default")
+    # A word that does not fit moves to the next line: less than three whole lines stay three.
+    room = width * _LINES_EACH - _BROKEN
+    # Half of the room is the description's at least; the advice loses its end only beyond that.
+    line.truncate(max(room - len(advice), room // 2), overflow="ellipsis")
+    line.append_text(advice)
+    line.truncate(room, overflow="ellipsis")
     return line
 
 
