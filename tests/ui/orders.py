@@ -18,6 +18,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from playwright.sync_api import Locator, Page
+
+from tests.long_tests import are_long_tests_wanted
+
+SOON = 120_000
+"""Milliseconds that a busy machine may take for what comes at once on others."""
+
+RED_WITHIN = 5_000 if are_long_tests_wanted() else SOON
+"""The same for what is promised within five seconds, which long tests hold the web UI to."""
+
 SPEC = """
 apiVersion: numaflow.numaproj.io/v1alpha1
 kind: Pipeline
@@ -166,3 +176,13 @@ def run_orders(folder: Path) -> Iterator[Orders]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def visit(page: Page, *parts: str) -> None:
+    """Follows a link of the page, without loading it anew."""
+    page.evaluate("hash => { location.hash = hash }", "#/" + "/".join(["orders", *parts]))
+
+
+def node(page: Page, vertex: str) -> Locator:
+    """Returns a vertex in the graph."""
+    return page.locator(f'.node[data-vertex="{vertex}"]')

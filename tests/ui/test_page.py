@@ -1,7 +1,7 @@
 """The page in a real browser, beside a real pipeline: what a person sees, and can do.
 
-The tests follow one another on one run, as a person would. With EBBFLOW_PICTURES=1 they also
-write the pictures of the guides to docs/images.
+The tests share one run, and none ends a part of it. With EBBFLOW_PICTURES=1 they also write the
+pictures of the guides to docs/images.
 """
 
 from __future__ import annotations
@@ -15,16 +15,12 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from tests.long_tests import are_long_tests_wanted
 from tests.ui.browser import find_cut_off, find_overlaps, find_ragged, open_page
-from tests.ui.orders import Orders, run_orders
+from tests.ui.orders import RED_WITHIN, SOON, Orders, node, run_orders, visit
 
 pytestmark = pytest.mark.slow
 
 IMAGES = Path(__file__).parents[2] / "docs/images"
-SOON = 120_000
-"""Milliseconds that a busy machine may take for what comes at once on others."""
-RED_WITHIN = 5_000 if are_long_tests_wanted() else SOON
 
 
 @pytest.fixture(scope="module")
@@ -64,21 +60,12 @@ def take_picture(page: Page, name: str, width: int = 1280) -> None:
     page.set_viewport_size({"width": 1280, "height": 800})
 
 
-def visit(page: Page, *parts: str) -> None:
-    """Follows a link of the page, without loading it anew."""
-    page.evaluate("hash => { location.hash = hash }", "#/" + "/".join(["orders", *parts]))
-
-
 @contextmanager
 def resized(page: Page, width: int) -> Iterator[None]:
     """Shows the same view in a window of another width."""
     page.set_viewport_size({"width": width, "height": 800})
     yield
     page.set_viewport_size({"width": 1280, "height": 800})
-
-
-def node(page: Page, vertex: str) -> Locator:
-    return page.locator(f'.node[data-vertex="{vertex}"]')
 
 
 def fact(page: Page, name: str) -> Locator:
@@ -392,20 +379,3 @@ def test_a_vertex_is_paused_and_resumed(page: Page) -> None:
     expect(fact(page, "oldest waiting")).to_contain_text(re.compile(r"\d+ s"))
     page.get_by_role("button", name="Resume price").click()
     expect(node(page, "price")).not_to_have_attribute("data-condition", "paused", timeout=SOON)
-
-
-def test_a_killed_vertex_is_red_within_five_seconds(page: Page, orders: Orders) -> None:
-    visit(page)
-    expect(node(page, "price")).to_have_class(re.compile(r"\bok\b"), timeout=SOON)
-    orders.kill_worker("price")
-    expect(node(page, "price")).to_have_class(re.compile(r"\berror\b"), timeout=RED_WITHIN)
-    problem = page.get_by_label("Problems").locator("li.error", has_text="price")
-    expect(problem.locator(".next")).not_to_be_empty(timeout=RED_WITHIN)
-
-
-def test_the_page_says_that_the_server_is_gone(page: Page, orders: Orders) -> None:
-    visit(page)
-    orders.process.terminate()
-    expect(page.locator(".lost-line")).to_contain_text("does not answer", timeout=SOON)
-    expect(page.locator(".heart")).to_have_text("reconnecting")
-    expect(node(page, "store")).to_be_visible()

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,9 @@ def plan(name: str, container: ContainerType = "udsink", *arguments: str) -> Fun
     return FunctionPlan(container, image=name, command=command)
 
 
+_NUMBERS = count()
+
+
 @pytest.fixture(scope="module")
 def pynumaflow() -> Iterator[Handler]:
     handler = Handler(partial(RemoteSink, plan("pynumaflow_sink")))
@@ -52,7 +56,8 @@ def sunk(
     handler: Handler, *values: str, ids: list[str] | None = None, **columns: object
 ) -> Verdict:
     """The verdict of a sink on messages with these values."""
-    names = ids or [f"m{number}" for number in range(len(values))]
+    # Other messages each time: the handler remembers which of them have failed.
+    names = ids or [f"m{next(_NUMBERS)}" for _ in values]
     texts = [value.encode() for value in values]
     rows = some(*names, value=texts, event_time=NOW)
     verdict = verdict_on(rows, allowed=frozenset(Status))
@@ -141,13 +146,14 @@ def violation_of(verdict: Verdict, row: int) -> str:
 
 
 def test_messages_without_exactly_one_answer_break_the_contract(odd: Handler) -> None:
-    verdict = sunk(odd, "ok", "skip", "twice", "stranger", "nack-plain")
+    values = ("ok", "skip", "twice", "stranger", "nack-plain")
+    verdict = sunk(odd, *values, ids=["c0", "c1", "c2", "c3", "c4"])
     assert verdict.outcomes.keys() == {1, 2, 3, 4}
     assert verdict.outcomes[4] == Redeliver(0, None, 0)
     said = {violation_of(verdict, row) for row in (1, 2, 3)}
     assert said == {
         "ContractViolation: odd_sink: answered 5 responses to 5 messages: no response for 2; "
-        "several responses for 1; responses for unknown ids for 1 (ids: m1, m2, m3, nobody). "
+        "several responses for 1; responses for unknown ids for 1 (ids: c1, c2, c3, nobody). "
         "A sink answers each message of a batch once, with its id, and then marks the end."
     }
 

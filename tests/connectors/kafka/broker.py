@@ -154,6 +154,14 @@ class Broker:
         self.admin.create_topics([topic])[name].result(20)
         return name
 
+    def delete(self, topic: str) -> None:
+        """Delete a topic, and wait until the broker no longer knows it: that takes it a while."""
+        self.admin.delete_topics([topic])[topic].result(20)
+        deadline = time.monotonic() + 30
+        while topic in self.admin.list_topics(timeout=10).topics:
+            assert time.monotonic() < deadline, f"{topic} is still there"
+            time.sleep(0.05)
+
     def fill(self, topic: str, values: Any, **fields: Any) -> None:
         """Write values, and wait until all are stored."""
         producer = Producer(self.plain)

@@ -148,7 +148,7 @@ def test_a_record_that_its_topic_cannot_have_fails_alone(kafka, sink_to):
 def test_brokers_that_do_not_take_it_in_time_are_away(kafka, sink_to):
     topic = kafka.topic()
     sink = sink_to(topic, **{"message.timeout.ms": "1000"})
-    kafka.admin.delete_topics([topic])[topic].result(20)
+    kafka.delete(topic)
 
     began = time.monotonic()
     answers = sink(rows_of(b"1", b"2"))
@@ -161,7 +161,7 @@ def test_brokers_that_do_not_take_it_in_time_are_away(kafka, sink_to):
 def test_with_a_retry_strategy_it_is_a_failure_instead(kafka, sink_to):
     topic = kafka.topic()
     sink = sink_to(topic, retried=True, **{"message.timeout.ms": "1000"})
-    kafka.admin.delete_topics([topic])[topic].result(20)
+    kafka.delete(topic)
     answers = sink(rows_of(b"1"))
     assert answers[0].status is Status.FAILURE
     assert answers[0].error == "_MSG_TIMED_OUT: Local: Message timed out"

@@ -318,7 +318,7 @@ def test_a_topic_that_is_deleted_fails_the_vertex_until_it_is_there_again(kafka,
     topic = kafka.topic()
     source = opened(topic, **{"topic.metadata.refresh.interval.ms": "500"})
     until(lambda: source.exhausted, source)
-    kafka.admin.delete_topics([topic])[topic].result(20)
+    kafka.delete(topic)
 
     with pytest.raises(SetupError, match="does not go on: UNKNOWN_TOPIC_OR_PART: Subscribed topic"):
         until(lambda: False, source)
