@@ -93,6 +93,7 @@ def shuffle(items: list[pytest.Item], chance: random.Random) -> None:
     """Put files, and the functions of each file, in a random order.
 
     The cases of one function stay as they are: the rules for connectors are stages of one trial.
+    So do the functions of a file that is marked as a story.
     """
     files: dict[Path, dict[str, list[pytest.Item]]] = {}
     for item in items:
@@ -101,7 +102,8 @@ def shuffle(items: list[pytest.Item], chance: random.Random) -> None:
     order = [list(file.values()) for file in files.values()]
     chance.shuffle(order)
     for file in order:
-        chance.shuffle(file)
+        if file[0][0].get_closest_marker("story") is None:
+            chance.shuffle(file)
     items[:] = [item for file in order for cases in file for item in cases]
 
 

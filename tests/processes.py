@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 
@@ -26,3 +31,24 @@ def command_of(process: psutil.Process) -> list[str]:
     with contextlib.suppress(psutil.Error):
         return process.cmdline()
     return []
+
+
+@contextlib.contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    """Halts a process, as a machine that swaps does; it is silent once all its threads stand."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        deadline = time.monotonic() + 30
+        while not all(") T " in state for state in _thread_states(pid)):
+            assert time.monotonic() < deadline, "it does not stop"
+            time.sleep(0.01)
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def _thread_states(pid: int) -> Iterator[str]:
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            yield (thread / "stat").read_text()

@@ -170,7 +170,7 @@ class Trial:
             tempfile.TemporaryDirectory() as place,
             system_for(self._role, self._messages) as (system, known),
         ):
-            folder = Path(place)
+            folder, log = Path(place), Path(place, "log")
             process = self._started(folder, known)
             try:
                 self._wait(process, lambda: system.count() > self._rate)
@@ -179,10 +179,11 @@ class Trial:
                 system.come_up()
                 back = time.monotonic()
                 self._wait(process, lambda: self._sample(system) >= self._messages)
+                self._wait(process, lambda: "running again" in log.read_text())
             finally:
                 process.terminate()
-                output = process.communicate(timeout=60)[0]
-            return self._tally(system, back, folder, output)
+                process.wait(60)
+            return self._tally(system, back, folder, log.read_text())
 
     def _started(self, folder: Path, known: dict[str, str]) -> subprocess.Popen[str]:
         text = (PIPELINE / f"outage_{self._role}.yaml").read_text(encoding="utf-8")
@@ -191,21 +192,22 @@ class Trial:
         (folder / "outage.yaml").write_text(text, encoding="utf-8")
         steps = (PIPELINE / "outage_steps.py").read_text(encoding="utf-8")
         (folder / "outage_steps.py").write_text(steps, encoding="utf-8")
-        return subprocess.Popen(
-            [*COMMAND, "outage.yaml", "--plain", "--summary", "summary.json"],
-            cwd=folder,
-            env=os.environ | known | {"RATE": str(self._rate)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        with open(folder / "log", "w", encoding="utf-8") as log:
+            return subprocess.Popen(
+                [*COMMAND, "outage.yaml", "--plain", "--summary", "summary.json"],
+                cwd=folder,
+                env=os.environ | known | {"RATE": str(self._rate)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
 
     def _wait(self, process: subprocess.Popen[str], enough: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE + self._seconds
         while not enough():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise AssertionError(process.communicate(timeout=1)[0])
+            assert process.poll() is None, "the run has ended"
+            assert time.monotonic() < deadline, "nothing has changed for long"
             time.sleep(0.05)
 
     def _sample(self, system: System) -> int:

@@ -18,6 +18,7 @@ from ebbflow.nats.link import Link
 from ebbflow.nats.login import Login
 from examples.cluster.nodes import Node, Nodes, Ports
 from tests.nats.outside import until
+from tests.processes import frozen
 
 # What a password may hold and a configuration or a URL may trip over.
 LOGIN = Login(user="tester", password="0$a b@c/d")
@@ -121,15 +122,10 @@ class Cluster(Nodes):
     @contextlib.contextmanager
     def halted(self, *nodes: Node) -> Iterator[None]:
         """The nodes stand still, with all their connections open, and then go on."""
-        for node in nodes:
-            node.send(signal.SIGSTOP)
-        try:
+        with contextlib.ExitStack() as stack:
             for node in nodes:
-                until(lambda pid=node.pid: set(thread_states(pid)) == {"T"})
+                stack.enter_context(frozen(node.pid))
             yield
-        finally:
-            for node in nodes:
-                node.send(signal.SIGCONT)
 
     def heal(self) -> None:
         """All nodes up and caught up again, whatever was done to them."""
@@ -137,9 +133,3 @@ class Cluster(Nodes):
             node.send(signal.SIGCONT)
             node.start()
         self.wait_until_healthy()
-
-
-def thread_states(pid: int) -> Iterator[str]:
-    """One letter for each thread: a stopped process stops thread by thread, a little later."""
-    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
-        yield stat.read_text().rpartition(")")[2].split()[0]

@@ -18,8 +18,8 @@ from ebbflow.datasource.planning import Range
 from ebbflow.errors import DataLoss, DataSourceError, JetStreamUnavailable
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link, start_embedded
-from tests.cluster.cluster import thread_states, until
 from tests.datasource.conftest import Stream
+from tests.processes import frozen
 
 
 def whole(stream: Stream, **changes: Any) -> Range:
@@ -254,15 +254,9 @@ def pid(fragile: Stream, tmp_path: Path) -> int:
 
 def test_a_server_that_does_not_answer_is_reported(fragile, pid, monkeypatch):
     monkeypatch.setattr(leader, "PATIENCE", 0.5)
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        until(lambda: set(thread_states(pid)) == {"T"})
-        with pytest.raises(
-            JetStreamUnavailable, match=r"carry out STREAM.INFO.FRAGILE within 0.5 s"
-        ):
-            fragile.link.run(Leader(fragile.link.client, "FRAGILE").read_facts())
-    finally:
-        os.kill(pid, signal.SIGCONT)
+    silent = pytest.raises(JetStreamUnavailable, match=r"STREAM.INFO.FRAGILE within 0.5 s")
+    with frozen(pid), silent:
+        fragile.link.run(Leader(fragile.link.client, "FRAGILE").read_facts())
 
 
 def test_a_server_that_was_killed_and_is_back_is_read_on(fragile, pid, monkeypatch):

@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -26,6 +25,7 @@ from ebbflow.nats.locate import open_link
 from ebbflow.nats.publish import Sending
 from ebbflow.publishing import Ack, AsyncPublisher, Outgoing, Publisher
 from tests.nats.securing import address
+from tests.processes import frozen
 
 PATIENT = {"retry_attempts": -1, "retry_wait": 0.05, "ack_wait": 30}
 
@@ -47,14 +47,10 @@ class Fragile:
 
     def publish_while_it_hangs(self, publisher, **options):
         with ThreadPoolExecutor(1) as pool:
-            os.kill(self.process.pid, signal.SIGSTOP)
-            try:
-                until(lambda: set(thread_states(self.process.pid)) == {"T"})
+            with frozen(self.process.pid):
                 call = pool.submit(publisher.publish, "s", b"x", **options)
                 time.sleep(0.5)
                 assert not call.done()
-            finally:
-                os.kill(self.process.pid, signal.SIGCONT)
             return call.result(10)
 
 
@@ -66,12 +62,6 @@ def fragile(tmp_path):
     yield fragile
     fragile.process.stop()
     folder.release()
-
-
-def thread_states(pid):
-    """One letter for each thread: a stopped process stops thread by thread, a little later."""
-    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
-        yield stat.read_text().rpartition(")")[2].split()[0]
 
 
 def until(condition):

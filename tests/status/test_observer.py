@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +29,7 @@ from ebbflow.status.ending import describe_end
 from ebbflow.status.observer import Observer
 from ebbflow.status.reading import read_status
 from ebbflow.status.run_report import Silent
-from ebbflow.testing.background_run import until
+from tests import processes
 
 _BOUND = 1.0
 
@@ -92,16 +90,8 @@ class Frozen:
     @contextmanager
     def silence(self) -> Iterator[None]:
         """Has the server say nothing."""
-        os.kill(self._pid, signal.SIGSTOP)
-        try:
-            assert until(self._is_stopped, 10)
+        with processes.frozen(self._pid):
             yield
-        finally:
-            os.kill(self._pid, signal.SIGCONT)
-
-    def _is_stopped(self) -> bool:
-        threads = Path(f"/proc/{self._pid}/task").glob("*/stat")
-        return all(") T " in thread.read_text() for thread in threads)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ have an amount that the store refuses. Each worker writes down which process it 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -139,6 +141,13 @@ class Orders:
         lines = path.read_text().splitlines() if path.exists() else []
         orders = [json.loads(line) for line in lines if line.endswith("}")]
         return [order for order in orders if order["number"] == number]
+
+    def dead_letters(self, vertex: str) -> int:
+        """How many dead letters a vertex has; none while nothing answers yet."""
+        counts = f"{self.address}/api/pipelines/orders/dead-letters/counts"
+        with contextlib.suppress(OSError), urllib.request.urlopen(counts, timeout=20) as answer:
+            return int(json.load(answer)["vertices"].get(vertex, 0))
+        return 0
 
     def kill_worker(self, vertex: str) -> None:
         """Ends the process in which the code of a vertex runs."""

@@ -1,7 +1,7 @@
 """The page in a real browser, beside a real pipeline: what a person sees, and can do.
 
-The tests share one run, and none ends a part of it. With EBBFLOW_PICTURES=1 they also write the
-pictures of the guides to docs/images.
+The tests follow one another on one run, as a person would, and none ends a part of it. With
+EBBFLOW_PICTURES=1 they also write the pictures of the guides to docs/images.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from tests.ui.browser import find_cut_off, find_overlaps, find_ragged, open_page
 from tests.ui.orders import RED_WITHIN, SOON, Orders, node, run_orders, visit
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.story]
 
 IMAGES = Path(__file__).parents[2] / "docs/images"
 
@@ -26,6 +26,7 @@ IMAGES = Path(__file__).parents[2] / "docs/images"
 @pytest.fixture(scope="module")
 def orders(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orders]:
     with run_orders(tmp_path_factory.mktemp("orders")) as orders:
+        orders.wait_until(lambda: min(map(orders.dead_letters, ("enrich", "store"))) > 5)
         yield orders
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
-import signal
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +21,7 @@ from ebbflow.nats import api
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.nats.stored import read_subject
 from tests.connectors.http.posting import NDJSON, asked, in_background, posting, wait_for
+from tests.processes import frozen
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +38,8 @@ def frames_of(source):
 @contextmanager
 def halted(folder):
     """The NATS server of a state folder is there and does not answer."""
-    pid = int((folder / "nats" / "pid").read_text())
-    os.kill(pid, signal.SIGSTOP)
-    try:
+    with frozen(int((folder / "nats" / "pid").read_text())):
         yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 # --- frames -------------------------------------------------------------------------------------
