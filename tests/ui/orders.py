@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import signal
 import subprocess
@@ -20,9 +19,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 from playwright.sync_api import Locator, Page
 
 from tests.long_tests import are_long_tests_wanted
+from tests.processes import command_of
 
 SOON = 120_000
 """Milliseconds that a busy machine may take for what comes at once on others."""
@@ -150,8 +151,11 @@ class Orders:
         return 0
 
     def kill_worker(self, vertex: str) -> None:
-        """Ends the process in which the code of a vertex runs."""
-        os.kill(int((self.folder / f"worker-{vertex}").read_text()), signal.SIGKILL)
+        """Ends the process in which the code of a vertex runs, if it is there at the moment."""
+        worker = int((self.folder / f"worker-{vertex}").read_text())
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "ebbflow.spark.daemon" in command_of(process := psutil.Process(worker)):
+                process.kill()
 
     def wait_until(self, condition: Callable[[], bool], seconds: float = 120) -> None:
         deadline = time.monotonic() + seconds

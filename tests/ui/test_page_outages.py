@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, TimeoutError, expect
 
+from tests.long_tests import are_long_tests_wanted
 from tests.ui.browser import open_page
-from tests.ui.orders import RED_WITHIN, SOON, node, run_orders, visit
+from tests.ui.orders import SOON, Orders, node, run_orders, visit
 
 pytestmark = pytest.mark.slow
+
+
+RED_WITH_ADVICE = """() =>
+    document.querySelector('.node[data-vertex="price"]').classList.contains("error") &&
+    [...document.querySelectorAll("li.error")].some(
+        (problem) => problem.textContent.includes("price") &&
+            problem.querySelector(".next")?.textContent,
+    )"""
+
+
+def kill_until_red(orders: Orders, page: Page) -> None:
+    """Ends the worker; again if it was back before the page could show it, for waits grow."""
+    for _ in range(1 if are_long_tests_wanted() else 12):
+        orders.kill_worker("price")
+        with contextlib.suppress(TimeoutError):
+            page.wait_for_function(RED_WITH_ADVICE, timeout=5_000)
+            return
+    pytest.fail("the killed vertex did not turn red")
 
 
 def test_a_killed_vertex_is_red_within_five_seconds_and_a_server_that_is_gone_is_told(
@@ -20,10 +40,7 @@ def test_a_killed_vertex_is_red_within_five_seconds_and_a_server_that_is_gone_is
     with run_orders(tmp_path) as orders, open_page(browser, orders.address) as page:
         visit(page)
         expect(node(page, "price")).to_have_class(re.compile(r"\bok\b"), timeout=SOON)
-        orders.kill_worker("price")
-        expect(node(page, "price")).to_have_class(re.compile(r"\berror\b"), timeout=RED_WITHIN)
-        problem = page.get_by_label("Problems").locator("li.error", has_text="price")
-        expect(problem.locator(".next")).not_to_be_empty(timeout=RED_WITHIN)
+        kill_until_red(orders, page)
 
         orders.process.terminate()
         expect(page.locator(".lost-line")).to_contain_text("does not answer", timeout=SOON)
