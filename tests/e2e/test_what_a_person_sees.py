@@ -7,6 +7,7 @@ those who ask from another process, and at its end.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
@@ -26,6 +28,7 @@ from typer.testing import CliRunner
 from ebbflow.cli.main import app
 from ebbflow.display.table import draw_status
 from ebbflow.status.model import PipelineStatus
+from tests.processes import family_of, is_running
 
 pytestmark = pytest.mark.slow
 
@@ -131,7 +134,7 @@ def sight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sight]:
         stderr=subprocess.PIPE,
         text=True,
     )
-    sight = Sight()
+    sight, family = Sight(), list[psutil.Process]()
     reading = threading.Thread(target=lambda: setattr(sight, "out", process.stdout.read()))
     reading.start()
     try:
@@ -142,6 +145,7 @@ def sight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sight]:
                 sight.status = PipelineStatus.from_json(raw)
                 sight.status_text = ask(folder, "status", "bugs")
                 sight.logs = ask(folder, "logs", "bugs", "look")
+                family = family_of(process.pid)
                 process.send_signal(signal.SIGINT)
         sight.code = process.wait(60)
         sight.summary = json.loads((folder / "end.json").read_text())
@@ -149,6 +153,10 @@ def sight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sight]:
         yield sight
     finally:
         process.kill()
+        # The worker whose call hangs may outlast its run.
+        for each in filter(is_running, family):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
 
 
 def one(lines: list[str], pattern: str) -> str:
