@@ -113,13 +113,9 @@ class Chaos:
             freeze(target, seconds)
         else:
             target.kill()
-            self._let_all_end(process, target)
+            if target.pid == process.pid:  # what it started has to end by itself
+                process.wait()
         return what
-
-    def _let_all_end(self, process: subprocess.Popen[bytes], target: psutil.Process) -> None:
-        """Wait, where the driver was killed, until what it started has ended by itself."""
-        if target.pid == process.pid:
-            process.wait()
 
 
 def find(driver: int, victim: str) -> list[psutil.Process]:
