@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -29,9 +31,10 @@ WHOSE = ("p", "v", "run")
 
 
 @pytest.fixture
-def opened():
+def opened(monkeypatch):
     """Opens code as a worker does; the signal is heard as before afterwards."""
     before = signal.getsignal(signal.SIGHUP)
+    monkeypatch.setattr(handlers, "end_for_sure", lambda: None)  # it would end the tests
     yield lambda code: handler_for(WHOSE, "map", code, None, LISTED)
     close_handlers(WHOSE)
     signal.signal(signal.SIGHUP, before)
@@ -85,6 +88,36 @@ def test_an_idle_worker_leaves_at_once(opened):
     opened(leaves_one)
     with pytest.raises(SystemExit, match="0"):
         leaves()
+
+
+STUBBORN = """
+import time
+from ebbflow.runtime import handlers
+from ebbflow.core.running_call import RUNNING
+from ebbflow.core.system_errors import LISTED
+
+def stubborn(datum):
+    print("called", flush=True)
+    while True:
+        try:
+            time.sleep(600)
+        except BaseException:
+            print("asked to leave", flush=True)
+
+handlers.LEAVE_WITHIN = 0.5
+code = handlers.handler_for(("p", "v", "run"), "map", stubborn, None, LISTED)
+with RUNNING:
+    code.call(None)
+"""
+
+
+def test_a_worker_whose_code_swallows_the_request_to_leave_is_ended():
+    process = subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, text=True)
+    with process:
+        assert process.stdout.readline() == "called\n"
+        process.send_signal(signal.SIGHUP)
+        assert process.stdout.readline() == "asked to leave\n"
+        assert process.wait(30) == 1
 
 
 def test_the_worker_ends_without_a_trace_of_it():

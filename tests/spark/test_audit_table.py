@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -17,6 +18,7 @@ from ebbflow.audit_query import query_audit
 from ebbflow.buffers.audit import AuditBatch
 from ebbflow.connectors.spark.settings import Format
 from ebbflow.errors import EbbflowError, SetupError, SparkError
+from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.outcome import Counts
 from ebbflow.spark.audit.files import BatchSpan, TableFiles
 from ebbflow.spark.audit.reading import ParquetFiles, SparkTable, read_table
@@ -25,6 +27,7 @@ from ebbflow.spark.audit.tables import AppendedTable, open_table
 from ebbflow.spark.audit.writer import AuditTimes, AuditWriter
 from ebbflow.tracing import trace_message
 from tests.buffers.audited import Audited
+from tests.processes import frozen
 
 pytestmark = pytest.mark.slow
 
@@ -197,6 +200,26 @@ def test_what_cannot_be_written_waits_and_the_run_says_so(spark, audited: Audite
     assert table.merged == BatchSpan(life, 0, 1)
     assert table.expired == audited.names.pipeline
     assert audited.waiting() == 0
+
+
+def test_a_silent_server_does_not_delay_the_end_of_a_run(spark, names, tmp_path):
+    with start_embedded(tmp_path) as server, open_link(server) as link:
+        audited = Audited(link, names, str(tmp_path / "table"))
+        audited.settle("in", "a")
+        table, told = Broken(), list[str]()
+        table.is_broken = False
+        plan = type("Plan", (), {"server": server, "pipeline": names.pipeline})
+        times = AuditTimes(lambda: 60, 60, answer=0.5)
+        writer = AuditWriter(spark, table, audited.stream(), link, plan, times, told.append)
+        writer.start()
+        finishing = threading.Thread(target=writer.finish)
+        with frozen(int((tmp_path / "nats" / "pid").read_text())):
+            finishing.start()
+            finishing.join(20)
+            assert not finishing.is_alive(), "it would wait for a minute or two"
+        assert told[-1].endswith("The next run writes what waits.")
+        assert table.batches == []
+        assert audited.waiting() == 1
 
 
 def test_a_table_that_was_begun_without_days_goes_on_and_what_waits_is_read(

@@ -105,6 +105,26 @@ def test_killers_in_a_monovertex_are_found_in_its_map_and_in_its_sink(
 
 
 @pytest.mark.guarantee("failures-stay-with-their-message")
+def test_a_message_whose_child_was_killed_from_outside_is_tried_once_more(
+    run, journal, server_letters, store, tmp_path
+):
+    kills = tmp_path / "kills"
+
+    def killed_twice(datum):
+        kills.open("a").write(".")
+        if len(kills.read_text()) <= 2:  # the worker, and then the child that has the message alone
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Message(datum.value)
+
+    pipeline = Pipeline("test").source("in", generator={"messages": 1}).map("fragile", killed_twice)
+    run(pipeline.sink("out", store))
+
+    assert set(journal.read()) == {0}
+    assert found(server_letters("test")) == set()
+    assert len(kills.read_text()) == 3
+
+
+@pytest.mark.guarantee("failures-stay-with-their-message")
 def test_killers_in_chunks_that_follow_each_other_are_all_found(
     run, journal, server_letters, store, tmp_path
 ):

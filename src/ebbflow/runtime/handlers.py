@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -54,6 +56,9 @@ _CONTAINERS = {
     "store": "udstore",
 }
 """The same roles in Numaflow's words: one function may be several sinks of a vertex."""
+
+LEAVE_WITHIN = 10.0
+"""The seconds that a worker has to close user code and to end once Spark has asked it to."""
 
 _open: dict[tuple[Vertex, str], Handler] = {}
 _lasting: dict[tuple[Vertex, object], Any] = {}
@@ -138,9 +143,20 @@ def forget_handlers() -> None:
 
 
 def _leave(*_: object) -> None:
+    end_for_sure()
     if RUNNING.active:  # an exit within a call would count as a failure of its message
         raise WorkerLeaves
     sys.exit(0)
+
+
+def end_for_sure() -> None:
+    """Ends this process after a while, whatever swallows the exception that asks it to leave.
+
+    Spark asks once. User code may catch everything, and its ``close`` may wait for ever.
+    """
+    end = threading.Timer(LEAVE_WITHIN, os._exit, (1,))
+    end.daemon = True
+    end.start()
 
 
 @atexit.register

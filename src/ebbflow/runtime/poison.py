@@ -4,7 +4,8 @@ After a worker has died, user code first runs in a child process, on the rows th
 had in hand. If the child dies too, its rows are tried again in pieces, in other children, until one
 row is left: that one goes to the dead letters, alone, and its neighbours are processed. Rows before
 it in the same piece may be given to user code again, as after any crash. A row whose call was over
-its time when the child ended is the error policy's instead.
+its time when the child ended is the error policy's instead. A child that dies of a signal that
+others send as well, such as ``SIGKILL``, condemns its row only if a second child dies of it, too.
 
 The child is forked from the worker and opens user code for itself. It answers for each piece with
 what was decided about it and with what user code has printed. It ends when the worker lets go of
@@ -41,6 +42,7 @@ from ebbflow.runtime.call_watch import watch_calls
 
 _MOST_PRINTED = 8 * 1024 * 1024
 _END_WITHIN = 5.0
+_FROM_OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +60,19 @@ class ChildAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The death of a child: how its process ended, or that a call was over its time."""
+    """The death of a child: how its process ended, or that a call was over its time.
+
+    ``by_signal`` is the signal that ended it, if one did.
+    """
 
     cause: str
     over_time: CallTimeout | None = None
+    by_signal: int | None = None
+
+    @property
+    def may_come_from_outside(self) -> bool:
+        """Whether an operator or a system that is out of memory may have ended the child."""
+        return self.over_time is None and self.by_signal in _FROM_OUTSIDE
 
 
 class Child:
@@ -116,7 +127,8 @@ class Child:
         code = os.waitstatus_to_exitcode(status)
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         cause = f"the Python worker ended with {how} while it worked on this message"
-        return Death(cause, CallTimeout(self._limit) if over_time and self._limit else None)
+        timeout = CallTimeout(self._limit) if over_time and self._limit else None
+        return Death(cause, timeout, -code if code < 0 else None)
 
 
 def _serve(
@@ -228,8 +240,9 @@ class PoisonIsolation:
             child.close()
 
     def _decide(self, verdict: Verdict, start: int, end: int) -> None:
-        rows = Rows(verdict.rows.batch.slice(start, end - start), verdict.rows.watermark)
-        decided = self._in_child(verdict.part(rows))
+        decided = self._try(verdict, start, end)
+        if isinstance(decided, Death) and end - start == 1 and decided.may_come_from_outside:
+            decided = self._try(verdict, start, end)
         if not isinstance(decided, Death):
             verdict.decisions.merge(range(start, end), decided)
             return
@@ -243,6 +256,10 @@ class PoisonIsolation:
         else:
             letter = DeadLetter("killed its worker", error=decided.cause)
             verdict.decisions.dead_letter(start, letter)
+
+    def _try(self, verdict: Verdict, start: int, end: int) -> Decisions | Death:
+        rows = Rows(verdict.rows.batch.slice(start, end - start), verdict.rows.watermark)
+        return self._in_child(verdict.part(rows))
 
     def _decide_pieces(self, verdict: Verdict, start: int, end: int) -> None:
         size = -(-(end - start) // _PIECES)

@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark import InheritableThread
 
@@ -38,11 +38,14 @@ if TYPE_CHECKING:
     from ebbflow.spec.sections import AuditSpec
     from ebbflow.status.observer import Observer
 
+T = TypeVar("T")
+
 _LOOK_EVERY = 1.0
 _MUCH = 64 * 1024 * 1024
 _MANY = 50_000
 _AGAIN = Backoff(interval=2_000, steps=0, factor=2.0, cap=60_000)
 _LAST_ATTEMPTS = 3
+_LEAST_PATIENCE = 0.1
 _NEXT_STEP = "Make room or correct the table; what waits is written as soon as that is possible."
 
 
@@ -83,11 +86,16 @@ def writing_audit(
 
 @dataclass(frozen=True, slots=True)
 class AuditTimes:
-    """The seconds of an epoch and until rows are in the table, and how long they stay there."""
+    """The seconds of an epoch and until rows are in the table, and how long they stay there.
+
+    ``answer`` is how many seconds NATS may take for one step. At the end of a run, all steps
+    together may take as long: a server that is silent does not delay the end any further.
+    """
 
     epoch: Callable[[], float]
     interval: float
     retention: timedelta | None = None
+    answer: float = 20.0
 
 
 class AuditWriter:
@@ -114,6 +122,7 @@ class AuditWriter:
         self._tell = tell
         self._stopping = threading.Event()
         self._failures = 0
+        self._patience = times.answer
         self._thread = InheritableThread(target=self._run, name="audit")
         self._thread.daemon = True
 
@@ -122,12 +131,14 @@ class AuditWriter:
         self._thread.start()
 
     def finish(self) -> None:
-        """Writes what is left, when no task tells anything more."""
+        """Writes what is left, when no task reports any more; not for long while NATS is silent."""
         self._stopping.set()
         self._thread.join()
         for _ in range(_LAST_ATTEMPTS):
             if self._attempt(last=True):
                 return
+            if self._patience <= 0:
+                break
             time.sleep(_LOOK_EVERY)
         self._tell(f"{self.problem} The next run writes what waits.")
 
@@ -156,7 +167,7 @@ class AuditWriter:
 
     def _has_much(self) -> bool:
         try:
-            self.waiting, frames = self._link.run(self._stream.read_size())
+            self.waiting, frames = self._ask(self._stream.read_size())
         except Exception:  # a server that is being restarted answers the next time
             return False
         return (self.waiting > _MUCH or frames > _MANY) and not self._failures
@@ -176,21 +187,30 @@ class AuditWriter:
         return True
 
     def _write_batch(self) -> bool:
-        batch = self._link.run(self._stream.begin_batch())
+        batch = self._ask(self._stream.begin_batch())
         if batch is None:
             return False
         hush()
         group = f"ebbflow/{self._rows_of[1]}/audit"
         self._spark.sparkContext.setJobGroup(group, f"audit table, {batch.name}")
         self._table.write(BatchRows(*self._rows_of, batch))
-        self._link.run(self._stream.finish_batch())
+        self._ask(self._stream.finish_batch())
         return True
+
+    def _ask(self, question: Coroutine[Any, Any, T]) -> T:
+        """Returns the answer of NATS; ``TimeoutError`` if there is none in time."""
+        began = time.monotonic()
+        try:
+            return self._link.run(question, max(self._patience, _LEAST_PATIENCE))
+        finally:
+            if self._stopping.is_set():
+                self._patience -= time.monotonic() - began
 
     def _merge(self) -> None:
         """Has what was written be in the table, and what is too old not be there any more."""
-        if (numbers := self._link.run(self._stream.begin_merge())) is not None:
+        if (numbers := self._ask(self._stream.begin_merge())) is not None:
             self._table.merge(BatchSpan(self._stream.life, *numbers))
-            self._link.run(self._stream.finish_merge())
+            self._ask(self._stream.finish_merge())
         if self._times.retention is not None:
             self._table.expire(self._rows_of[1], datetime.now(UTC) - self._times.retention)
 
