@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from benchmarks.work import DISTINCT, numbered, payloads
-from ebbflow.buffers import streams
-from ebbflow.core import frames
+from ebbflow.engine import frames
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.nats.publish import BUFFER, publish
+from ebbflow.streams import streams
 from ebbflow.testing.background_run import until
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from benchmarks.outside import IN, IN_SUBJECT, OUT, OUT_SUBJECT, Outside, outsid
 from benchmarks.work import upper
 from benchmarks.workers import bulk, nats_py_batched
 from ebbflow import MonoVertex, Pipeline
-from ebbflow.builder import Builder
+from ebbflow.builders import Builder
 
 BATCHED, BULK, READS = "nats-py worker, batched", "floor (bulk process)", "reads and acks only"
 MONO, PIPELINE = f"{EBBFLOW} MonoVertex", f"{EBBFLOW}, three vertices"

@@ -28,7 +28,7 @@ from benchmarks.ours import NAMES, counts, lay_out, planned, running
 from benchmarks.peers import process_of
 from benchmarks.work import MAPS
 from ebbflow import Function, Pipeline
-from ebbflow.schema.literals import Code
+from ebbflow.domain.code import Code
 
 WIRE, IN_PROCESS, GRPCIO = "Ebbflow, gRPC", "Ebbflow, in process", "grpcio client"
 GO, GO_BATCH = "Go", "Go, batch"
@@ -52,7 +52,7 @@ def contestants(left_out: list[str]) -> Iterator[Contestant]:
 
 
 def _go(left_out: list[str]) -> tuple[str, ...] | None:
-    from tests.wire.functions.building import NotBuilt, command
+    from tests.numaflow.functions.building import NotBuilt, command
 
     try:
         return tuple(command("go"))

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks import peers
 from benchmarks.broker import Ground
 from benchmarks.ours import EBBFLOW, NAMES, lay_out, mapping, running, vertex
-from ebbflow.core import frames
+from ebbflow.engine import frames
 from ebbflow.nats.publish import BUFFER, publish
 
 EPOCH = 5.0

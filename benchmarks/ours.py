@@ -13,25 +13,25 @@ from benchmarks import contest
 from benchmarks.broker import Ground, spark_processes
 from benchmarks.contest import Round, Watched, watched
 from benchmarks.work import MAPS, payloads, write
-from ebbflow.buffers import streams
-from ebbflow.buffers.names import Names
-from ebbflow.buffers.positions import read_all
 from ebbflow.connectors.generator.source import GeneratorPlan
 from ebbflow.connectors.plans import UserSink
-from ebbflow.core.monovertex import Bypass
-from ebbflow.core.position import Position
-from ebbflow.core.routing import Edge
-from ebbflow.durations import DEFAULT_ON_ERROR
-from ebbflow.outcome import Counts
+from ebbflow.domain.code import Mode
+from ebbflow.domain.durations import DEFAULT_ON_ERROR
+from ebbflow.domain.outcome import Counts
+from ebbflow.engine.position import Position
+from ebbflow.engine.routing import Edge
 from ebbflow.runtime.feeds import Feeds
 from ebbflow.runtime.plan import MonoPlan, Role, SinksPlan, UserMap, VertexPlan
 from ebbflow.runtime.planning import make_plans
 from ebbflow.runtime.provision import provision
-from ebbflow.schema.literals import Mode
 from ebbflow.spark.supervisor import Supervisor
+from ebbflow.streams import streams
+from ebbflow.streams.names import Names
+from ebbflow.streams.positions import read_all
+from ebbflow.usercode.monovertex import Bypass
 
 if TYPE_CHECKING:
-    from ebbflow.builder import Builder
+    from ebbflow.builders import Builder
 
 NAMES = Names("bench")
 EBBFLOW = "Ebbflow"

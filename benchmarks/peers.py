@@ -20,7 +20,7 @@ from benchmarks.contest import Round, watched
 from benchmarks.ours import NAMES
 from benchmarks.work import work
 from benchmarks.workers import environment
-from ebbflow.buffers import streams
+from ebbflow.streams import streams
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -37,18 +37,24 @@ from ebbflow.connectors.http import listening
 from ebbflow.connectors.jetstream import spec as jetstream_fields
 from ebbflow.connectors.kafka import spec as kafka_fields
 from ebbflow.connectors.nats import spec as nats_fields
-from ebbflow.core.dead_letter import PREFIX, Letter
-from ebbflow.core.outage import DEFAULT_ON_UNAVAILABLE
-from ebbflow.core.targets import resolve
+from ebbflow.connectors.schema import fields as kinds
+from ebbflow.connectors.schema.container import (
+    POD_FIELDS,
+    Container,
+    Resources,
+    Variable,
+    VariablesFrom,
+)
+from ebbflow.connectors.schema.secret import SecretRef, Tls
 from ebbflow.datasource.columns import READ, WRITTEN
 from ebbflow.datasource.options import READ_OPTIONS, WRITE_OPTIONS, Option
-from ebbflow.durations import DEFAULT_ON_ERROR, Backoff
+from ebbflow.domain.durations import DEFAULT_ON_ERROR, Backoff
+from ebbflow.domain.outcome import COUNTERS
+from ebbflow.engine.dead_letter import PREFIX, Letter
+from ebbflow.engine.outage import DEFAULT_ON_UNAVAILABLE
 from ebbflow.nats.publish import Tally
-from ebbflow.outcome import COUNTERS
+from ebbflow.numaflow.images.table import BUILT_IN, BuiltIn
 from ebbflow.runtime.run_options import RunOptions
-from ebbflow.schema import fields as kinds
-from ebbflow.schema.container import POD_FIELDS, Container, Resources, Variable, VariablesFrom
-from ebbflow.schema.secret import SecretRef, Tls
 from ebbflow.spec import sections
 from ebbflow.spec.bindings import Binding
 from ebbflow.spec.findings import CODES
@@ -59,7 +65,7 @@ from ebbflow.spec.serving import SERVING_NO_EFFECT, ServingPipelineSpec
 from ebbflow.status.metric_table import METRICS, MetricKind
 from ebbflow.status.run_report import Summary
 from ebbflow.testing.conformance.suite import SINK_RULES, SOURCE_RULES
-from ebbflow.wire.images.table import BUILT_IN, BuiltIn
+from ebbflow.usercode.targets import resolve
 
 DOCS = Path(__file__).parent
 REFERENCE = DOCS / "reference"

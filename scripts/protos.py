@@ -12,9 +12,9 @@ from pathlib import Path
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent / "src"
-PROTOS = Path("ebbflow/wire/proto")
+PROTOS = Path("ebbflow/numaflow/proto")
 SHARED = "_descriptor_pool.Default()"
-OWN = "_ebbflow_wire_proto.POOL"
+OWN = "_ebbflow_numaflow_proto.POOL"
 
 
 def generate(target: Path) -> None:
@@ -41,7 +41,7 @@ def keep_apart(code: str) -> str:
     if code.count(SHARED) != 1:
         sys.exit("protoc writes modules in a new way: look where they name their pool.")
     first = "from google.protobuf import descriptor as _descriptor\n"
-    imported = "from ebbflow.wire import proto as _ebbflow_wire_proto\n"
+    imported = "from ebbflow.numaflow import proto as _ebbflow_numaflow_proto\n"
     return code.replace(SHARED, OWN).replace(first, imported + first)
 
 

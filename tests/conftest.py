@@ -20,11 +20,11 @@ from tests.disk import small_disk
 from tests.long_tests import skip_long_tests
 from tests.nats.fixtures import authority, ensure, link, names
 from tests.nats.outside import outside
+from tests.numaflow.functions import fixture as functions
+from tests.numaflow.functions.fixture import function_in
 from tests.sharing import SharedServers
 from tests.spark.runs import another_journal, journal, run, server_letters, store
 from tests.thorough import register_profiles
-from tests.wire.functions import fixture as functions
-from tests.wire.functions.fixture import function_in
 
 __all__ = [
     "another_journal",

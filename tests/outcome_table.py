@@ -1,8 +1,8 @@
 """The table of outcomes: what user code says about one message, and what comes of it.
 
 It runs on Spark (``tests.spark.test_every_outcome``), and without it in process and over gRPC
-(``tests.wire.test_every_outcome``). The upstream acceptance cases that a row re-creates are named
-beside it (A1 to A14, B4, C1, C2); where our rules differ from upstream's, the row says so.
+(``tests.numaflow.test_every_outcome``). The upstream acceptance cases that a row re-creates are
+named beside it (A1 to A14, B4, C1, C2); where our rules differ from upstream's, the row says so.
 """
 
 from __future__ import annotations

@@ -5,16 +5,16 @@ import sys
 
 import pytest
 
-import ebbflow.core
+import ebbflow.engine
 
-CORE = [f"ebbflow.core.{module.name}" for module in pkgutil.iter_modules(ebbflow.core.__path__)]
+CORE = [f"ebbflow.engine.{module.name}" for module in pkgutil.iter_modules(ebbflow.engine.__path__)]
 PURE = [
     *CORE,
-    "ebbflow.message",
-    "ebbflow.outcome",
-    "ebbflow.nacks",
-    "ebbflow.durations",
-    "ebbflow.errors",
+    "ebbflow.domain.message",
+    "ebbflow.domain.outcome",
+    "ebbflow.domain.message",
+    "ebbflow.domain.durations",
+    "ebbflow.domain.errors",
 ]
 
 
@@ -32,7 +32,9 @@ LOOP = ["ebbflow.runtime.task"]
 
 
 @pytest.mark.parametrize(
-    "modules", [["ebbflow.message"], PURE, LOOP], ids=["message", "all of core", "the chunk loop"]
+    "modules",
+    [["ebbflow.domain.message"], PURE, LOOP],
+    ids=["message", "all of core", "the chunk loop"],
 )
 def test_the_pure_parts_import_neither_spark_nor_nats(modules):
     assert not loaded_by(*modules) & {"pyspark", "nats"}

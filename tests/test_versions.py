@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ebbflow import host
 from ebbflow.cli import doctor
 from ebbflow.cli.main import app
+from ebbflow.domain import host
 from ebbflow.spark import versions
 from tests import environments
 from tests.environments import ROOT, environment_for_tests
 
 CORE = (
-    "tests/test_host.py",
+    "tests/domain/test_host.py",
     "tests/cli/test_doctor_command.py",
     "tests/spark/test_run_from_python.py",
     "tests/spark/test_every_outcome.py",

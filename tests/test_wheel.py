@@ -117,7 +117,7 @@ def declared(wheel: zipfile.ZipFile) -> dict[str, str]:
 
 OF_ITS_EXTRA = {
     "client": ("client/",),
-    "grpc": ("wire/",),
+    "grpc": ("numaflow/",),
     "http": ("web/self_signed.py",),
     "kafka": ("connectors/kafka/",),
     "otel": ("runtime/spans.py", "runtime/trace_export.py"),

@@ -18,7 +18,7 @@ from nats.js.api import AckPolicy, ConsumerConfig
 
 from benchmarks.work import columnar, work
 from benchmarks.workers import connected
-from ebbflow.core import frames
+from ebbflow.engine import frames
 
 _FRAMES = 32
 

@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 
 from benchmarks.work import DISTINCT, payloads
-from ebbflow.wire.proto import map_pb2, map_pb2_grpc
+from ebbflow.numaflow.proto import map_pb2, map_pb2_grpc
 
 _IN_FLIGHT = 500
 

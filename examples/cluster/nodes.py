@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
 from ebbflow.nats.embedded import find_binary
 from ebbflow.nats.login import Login
 

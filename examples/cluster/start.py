@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from ebbflow.errors import EbbflowError
+from ebbflow.domain.errors import EbbflowError
 from ebbflow.nats.login import Login
 from examples.cluster.nodes import Nodes, ports_from
 

@@ -44,8 +44,10 @@ one of them is imported when it is first used.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ebbflow.durations import Backoff
-from ebbflow.errors import (
+from ebbflow.builders import MonoVertex, Pipeline
+from ebbflow.domain.code import Function
+from ebbflow.domain.durations import Backoff
+from ebbflow.domain.errors import (
     AccessError,
     CallTimeout,
     ContractViolation,
@@ -60,19 +62,21 @@ from ebbflow.errors import (
     TargetError,
     Unavailable,
 )
-from ebbflow.function import Function
-from ebbflow.message import Datum, Message, Response, RowResponse, Status
-from ebbflow.monovertex import MonoVertex
-from ebbflow.nacks import Nack, NackOptions, nack
-from ebbflow.outcome import Counts
-from ebbflow.pipeline import Pipeline
-from ebbflow.source import NackOffset, Source, SourceMessage
-from ebbflow.version import __version__
+from ebbflow.domain.message import (
+    Datum,
+    Message,
+    Nack,
+    NackOptions,
+    Response,
+    RowResponse,
+    Status,
+    nack,
+)
+from ebbflow.domain.outcome import Counts
+from ebbflow.domain.source import NackOffset, Source, SourceMessage
+from ebbflow.domain.version import __version__
 
 if TYPE_CHECKING:
-    from ebbflow.buffers.answers import ServingStore
-    from ebbflow.core.answers import Answer
-    from ebbflow.core.dead_letter import EarlierDeath, Letter
     from ebbflow.deadletters import (
         DeadLetters,
         LetterEdit,
@@ -81,9 +85,12 @@ if TYPE_CHECKING:
         ReplayResult,
         StoredLetter,
     )
+    from ebbflow.engine.answers import Answer
+    from ebbflow.engine.dead_letter import EarlierDeath, Letter
+    from ebbflow.operations.answers import StoredAnswers, answers
     from ebbflow.status.model import PipelineStatus, VertexStatus
     from ebbflow.status.run_report import Summary, Watcher
-    from ebbflow.stored_answers import StoredAnswers, answers
+    from ebbflow.streams.answers import ServingStore
 
 __all__ = [
     "AccessError",
@@ -135,22 +142,22 @@ __all__ = [
 ]
 
 _IMPORTED_WHEN_USED = {
-    "Answer": "ebbflow.core.answers",
+    "Answer": "ebbflow.engine.answers",
     "DeadLetters": "ebbflow.deadletters",
-    "EarlierDeath": "ebbflow.core.dead_letter",
-    "Letter": "ebbflow.core.dead_letter",
+    "EarlierDeath": "ebbflow.engine.dead_letter",
+    "Letter": "ebbflow.engine.dead_letter",
     "LetterEdit": "ebbflow.deadletters",
     "LetterFilter": "ebbflow.deadletters",
     "LetterPage": "ebbflow.deadletters",
     "PipelineStatus": "ebbflow.status.model",
     "ReplayResult": "ebbflow.deadletters",
-    "ServingStore": "ebbflow.buffers.answers",
-    "StoredAnswers": "ebbflow.stored_answers",
+    "ServingStore": "ebbflow.streams.answers",
+    "StoredAnswers": "ebbflow.operations.answers",
     "StoredLetter": "ebbflow.deadletters",
     "Summary": "ebbflow.status.run_report",
     "VertexStatus": "ebbflow.status.model",
     "Watcher": "ebbflow.status.run_report",
-    "answers": "ebbflow.stored_answers",
+    "answers": "ebbflow.operations.answers",
 }
 
 

@@ -18,8 +18,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
-from ebbflow.acks import Ack
-from ebbflow.errors import (
+from ebbflow.domain.errors import (
+    Ack,
     BufferFull,
     NoStreamResponse,
     PermanentPublishError,

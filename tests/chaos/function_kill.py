@@ -23,8 +23,8 @@ from ebbflow import Datum, Function, Pipeline, Response
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.testing.background_run import BackgroundRun, local_spark, until
 from tests.chaos.tally import Tally, count
+from tests.numaflow.functions.building import NotBuilt, command
 from tests.processes import command_of, family_of
-from tests.wire.functions.building import NotBuilt, command
 
 _PAUSE = 20
 _PATIENCE = 120.0

@@ -22,9 +22,9 @@ from pathlib import Path
 
 import aiohttp
 
-from ebbflow.buffers.names import Names
-from ebbflow.buffers.positions import read_all
 from ebbflow.nats.locate import open_link, start_embedded
+from ebbflow.streams.names import Names
+from ebbflow.streams.positions import read_all
 from tests.chaos.restarted_run import RestartedRun
 from tests.ports import free_port
 

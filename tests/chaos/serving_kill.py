@@ -31,7 +31,7 @@ from ebbflow.client import (
     RequestRefused,
     UnknownRequest,
 )
-from ebbflow.request_ids import make_request_id
+from ebbflow.domain.message import make_request_id
 from tests.chaos.restarted_run import RestartedRun
 from tests.ports import free_port
 

@@ -7,11 +7,11 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from ebbflow.buffers.names import Names
-from ebbflow.buffers.positions import read_all
 from ebbflow.deadletters import DeadLetters
+from ebbflow.domain.outcome import Counts
 from ebbflow.nats.link import Link
-from ebbflow.outcome import Counts
+from ebbflow.streams.names import Names
+from ebbflow.streams.positions import read_all
 
 PIPELINE = Path(__file__).parent / "pipeline"
 FORMS = {"pipeline": "orders.yaml", "mono": "mono.yaml", "storm": "storm.yaml"}

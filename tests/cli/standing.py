@@ -5,15 +5,15 @@ import itertools
 import pytest
 
 from ebbflow import Pipeline
-from ebbflow.buffers.names import Names
-from ebbflow.buffers.positions import PositionStore
-from ebbflow.core import frames
+from ebbflow.engine import frames
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.stored import read_subject
 from ebbflow.runtime.planning import make_plans
 from ebbflow.runtime.provision import provision
 from ebbflow.runtime.stored_spec import store_spec
+from ebbflow.streams.names import Names
+from ebbflow.streams.positions import PositionStore
 
 _numbers = itertools.count()
 

@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ebbflow.cli.main import app
-from ebbflow.core import frames
-from ebbflow.core.frames import Rows
+from ebbflow.engine import frames
+from ebbflow.engine.frames import Rows
 from ebbflow.nats.locate import open_link_to_pipeline, start_embedded
 from tests.deadletters.written import NOON, Written
 
@@ -35,7 +35,7 @@ def test_list_keeps_to_the_width_of_the_terminal(
 ) -> None:
     pipeline.bury(error="ValueError: " + "x" * 80)
     pipeline.bury(id="4f9a-" * 10 + "end", reason="nacked", error="no customer", headers=REPLAYED)
-    monkeypatch.setattr("ebbflow.display.terminal._UNKNOWN_WIDTH", 80)
+    monkeypatch.setattr("ebbflow.status.terminal.terminal._UNKNOWN_WIDTH", 80)
     assert dlq("list").stdout == (
         "number  died (2026, UTC)  vertex  id            tries  replays  why\n"
         "     1  05-17 12:01:00    enrich  in-7              6        0  ValueError: xxx…\n"

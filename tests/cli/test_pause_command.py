@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ebbflow.buffers.pauses import change_pauses, read_pauses
 from ebbflow.cli.main import app
-from ebbflow.core.pauses import Pauses
+from ebbflow.engine.pauses import Pauses
 from ebbflow.runtime.pause_watch import PauseWatch, tell_pauses
+from ebbflow.streams.pauses import change_pauses, read_pauses
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 

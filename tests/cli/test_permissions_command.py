@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from ebbflow.buffers.feed import FeedPlan
 from ebbflow.cli.main import app
 from ebbflow.connectors.registry import SOURCES as KNOWN
 from ebbflow.nats.address import Addresses
@@ -18,6 +17,7 @@ from ebbflow.nats.embedded import find_binary
 from ebbflow.runtime.planning import make_plans
 from ebbflow.runtime.source_process.client import SourcePlan
 from ebbflow.spec.lint import load
+from ebbflow.streams.feed import FeedPlan
 
 PIPELINE = """\
 apiVersion: numaflow.numaproj.io/v1alpha1

@@ -6,10 +6,10 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from ebbflow.buffers.names import VertexStreams
 from ebbflow.cli.main import app
-from ebbflow.core.publications import partition_of
+from ebbflow.engine.publications import partition_of
 from ebbflow.status.backlog import Backlog
+from ebbflow.streams.names import VertexStreams
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ import pytest
 from typer.testing import CliRunner
 
 from ebbflow.cli.main import app
-from ebbflow.wire.proto import map_pb2, sink_pb2
-from tests.wire.served import map_requests, sink_requests, values
+from ebbflow.numaflow.proto import map_pb2, sink_pb2
+from tests.numaflow.served import map_requests, sink_requests, values
 
 FUNCTIONS = """
 from ebbflow import Message, Response, Source

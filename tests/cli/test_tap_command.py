@@ -8,13 +8,13 @@ import pytest
 from typer.testing import CliRunner
 
 from ebbflow.cli.main import app
-from ebbflow.core.publications import Place
-from ebbflow.core.tapping import TapWish
+from ebbflow.engine.publications import Place
+from ebbflow.engine.tapping import TapWish
+from ebbflow.operations.sending import Sender, SentMessage
+from ebbflow.operations.tapping import tap
 from ebbflow.runtime.journal import SystemClock
 from ebbflow.runtime.taps import Taps, ask_tap, pack_rows
-from ebbflow.sending import Sender, SentMessage
-from ebbflow.tapping import tap
-from tests.core.sample_rows import some, verdict_on
+from tests.engine.sample_rows import some, verdict_on
 
 
 @pytest.fixture

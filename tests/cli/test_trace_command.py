@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from ebbflow.buffers.names import Names
 from ebbflow.cli.main import app
-from ebbflow.core.position import Mark
+from ebbflow.domain.outcome import DeadLetter
+from ebbflow.engine.position import Mark
 from ebbflow.nats.link import Link
-from ebbflow.outcome import DeadLetter
-from tests.buffers.audited import Audited
+from ebbflow.streams.names import Names
 from tests.connectors.serving.desk import Desk, at, row
+from tests.streams.audited import Audited
 
 Trace = Callable[..., Result]
 

@@ -28,7 +28,7 @@ from ebbflow.client import (
     RequestStep,
     UnknownRequest,
 )
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
 from tests.client.serving import BUSY, CUT_AFTER, CUT_BEFORE, STOPPING, ServingServer, serving
 
 Connect = Callable[..., Any]

@@ -31,7 +31,7 @@ from ebbflow.client.steps import (
     ServerReply,
     Step,
 )
-from ebbflow.errors import AnswerPending, RequestError, RequestRefused
+from ebbflow.domain.errors import AnswerPending, RequestError, RequestRefused
 
 RESULTS = (b"b", b"", b"a\nc")
 REQUEST = NamedRequest("r-1", b"x")

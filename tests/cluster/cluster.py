@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ebbflow.buffers import streams
 from ebbflow.nats import api
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link
 from ebbflow.nats.login import Login
+from ebbflow.streams import streams
 from examples.cluster.nodes import Node, Nodes, Ports
 from tests.nats.outside import until
 from tests.processes import frozen

@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from ebbflow.buffers.names import Names
+from ebbflow.streams.names import Names
 from tests.cluster.cluster import Cluster
 
 _numbers = count()

@@ -8,7 +8,7 @@ from collections import Counter
 from itertools import count
 from typing import Any
 
-from ebbflow.errors import PublishError
+from ebbflow.domain.errors import PublishError
 from ebbflow.nats.stored import read_subject
 from ebbflow.publishing import Publisher
 from tests.cluster.cluster import Cluster, until

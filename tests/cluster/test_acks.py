@@ -8,12 +8,12 @@ import pytest
 
 from ebbflow.connectors.jetstream.durable import Durable
 from ebbflow.connectors.jetstream.source import JetStreamSettings, JetStreamSource
-from ebbflow.nacks import NackOptions
+from ebbflow.domain.message import NackOptions
+from ebbflow.domain.source import NackOffset
 from ebbflow.nats import api
 from ebbflow.nats.bulk import publish_all
 from ebbflow.nats.publish import PublishRetry
 from ebbflow.nats.wire import Publishes
-from ebbflow.source import NackOffset
 from tests.nats.outside import until
 
 pytestmark = pytest.mark.slow

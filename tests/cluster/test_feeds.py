@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ebbflow.buffers import streams
-from ebbflow.buffers.feed import Buffers
-from ebbflow.core import frames
+from ebbflow.engine import frames
 from ebbflow.nats import api
+from ebbflow.streams import streams
+from ebbflow.streams.feed import Buffers
 
 pytestmark = pytest.mark.slow
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from ebbflow.buffers import streams
-from ebbflow.core import frames
-from ebbflow.core.dead_letter import Letter
 from ebbflow.deadletters import DeadLetters, LetterFilter
-from ebbflow.errors import EbbflowError
+from ebbflow.domain.errors import EbbflowError
+from ebbflow.engine import frames
+from ebbflow.engine.dead_letter import Letter
 from ebbflow.nats.publish import BUFFER, publish
 from ebbflow.nats.stored import read_one, read_subject
+from ebbflow.streams import streams
 from tests.cluster.lagging import READS, lagging
 from tests.deadletters.written import LETTER
 

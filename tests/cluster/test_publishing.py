@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ebbflow.buffers import streams
-from ebbflow.errors import NoStreamResponse, PublishError, PublishTimeout
+from ebbflow.domain.errors import NoStreamResponse, PublishError, PublishTimeout
 from ebbflow.nats.stored import read_subject
 from ebbflow.publishing import Outgoing, Publisher
+from ebbflow.streams import streams
 from tests.cluster.cluster import until
 from tests.cluster.steady import EVERY, Steady
 

@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from ebbflow.buffers import streams
-from ebbflow.buffers.reader import FrameReader
-from ebbflow.core import frames
-from ebbflow.core.position import Mark
+from ebbflow.engine import frames
+from ebbflow.engine.position import Mark
 from ebbflow.nats import api
 from ebbflow.nats.publish import BUFFER, publish
+from ebbflow.streams import streams
+from ebbflow.streams.reader import FrameReader
 from tests.cluster.cluster import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]

@@ -11,17 +11,17 @@ import nats.errors
 import pytest
 
 from ebbflow import Pipeline
-from ebbflow.buffers import streams
-from ebbflow.buffers.answers import AnswerBucket, bucket_config
-from ebbflow.buffers.positions import PositionStore, read_all
-from ebbflow.core.answers import answer_headers, answer_key
-from ebbflow.core.position import Held, Position
+from ebbflow.domain.outcome import Counts
+from ebbflow.engine.answers import answer_headers, answer_key
+from ebbflow.engine.position import Held, Position
 from ebbflow.nats import api
 from ebbflow.nats.publish import BUFFER, publish
 from ebbflow.nats.stored import read_last
-from ebbflow.outcome import Counts
 from ebbflow.runtime import provision
 from ebbflow.runtime.planning import make_plans
+from ebbflow.streams import streams
+from ebbflow.streams.answers import AnswerBucket, bucket_config
+from ebbflow.streams.positions import PositionStore, read_all
 from tests.cluster.lagging import READS, lagging
 from tests.cluster.steady import Steady
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ebbflow.buffers import streams
-from ebbflow.errors import JetStreamUnavailable, SetupError
+from ebbflow.domain.errors import JetStreamUnavailable, SetupError
 from ebbflow.nats import api
+from ebbflow.streams import streams
 from tests.cluster.cluster import until
 
 pytestmark = pytest.mark.slow

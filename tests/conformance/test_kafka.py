@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from ebbflow.connectors.kafka.records import read_columns, write_records
-from ebbflow.core import frames
+from ebbflow.engine import frames
 from ebbflow.testing import Refused, Sample, SinkUnderTest, SourceUnderTest
 from ebbflow.testing.conformance.suite import SINK_RULES, SinkTrial, SourceTrial
 from tests.conformance.waiving import RULES_FLOODED_WHEN_ASKED, blocked_when_asked

@@ -9,7 +9,7 @@ import urllib.request
 import pytest
 
 from ebbflow.connectors.nats.messages import read_headers, write_headers
-from ebbflow.errors import MessageTooLarge
+from ebbflow.domain.errors import MessageTooLarge
 from ebbflow.publishing import Outgoing, Publisher
 from ebbflow.testing import (
     SINK_RULES,

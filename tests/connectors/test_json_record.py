@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.connectors.json_record import record, records
-from ebbflow.core import frames
+from ebbflow.engine import frames
 
 TEXT = st.text(max_size=8)
 MESSAGES = st.lists(

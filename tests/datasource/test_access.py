@@ -11,7 +11,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from ebbflow.datasource import register
-from ebbflow.errors import DataSourceError, SetupError
+from ebbflow.domain.errors import DataSourceError, SetupError
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link
 from ebbflow.publishing import Login

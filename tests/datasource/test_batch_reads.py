@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 
-from ebbflow.errors import DataLoss, DataSourceError
+from ebbflow.domain.errors import DataLoss, DataSourceError
 from tests.datasource.conftest import Stream
 from tests.datasource.planned import planned
 

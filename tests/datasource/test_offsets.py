@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ebbflow.datasource.leader import Facts
 from ebbflow.datasource.planning import Offset, Range, find_start, search_end
-from ebbflow.errors import DataLoss, DataSourceError
+from ebbflow.domain.errors import DataLoss, DataSourceError
 
 NOW = Facts("ORDERS", "2026-01-01T00:00:00Z", first=11, last=100)
 OFFSET = Offset("ORDERS", NOW.created, began=0, sequence=50)

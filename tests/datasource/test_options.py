@@ -12,7 +12,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from ebbflow.datasource import JetStreamDataSource
 from ebbflow.datasource.columns import READ
 from ebbflow.datasource.options import READ_OPTIONS, WRITE_OPTIONS, ReadOptions, WriteOptions
-from ebbflow.errors import DataSourceError
+from ebbflow.domain.errors import DataSourceError
 from ebbflow.nats.locate import NATS_URL
 
 URL = {"url": "nats://localhost:4222"}

@@ -15,7 +15,7 @@ import pytest
 from ebbflow.datasource import leader, ranges
 from ebbflow.datasource.leader import Leader
 from ebbflow.datasource.planning import Range
-from ebbflow.errors import DataLoss, DataSourceError, JetStreamUnavailable
+from ebbflow.domain.errors import DataLoss, DataSourceError, JetStreamUnavailable
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link, start_embedded
 from tests.datasource.conftest import Stream

@@ -10,7 +10,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from ebbflow.errors import DataLoss, DataSourceError
+from ebbflow.domain.errors import DataLoss, DataSourceError
 from tests.datasource.conftest import Stream
 from tests.datasource.planned import Run
 

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from ebbflow.datasource import JetStreamDataSource
 from ebbflow.datasource.writer import to_message, to_messages
-from ebbflow.errors import DataSourceError
+from ebbflow.domain.errors import DataSourceError
 from ebbflow.nats.locate import NATS_URL
 from tests.datasource.conftest import Stream
 

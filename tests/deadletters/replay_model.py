@@ -16,11 +16,11 @@ from random import Random
 from typing import Any
 
 from ebbflow import Message
-from ebbflow.buffers.replays import PackedFrame, ReplayMark, ReplayTarget, StoredMark
-from ebbflow.core.dead_letter import Letter
 from ebbflow.deadletters.chain import Chain, ReplayParcel
 from ebbflow.deadletters.records import StoredLetter
 from ebbflow.deadletters.replaying import LetterBatch, Replay, Sendable
+from ebbflow.engine.dead_letter import Letter
+from ebbflow.streams.replays import PackedFrame, ReplayMark, ReplayTarget, StoredMark
 from tests.deadletters.written import LETTER
 
 VERTICES = {"enrich": 2, "store": 1}

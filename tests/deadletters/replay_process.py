@@ -6,8 +6,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from ebbflow.core.dead_letter import Letter
 from ebbflow.deadletters import DeadLetters, LetterFilter
+from ebbflow.engine.dead_letter import Letter
 from ebbflow.nats.locate import open_link_to_pipeline
 
 

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from ebbflow.buffers import streams
-from ebbflow.core import frames
-from ebbflow.core.dead_letter import Letter
-from ebbflow.core.frames import Rows
-from ebbflow.core.publications import ROWS
 from ebbflow.deadletters import DeadLetters, LetterFilter, ReplayResult, StoredLetter
-from ebbflow.errors import EbbflowError, SetupError
+from ebbflow.domain.errors import EbbflowError, SetupError
+from ebbflow.engine import frames
+from ebbflow.engine.dead_letter import Letter
+from ebbflow.engine.frames import Rows
+from ebbflow.engine.publications import ROWS
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link_to_pipeline, start_embedded
 from ebbflow.nats.publish import publish
+from ebbflow.streams import streams
 from tests.deadletters.written import LETTER, Written
 from tests.nats.securing import address
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebbflow.buffers.replays import PackedFrame, ReplayMark, ReplayTarget, StoredMark
 from ebbflow.deadletters.chain import Chain
+from ebbflow.streams.replays import PackedFrame, ReplayMark, ReplayTarget, StoredMark
 from tests.deadletters.replay_model import Scenario
 from tests.thorough import examples
 

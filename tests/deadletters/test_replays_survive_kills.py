@@ -16,12 +16,12 @@ from random import Random
 
 import pytest
 
-from ebbflow.buffers import streams
-from ebbflow.core import frames
 from ebbflow.deadletters import DeadLetters, LetterFilter
+from ebbflow.engine import frames
 from ebbflow.nats import api, bulk
 from ebbflow.nats.publish import BUFFER
 from ebbflow.nats.wire import Publishes
+from ebbflow.streams import streams
 from tests.deadletters.written import LETTER, Written
 
 pytestmark = pytest.mark.slow

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ebbflow import LetterEdit, Message, NackOptions, nack
-from ebbflow.core.dead_letter import Letter
 from ebbflow.deadletters.transforms import DROP, Stays, decide
+from ebbflow.engine.dead_letter import Letter
 from tests.deadletters.written import LETTER, NOON
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ebbflow.buffers import streams
-from ebbflow.buffers.names import Names
-from ebbflow.core.dead_letter import Letter
 from ebbflow.deadletters import DeadLetters
+from ebbflow.engine.dead_letter import Letter
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import start_embedded
 from ebbflow.nats.publish import publish
 from ebbflow.nats.stored import StoredMessage, read_subject
+from ebbflow.streams import streams
+from ebbflow.streams.names import Names
 
 NOON = datetime(2026, 5, 17, 12, 0, 0, 250_000, tzinfo=UTC)
 

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from ebbflow.builder import Builder
+from ebbflow.builders import Builder
 from ebbflow.spec.lint import load
 from ebbflow.testing.background_run import BackgroundRun, until
 from tests.docs.pages import PAGES

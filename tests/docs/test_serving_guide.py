@@ -20,7 +20,7 @@ from urllib.request import urlopen
 import pytest
 from typer.testing import CliRunner
 
-from ebbflow.builder import Builder
+from ebbflow.builders import Builder
 from ebbflow.cli.main import app
 from ebbflow.client import Client, RequestFailed
 from ebbflow.spec.lint import load

@@ -14,7 +14,7 @@ from typer.main import get_command
 
 from ebbflow import MonoVertex, Pipeline
 from ebbflow.cli.main import app
-from ebbflow.outcome import Counts
+from ebbflow.domain.outcome import Counts
 from ebbflow.runtime.run_options import RunOptionNames, RunOptions
 from ebbflow.spec.lint import lint
 from ebbflow.status.run_report import Summary, Watcher

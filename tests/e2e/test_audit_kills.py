@@ -13,9 +13,9 @@ from pathlib import Path
 import pyarrow.dataset as ds
 import pytest
 
-from ebbflow.buffers.names import Names
-from ebbflow.buffers.positions import read_all
 from ebbflow.nats.locate import open_link_to_pipeline
+from ebbflow.streams.names import Names
+from ebbflow.streams.positions import read_all
 from tests.chaos.kill_and_restart import kill_tree
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]

@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ebbflow.buffers.names import Names
-from ebbflow.buffers.positions import read_all
+from ebbflow.domain.outcome import Counts
 from ebbflow.nats.locate import open_link_to_pipeline
-from ebbflow.outcome import Counts
+from ebbflow.streams.names import Names
+from ebbflow.streams.positions import read_all
 from tests.chaos.kill_and_restart import kill_tree
 from tests.e2e.conftest import Whole, finish
 from tests.processes import command_of, family_of

@@ -26,8 +26,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from ebbflow.cli.main import app
-from ebbflow.display.table import draw_status
 from ebbflow.status.model import PipelineStatus
+from ebbflow.status.terminal.table import draw_status
 from tests.processes import family_of, is_running
 
 pytestmark = pytest.mark.slow

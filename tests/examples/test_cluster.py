@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ebbflow.buffers import streams
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.locate import open_link
+from ebbflow.streams import streams
 from examples.cluster.nodes import ports_from
 
 pytestmark = pytest.mark.slow

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ebbflow import Datum, Response
-from ebbflow.outcome import DONE, Dropped, FellBack, Redeliver
+from ebbflow.domain.outcome import DONE, Dropped, FellBack, Redeliver
 from ebbflow.spec.lint import lint
 from ebbflow.testing import run_map, run_sink
 from examples.serve_udf import orders

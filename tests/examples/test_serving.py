@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import pytest
 
-from ebbflow.builder import Builder
+from ebbflow.builders import Builder
 from ebbflow.client import AsyncClient, Client
-from ebbflow.outcome import DONE, DeadLetter, Redeliver
+from ebbflow.domain.outcome import DONE, DeadLetter, Redeliver
 from ebbflow.spec.lint import lint, load
 from ebbflow.testing import run_map
 from ebbflow.testing.background_run import BackgroundRun

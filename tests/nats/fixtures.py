@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ebbflow.buffers.names import Names
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link, start_embedded
+from ebbflow.streams.names import Names
 from tests.nats.securing import Authority
 
 _numbers = count()
@@ -36,7 +36,7 @@ def names() -> Names:
 
 @pytest.fixture
 def ensure(link: Link) -> Any:
-    from ebbflow.buffers import streams
+    from ebbflow.streams import streams
 
     def make(config: dict[str, Any]) -> None:
         link.run(streams.ensure(link.client, config))

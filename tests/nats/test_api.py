@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ebbflow.errors import JetStreamUnavailable
+from ebbflow.domain.errors import JetStreamUnavailable
 from ebbflow.nats import api
 from tests.nats.listener import Listener
 

@@ -9,7 +9,7 @@ import pytest
 from nats.aio.client import Client
 
 import ebbflow
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.client import PRIVATE_PARTS, SecuredClient
 

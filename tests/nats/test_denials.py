@@ -13,13 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from ebbflow.buffers import streams
-from ebbflow.buffers.names import Names
-from ebbflow.buffers.positions import PositionStore
-from ebbflow.buffers.reader import FrameReader
-from ebbflow.core import frames
-from ebbflow.core.position import Mark
-from ebbflow.errors import AccessError, PermanentPublishError, SetupError
+from ebbflow.domain.errors import AccessError, PermanentPublishError, SetupError
+from ebbflow.engine import frames
+from ebbflow.engine.position import Mark
 from ebbflow.nats import api
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link, worker_link
@@ -27,6 +23,10 @@ from ebbflow.nats.locate import open_link
 from ebbflow.nats.publish import BUFFER, publish
 from ebbflow.nats.stored import read_last
 from ebbflow.publishing import Login, Outgoing, Publisher
+from ebbflow.streams import streams
+from ebbflow.streams.names import Names
+from ebbflow.streams.positions import PositionStore
+from ebbflow.streams.reader import FrameReader
 from tests.nats.securing import nats_server, reload
 
 NAMES = Names("p")

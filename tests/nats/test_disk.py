@@ -9,14 +9,14 @@ from contextlib import suppress
 
 import pytest
 
-from ebbflow.buffers import streams
-from ebbflow.buffers.names import Names
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
 from ebbflow.nats import api
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.disk import DiskWatch
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.nats.publish import BUFFER, Tally, publish
+from ebbflow.streams import streams
+from ebbflow.streams.names import Names
 from tests.nats.outside import until
 from tests.nats.securing import nats_server
 

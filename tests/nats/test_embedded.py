@@ -19,8 +19,7 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from ebbflow.buffers import streams
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
 from ebbflow.nats import api
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.disk import DiskWatch
@@ -28,6 +27,7 @@ from ebbflow.nats.embedded import EmbeddedServer, FolderWitness, StateFolder
 from ebbflow.nats.link import Link, check_version
 from ebbflow.nats.locate import find_own_server, open_link, start_embedded
 from ebbflow.nats.login import Login
+from ebbflow.streams import streams
 
 
 def test_it_listens_on_loopback_only_and_its_password_is_its_owners_alone(tmp_path):

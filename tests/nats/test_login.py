@@ -13,7 +13,7 @@ from dataclasses import fields, replace
 import nkeys
 import pytest
 
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.locate import find_own_server, open_link_for_run
 from ebbflow.nats.login import VARIABLES

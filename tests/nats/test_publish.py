@@ -6,10 +6,15 @@ import time
 
 import pytest
 
-from ebbflow.buffers import streams
-from ebbflow.errors import BufferFull, NoStreamResponse, PermanentPublishError, PublishTimeout
+from ebbflow.domain.errors import (
+    BufferFull,
+    NoStreamResponse,
+    PermanentPublishError,
+    PublishTimeout,
+)
 from ebbflow.nats import api
 from ebbflow.nats.publish import PublishRetry, publish
+from ebbflow.streams import streams
 
 
 def send(link, subject, **options):

@@ -16,13 +16,13 @@ from pathlib import Path
 import nkeys
 import pytest
 
-from ebbflow.buffers import streams
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
 from ebbflow.nats import api
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.connect import connect
 from ebbflow.nats.locate import open_link
 from ebbflow.publishing import Login, Publisher
+from ebbflow.streams import streams
 from tests.nats.securing import Authority, Nkey, Operator, nats_server
 
 SECRET = "s3cr3t"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ebbflow.buffers import streams
-from ebbflow.errors import JetStreamUnavailable
+from ebbflow.domain.errors import JetStreamUnavailable
 from ebbflow.nats import api
 from ebbflow.nats.publish import publish
 from ebbflow.nats.stored import (
@@ -17,6 +16,7 @@ from ebbflow.nats.stored import (
     read_subject,
     take_snapshot,
 )
+from ebbflow.streams import streams
 
 
 @pytest.fixture

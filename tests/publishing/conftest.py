@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from ebbflow.buffers import streams
-from ebbflow.buffers.names import Names
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.publishing import Publisher
+from ebbflow.streams import streams
+from ebbflow.streams.names import Names
 from tests.nats.listener import Listener
 from tests.nats.securing import address
 

@@ -31,7 +31,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from ebbflow.errors import (
+from ebbflow.domain.errors import (
     BufferFull,
     NoStreamResponse,
     PermanentPublishError,

@@ -11,8 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ebbflow.buffers import streams
-from ebbflow.errors import (
+from ebbflow.domain.errors import (
     NoStreamResponse,
     PermanentPublishError,
     PublishError,
@@ -24,6 +23,7 @@ from ebbflow.nats.embedded import EmbeddedServer, StateFolder
 from ebbflow.nats.locate import open_link
 from ebbflow.nats.publish import Sending
 from ebbflow.publishing import Ack, AsyncPublisher, Outgoing, Publisher
+from ebbflow.streams import streams
 from tests.nats.securing import address
 from tests.processes import frozen
 

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from ebbflow.errors import BufferFull, MessageTooLarge, NoStreamResponse, PublishTimeout
+from ebbflow.domain.errors import BufferFull, MessageTooLarge, NoStreamResponse, PublishTimeout
 from ebbflow.publishing import AsyncPublisher, Outgoing, Publisher
 
 

@@ -17,16 +17,16 @@ from typing import Any
 import pyarrow as pa
 
 from ebbflow import Datum, Message, Nack
-from ebbflow.core.breaker import BreakerLimit
-from ebbflow.core.inlet import Inlet
-from ebbflow.core.position import Mark, Position, Span
-from ebbflow.core.publications import Place, Publication, Stage
-from ebbflow.core.retry import RetryStrategy
-from ebbflow.core.routing import Edge
-from ebbflow.core.settlement import Settlement
-from ebbflow.durations import Backoff
-from ebbflow.errors import MessageTooLarge
-from ebbflow.outcome import FellBack, Served
+from ebbflow.domain.durations import Backoff
+from ebbflow.domain.errors import MessageTooLarge
+from ebbflow.domain.outcome import FellBack, Served
+from ebbflow.engine.breaker import BreakerLimit
+from ebbflow.engine.inlet import Inlet
+from ebbflow.engine.position import Mark, Position, Span
+from ebbflow.engine.publications import Place, Publication, Stage
+from ebbflow.engine.retry import RetryStrategy
+from ebbflow.engine.routing import Edge
+from ebbflow.engine.settlement import Settlement
 from tests.runtime.memory_server import Server
 
 PLACE = Place("v", 0, [Edge("x", 2), Edge("y", values=frozenset("y"))], 1_000_000, "answers")

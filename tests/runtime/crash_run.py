@@ -9,20 +9,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from ebbflow.core import frames
-from ebbflow.core.blame import Outage
-from ebbflow.core.breaker import Breaker
-from ebbflow.core.calling import Handler, run_map, run_stream
-from ebbflow.core.decisions import EMPTY
-from ebbflow.core.outage import Patience, Waiting
-from ebbflow.core.position import Span
-from ebbflow.core.publications import Place
-from ebbflow.core.raised import RaisedErrors
-from ebbflow.core.retry import call_with_retries
-from ebbflow.core.routing import Edge
-from ebbflow.core.settlement import Settlement
-from ebbflow.core.verdict import Operator, Verdict
-from ebbflow.outcome import Dropped, FellBack, Served
+from ebbflow.domain.outcome import Dropped, FellBack, Served
+from ebbflow.engine import frames
+from ebbflow.engine.blame import Outage
+from ebbflow.engine.breaker import Breaker
+from ebbflow.engine.decisions import EMPTY
+from ebbflow.engine.outage import Patience, Waiting
+from ebbflow.engine.position import Span
+from ebbflow.engine.publications import Place
+from ebbflow.engine.raised import RaisedErrors
+from ebbflow.engine.retry import call_with_retries
+from ebbflow.engine.routing import Edge
+from ebbflow.engine.settlement import Settlement
+from ebbflow.engine.verdict import Operator, Verdict
 from ebbflow.runtime.deciding import DecisionRules
 from ebbflow.runtime.gate import Gate
 from ebbflow.runtime.intake import Intake, OrderedIntake
@@ -30,6 +29,7 @@ from ebbflow.runtime.journal import Report
 from ebbflow.runtime.measures import ChunkRecord
 from ebbflow.runtime.task import ChunkLoop, TaskParts
 from ebbflow.runtime.turn import Turn
+from ebbflow.usercode.calling import Handler, run_map, run_stream
 from tests.runtime.crash_model import (
     AWAY,
     NO_BREAKER,

@@ -8,11 +8,11 @@ from random import Random
 
 import pyarrow as pa
 
-from ebbflow.core import frames
-from ebbflow.core.copies import Stamp, is_copy, with_frame
-from ebbflow.core.position import Mark, Position, Span
-from ebbflow.core.publications import FROM, Publication
-from ebbflow.outcome import Counts
+from ebbflow.domain.outcome import Counts
+from ebbflow.engine import frames
+from ebbflow.engine.copies import Stamp, is_copy, with_frame
+from ebbflow.engine.position import Mark, Position, Span
+from ebbflow.engine.publications import FROM, Publication
 
 
 class Follower:

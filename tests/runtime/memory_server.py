@@ -9,12 +9,12 @@ from random import Random
 
 import pyarrow as pa
 
-from ebbflow.core import frames
-from ebbflow.core.audit import CHUNK, AuditStamp, ToldFrame
-from ebbflow.core.position import Mark, Position
-from ebbflow.core.publications import Publication, Stage
-from ebbflow.core.trail import TrailRow, read_trail
-from ebbflow.errors import Fenced
+from ebbflow.domain.errors import Fenced
+from ebbflow.engine import frames
+from ebbflow.engine.audit import CHUNK, AuditStamp, ToldFrame
+from ebbflow.engine.position import Mark, Position
+from ebbflow.engine.publications import Publication, Stage
+from ebbflow.engine.trail import TrailRow, read_trail
 from tests.runtime.following import Follower
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from ebbflow import Datum, Nack
-from ebbflow.core import frames
-from ebbflow.core.inlet import HandedBack, Inlet
-from ebbflow.core.position import Mark, Span
+from ebbflow.engine import frames
+from ebbflow.engine.inlet import HandedBack, Inlet
+from ebbflow.engine.position import Mark, Span
 from tests.runtime.crash_model import Chances, Crash, Rules, UserCode
 from tests.runtime.crash_run import ModelTask
 from tests.runtime.memory_server import Server

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ebbflow.core import audit
-from ebbflow.core.audit import ToldFrame, ToldRows, choose, read_audit, to_table
-from ebbflow.outcome import Counts
+from ebbflow.domain.outcome import Counts
+from ebbflow.engine import audit
+from ebbflow.engine.audit import ToldFrame, ToldRows, choose, read_audit, to_table
 from tests.runtime.crash_model import DECISIONS, Chances, UserCode
 from tests.runtime.crash_run import ModelTask, OrderedTask, StreamTask, inlet_of, run_to_the_end
 from tests.runtime.memory_server import Server

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ebbflow.core.position import Mark
-from ebbflow.outcome import Counts
+from ebbflow.domain.outcome import Counts
+from ebbflow.engine.position import Mark
 from ebbflow.runtime.gathering import AT_BUFFER
 from ebbflow.runtime.settling import Settling
 from tests.runtime.crash_model import AtHand, Chances, Rules, UserCode

@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ebbflow.core.position import Mark, Span
+from ebbflow.engine.position import Mark, Span
 from tests.runtime.crash_model import Chances, Reader, UserCode
 from tests.runtime.crash_run import ModelTask, inlet_of, run_to_the_end
 from tests.runtime.memory_server import Server

@@ -6,12 +6,12 @@ import queue
 
 import pytest
 
-from ebbflow.core.printing import Printed
 from ebbflow.nats.embedded import EmbeddedServer, StateFolder
 from ebbflow.nats.locate import open_link
 from ebbflow.nats.publish import Tally
 from ebbflow.runtime.events import Events
 from ebbflow.runtime.task_listener import TaskListener
+from ebbflow.usercode.printing import Printed
 from tests.nats.outside import until
 
 

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from ebbflow.core.position import Mark
+from ebbflow.engine.position import Mark
 from ebbflow.runtime.gathering import AT_BUFFER, FEW, Gathering
 from ebbflow.runtime.intake import Intake
 from tests.runtime.crash_model import AtHand, Chances, ModelClock, Reader, Rules, UserCode

@@ -11,8 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow import Datum, Message, NackOptions, Response
-from ebbflow.buffers.reader import FrameReader
-from ebbflow.core.calling import (
+from ebbflow.domain.durations import Backoff
+from ebbflow.domain.outcome import DeadLetter, FellBack, Redeliver, Retry, Succeeded
+from ebbflow.engine.copies import NOTHING
+from ebbflow.engine.decisions import EMPTY, Decisions
+from ebbflow.engine.frames import Rows
+from ebbflow.engine.position import Held, Mark
+from ebbflow.engine.retry import RetryStrategy, call_with_retries
+from ebbflow.engine.verdict import Verdict
+from ebbflow.runtime.intake import settled_part, with_held
+from ebbflow.streams.reader import FrameReader
+from ebbflow.usercode.calling import (
     Handler,
     call_ranges,
     run_batch_map,
@@ -20,16 +29,7 @@ from ebbflow.core.calling import (
     run_sink,
     run_stream,
 )
-from ebbflow.core.copies import NOTHING
-from ebbflow.core.decisions import EMPTY, Decisions
-from ebbflow.core.frames import Rows
-from ebbflow.core.position import Held, Mark
-from ebbflow.core.retry import RetryStrategy, call_with_retries
-from ebbflow.core.verdict import Verdict
-from ebbflow.durations import Backoff
-from ebbflow.outcome import DeadLetter, FellBack, Redeliver, Retry, Succeeded
-from ebbflow.runtime.intake import settled_part, with_held
-from tests.core.sample_rows import decide, some, verdict_on
+from tests.engine.sample_rows import decide, some, verdict_on
 
 BUSY = NackOptions(delay=5, reason="busy")
 

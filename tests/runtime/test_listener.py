@@ -11,9 +11,9 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from ebbflow.buffers.names import Names
 from ebbflow.nats.publish import Tally
 from ebbflow.runtime.task_listener import TaskListener
+from ebbflow.streams.names import Names
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from ebbflow.core.settlement import Settlement
+from ebbflow.engine.settlement import Settlement
 from ebbflow.runtime.measures import ChunkRecord
 from ebbflow.runtime.settling import ChunkEnd, Settling
 from ebbflow.runtime.task import ChunkLoop

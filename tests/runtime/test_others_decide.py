@@ -16,21 +16,21 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ebbflow import Message, Nack, NackOptions, Response, Unavailable
-from ebbflow.core.blame import Blame, Outage
-from ebbflow.core.breaker import Breaker, BreakerLimit
-from ebbflow.core.calling import Handler, run_batch_map, run_map, run_sink
-from ebbflow.core.checks import Rules
-from ebbflow.core.frames import Rows, concat
-from ebbflow.core.outage import Patience
-from ebbflow.core.publications import again_rows
-from ebbflow.core.retry import RetryStrategy, call_with_retries
-from ebbflow.core.sinks import Sinks, run_sinks
-from ebbflow.core.verdict import Operator, Verdict
-from ebbflow.durations import Backoff
-from ebbflow.outcome import DeadLetter, Outcome, Redeliver, Retry
+from ebbflow.domain.durations import Backoff
+from ebbflow.domain.outcome import DeadLetter, Outcome, Redeliver, Retry
+from ebbflow.engine.blame import Blame, Outage
+from ebbflow.engine.breaker import Breaker, BreakerLimit
+from ebbflow.engine.checks import Rules
+from ebbflow.engine.frames import Rows, concat
+from ebbflow.engine.outage import Patience
+from ebbflow.engine.publications import again_rows
+from ebbflow.engine.retry import RetryStrategy, call_with_retries
+from ebbflow.engine.verdict import Operator, Verdict
 from ebbflow.runtime.gate import Gate
 from ebbflow.runtime.intake import Intake
-from tests.core.sample_rows import some
+from ebbflow.usercode.calling import Handler, run_batch_map, run_map, run_sink
+from ebbflow.usercode.sinks import Sinks, run_sinks
+from tests.engine.sample_rows import some
 
 POLICY = Backoff(interval=300, steps=5, factor=2.0, cap=1_000)
 STRATEGY = RetryStrategy(Backoff(interval=2_000, steps=3), "drop")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from ebbflow.core.verdict import Verdict
+from ebbflow.engine.verdict import Verdict
 from tests.runtime.crash_model import DECISIONS, Chances, Rules, UserCode
 from tests.runtime.crash_run import ModelTask, OrderedTask, StreamTask, inlet_of, run_to_the_end
 from tests.runtime.memory_server import Server

@@ -6,11 +6,11 @@ import os
 
 import pytest
 
-from ebbflow.buffers.names import Names
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link
 from ebbflow.runtime.run_lock import hold_run_lock
+from ebbflow.streams.names import Names
 
 
 def test_a_second_run_is_refused_and_told_where_the_first_is(link, names):

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from ebbflow.core import frames
-from ebbflow.core.position import Mark, Position
-from ebbflow.core.publications import Stage
-from ebbflow.core.settlement import Settlement
-from ebbflow.errors import Fenced
+from ebbflow.domain.errors import Fenced
+from ebbflow.engine import frames
+from ebbflow.engine.position import Mark, Position
+from ebbflow.engine.publications import Stage
+from ebbflow.engine.settlement import Settlement
 from tests.runtime.crash_model import DECISIONS, Chances, Crash, Rules, UserCode
 from tests.runtime.crash_run import ModelTask, inlet_of, run_to_the_end
 from tests.runtime.following import Follower, Forgetful, Hasty

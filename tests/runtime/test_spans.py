@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from ebbflow.core import frames
-from ebbflow.core.checks import Rules
-from ebbflow.core.frames import Rows
-from ebbflow.core.trace_context import SCOPES, find_contexts
-from ebbflow.core.verdict import Verdict
-from ebbflow.durations import DEFAULT_ON_ERROR
+from ebbflow.domain.durations import DEFAULT_ON_ERROR
+from ebbflow.engine import frames
+from ebbflow.engine.checks import Rules
+from ebbflow.engine.frames import Rows
+from ebbflow.engine.trace_context import SCOPES, find_contexts
+from ebbflow.engine.verdict import Verdict
 from ebbflow.nats.address import Addresses
 from ebbflow.runtime.plan import Forward, VertexPlan
 from ebbflow.runtime.spans import (

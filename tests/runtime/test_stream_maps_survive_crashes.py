@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbflow import Datum, Message, Nack
-from ebbflow.errors import Fenced
+from ebbflow.domain.errors import Fenced
 from tests.runtime.crash_model import Chances, Rules, UserCode
 from tests.runtime.crash_run import StreamTask, inlet_of, run_to_the_end
 from tests.runtime.memory_server import Server

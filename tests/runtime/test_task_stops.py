@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ebbflow.core.breaker import BreakerLimit
-from ebbflow.core.position import Mark
-from ebbflow.errors import Fenced
+from ebbflow.domain.errors import Fenced
+from ebbflow.engine.breaker import BreakerLimit
+from ebbflow.engine.position import Mark
 from tests.runtime.crash_model import DECISIONS, Chances, Rules, UserCode
 from tests.runtime.crash_run import ModelTask, inlet_of, run_to_the_end
 from tests.runtime.memory_server import Server

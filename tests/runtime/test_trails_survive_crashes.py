@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ebbflow.core import frames, trail
-from ebbflow.core.publications import Stage
-from ebbflow.core.settlement import Settlement
-from ebbflow.core.trail import TrailRow, read_trail
+from ebbflow.engine import frames, trail
+from ebbflow.engine.publications import Stage
+from ebbflow.engine.settlement import Settlement
+from ebbflow.engine.trail import TrailRow, read_trail
 from tests.runtime.crash_model import DECISIONS, Chances, Rules, UserCode
 from tests.runtime.crash_run import ModelTask, OrderedTask, StreamTask, inlet_of, run_to_the_end
 from tests.runtime.memory_server import Server

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ebbflow.core.position import Span
+from ebbflow.engine.position import Span
 from ebbflow.spark.batch.reading import FRESH, place_of
 from ebbflow.spark.batch.window import Window, _Frame
 

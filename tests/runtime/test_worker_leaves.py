@@ -10,12 +10,10 @@ import sys
 import pytest
 
 from ebbflow import Message
-from ebbflow.core.calling import run_batch_map, run_map
-from ebbflow.core.checks import Rules
-from ebbflow.core.running_call import WorkerLeaves
-from ebbflow.core.system_errors import LISTED
-from ebbflow.core.verdict import Verdict
-from ebbflow.durations import Backoff
+from ebbflow.domain.durations import Backoff
+from ebbflow.engine.checks import Rules
+from ebbflow.engine.system_errors import LISTED
+from ebbflow.engine.verdict import Verdict
 from ebbflow.runtime import handlers
 from ebbflow.runtime.handlers import (
     close_handlers,
@@ -24,8 +22,10 @@ from ebbflow.runtime.handlers import (
     handler_for,
     lasting,
 )
-from ebbflow.runtime.poison import end_worker_on_base_exception
-from tests.core.sample_rows import some
+from ebbflow.usercode.calling import run_batch_map, run_map
+from ebbflow.usercode.poison import end_worker_on_base_exception
+from ebbflow.usercode.running_call import WorkerLeaves
+from tests.engine.sample_rows import some
 
 WHOSE = ("p", "v", "run")
 
@@ -93,13 +93,13 @@ def test_an_idle_worker_leaves_at_once(opened):
 STUBBORN = """
 import time
 from ebbflow.runtime import handlers
-from ebbflow.core.running_call import RUNNING
-from ebbflow.core.system_errors import LISTED
+from ebbflow.usercode.running_call import RUNNING
+from ebbflow.engine.system_errors import LISTED
 
 def stubborn(datum):
-    print("called", flush=True)
     while True:
         try:
+            print("called", flush=True)
             time.sleep(600)
         except BaseException:
             print("asked to leave", flush=True)

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from ebbflow import Datum, Pipeline, Response
-from ebbflow.buffers.logs import LogEntry
-from ebbflow.core.dead_letter import Letter
 from ebbflow.deadletters import DeadLetters
+from ebbflow.engine.dead_letter import Letter
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.spark.run import run_pipeline
 from ebbflow.status.model import PipelineStatus
 from ebbflow.status.run_report import Silent, Summary
+from ebbflow.streams.logs import LogEntry
 
 
 @pytest.fixture

@@ -14,20 +14,20 @@ import pyarrow.dataset as ds
 import pytest
 
 from ebbflow import Message, Nack, Pipeline
-from ebbflow.audit_query import query_audit
-from ebbflow.buffers.audit import AuditBatch
 from ebbflow.connectors.spark.settings import Format
-from ebbflow.errors import EbbflowError, SetupError, SparkError
+from ebbflow.domain.errors import EbbflowError, SetupError, SparkError
+from ebbflow.domain.outcome import Counts
 from ebbflow.nats.locate import open_link, start_embedded
-from ebbflow.outcome import Counts
+from ebbflow.operations.audit import query_audit
+from ebbflow.operations.tracing import trace_message
 from ebbflow.spark.audit.files import BatchSpan, TableFiles
 from ebbflow.spark.audit.reading import ParquetFiles, SparkTable, read_table
 from ebbflow.spark.audit.rows import BatchRows
 from ebbflow.spark.audit.tables import AppendedTable, open_table
 from ebbflow.spark.audit.writer import AuditTimes, AuditWriter
-from ebbflow.tracing import trace_message
-from tests.buffers.audited import Audited
+from ebbflow.streams.audit import AuditBatch
 from tests.processes import frozen
+from tests.streams.audited import Audited
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ebbflow import Function, Pipeline
-from ebbflow.core.dead_letter import Letter
-from ebbflow.outcome import Counts
+from ebbflow.domain.outcome import Counts
+from ebbflow.engine.dead_letter import Letter
 from ebbflow.status.run_report import Summary
 from tests.spark import spoken
 

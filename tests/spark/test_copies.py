@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from ebbflow import Message, Pipeline, Response
-from ebbflow.buffers import streams
-from ebbflow.buffers.names import Names
-from ebbflow.buffers.positions import read_all
-from ebbflow.core import frames
-from ebbflow.core.publications import FROM
+from ebbflow.engine import frames
+from ebbflow.engine.publications import FROM
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.nats.publish import publish
+from ebbflow.streams import streams
+from ebbflow.streams.names import Names
+from ebbflow.streams.positions import read_all
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from ebbflow import host
+from ebbflow.domain import host
 
 DAEMON = [sys.executable, "-m", "ebbflow.spark.daemon", "pyspark.worker"]
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from ebbflow import Message, MonoVertex, Pipeline, Response
-from ebbflow.core.dead_letter import Letter
 from ebbflow.deadletters import DeadLetters
+from ebbflow.domain.outcome import Counts
+from ebbflow.engine.dead_letter import Letter
 from ebbflow.nats.locate import open_link, start_embedded
-from ebbflow.outcome import Counts
 from ebbflow.spark.run import run_pipeline
 from tests.outcome_table import COUNT, MAP_CASES, SINK_CASES, Case
 from tests.spark.runs import Failures, Journal

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from ebbflow import Message, Pipeline, Response
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
 from ebbflow.nats.locate import start_embedded
 from ebbflow.status.run_report import Silent
 from tests.spark.runs import Failures

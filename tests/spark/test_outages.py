@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from ebbflow import Message, Pipeline, Response, Unavailable
 from ebbflow.cli.main import app
-from ebbflow.outcome import Counts
+from ebbflow.domain.outcome import Counts
 from tests.spark.runs import Failures
 
 pytestmark = pytest.mark.slow

@@ -18,15 +18,11 @@ import pytest
 from typer.testing import CliRunner
 
 from ebbflow import Message, MonoVertex, Nack, Pipeline, Response, answers
-from ebbflow.buffers import streams
-from ebbflow.buffers.logs import LogEntry, LogFollower
-from ebbflow.buffers.names import Names
-from ebbflow.buffers.permissions import Permissions
 from ebbflow.cli.main import app
 from ebbflow.client import Client
-from ebbflow.core.publications import Place
-from ebbflow.core.tapping import TapWish
-from ebbflow.errors import AccessError, RequestFailed, SetupError
+from ebbflow.domain.errors import AccessError, RequestFailed, SetupError
+from ebbflow.engine.publications import Place
+from ebbflow.engine.tapping import TapWish
 from ebbflow.nats import api
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.client import SecuredClient
@@ -40,11 +36,15 @@ from ebbflow.spark.run import run_pipeline
 from ebbflow.status.model import PipelineStatus
 from ebbflow.status.reading import follow_status, read_chunks, read_history, read_status
 from ebbflow.status.run_report import Silent
+from ebbflow.streams import streams
+from ebbflow.streams.logs import LogEntry, LogFollower
+from ebbflow.streams.names import Names
+from ebbflow.streams.permissions import Permissions
 from ebbflow.testing.background_run import BackgroundRun
-from tests.buffers.test_permissions import matches, subjects
 from tests.connectors.user_code.queue import QueueFile, RedeliveringQueue
-from tests.core.sample_rows import some, verdict_on
+from tests.engine.sample_rows import some, verdict_on
 from tests.nats.securing import nats_server, reload
+from tests.streams.test_permissions import matches, subjects
 
 pytestmark = pytest.mark.slow
 

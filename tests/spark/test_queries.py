@@ -9,12 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from ebbflow import Pipeline, Response
-from ebbflow.buffers.names import Names
-from ebbflow.buffers.positions import PositionStore
 from ebbflow.cli.main import app
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
 from ebbflow.nats.embedded import StateFolder
 from ebbflow.nats.locate import open_link
+from ebbflow.streams.names import Names
+from ebbflow.streams.positions import PositionStore
 from tests.spark.runs import Failures, StopWhen
 
 pytestmark = pytest.mark.slow

@@ -235,7 +235,7 @@ Traceback (most recent call last):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("ebbflow.errors.MessageTooLarge: 9 bytes\nfor: one", "MessageTooLarge: 9 bytes"),
+        ("ebbflow.domain.errors.MessageTooLarge: 9 bytes\nfor: one", "MessageTooLarge: 9 bytes"),
         ("KeyError: 'customer'", "KeyError: 'customer'"),
         ("AssertionError", "AssertionError"),
     ],

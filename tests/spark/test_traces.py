@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from ebbflow import Datum, Message, NackOptions, Pipeline
-from ebbflow.buffers.logs import LogEntry, read_logs
-from ebbflow.buffers.names import Names
 from ebbflow.deadletters import DeadLetters, LetterFilter
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.status.metrics import render_metrics
+from ebbflow.streams.logs import LogEntry, read_logs
+from ebbflow.streams.names import Names
 from ebbflow.testing.background_run import BackgroundRun, until
 from tests.connectors.http.receiver import Receiver
 from tests.connectors.http.test_source_runs import post
@@ -111,7 +111,10 @@ def test_the_trace_of_a_request_goes_through_vertices_and_nacks(traced: SimpleNa
 
     assert ids[first.parent].name == "in process"
     assert ids[first.parent].parent == CALLER
-    assert (first.attributes["ebbflow.outcome"], second.attributes["ebbflow.outcome"]) == (
+    assert (
+        first.attributes["ebbflow.outcome"],
+        second.attributes["ebbflow.outcome"],
+    ) == (
         "Redeliver",
         "Done",
     )
@@ -139,7 +142,10 @@ def test_spans_of_user_code_are_in_the_span_of_their_message(traced: SimpleNames
 def test_a_dead_letter_and_its_replay_are_of_the_same_trace(traced: SimpleNamespace) -> None:
     dead = [s for s in spans_of(traced, "step process") if s.failed]
 
-    assert [span.attributes["ebbflow.outcome"] for span in dead] == ["DeadLetter", "DeadLetter"]
+    assert [span.attributes["ebbflow.outcome"] for span in dead] == [
+        "DeadLetter",
+        "DeadLetter",
+    ]
     assert dead[0].attributes["error.type"] == "ValueError"
     assert dead[0].events == ("exception",)
     assert dead[1].parent == dead[0].id

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from ebbflow import Message, Nack, Pipeline, Response
-from ebbflow.buffers.names import Names
-from ebbflow.buffers.trail import read_trail_behind
 from ebbflow.connectors.registry import SOURCES
-from ebbflow.core.trail import TrailRow
+from ebbflow.engine.trail import TrailRow
 from ebbflow.nats.locate import open_link, start_embedded
+from ebbflow.streams.names import Names
+from ebbflow.streams.trail import read_trail_behind
 
 pytestmark = pytest.mark.slow
 

@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from ebbflow import Datum, Message, Pipeline, nack
-from ebbflow.buffers.names import Names
-from ebbflow.buffers.positions import read_all
 from ebbflow.cli.main import app
 from ebbflow.nats.locate import open_link_to_pipeline
+from ebbflow.streams.names import Names
+from ebbflow.streams.positions import read_all
 from ebbflow.testing.background_run import BackgroundRun, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]

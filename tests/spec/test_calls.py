@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from ebbflow import Pipeline, Source
-from ebbflow.errors import SpecError
+from ebbflow.domain.errors import SpecError
 from ebbflow.spec.lint import lint
 from ebbflow.spec.rules.calls import find_faults
-from tests.pynumaflow import functions
+from tests.numaflow.pynumaflow import functions
 
 FOR_PYNUMAFLOW = "or def handler(keys, datum) for pynumaflow"
 

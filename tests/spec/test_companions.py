@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ebbflow.errors import SetupError, SpecError
+from ebbflow.domain.errors import SetupError, SpecError
 from ebbflow.spec.lint import load, read_specs
 
 Lint = Callable[[str], list[str]]

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from ebbflow.connectors.user_code.spec import CodeSection
-from ebbflow.core.variables import expand_all
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
 from ebbflow.spec.binder import code_places
 from ebbflow.spec.lint import load, read_specs
 from ebbflow.spec.model import PipelineSpec
+from ebbflow.usercode.variables import expand_all
 
 Lint = Callable[[str], list[str]]
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from ebbflow.errors import SpecError
+from ebbflow.domain.errors import SpecError
 from ebbflow.spec.document import read
 from ebbflow.spec.findings import Finding
 from ebbflow.spec.lint import lint, load

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from ebbflow import MonoVertex, Pipeline
-from ebbflow.errors import SpecError
+from ebbflow.domain.errors import SpecError
 from ebbflow.nats.publish import BUFFER
 from ebbflow.runtime.planning import make_plans
 

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from ebbflow.connectors import registry
-from ebbflow.schema.literals import Mode, SinkMode
+from ebbflow.domain.code import Mode, SinkMode
 from ebbflow.spec.findings import CODES
 from tests.spec.linting import (
     NO_GROUP_BY,

@@ -7,8 +7,8 @@ from pydantic import ValidationError
 from pyspark import cloudpickle
 
 from ebbflow.connectors.generator.spec import GeneratorSpec
-from ebbflow.durations import DEFAULT_ON_ERROR, Backoff
-from ebbflow.errors import Problem, SpecError
+from ebbflow.domain.durations import DEFAULT_ON_ERROR, Backoff
+from ebbflow.domain.errors import Problem, SpecError
 from ebbflow.spec.kubernetes import NO_EFFECT
 from ebbflow.spec.lint import check, load
 from ebbflow.spec.model import EffectiveLimits, PipelineSpec, VertexKind

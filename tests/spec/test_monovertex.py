@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ebbflow.connectors import registry
-from ebbflow.durations import Backoff
+from ebbflow.domain.durations import Backoff
 from ebbflow.spec.kubernetes import MONOVERTEX_NO_EFFECT
 from ebbflow.spec.lint import check, load
 from ebbflow.spec.model import EffectiveLimits, MonoVertexBody, MonoVertexSpec

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from ebbflow import MonoVertex, Pipeline, SpecError
-from ebbflow.buffers.feed import FeedPlan, StorePlan
 from ebbflow.connectors.serving.settings import ServingSettings
 from ebbflow.connectors.serving.spec import ServingFields
 from ebbflow.nats.address import Addresses
@@ -19,6 +18,7 @@ from ebbflow.runtime.provision import permissions_of
 from ebbflow.spec.from_python import ServingOptions
 from ebbflow.spec.lint import load, read_specs
 from ebbflow.spec.model import PipelineSpec, Spec
+from ebbflow.streams.feed import FeedPlan, StorePlan
 
 Lint = Callable[[str], list[str]]
 

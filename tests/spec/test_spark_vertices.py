@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from ebbflow import MonoVertex, Pipeline
-from ebbflow.errors import SpecError
+from ebbflow.domain.errors import SpecError
 
 Lint = Callable[[str], list[str]]
 

@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
-from ebbflow.buffers import streams
-from ebbflow.buffers.carry_out import publish_all
-from ebbflow.buffers.names import Names, VertexStreams
-from ebbflow.core.checks import Rules
-from ebbflow.core.position import Held, Mark, Position, Span
-from ebbflow.core.publications import Chunk, Place
-from ebbflow.core.routing import Edge
-from ebbflow.core.settlement import settle
-from ebbflow.core.verdict import Verdict
-from ebbflow.durations import Backoff
-from ebbflow.nacks import NackOptions
+from ebbflow.domain.durations import Backoff
+from ebbflow.domain.message import NackOptions
+from ebbflow.engine.checks import Rules
+from ebbflow.engine.position import Held, Mark, Position, Span
+from ebbflow.engine.publications import Chunk, Place
+from ebbflow.engine.routing import Edge
+from ebbflow.engine.settlement import settle
+from ebbflow.engine.verdict import Verdict
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.status import backlog
 from ebbflow.status.backlog import Backlog, VertexBacklog
-from tests.core.sample_rows import some
+from ebbflow.streams import streams
+from ebbflow.streams.carry_out import publish_all
+from ebbflow.streams.names import Names, VertexStreams
+from tests.engine.sample_rows import some
 
 
 class Vertex:

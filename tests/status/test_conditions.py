@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from ebbflow.core.outage import Waiting
+from ebbflow.engine.outage import Waiting
 from ebbflow.status.conditions import STUCK_AFTER, describe_vertex, judge, list_concerns
 from ebbflow.status.model import (
     BackPressure,

@@ -8,13 +8,13 @@ from datetime import timedelta
 
 import pytest
 
-from ebbflow.core.outage import Waiting
-from ebbflow.outcome import Counts
+from ebbflow.domain.outcome import Counts
+from ebbflow.engine.outage import Waiting
 from ebbflow.status.ending import describe_end
 from ebbflow.status.leftovers import clock_time, duration, list_leftovers
 from ebbflow.status.model import Cause, Parked
 from ebbflow.status.run_report import Summary
-from tests.display.samples import NOON, error, pipeline, troubled, vertex
+from tests.status.terminal.samples import NOON, error, pipeline, troubled, vertex
 
 
 def end(status, ended: str = "drained", where: str = "") -> list[str]:

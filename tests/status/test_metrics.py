@@ -15,8 +15,8 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 import ebbflow
-from ebbflow.core.spread import Spread
-from ebbflow.outcome import Counts
+from ebbflow.domain.outcome import Counts
+from ebbflow.engine.spread import Spread
 from ebbflow.status.metric_table import METRICS
 from ebbflow.status.metrics import render_metrics
 from ebbflow.status.model import Cause, Condition, PipelineStatus, VertexStatus

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.core.outage import Waiting
-from ebbflow.core.spread import BOUNDS, Spread
+from ebbflow.domain.outcome import Counts
+from ebbflow.engine.outage import Waiting
+from ebbflow.engine.spread import BOUNDS, Spread
 from ebbflow.nats.publish import Tally
-from ebbflow.outcome import Counts
 from ebbflow.status.model import (
     BackPressure,
     Cause,

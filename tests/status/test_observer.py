@@ -10,15 +10,12 @@ from typing import Any
 
 import pytest
 
-from ebbflow.buffers import streams
-from ebbflow.buffers.names import Names
-from ebbflow.buffers.positions import PositionStore
-from ebbflow.core.position import Span
+from ebbflow.builders import Pipeline
+from ebbflow.domain.outcome import Counts
+from ebbflow.engine.position import Span
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link, start_embedded
-from ebbflow.outcome import Counts
-from ebbflow.pipeline import Pipeline
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.planning import make_plans
 from ebbflow.runtime.run_options import RunOptions
@@ -29,6 +26,9 @@ from ebbflow.status.ending import describe_end
 from ebbflow.status.observer import Observer
 from ebbflow.status.reading import read_status
 from ebbflow.status.run_report import Silent
+from ebbflow.streams import streams
+from ebbflow.streams.names import Names
+from ebbflow.streams.positions import PositionStore
 from tests import processes
 
 _BOUND = 1.0

@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-from ebbflow.buffers import streams
-from ebbflow.buffers.names import Names
-from ebbflow.buffers.positions import PositionStore
-from ebbflow.core.dead_letter import Letter
-from ebbflow.core.position import Span
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
+from ebbflow.domain.outcome import Counts
+from ebbflow.engine.dead_letter import Letter
+from ebbflow.engine.position import Span
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import publish
-from ebbflow.outcome import Counts
 from ebbflow.status.letter_causes import LetterCauses
 from ebbflow.status.model import ChunkTimes, ErrorGroup, PipelineStatus, VertexStatus
 from ebbflow.status.publishing import StatusPublisher
 from ebbflow.status.reading import follow_status, read_chunks, read_history, read_status
+from ebbflow.streams import streams
+from ebbflow.streams.names import Names
+from ebbflow.streams.positions import PositionStore
 from ebbflow.testing.background_run import until
 
 NOW = datetime.now(UTC)

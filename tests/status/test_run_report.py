@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ebbflow.outcome import Counts
+from ebbflow.domain.outcome import Counts
 from ebbflow.status.model import PipelineStatus, VertexStatus
 from ebbflow.status.run_report import QuietWatcher, Summary
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from ebbflow import Datum, Message, NackOptions, Response, nack
-from ebbflow.durations import Backoff
+from ebbflow.domain.durations import Backoff
 from ebbflow.testing import (
     DeadLetter,
     Done,

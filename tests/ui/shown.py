@@ -6,11 +6,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from ebbflow.buffers import streams
-from ebbflow.buffers.names import Names
 from ebbflow.nats.link import Link
 from ebbflow.status.model import PipelineStatus, VertexStatus
 from ebbflow.status.publishing import StatusPublisher
+from ebbflow.streams import streams
+from ebbflow.streams.names import Names
 from tests.deadletters.written import Written
 
 VERTICES = (VertexStatus("in", kind="source"), VertexStatus("enrich"))

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
 from ebbflow.ui.address import PageAddress, open_entrance, parse_address
 from ebbflow.web.self_signed import make_certificate
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ebbflow.buffers.names import Names
+from ebbflow.streams.names import Names
 from tests.ui.asking import POST, Asking, asking
 from tests.ui.shown import Shown
 

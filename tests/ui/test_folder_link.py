@@ -2,7 +2,7 @@
 
 import pytest
 
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
 from ebbflow.nats.embedded import StateFolder
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import start_embedded

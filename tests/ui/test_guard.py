@@ -2,7 +2,7 @@
 
 import pytest
 
-from ebbflow.secret import Secret
+from ebbflow.domain.secrets import Secret
 from ebbflow.ui.guard import PageGuard
 from ebbflow.web.connection import RequestHead
 from ebbflow.web.refusal import Refusal

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ebbflow.core import frames
+from ebbflow.engine import frames
 from ebbflow.ui.letter_readers import LetterReaders
 from tests.ui.asking import Answer, Asking, asking
 from tests.ui.shown import Shown

@@ -12,10 +12,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from ebbflow.buffers.names import Names
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import publish
 from ebbflow.status.model import BackPressure, Concern, EdgeStatus, Parked, VertexStatus
+from ebbflow.streams.names import Names
 from tests.deadletters.written import LETTER
 from tests.ui.asking import asking
 from tests.ui.browser import open_page

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.secret import Secret
+from ebbflow.domain.secrets import Secret
 from ebbflow.web.connection import RequestHead
 from ebbflow.web.guard import MOST_GUESSES, Guesses, SiteGuard, TokenGuard, is_local_name
 from ebbflow.web.refusal import Refusal

@@ -26,12 +26,12 @@ from ebbflow.cli.conventions import (
     StateOption,
     parse_seconds,
 )
-from ebbflow.errors import EbbflowError
-from ebbflow.json_values import json_bytes
+from ebbflow.domain.errors import EbbflowError
+from ebbflow.domain.message import json_bytes
 
 if TYPE_CHECKING:
-    from ebbflow.core.answers import Answer
-    from ebbflow.stored_answers import StoredAnswers
+    from ebbflow.engine.answers import Answer
+    from ebbflow.operations.answers import StoredAnswers
 
 _SHOWN = 60
 _FILES = (".yaml", ".yml")
@@ -59,7 +59,7 @@ RequestArgument = Annotated[
 def _open(
     pipeline: str, state: Path, nats: str | None, **choices: Any
 ) -> AbstractContextManager[StoredAnswers]:
-    from ebbflow.stored_answers import answers, open_answers
+    from ebbflow.operations.answers import answers, open_answers
 
     if not pipeline.endswith(_FILES):
         return answers(pipeline, state=state, nats=nats)
@@ -164,14 +164,14 @@ def _facts(answer: Answer) -> dict[str, Any]:
 
 
 def _cut(answer: Answer) -> str:
-    from ebbflow.display import one_line
+    from ebbflow.status.terminal import one_line
 
     text = one_line(answer.payload[: 4 * _SHOWN].decode("utf-8", "backslashreplace"))
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
 
 def _line(answer: Answer) -> str:
-    from ebbflow.display import one_line
+    from ebbflow.status.terminal import one_line
 
     return f"{one_line(answer.request)} {answer.vertex}: {_cut(answer)}"
 
@@ -180,7 +180,7 @@ def _print_table(listed: list[Answer]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from ebbflow.display import console_for, one_line
+    from ebbflow.status.terminal import console_for, one_line
 
     table = Table()
     for name in ("request", "vertex", "message", "answer", "stored (UTC)"):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from ebbflow.cli.completion import complete_pipelines
-from ebbflow.durations import milliseconds
+from ebbflow.domain.durations import milliseconds
 
 if TYPE_CHECKING:
     from ebbflow.spec.lint import SpecFile

@@ -19,8 +19,8 @@ from pathlib import Path
 import typer
 
 from ebbflow.cli.conventions import DEFAULT_STATE, ExitCode, JsonOption, NatsOption, StateOption
-from ebbflow.errors import SetupError
-from ebbflow.host import available_memory
+from ebbflow.domain.errors import SetupError
+from ebbflow.domain.host import available_memory
 from ebbflow.spark import versions
 from ebbflow.spark.versions import dotted
 

@@ -14,7 +14,7 @@ from ebbflow.cli.conventions import DEFAULT_STATE, NameOption, NatsOption, State
 from ebbflow.cli.spec_or_name import SpecOrName, read_pipeline
 
 if TYPE_CHECKING:
-    from ebbflow.graph.shape import PipelineShape
+    from ebbflow.spec.graph.shape import PipelineShape
 
 _PIPE_WIDTH = 100
 
@@ -53,9 +53,9 @@ def graph(
 
 
 def _draw(shape: PipelineShape, format: str) -> str:
-    from ebbflow.graph.mermaid import draw_mermaid
-    from ebbflow.graph.svg import draw_svg
-    from ebbflow.graph.terminal import draw_terminal
+    from ebbflow.spec.graph.mermaid import draw_mermaid
+    from ebbflow.spec.graph.svg import draw_svg
+    from ebbflow.spec.graph.terminal import draw_terminal
 
     if format == "mermaid":
         return draw_mermaid(shape)
@@ -66,6 +66,6 @@ def _draw(shape: PipelineShape, format: str) -> str:
 
 
 def _to_json(shape: PipelineShape) -> str:
-    from ebbflow.graph.layout import lay_out
+    from ebbflow.spec.graph.layout import lay_out
 
     return json.dumps({"shape": shape.to_json(), "layout": lay_out(shape).to_json()})

@@ -17,7 +17,7 @@ from ebbflow.cli.conventions import (
 )
 
 if TYPE_CHECKING:
-    from ebbflow.errors import Problem
+    from ebbflow.domain.errors import Problem
     from ebbflow.spec.lint import SpecFile
 
 

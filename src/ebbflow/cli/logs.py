@@ -22,10 +22,10 @@ from ebbflow.cli.conventions import (
 )
 
 if TYPE_CHECKING:
-    from ebbflow.buffers.logs import LogEntry
-    from ebbflow.buffers.names import Names
-    from ebbflow.errors import EbbflowError
+    from ebbflow.domain.errors import EbbflowError
     from ebbflow.nats.link import Link
+    from ebbflow.streams.logs import LogEntry
+    from ebbflow.streams.names import Names
 
 
 def logs(
@@ -53,9 +53,9 @@ def logs(
     nats: NatsOption = None,
 ) -> None:
     """Show what user code has printed and logged, with the time, the level and the vertex."""
-    from ebbflow.buffers.logs import read_logs
-    from ebbflow.buffers.names import Names
     from ebbflow.nats.locate import open_link_to_pipeline
+    from ebbflow.streams.logs import read_logs
+    from ebbflow.streams.names import Names
 
     names = Names(pipeline)
     with open_link_to_pipeline(state, nats, inbox=names.inbox) as link:
@@ -73,10 +73,10 @@ def logs(
 
 def _check_vertex(link: Link, names: Names, vertex: str | None) -> None:
     """Raises if there is no such pipeline, or if it has no such vertex."""
-    from ebbflow.buffers.positions import read_all
-    from ebbflow.buffers.streams import explain_unknown
-    from ebbflow.errors import EbbflowError
+    from ebbflow.domain.errors import EbbflowError
     from ebbflow.nats import api
+    from ebbflow.streams.positions import read_all
+    from ebbflow.streams.streams import explain_unknown
 
     known = sorted({name for name, _ in link.run(read_all(link, names))})
     if not known:
@@ -97,7 +97,7 @@ def _print(entry: LogEntry, as_json: bool) -> None:
 
 
 def _follow(link: Link, names: Names, vertex: str, after: int, as_json: bool) -> None:
-    from ebbflow.buffers.logs import LogFollower
+    from ebbflow.streams.logs import LogFollower
 
     ended = threading.Event()
     failures: list[EbbflowError] = []

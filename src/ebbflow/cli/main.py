@@ -38,8 +38,8 @@ from ebbflow.cli import (
 from ebbflow.cli.conventions import EXIT_CODE_HELP, ExitCode
 from ebbflow.cli.demo.command import demo
 from ebbflow.cli.listening import ListeningCommand
-from ebbflow.errors import EbbflowError, EngineLost, SpecError
-from ebbflow.version import __version__
+from ebbflow.domain.errors import EbbflowError, EngineLost, SpecError
+from ebbflow.domain.version import __version__
 
 
 class Commands(TyperGroup):

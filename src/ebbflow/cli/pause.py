@@ -17,7 +17,7 @@ from ebbflow.cli.conventions import (
 )
 
 if TYPE_CHECKING:
-    from ebbflow.pausing import PauseReport
+    from ebbflow.operations.pausing import PauseReport
 
 PausedVertex = Annotated[
     str | None,
@@ -41,9 +41,9 @@ def pause(
     What a vertex has in hand it settles; what comes for it waits. The next run keeps to it, too,
     until somebody resumes.
     """
-    from ebbflow.buffers.names import Names
     from ebbflow.nats.locate import open_link_to_pipeline
-    from ebbflow.pausing import pause as pause_vertices
+    from ebbflow.operations.pausing import pause as pause_vertices
+    from ebbflow.streams.names import Names
 
     names = Names(pipeline)
     with open_link_to_pipeline(state, nats, inbox=names.inbox) as link:
@@ -66,10 +66,10 @@ def resume(
 
     Also those that stopped because too many messages became dead letters.
     """
-    from ebbflow.buffers.names import Names
     from ebbflow.nats.locate import open_link_to_pipeline
-    from ebbflow.pausing import resume as resume_vertices
-    from ebbflow.pausing import stopped_vertices
+    from ebbflow.operations.pausing import resume as resume_vertices
+    from ebbflow.operations.pausing import stopped_vertices
+    from ebbflow.streams.names import Names
 
     names = Names(pipeline)
     with open_link_to_pipeline(state, nats, inbox=names.inbox) as link:

@@ -26,11 +26,11 @@ from ebbflow.cli.conventions import (
     parse_seconds,
 )
 from ebbflow.cli.listening import MetricsOption, UiOption, read_listening
-from ebbflow.errors import EbbflowError
+from ebbflow.domain.errors import EbbflowError
 
 if TYPE_CHECKING:
-    from ebbflow.display import Display, LogFormat
     from ebbflow.status.run_report import Summary
+    from ebbflow.status.terminal import Display, LogFormat
 
 
 class Durability(StrEnum):
@@ -167,9 +167,9 @@ def run(
     file = read_specs(spec, secrets=secrets, bind=bind, containers=containers)
     pipeline = file.choose(name)
     echo_notes(file)
-    from ebbflow.display import open_display
-    from ebbflow.display.ending import show_end
     from ebbflow.spark.run import run_pipeline
+    from ebbflow.status.terminal import open_display
+    from ebbflow.status.terminal.ending import show_end
     from ebbflow.ui.attaching import attach_pages
 
     form: LogFormat | None = "json" if log is LogForm.JSON else "plain" if log or plain else None

@@ -25,7 +25,7 @@ from ebbflow.cli.conventions import (
 from ebbflow.cli.tap import VertexArgument
 
 if TYPE_CHECKING:
-    from ebbflow.sending import SentMessage
+    from ebbflow.operations.sending import SentMessage
 
 _AT_ONCE = 1_000
 _JSON_FIELDS = {"id", "value", "keys", "headers", "event_time"}
@@ -71,9 +71,9 @@ def send(
     Each is stored when the command says so, also while nothing runs. An id that was sent within
     the last two minutes is stored once.
     """
-    from ebbflow.buffers.names import Names
     from ebbflow.nats.locate import open_link_to_pipeline
-    from ebbflow.sending import Sender
+    from ebbflow.operations.sending import Sender
+    from ebbflow.streams.names import Names
 
     patience = parse_seconds(timeout, "--timeout")
     pages = _pages(values, id, key or [], _headers(header or []), json_lines)
@@ -113,7 +113,7 @@ def _pages(
     json_lines: bool,
 ) -> Iterator[list[SentMessage]]:
     """Yields messages as they come, many at a time if there are many."""
-    from ebbflow.sending import SentMessage
+    from ebbflow.operations.sending import SentMessage
 
     if values:
         if id is not None and len(values) > 1:

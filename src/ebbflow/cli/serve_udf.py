@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ebbflow.cli.conventions import ExitCode
-from ebbflow.core.targets import resolve
-from ebbflow.core.variables import CONTAINER_TYPE
-from ebbflow.durations import milliseconds
-from ebbflow.errors import SetupError
-from ebbflow.schema.literals import Mode
-from ebbflow.source import Source
+from ebbflow.domain.code import Mode
+from ebbflow.domain.durations import milliseconds
+from ebbflow.domain.errors import SetupError
+from ebbflow.domain.source import Source
+from ebbflow.usercode.targets import resolve
+from ebbflow.usercode.variables import CONTAINER_TYPE
 
 if TYPE_CHECKING:
-    from ebbflow.wire.serving.kinds import Kind
+    from ebbflow.numaflow.serve.kinds import Kind
 
 
 class FunctionKind(StrEnum):
@@ -90,7 +90,7 @@ def serve_udf(
     seconds = _seconds(grace)
     try:
         # Imported here: gRPC is an extra, and other commands do without it.
-        from ebbflow.wire.serving.server import Serving, serve
+        from ebbflow.numaflow.serve.server import Serving, serve
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("grpc", "google"):
             raise
@@ -113,7 +113,7 @@ def _seconds(grace: str) -> float:
 
 
 def _choose_kind(kind: FunctionKind | None, code: Any) -> Kind:
-    from ebbflow.wire.serving.kinds import KINDS, kind_of_container
+    from ebbflow.numaflow.serve.kinds import KINDS, kind_of_container
 
     if kind is not None:
         return KINDS[kind]

@@ -45,9 +45,9 @@ def read_pipeline(
     """
     if is_file(target):
         return _read_file(Path(target), name, defaults)
-    from ebbflow.buffers.names import Names
     from ebbflow.nats.locate import open_link_to_pipeline
     from ebbflow.runtime.stored_spec import read_spec
+    from ebbflow.streams.names import Names
 
     if defaults:
         raise typer.BadParameter(

@@ -43,7 +43,7 @@ def sql(
     The view dead_letters has the dead letters that there are now. While a pipeline runs, rows of a
     Parquet table on this machine are there after an epoch, others after audit.interval.
     """
-    from ebbflow.audit_query import query_audit
+    from ebbflow.operations.audit import query_audit
 
     if len(words) > 2:
         raise typer.BadParameter("Put the query in quotes.", param_hint="QUERY")
@@ -64,7 +64,7 @@ def _print_table(result: AuditResult, limit: int) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from ebbflow.display import console_for, one_line
+    from ebbflow.status.terminal import console_for, one_line
 
     table = Table()
     for name in result.columns:

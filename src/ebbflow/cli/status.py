@@ -19,9 +19,9 @@ from ebbflow.cli.conventions import (
 )
 
 if TYPE_CHECKING:
-    from ebbflow.buffers.names import Names
     from ebbflow.nats.link import Link
     from ebbflow.status.model import PipelineStatus
+    from ebbflow.streams.names import Names
 
 Show = Callable[["PipelineStatus"], None]
 
@@ -45,9 +45,9 @@ def status(
     nats: NatsOption = None,
 ) -> None:
     """Show what each vertex does, what waits where and until when, and what needs attention."""
-    from ebbflow.buffers.names import Names
     from ebbflow.nats.locate import open_link_to_pipeline
     from ebbflow.status.reading import read_status
+    from ebbflow.streams.names import Names
 
     names = Names(pipeline)
     with open_link_to_pipeline(state, nats, inbox=names.inbox) as link:
@@ -60,9 +60,9 @@ def status(
 
 
 def _show(now: PipelineStatus, vertex: str | None, as_json: bool) -> None:
-    from ebbflow.display import console_for
-    from ebbflow.display.overview import describe_details, draw_overview
-    from ebbflow.errors import EbbflowError
+    from ebbflow.domain.errors import EbbflowError
+    from ebbflow.status.terminal import console_for
+    from ebbflow.status.terminal.overview import describe_details, draw_overview
 
     one = now.vertex(vertex) if vertex is not None else None
     if vertex is not None and one is None:
@@ -99,8 +99,8 @@ def _follow(link: Link, names: Names, show: Show) -> None:
 def _watch(link: Link, names: Names) -> None:
     from rich.live import Live
 
-    from ebbflow.display import console_for
-    from ebbflow.display.overview import draw_overview
+    from ebbflow.status.terminal import console_for
+    from ebbflow.status.terminal.overview import draw_overview
 
     console = console_for(sys.stdout)
     with Live(console=console, auto_refresh=False) as live:

@@ -22,7 +22,7 @@ from ebbflow.cli.conventions import (
 )
 
 if TYPE_CHECKING:
-    from ebbflow.tapping import Tapped
+    from ebbflow.operations.tapping import Tapped
 
 Row = dict[str, Any]
 Show = Callable[[Row], str]
@@ -96,9 +96,9 @@ def tap(
     Of each: what came in, how it ended and why, what went out to which vertex. The pipeline is not
     disturbed: nothing waits for this command, and what is too much to show is counted.
     """
-    from ebbflow.buffers.names import Names
-    from ebbflow.core.tapping import TapFilter, TapWish
+    from ebbflow.engine.tapping import TapFilter, TapWish
     from ebbflow.nats.locate import open_link_to_pipeline
+    from ebbflow.streams.names import Names
 
     show = _choose_format("json" if as_json else format)
     _check_outcome(outcome)
@@ -108,7 +108,7 @@ def tap(
     wish = TapWish("", vertex, 10.0, wanted, sample, rate, longest)
     names = Names(pipeline)
     with open_link_to_pipeline(state, nats, inbox=names.inbox) as link:
-        from ebbflow import tapping
+        from ebbflow.operations import tapping
 
         if waiting:
             rows: Iterator[Row] = tapping.read_waiting(link, names, wish)
@@ -191,7 +191,7 @@ def _value(row: Row) -> str:
 
 
 def _to_text(row: Row) -> str:
-    from ebbflow.display import one_line
+    from ebbflow.status.terminal import one_line
 
     at = row["at"][11:23]
     again = f" delivery {row['deliveries']}" if row["deliveries"] > 1 else ""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ebbflow.connectors.serving.served_request import ServedRequest
-    from ebbflow.tracing import MessageTrace, TraceStep
+    from ebbflow.operations.tracing import MessageTrace, TraceStep
 
 _SHOWN = 20
 
@@ -41,8 +41,8 @@ def trace(
     nats: NatsOption = None,
 ) -> None:
     """Show what each vertex did with a message and with those made of it, and where it is now."""
-    from ebbflow.display import console_for
-    from ebbflow.tracing import trace_message
+    from ebbflow.operations.tracing import trace_message
+    from ebbflow.status.terminal import console_for
 
     way = trace_message(pipeline, id, state=state, nats=nats)
     if as_json:
@@ -59,7 +59,7 @@ def trace(
 
 
 def _describe(way: MessageTrace) -> Iterator[str]:
-    from ebbflow.display import one_line
+    from ebbflow.status.terminal import one_line
 
     facts = {"message": way.id} if way.request is None else _describe_request(way.request)
     for name, text in facts.items():
@@ -96,7 +96,7 @@ def _table(way: MessageTrace) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from ebbflow.display import one_line
+    from ebbflow.status.terminal import one_line
 
     table = Table()
     day = _day(way)

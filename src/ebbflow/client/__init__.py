@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ebbflow.connectors.section import require_extra
-from ebbflow.errors import (
+from ebbflow.domain.errors import (
     AnswerPending,
     RequestError,
     RequestFailed,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ebbflow.client.asynchronous import AsyncClient
     from ebbflow.client.blocking import Client
     from ebbflow.client.replies import Answered, RequestStatus
-    from ebbflow.core.completion import RequestFailure, RequestStep
+    from ebbflow.engine.completion import RequestFailure, RequestStep
 
 __all__ = [
     "AnswerPending",
@@ -47,9 +47,9 @@ _IMPORTED_WHEN_USED = {
     "Answered": "ebbflow.client.replies",
     "AsyncClient": "ebbflow.client.asynchronous",
     "Client": "ebbflow.client.blocking",
-    "RequestFailure": "ebbflow.core.completion",
+    "RequestFailure": "ebbflow.engine.completion",
     "RequestStatus": "ebbflow.client.replies",
-    "RequestStep": "ebbflow.core.completion",
+    "RequestStep": "ebbflow.engine.completion",
 }
 
 

@@ -25,8 +25,8 @@ from ebbflow.client.replies import (
 )
 from ebbflow.client.requests import NamedRequest, ServerPaths
 from ebbflow.client.steps import Conversation, NoReply, Pause, ServerReply
-from ebbflow.durations import Backoff
-from ebbflow.errors import AnswerPending, RequestInDoubt, RequestRefused
+from ebbflow.domain.durations import Backoff
+from ebbflow.domain.errors import AnswerPending, RequestInDoubt, RequestRefused
 
 _LOOKING = Backoff(interval=50, factor=1.6, cap=1_000)
 _DUPLICATE = 409

@@ -22,7 +22,7 @@ from ebbflow.client.transport import (
     no_reply,
     reply_of,
 )
-from ebbflow.durations import Duration
+from ebbflow.domain.durations import Duration
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from ebbflow.client.events import Following
 from ebbflow.client.replies import Answered, RequestStatus
 from ebbflow.client.requests import NamedRequest, ServerPaths
 from ebbflow.client.steps import Conversation
-from ebbflow.durations import Duration, milliseconds
+from ebbflow.domain.durations import Duration, milliseconds
 
 
 class LookOptions(TypedDict, total=False):

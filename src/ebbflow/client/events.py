@@ -25,7 +25,7 @@ from ebbflow.client.steps import (
     ServerCall,
     ServerReply,
 )
-from ebbflow.errors import AnswerPending, RequestInDoubt, UnknownRequest
+from ebbflow.domain.errors import AnswerPending, RequestInDoubt, UnknownRequest
 
 _LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
 _RESULT, _BINARY_RESULT, _ERROR, _DONE = "message", "base64", "error", "done"

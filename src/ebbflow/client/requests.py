@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ebbflow.client.steps import ServerCall
-from ebbflow.request_ids import make_request_id
+from ebbflow.domain.message import make_request_id
 
 _KEYS = "x-numaflow-keys"
 _BINARY = "application/octet-stream"

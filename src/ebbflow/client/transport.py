@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from ebbflow import tls
 from ebbflow.client.steps import NoReply, ServerCall, ServerReply
-from ebbflow.durations import Duration
-from ebbflow.errors import SetupError
+from ebbflow.domain import secrets
+from ebbflow.domain.durations import Duration
+from ebbflow.domain.errors import SetupError
 
 CONNECTIONS = 100
 TIMEOUT: Duration = "2m"
@@ -44,9 +44,9 @@ def connection_options(
 
 def _trusting(ca: str | os.PathLike[str] | None) -> ssl.SSLContext:
     if ca is None:
-        return tls.trusting(None)
+        return secrets.trusting(None)
     try:
-        return tls.trusting(Path(ca).read_text(encoding="utf-8", errors="replace"))
+        return secrets.trusting(Path(ca).read_text(encoding="utf-8", errors="replace"))
     except (OSError, ValueError) as problem:
         raise SetupError(f"The client cannot use the certificate {ca}: {problem}.") from None
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ebbflow.connectors.spark.settings import SparkSinkSettings
-from ebbflow.core.variables import Variables
-from ebbflow.schema.literals import Code, SinkMode
+from ebbflow.domain.code import Code, SinkMode
+from ebbflow.usercode.variables import Variables
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ebbflow.errors import SetupError
-from ebbflow.schema.fields import Section
+from ebbflow.connectors.schema.fields import Section
+from ebbflow.domain.errors import SetupError
 
 if TYPE_CHECKING:
-    from ebbflow.buffers.feed import FeedPlan
     from ebbflow.connectors.generator.source import GeneratorPlan
     from ebbflow.connectors.plans import Pulled, SinkPlan
+    from ebbflow.streams.feed import FeedPlan
 
 
 class SourceSection(Section):

@@ -18,7 +18,7 @@ from ebbflow.spark.versions import require_data_source
 require_data_source()  # before the imports that an older PySpark does not have
 
 from ebbflow.datasource.source import JetStreamDataSource  # noqa: E402
-from ebbflow.errors import DataLoss, DataSourceError  # noqa: E402
+from ebbflow.domain.errors import DataLoss, DataSourceError  # noqa: E402
 from ebbflow.nats.locate import NATS_URL  # noqa: E402
 from ebbflow.nats.login import Login  # noqa: E402
 

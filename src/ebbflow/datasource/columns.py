@@ -14,9 +14,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from ebbflow.errors import DataSourceError
+from ebbflow.domain.errors import DataSourceError, did_you_mean
 from ebbflow.nats.pull import Deliveries
-from ebbflow.suggest import did_you_mean
 
 READ = StructType(
     [

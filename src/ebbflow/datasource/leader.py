@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
-from ebbflow.errors import AccessError, DataSourceError, JetStreamUnavailable
+from ebbflow.domain.errors import AccessError, DataSourceError, JetStreamUnavailable
 from ebbflow.nats import api
 from ebbflow.nats.api import ApiError
 from ebbflow.nats.client import SecuredClient

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, TypeVar
 
-from ebbflow.durations import milliseconds
-from ebbflow.errors import DataSourceError, SetupError
+from ebbflow.domain.durations import milliseconds
+from ebbflow.domain.errors import DataSourceError, SetupError, did_you_mean
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.bulk import WINDOW
 from ebbflow.nats.locate import NATS_URL, find_own_server
 from ebbflow.nats.login import Login
 from ebbflow.nats.outgoing import PublishOptions, check_subject
-from ebbflow.suggest import did_you_mean
 
 T = TypeVar("T")
 Start = Literal["earliest", "latest"] | int | datetime

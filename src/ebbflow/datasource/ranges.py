@@ -20,7 +20,7 @@ import pyarrow as pa
 from ebbflow.datasource import columns
 from ebbflow.datasource.leader import PATIENCE, PERMISSIONS, Facts, Leader
 from ebbflow.datasource.planning import Range, connect
-from ebbflow.errors import AccessError, DataSourceError
+from ebbflow.domain.errors import AccessError, DataSourceError
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link
 from ebbflow.nats.pull import (

@@ -15,7 +15,7 @@ from ebbflow.datasource import columns
 from ebbflow.datasource.options import ReadOptions, WriteOptions, check_names, locate_server
 from ebbflow.datasource.readers import BatchReader, StreamReader
 from ebbflow.datasource.writer import BatchWriter, StreamWriter
-from ebbflow.errors import DataSourceError
+from ebbflow.domain.errors import DataSourceError
 from ebbflow.nats.login import Login
 
 

@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
 )
 
 from ebbflow.datasource.options import WriteOptions
-from ebbflow.errors import DataSourceError
+from ebbflow.domain.errors import DataSourceError
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.outgoing import Outgoing
 from ebbflow.nats.publish import MSG_ID

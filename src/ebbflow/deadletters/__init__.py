@@ -4,13 +4,13 @@
 long it takes until somebody goes on. ``chain`` says how.
 """
 
-from ebbflow.core.dead_letter import EarlierDeath, Letter
 from ebbflow.deadletters.describing import describe_letter
 from ebbflow.deadletters.filters import LetterFilter
 from ebbflow.deadletters.letters import Choice, DeadLetters, LetterPage, Which
 from ebbflow.deadletters.records import StoredLetter
 from ebbflow.deadletters.replaying import ReplayResult
 from ebbflow.deadletters.transforms import LetterEdit, Transform
+from ebbflow.engine.dead_letter import EarlierDeath, Letter
 
 __all__ = [
     "Choice",

@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ebbflow.buffers.replays import PackedFrame, ReplayMark, ReplayTarget, StoredMark
+from ebbflow.streams.replays import PackedFrame, ReplayMark, ReplayTarget, StoredMark
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from ebbflow.core.dead_letter import HISTORY, REPLAYS, describe_cause
 from ebbflow.deadletters.records import StoredLetter
-from ebbflow.json_values import json_bytes
+from ebbflow.domain.message import json_bytes
+from ebbflow.engine.dead_letter import HISTORY, REPLAYS, describe_cause
 
 _BULKY = ("value", "traceback", "headers", "metadata", "history")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 
-from ebbflow.core.causes import are_alike
-from ebbflow.core.dead_letter import describe_cause
 from ebbflow.deadletters.records import LetterRecord
+from ebbflow.engine.causes import are_alike
+from ebbflow.engine.dead_letter import describe_cause
 
 _NEVER = "0001-01-01T00:00:00+00:00"
 _SEARCHED = ("Id", "Reason", "Error", "Keys", "Headers")

@@ -13,9 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from ebbflow.buffers.names import Names
-from ebbflow.buffers.streams import explain_unknown
-from ebbflow.core.causes import are_alike
 from ebbflow.deadletters.chain import Chain
 from ebbflow.deadletters.filters import LetterFilter
 from ebbflow.deadletters.packing import LetterPacking
@@ -28,11 +25,14 @@ from ebbflow.deadletters.shelf import (
     NumberedReading,
 )
 from ebbflow.deadletters.transforms import Transform
-from ebbflow.errors import EbbflowError
+from ebbflow.domain.errors import EbbflowError
+from ebbflow.engine.causes import are_alike
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link_to_pipeline
 from ebbflow.status.letter_causes import LetterCauses
+from ebbflow.streams.names import Names
+from ebbflow.streams.streams import explain_unknown
 
 _PAGE = 1_000
 _AT_A_TIME = 4_000

@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import pyarrow as pa
 
-from ebbflow.buffers.names import Names
-from ebbflow.buffers.replays import PackedFrame, ReplayTarget
-from ebbflow.core import frames
-from ebbflow.core.dead_letter import Letter
-from ebbflow.core.publications import partition_of
 from ebbflow.deadletters.chain import ReplayParcel
 from ebbflow.deadletters.replaying import Sendable
+from ebbflow.engine import frames
+from ebbflow.engine.dead_letter import Letter
+from ebbflow.engine.publications import partition_of
+from ebbflow.streams.names import Names
+from ebbflow.streams.replays import PackedFrame, ReplayTarget
 
 _UNREAD = (
     "a source could not read this, so there is no message to send back; correct the row, or the "

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from ebbflow.core.dead_letter import PREFIX, Letter
+from ebbflow.engine.dead_letter import PREFIX, Letter
 from ebbflow.nats.stored import StoredMessage, StoredPage
 from ebbflow.nats.wire import write_headers
 

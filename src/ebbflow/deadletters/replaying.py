@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from ebbflow.buffers.replays import ReplayTarget
-from ebbflow.core.dead_letter import Letter
 from ebbflow.deadletters.chain import Chain, ReplayParcel
 from ebbflow.deadletters.records import StoredLetter
 from ebbflow.deadletters.transforms import Stays, Transform, decide
+from ebbflow.engine.dead_letter import Letter
+from ebbflow.streams.replays import ReplayTarget
 
 STEP = 1_000
 """The most letters that are sent in one go."""

@@ -8,12 +8,10 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future
 
-from ebbflow.buffers.names import Names
-from ebbflow.buffers.replays import PackedFrame, ReplayMark, ReplayMarks, ReplayTarget, StoredMark
 from ebbflow.deadletters.filters import LetterFilter
 from ebbflow.deadletters.records import LetterRecord, StoredLetter, record_of, records_of
 from ebbflow.deadletters.replaying import LetterBatch
-from ebbflow.errors import EbbflowError, JetStreamUnavailable
+from ebbflow.domain.errors import EbbflowError, JetStreamUnavailable
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.stored import (
@@ -25,6 +23,8 @@ from ebbflow.nats.stored import (
     take_snapshot,
 )
 from ebbflow.nats.wire import Publishes
+from ebbflow.streams.names import Names
+from ebbflow.streams.replays import PackedFrame, ReplayMark, ReplayMarks, ReplayTarget, StoredMark
 
 _PAUSE = 0.1
 _SILENCE = 5.0

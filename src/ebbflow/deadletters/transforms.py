@@ -24,9 +24,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ebbflow.core.dead_letter import Letter
-from ebbflow.message import Message, Signal
-from ebbflow.nacks import Nack
+from ebbflow.domain.message import Message, Nack, Signal
+from ebbflow.engine.dead_letter import Letter
 
 Transform = Callable[[Letter], Any]
 

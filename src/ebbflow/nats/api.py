@@ -16,7 +16,7 @@ from typing import Any
 import nats.errors
 from nats.aio.client import Client
 
-from ebbflow.errors import JetStreamUnavailable
+from ebbflow.domain.errors import JetStreamUnavailable
 
 NOT_FOUND = 10059
 _NO_LEADER = 10008

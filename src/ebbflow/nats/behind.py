@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 
-from ebbflow.errors import JetStreamUnavailable
+from ebbflow.domain.errors import JetStreamUnavailable
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.pull import NANOS, Deliveries, LightConsumer, PullConsumer, PullRequest, Word
 

@@ -15,8 +15,7 @@ from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeGuard, TypeVar
 
-from ebbflow.acks import Ack
-from ebbflow.errors import PublishError
+from ebbflow.domain.errors import Ack, PublishError
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.publish import PublishRetry, Sending, Tally
 from ebbflow.nats.requests import Answer

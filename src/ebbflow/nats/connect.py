@@ -16,7 +16,7 @@ from typing import Any
 import nats.errors
 from nats.aio.client import RawCredentials
 
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.client import NO_CERTIFICATE, NO_TLS, SecuredClient, refuses_login
 from ebbflow.nats.login import Login

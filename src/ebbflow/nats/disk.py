@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from ebbflow.durations import Backoff
+from ebbflow.domain.durations import Backoff
 from ebbflow.nats.publish import Tally
 
 _EVERY = 1.0

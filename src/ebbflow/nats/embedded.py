@@ -23,9 +23,9 @@ import time
 from pathlib import Path
 from typing import IO
 
-from ebbflow import host
-from ebbflow.core.lifeline import Watch
-from ebbflow.errors import SetupError
+from ebbflow.domain import host
+from ebbflow.domain.errors import SetupError
+from ebbflow.domain.host import Watch
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.login import Login
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import nats.errors
 
-from ebbflow.errors import EbbflowError, JetStreamUnavailable
+from ebbflow.domain.errors import EbbflowError, JetStreamUnavailable
 from ebbflow.nats import api
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.pull import (

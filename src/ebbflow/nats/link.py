@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import nats.errors
 
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.connect import connect

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
 from ebbflow.nats.address import INBOX, Addresses
 from ebbflow.nats.disk import Tell, watch_disk
 from ebbflow.nats.embedded import EmbeddedServer, StateFolder

@@ -17,8 +17,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ebbflow import tls
-from ebbflow.errors import SetupError
+from ebbflow.domain import secrets
+from ebbflow.domain.errors import SetupError
 
 _JWT = re.compile(r"-{3,} *BEGIN NATS USER JWT *-{3,}\s+([\w-]+\.[\w-]+\.[\w-]+)\s")
 _SEED = re.compile(r"-{3,} *BEGIN USER NKEY SEED *-{3,}\s+(\w+)\s")
@@ -135,11 +135,11 @@ class Login:
 
     def _check_certificates(self) -> None:
         if self.ca is not None:
-            _check(tls.trusting, self.ca, "ca")
+            _check(secrets.trusting, self.ca, "ca")
         if self.cert is not None and self.key is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             try:
-                tls.identify(context, self.cert, self.key)
+                secrets.identify(context, self.cert, self.key)
             except ValueError as error:
                 raise LoginError(f"{{}} and {{}}: {error}", "cert", "key") from None
 
@@ -164,9 +164,9 @@ class Login:
 
     def make_tls_context(self) -> ssl.SSLContext:
         """Returns a new context: TLS 1.2 or newer, the server's name checked."""
-        context = tls.trusting(self.ca)
+        context = secrets.trusting(self.ca)
         if self.cert is not None and self.key is not None:
-            tls.identify(context, self.cert, self.key)
+            secrets.identify(context, self.cert, self.key)
         return context
 
     @classmethod

@@ -21,9 +21,9 @@ from typing import Any, TypeVar
 
 import nats.errors
 
-from ebbflow.acks import Ack
-from ebbflow.errors import (
+from ebbflow.domain.errors import (
     AccessError,
+    Ack,
     BufferFull,
     MessageTooLarge,
     NoStreamResponse,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import nats.errors
 
-from ebbflow.errors import AccessError
+from ebbflow.domain.errors import AccessError
 from ebbflow.nats.wire import Parcel, Publishes, TakeParcel, encode
 
 WINDOW = 4096

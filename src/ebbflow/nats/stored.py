@@ -16,8 +16,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
-from ebbflow.durations import Backoff
-from ebbflow.errors import JetStreamUnavailable
+from ebbflow.domain.durations import Backoff
+from ebbflow.domain.errors import JetStreamUnavailable
 from ebbflow.nats import api
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.wire import Parcel, Publishes, read_headers, write_headers

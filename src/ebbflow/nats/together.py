@@ -11,7 +11,7 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 
-from ebbflow.errors import EbbflowError
+from ebbflow.domain.errors import EbbflowError
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.publish import check_size
 from ebbflow.nats.requests import Answer

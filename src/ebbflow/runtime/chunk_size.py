@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ebbflow.core.frames import size_of
+from ebbflow.engine.frames import size_of
 
 if TYPE_CHECKING:
-    from ebbflow.core.verdict import Verdict
+    from ebbflow.engine.verdict import Verdict
 
 TARGET, PATIENCE = 0.25, 5.0
 SHARE = 16

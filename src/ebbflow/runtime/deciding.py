@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Protocol
 
-from ebbflow.core.audit import HeldRow
-from ebbflow.core.checks import Rules
-from ebbflow.core.frames import Rows
-from ebbflow.core.publications import Chunk, ChunkNumber, Place
-from ebbflow.core.rescue import decide_in_pieces, settle_or_refuse
-from ebbflow.core.settlement import Settlement, settle
-from ebbflow.core.verdict import Verdict
-from ebbflow.durations import Backoff
-from ebbflow.outcome import Counts
+from ebbflow.domain.durations import Backoff
+from ebbflow.domain.outcome import Counts
+from ebbflow.engine.audit import HeldRow
+from ebbflow.engine.checks import Rules
+from ebbflow.engine.frames import Rows
+from ebbflow.engine.publications import Chunk, ChunkNumber, Place
+from ebbflow.engine.rescue import decide_in_pieces, settle_or_refuse
+from ebbflow.engine.settlement import Settlement, settle
+from ebbflow.engine.verdict import Verdict
 from ebbflow.runtime.gate import Gate
 from ebbflow.runtime.journal import Clock
 

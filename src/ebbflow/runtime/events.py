@@ -20,16 +20,16 @@ from typing import Any
 
 import nats.errors
 
-from ebbflow.buffers.logs import LogEntry
-from ebbflow.buffers.names import Names
-from ebbflow.core.causes import CauseCounter
-from ebbflow.core.outage import Waiting
-from ebbflow.core.printing import Printed, redirected
-from ebbflow.core.raised import RaisedErrors
+from ebbflow.engine.causes import CauseCounter
+from ebbflow.engine.outage import Waiting
+from ebbflow.engine.raised import RaisedErrors
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import Tally
 from ebbflow.runtime.measures import ChunkRecord, Measures
 from ebbflow.runtime.spans import current_ids
+from ebbflow.streams.logs import LogEntry
+from ebbflow.streams.names import Names
+from ebbflow.usercode.printing import Printed, redirected
 
 _EVERY = 0.5
 # A task that does nothing says so often that it is there.

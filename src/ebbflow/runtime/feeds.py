@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ebbflow.buffers.feed import Feed, FeedPlan, Session, Spot
 from ebbflow.nats.link import Link
 from ebbflow.runtime.plan import VertexPlan
+from ebbflow.streams.feed import Feed, FeedPlan, Session, Spot
 
 
 class EngineDied(Exception):

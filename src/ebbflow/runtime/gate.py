@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ebbflow.core.blame import Outage
-from ebbflow.core.breaker import Breaker
-from ebbflow.core.calling import USER_ERRORS
-from ebbflow.core.outage import Patience, Waiting
-from ebbflow.core.raised import RaisedErrors
-from ebbflow.core.verdict import Verdict
+from ebbflow.engine.blame import Outage
+from ebbflow.engine.breaker import Breaker
+from ebbflow.engine.outage import Patience, Waiting
+from ebbflow.engine.raised import RaisedErrors
+from ebbflow.engine.verdict import Verdict
+from ebbflow.usercode.calling import USER_ERRORS
 
 _LOOK_AGAIN = 1.0
 

@@ -18,18 +18,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ebbflow.core.blame import Blame
-from ebbflow.core.breaker import Breaker, BreakerLimit
-from ebbflow.core.calling import USER_ERRORS, Handler
-from ebbflow.core.outage import Patience
-from ebbflow.core.running_call import RUNNING, WorkerLeaves
-from ebbflow.core.system_errors import SystemErrors
-from ebbflow.core.targets import resolve
-from ebbflow.core.variables import CONTAINER_TYPE, Variables, in_environment
-from ebbflow.durations import Backoff
-from ebbflow.pynumaflow.adapters import adapt
-from ebbflow.pynumaflow.recognition import Place
-from ebbflow.schema.literals import Code
+from ebbflow.domain.code import Code
+from ebbflow.domain.durations import Backoff
+from ebbflow.engine.blame import Blame
+from ebbflow.engine.breaker import Breaker, BreakerLimit
+from ebbflow.engine.outage import Patience
+from ebbflow.engine.system_errors import SystemErrors
+from ebbflow.numaflow.pynumaflow.adapters import adapt
+from ebbflow.numaflow.pynumaflow.recognition import Place
+from ebbflow.usercode.calling import USER_ERRORS, Handler
+from ebbflow.usercode.running_call import RUNNING, WorkerLeaves
+from ebbflow.usercode.targets import resolve
+from ebbflow.usercode.variables import CONTAINER_TYPE, Variables, in_environment
 
 Vertex = tuple[str, str, str]
 """A vertex in one run: the names of its pipeline and its own, and the run.

@@ -18,14 +18,14 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from ebbflow.core import frames
-from ebbflow.core.audit import HeldRow
-from ebbflow.core.inlet import Inlet
-from ebbflow.core.position import Held, Span
-from ebbflow.core.publications import again_rows
-from ebbflow.core.redelivery import due_time
-from ebbflow.core.verdict import Verdict
-from ebbflow.outcome import Counts, Redeliver, Retry
+from ebbflow.domain.outcome import Counts, Redeliver, Retry
+from ebbflow.engine import frames
+from ebbflow.engine.audit import HeldRow
+from ebbflow.engine.inlet import Inlet
+from ebbflow.engine.position import Held, Span
+from ebbflow.engine.publications import again_rows
+from ebbflow.engine.redelivery import due_time
+from ebbflow.engine.verdict import Verdict
 
 _HELD_ROW = Counts(read=1, redelivered=1)
 _STATE = ("deliveries", "failures", "retries", "nack_reason")

@@ -16,12 +16,12 @@ from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
-from ebbflow.core.outage import Waiting
-from ebbflow.core.position import Mark, Position
-from ebbflow.core.publications import Publication
-from ebbflow.core.raised import RaisedErrors
-from ebbflow.core.settlement import Settlement
-from ebbflow.core.verdict import Verdict
+from ebbflow.engine.outage import Waiting
+from ebbflow.engine.position import Mark, Position
+from ebbflow.engine.publications import Publication
+from ebbflow.engine.raised import RaisedErrors
+from ebbflow.engine.settlement import Settlement
+from ebbflow.engine.verdict import Verdict
 from ebbflow.runtime.measures import ChunkRecord
 
 T = TypeVar("T")

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from ebbflow.core.raised import Raised, RaisedErrors
-from ebbflow.core.spread import Spread
+from ebbflow.engine.raised import Raised, RaisedErrors
+from ebbflow.engine.spread import Spread
 
 STAGES = ("read", "call", "publish", "settle")
 """The stages of a chunk: gathered, decided by user code, published, recorded."""

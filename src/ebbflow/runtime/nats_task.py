@@ -14,17 +14,11 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from nats.aio.msg import Msg
 
-from ebbflow.buffers.carry_out import publish_all
-from ebbflow.buffers.ledger import Ledger
-from ebbflow.buffers.names import Names
-from ebbflow.buffers.positions import PositionStore
-from ebbflow.buffers.reader import FrameReader
-from ebbflow.buffers.replayed import without_stored
 from ebbflow.connectors.generator.source import GeneratorInlet, GeneratorPlan
-from ebbflow.core.inlet import Inlet
-from ebbflow.core.position import Mark, Position, Span
-from ebbflow.core.publications import Place, Publication
-from ebbflow.core.settlement import Settlement
+from ebbflow.engine.inlet import Inlet
+from ebbflow.engine.position import Mark, Position, Span
+from ebbflow.engine.publications import Place, Publication
+from ebbflow.engine.settlement import Settlement
 from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.publish import Tally
 from ebbflow.runtime.chunk_size import Pace
@@ -43,6 +37,12 @@ from ebbflow.runtime.spans import open_spans
 from ebbflow.runtime.taps import Tap, Taps
 from ebbflow.runtime.task import ChunkLoop, TaskParts
 from ebbflow.runtime.turn import STOP, Turn, resumes, turn_of
+from ebbflow.streams.carry_out import publish_all
+from ebbflow.streams.ledger import Ledger
+from ebbflow.streams.names import Names
+from ebbflow.streams.positions import PositionStore
+from ebbflow.streams.reader import FrameReader
+from ebbflow.streams.replayed import without_stored
 
 T = TypeVar("T")
 

@@ -19,25 +19,12 @@ from ebbflow.connectors.plans import (
     UserSink,
 )
 from ebbflow.connectors.serve import sink as serve
-from ebbflow.core.blame import Outage
-from ebbflow.core.calling import (
-    Handler,
-    run_batch_map,
-    run_columnar,
-    run_columnar_sink,
-    run_map,
-    run_sink,
-    run_stream,
-)
-from ebbflow.core.dead_letter import set_aside_dead
-from ebbflow.core.monovertex import Mono, Step, run_mono
-from ebbflow.core.position import LINEAGE
-from ebbflow.core.printing import LOG_LEVEL, Emit
-from ebbflow.core.retry import call_with_retries
-from ebbflow.core.running_call import RUNNING
-from ebbflow.core.sinks import Sinks, Store, run_sinks
-from ebbflow.core.variables import Variables, in_environment
-from ebbflow.core.verdict import Operator, Verdict
+from ebbflow.domain.code import Code
+from ebbflow.engine.blame import Outage
+from ebbflow.engine.dead_letter import set_aside_dead
+from ebbflow.engine.position import LINEAGE
+from ebbflow.engine.retry import call_with_retries
+from ebbflow.engine.verdict import Operator, Verdict
 from ebbflow.runtime.handlers import close_handlers, forget_handlers, handler_for, handlers_of
 from ebbflow.runtime.plan import (
     DataFrameMap,
@@ -48,8 +35,21 @@ from ebbflow.runtime.plan import (
     UserMap,
     VertexPlan,
 )
-from ebbflow.runtime.poison import Child, PoisonIsolation
-from ebbflow.schema.literals import Code
+from ebbflow.usercode.calling import (
+    Handler,
+    run_batch_map,
+    run_columnar,
+    run_columnar_sink,
+    run_map,
+    run_sink,
+    run_stream,
+)
+from ebbflow.usercode.monovertex import Mono, Step, run_mono
+from ebbflow.usercode.poison import Child, PoisonIsolation
+from ebbflow.usercode.printing import LOG_LEVEL, Emit
+from ebbflow.usercode.running_call import RUNNING
+from ebbflow.usercode.sinks import Sinks, Store, run_sinks
+from ebbflow.usercode.variables import Variables, in_environment
 
 
 def set_environment(plan: VertexPlan, partition: int) -> None:

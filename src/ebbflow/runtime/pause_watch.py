@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from ebbflow.buffers.names import Names
-from ebbflow.buffers.pauses import read_pauses
-from ebbflow.core.pauses import Pauses
+from ebbflow.engine.pauses import Pauses
 from ebbflow.nats.link import Link
+from ebbflow.streams.names import Names
+from ebbflow.streams.pauses import read_pauses
 
 _WORD = b"pauses "
 

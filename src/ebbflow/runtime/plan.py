@@ -7,23 +7,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ebbflow.buffers.feed import FeedPlan
-from ebbflow.buffers.names import VertexStreams
 from ebbflow.connectors.generator.source import GeneratorPlan
 from ebbflow.connectors.plans import SinkPlan, UserSink
-from ebbflow.core import frames
-from ebbflow.core.breaker import DEFAULT_LIMIT, BreakerLimit
-from ebbflow.core.monovertex import Bypass
-from ebbflow.core.outage import DEFAULT_ON_UNAVAILABLE
-from ebbflow.core.retry import RetryStrategy
-from ebbflow.core.routing import Edge
-from ebbflow.core.system_errors import LISTED, SystemErrors
-from ebbflow.core.variables import Variables
-from ebbflow.durations import Backoff
+from ebbflow.domain.code import Code, Mode
+from ebbflow.domain.durations import Backoff
+from ebbflow.engine import frames
+from ebbflow.engine.breaker import DEFAULT_LIMIT, BreakerLimit
+from ebbflow.engine.outage import DEFAULT_ON_UNAVAILABLE
+from ebbflow.engine.retry import RetryStrategy
+from ebbflow.engine.routing import Edge
+from ebbflow.engine.system_errors import LISTED, SystemErrors
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.publish import BUFFER, PublishRetry
 from ebbflow.runtime.source_process.client import SourcePlan
-from ebbflow.schema.literals import Code, Mode
+from ebbflow.streams.feed import FeedPlan
+from ebbflow.streams.names import VertexStreams
+from ebbflow.usercode.monovertex import Bypass
+from ebbflow.usercode.variables import Variables
 
 TABLE_ROWS = 2_000
 """The most rows that a columnar map is given at a time, unless something else is said.
@@ -213,6 +213,6 @@ class VertexPlan:
     def largest_output(self) -> int:
         """The largest message that user code may return: what goes to a sink is stored nowhere.
 
-        What has to come back, or is dead, is: see ``core.rescue`` for one that is too large then.
+        What has to come back, or is dead, is: see ``engine.rescue`` for one that is too large then.
         """
         return self.largest if self.edges else frames.MAX_VALUE

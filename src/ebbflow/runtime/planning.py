@@ -11,16 +11,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from ebbflow.buffers.feed import FeedPlan, StorePlan
-from ebbflow.buffers.names import VertexStreams
 from ebbflow.connectors.generator.source import GeneratorPlan
 from ebbflow.connectors.plans import WHOLE_CHUNK, Pulled
-from ebbflow.core.monovertex import Bypass
-from ebbflow.core.retry import RetryStrategy
-from ebbflow.core.routing import Edge
+from ebbflow.engine.retry import RetryStrategy
+from ebbflow.engine.routing import Edge
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.publish import BUFFER, PublishRetry
-from ebbflow.pynumaflow.adapters import mode_of
+from ebbflow.numaflow.pynumaflow.adapters import mode_of
 from ebbflow.runtime.handlers import resolve_code
 from ebbflow.runtime.plan import (
     DataFrameMap,
@@ -34,6 +31,9 @@ from ebbflow.runtime.plan import (
 )
 from ebbflow.runtime.source_process.client import COLUMNS_LIMIT, SourcePlan
 from ebbflow.runtime.trace_export import read_trace_variables
+from ebbflow.streams.feed import FeedPlan, StorePlan
+from ebbflow.streams.names import VertexStreams
+from ebbflow.usercode.monovertex import Bypass
 
 if TYPE_CHECKING:
     from ebbflow.spec import sections

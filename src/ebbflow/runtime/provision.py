@@ -11,20 +11,20 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ebbflow.buffers import streams
-from ebbflow.buffers.answers import bucket_config
-from ebbflow.buffers.names import REDELIVERY, Names
-from ebbflow.buffers.permissions import Permissions, derive_permissions
-from ebbflow.buffers.positions import read_all
-from ebbflow.core.position import Position
-from ebbflow.core.publications import ROWS
-from ebbflow.errors import AccessError, SetupError
+from ebbflow.domain.errors import AccessError, SetupError
+from ebbflow.engine.position import Position
+from ebbflow.engine.publications import ROWS
 from ebbflow.nats import api
 from ebbflow.nats.api import StreamState
 from ebbflow.nats.behind import read_behind
 from ebbflow.nats.link import Link
 from ebbflow.nats.pull import Deliveries
 from ebbflow.runtime.plan import VertexPlan
+from ebbflow.streams import streams
+from ebbflow.streams.answers import bucket_config
+from ebbflow.streams.names import REDELIVERY, Names
+from ebbflow.streams.permissions import Permissions, derive_permissions
+from ebbflow.streams.positions import read_all
 
 if TYPE_CHECKING:
     from ebbflow.spec.model import Spec

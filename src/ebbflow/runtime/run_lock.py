@@ -17,9 +17,9 @@ from datetime import datetime
 import nats.errors
 from nats.aio.msg import Msg
 
-from ebbflow.buffers.names import Names
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
 from ebbflow.nats.link import Link
+from ebbflow.streams.names import Names
 
 _ANSWER_WITHIN = 2.0
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict
 
-from ebbflow.durations import Duration, milliseconds
-from ebbflow.suggest import did_you_mean
+from ebbflow.domain.durations import Duration, milliseconds
+from ebbflow.domain.errors import did_you_mean
 
 if TYPE_CHECKING:
     from ebbflow.nats.login import Login

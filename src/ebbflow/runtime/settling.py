@@ -20,11 +20,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from ebbflow.core.inlet import HandedBack
-from ebbflow.core.position import Held, Position, Span
-from ebbflow.core.publications import ChunkNumber
-from ebbflow.core.settlement import Settlement
-from ebbflow.outcome import Counts
+from ebbflow.domain.outcome import Counts
+from ebbflow.engine.inlet import HandedBack
+from ebbflow.engine.position import Held, Position, Span
+from ebbflow.engine.publications import ChunkNumber
+from ebbflow.engine.settlement import Settlement
 from ebbflow.runtime.intake import Intake
 from ebbflow.runtime.journal import Clock, InFlight, TaskJournal
 from ebbflow.runtime.measures import ChunkRecord

@@ -18,9 +18,10 @@ from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from ebbflow.core import frames
-from ebbflow.core.frames import TRACEPARENT, Rows
-from ebbflow.core.trace_context import (
+from ebbflow.domain.outcome import DONE, DeadLetter, Outcome, Redeliver, Retry
+from ebbflow.engine import frames
+from ebbflow.engine.frames import TRACEPARENT, Rows
+from ebbflow.engine.trace_context import (
     SCOPES,
     TRACESTATE,
     Scope,
@@ -28,8 +29,7 @@ from ebbflow.core.trace_context import (
     find_recorded,
     with_contexts,
 )
-from ebbflow.core.verdict import Verdict
-from ebbflow.outcome import DONE, DeadLetter, Outcome, Redeliver, Retry
+from ebbflow.engine.verdict import Verdict
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.trace_export import open_tracer
 

@@ -10,15 +10,14 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ebbflow.buffers.names import Names
-from ebbflow.buffers.streams import explain_unknown
-from ebbflow.errors import EbbflowError, SetupError
-from ebbflow.graph.shape import PipelineShape, ShapeVertex
+from ebbflow.domain.errors import EbbflowError, SetupError, did_you_mean
 from ebbflow.nats import api
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.publish import PublishRetry, publish
 from ebbflow.nats.stored import read_one
-from ebbflow.suggest import did_you_mean
+from ebbflow.spec.graph.shape import PipelineShape, ShapeVertex
+from ebbflow.streams.names import Names
+from ebbflow.streams.streams import explain_unknown
 
 if TYPE_CHECKING:
     from ebbflow.spec.model import Spec

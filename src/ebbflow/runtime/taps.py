@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from ebbflow.buffers.names import Names
-from ebbflow.core.publications import Place
-from ebbflow.core.tapping import PassingRows, TappedRow, TapWish
-from ebbflow.core.verdict import Verdict
+from ebbflow.engine.publications import Place
+from ebbflow.engine.tapping import PassingRows, TappedRow, TapWish
+from ebbflow.engine.verdict import Verdict
 from ebbflow.nats.link import Link
 from ebbflow.runtime.journal import Clock
+from ebbflow.streams.names import Names
 
 _TAP, _UNTAP = b"tap ", b"untap "
 _LARGEST = 500_000

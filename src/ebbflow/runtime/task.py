@@ -16,16 +16,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from ebbflow.core import frames
-from ebbflow.core.audit import HeldRow
-from ebbflow.core.frames import Rows
-from ebbflow.core.inlet import handed_back
-from ebbflow.core.position import Span, chunk_key
-from ebbflow.core.publications import Place
-from ebbflow.core.settlement import Settlement
-from ebbflow.core.verdict import Verdict
-from ebbflow.core.watermark import Watermark
-from ebbflow.outcome import Counts
+from ebbflow.domain.outcome import Counts
+from ebbflow.engine import frames
+from ebbflow.engine.audit import HeldRow
+from ebbflow.engine.frames import Rows
+from ebbflow.engine.inlet import handed_back
+from ebbflow.engine.position import Span, chunk_key
+from ebbflow.engine.publications import Place
+from ebbflow.engine.settlement import Settlement
+from ebbflow.engine.verdict import Verdict
+from ebbflow.engine.watermark import Watermark
 from ebbflow.runtime.deciding import ChunkDecider, ChunkSize, ChunkTracing, DecisionRules
 from ebbflow.runtime.gate import Gate
 from ebbflow.runtime.gathering import AT_BUFFER, Gathering

@@ -18,16 +18,16 @@ from typing import Any, TypeVar
 
 from nats.aio.msg import Msg
 
-from ebbflow.buffers.logs import LogEntry
-from ebbflow.buffers.names import Names
-from ebbflow.core.causes import CauseCount, CauseCounter
-from ebbflow.core.outage import Waiting
-from ebbflow.core.raised import Raised
-from ebbflow.core.spread import Spread
+from ebbflow.engine.causes import CauseCount, CauseCounter
+from ebbflow.engine.outage import Waiting
+from ebbflow.engine.raised import Raised
+from ebbflow.engine.spread import Spread
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import Tally
 from ebbflow.runtime.error_log import ErrorLog
 from ebbflow.runtime.measures import STAGES, add_spreads, load_spreads
+from ebbflow.streams.logs import LogEntry
+from ebbflow.streams.names import Names
 
 T = TypeVar("T")
 # A task that has not spoken of its call for this long is gone.

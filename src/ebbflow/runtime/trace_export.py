@@ -20,8 +20,8 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from ebbflow.core.variables import Variables
-from ebbflow.version import __version__
+from ebbflow.domain.version import __version__
+from ebbflow.usercode.variables import Variables
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

@@ -8,7 +8,7 @@ that loads the same modules. The daemon hands its standard input and output over
 stays only to pass signals on. First messages arrive more than a second earlier. This works on this
 machine only, and only on Linux; if anything goes wrong, the daemon loads everything itself.
 
-A worker's connection to Spark is its own: see ``core.lifeline``.
+A worker's connection to Spark is its own: see ``domain.host``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ebbflow import host
+from ebbflow.domain import host
 
 # A chunk makes thousands of small objects that live for a moment. Looking for cycles among them
 # every 700 of these costs a fifth of a map's time; what was imported need never be looked at.
@@ -60,7 +60,7 @@ def serve() -> None:
     """Forks workers for as long as Spark wants any."""
     from pyspark import daemon
 
-    from ebbflow.core.lifeline import keep_private
+    from ebbflow.domain.host import keep_private
 
     work = daemon.worker
 

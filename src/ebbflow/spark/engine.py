@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
-from ebbflow.errors import EbbflowError, EngineLost
+from ebbflow.domain.errors import EbbflowError, EngineLost
 from ebbflow.runtime.feeds import EngineDied
 from ebbflow.spark.session import active_session
 

@@ -26,7 +26,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
 
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
 
 _LOOK_EVERY = 0.05
 _PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"

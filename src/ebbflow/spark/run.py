@@ -22,10 +22,8 @@ from typing import TYPE_CHECKING, Unpack
 
 import nats.errors
 
-from ebbflow.buffers.logs import LogEntry
-from ebbflow.buffers.names import Names
-from ebbflow.core.raised import Raised
-from ebbflow.errors import JetStreamUnavailable
+from ebbflow.domain.errors import JetStreamUnavailable
+from ebbflow.engine.raised import Raised
 from ebbflow.nats import api
 from ebbflow.nats.disk import Unconfirmed
 from ebbflow.nats.embedded import FolderWitness
@@ -50,6 +48,8 @@ from ebbflow.status.conditions import describe_unread
 from ebbflow.status.model import Ended, Phase, PipelineStatus
 from ebbflow.status.observer import JobFacts, Observer
 from ebbflow.status.run_report import QuietWatcher, Summary, Watcher
+from ebbflow.streams.logs import LogEntry
+from ebbflow.streams.names import Names
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from pyspark import InheritableThread
 
-from ebbflow.core.raised import Raised
-from ebbflow.core.redelivery import format_traceback
-from ebbflow.durations import Backoff
+from ebbflow.domain.durations import Backoff
+from ebbflow.engine.raised import Raised
+from ebbflow.engine.redelivery import format_traceback
 from ebbflow.runtime.error_log import ErrorLog
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.spark.batch.vertex import run_batches

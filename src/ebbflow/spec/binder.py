@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from ebbflow.connectors.schema.container import Container, Program
 from ebbflow.connectors.user_code.spec import Bound, CodeSection
-from ebbflow.schema.container import Container, Program
+from ebbflow.numaflow.function import FunctionPlan
+from ebbflow.numaflow.images.table import find_built_in
+from ebbflow.numaflow.server_info import ContainerType
 from ebbflow.spec.bindings import Binding, Bindings
 from ebbflow.spec.findings import FieldPath
 from ebbflow.spec.model import MonoVertexSpec, PipelineSpec, Spec
 from ebbflow.spec.sections import SinkSpec, SourceSpec, Udf
-from ebbflow.wire.function import FunctionPlan
-from ebbflow.wire.images.table import find_built_in
-from ebbflow.wire.server_info import ContainerType
 
 ContainerRuntime = Literal["docker"]
 """What can run images."""

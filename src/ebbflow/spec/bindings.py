@@ -20,16 +20,16 @@ from typing import Any
 
 from pydantic import Field
 
-from ebbflow.core import targets
-from ebbflow.errors import Problem
-from ebbflow.schema import fields
-from ebbflow.schema.cluster_values import ClusterValues
-from ebbflow.schema.container import Program
-from ebbflow.schema.fields import shown
-from ebbflow.schema.literals import Mode
+from ebbflow.connectors.schema import fields
+from ebbflow.connectors.schema.cluster_values import ClusterValues
+from ebbflow.connectors.schema.container import Program
+from ebbflow.connectors.schema.fields import shown
+from ebbflow.domain.code import Mode
+from ebbflow.domain.errors import Problem
 from ebbflow.spec.document import read
 from ebbflow.spec.findings import Finding
 from ebbflow.spec.validate import validate
+from ebbflow.usercode import targets
 
 BESIDE = "bindings.yaml"
 """The name of the file that is read if it lies beside a pipeline and no other is named."""

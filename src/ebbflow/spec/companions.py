@@ -15,9 +15,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from ebbflow.schema.cluster_values import ResourceKey, ResourceName, ValueKind
-from ebbflow.schema.fields import Section
-from ebbflow.secret import Secret
+from ebbflow.connectors.schema.cluster_values import ResourceKey, ResourceName, ValueKind
+from ebbflow.connectors.schema.fields import Section
+from ebbflow.domain.secrets import Secret
 from ebbflow.spec.kubernetes import BufferServiceFields, MetadataFields, ResourceFields
 from ebbflow.spec.model import API_VERSION
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from ebbflow.errors import Problem
+from ebbflow.domain.errors import Problem
 from ebbflow.spec.findings import FieldPath, Finding
 
 _TAG = "tag:yaml.org,2002:"

@@ -15,9 +15,9 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from ebbflow.schema.cluster_values import KeyRef
-from ebbflow.schema.container import ResourceRef, Variable
-from ebbflow.schema.secret import SecretRef
+from ebbflow.connectors.schema.cluster_values import KeyRef
+from ebbflow.connectors.schema.container import ResourceRef, Variable
+from ebbflow.connectors.schema.secret import SecretRef
 from ebbflow.spec.model import Spec
 
 HIDDEN = "(hidden)"

@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_type_hints
 
-from ebbflow.core.system_errors import named
-from ebbflow.durations import Backoff
-from ebbflow.function import Function
-from ebbflow.schema.literals import Code, Mode, OnFailure, SinkMode, TagOperator
-from ebbflow.suggest import did_you_mean
+from ebbflow.domain.code import Code, Function, Mode, OnFailure, SinkMode, TagOperator
+from ebbflow.domain.durations import Backoff
+from ebbflow.domain.errors import did_you_mean
+from ebbflow.engine.system_errors import named
 
 Policy = Backoff | Mapping[str, Any]
 """A back-off, or its fields: ``{"interval": "2s", "steps": 3}``, in camel case or snake case."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ebbflow.schema.fields import shown
+from ebbflow.connectors.schema.fields import shown
 from ebbflow.spec.companions import COMPANIONS, CompanionDocument
 from ebbflow.spec.findings import Finding
 from ebbflow.spec.model import API_VERSION, MonoVertexSpec, PipelineSpec, Spec

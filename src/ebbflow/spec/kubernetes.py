@@ -11,8 +11,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, StrictBool, StrictInt, StrictStr
 from pydantic_core import PydanticCustomError
 
-from ebbflow.schema.container import Quantity
-from ebbflow.schema.fields import WITHOUT_EFFECT, Section, Text
+from ebbflow.connectors.schema.container import Quantity
+from ebbflow.connectors.schema.fields import WITHOUT_EFFECT, Section, Text
 
 NoEffect = Annotated[Any, Field(description=WITHOUT_EFFECT)]
 """A field whose value does not matter."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ebbflow.errors import Problem, SpecError
-from ebbflow.schema.cluster_values import ClusterValues
+from ebbflow.connectors.schema.cluster_values import ClusterValues
+from ebbflow.domain.errors import Problem, SpecError, did_you_mean
 from ebbflow.spec.binder import Binder, ContainerRuntime
 from ebbflow.spec.bindings import BESIDE, Bindings, find_file, read_bindings
 from ebbflow.spec.companions import values_in
@@ -38,7 +38,6 @@ from ebbflow.spec.rules.support import check_support
 from ebbflow.spec.rules.vertices import check_monovertex, check_name, check_store, check_vertices
 from ebbflow.spec.serving import ServingPipelineSpec
 from ebbflow.spec.validate import concerns, validate
-from ebbflow.suggest import did_you_mean
 
 S = TypeVar("S", bound=Readable)
 B = TypeVar("B", bound=Spec)

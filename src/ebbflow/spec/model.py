@@ -5,7 +5,7 @@ everything in one place. Both are made of the parts in ``sections``.
 
 A model is only a well-formed one: types, ranges and required fields hold. That it makes sense
 as a pipeline is what ``ebbflow.spec.lint`` checks, so get one from ``lint.load`` or from the
-builders in ``ebbflow.pipeline`` and ``ebbflow.monovertex``. Models are frozen and can be pickled.
+builders in ``ebbflow.builders`` and ``ebbflow.builders``. Models are frozen and can be pickled.
 All durations are whole milliseconds.
 
 Ours, beyond Numaflow: ``python:`` beside each ``container:``, ``mode:`` of a udf, ``onError:``,
@@ -21,10 +21,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StrictBool, StrictStr
 
-from ebbflow.buffers.names import Names, VertexStreams
 from ebbflow.connectors.registry import SOURCES
-from ebbflow.schema import fields
-from ebbflow.schema.fields import Section
+from ebbflow.connectors.schema import fields
+from ebbflow.connectors.schema.fields import Section
 from ebbflow.spec.kubernetes import (
     MetadataFields,
     MonoVertexFields,
@@ -51,6 +50,7 @@ from ebbflow.spec.sections import (
     SourceSpec,
     Udf,
 )
+from ebbflow.streams.names import Names, VertexStreams
 
 API_VERSION: Literal["numaflow.numaproj.io/v1alpha1"] = "numaflow.numaproj.io/v1alpha1"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from ebbflow.schema.fields import WITHOUT_EFFECT, Section
+from ebbflow.connectors.schema.fields import WITHOUT_EFFECT, Section
 from ebbflow.spec.companions import BufferServiceDocument
 from ebbflow.spec.document import Document
 from ebbflow.spec.kinds import Readable, Runnable

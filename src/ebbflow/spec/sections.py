@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 from pydantic import BeforeValidator, Field, StrictBool, StrictStr, create_model
 
 from ebbflow.connectors.registry import SINKS, SINKS_NOT_YET, SOURCES, SOURCES_NOT_YET
+from ebbflow.connectors.schema import fields
+from ebbflow.connectors.schema.fields import Section
 from ebbflow.connectors.section import SinkSection, SourceSection
 from ebbflow.connectors.spark.spec import FormatSection, Options
 from ebbflow.connectors.user_code.spec import CodeSection
-from ebbflow.core.breaker import DEFAULT_LIMIT, BreakerLimit
-from ebbflow.core.outage import DEFAULT_ON_UNAVAILABLE
-from ebbflow.core.system_errors import SystemErrors
-from ebbflow.durations import DEFAULT_ON_ERROR, SERVED_ON_ERROR, Backoff
-from ebbflow.schema import fields
-from ebbflow.schema import literals as words
-from ebbflow.schema.fields import Section
+from ebbflow.domain import code as words
+from ebbflow.domain.durations import DEFAULT_ON_ERROR, SERVED_ON_ERROR, Backoff
+from ebbflow.engine.breaker import DEFAULT_LIMIT, BreakerLimit
+from ebbflow.engine.outage import DEFAULT_ON_UNAVAILABLE
+from ebbflow.engine.system_errors import SystemErrors
 from ebbflow.spec.kubernetes import BufferFields, LifecycleFields
 
 # --- waiting and retrying -----------------------------------------------------------------------

@@ -12,9 +12,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, StrictBool
 
+from ebbflow.connectors.schema import fields
+from ebbflow.connectors.schema.fields import WITHOUT_EFFECT, Section
 from ebbflow.connectors.serving.spec import ServingFields, ServingSourceSpec
-from ebbflow.schema import fields
-from ebbflow.schema.fields import WITHOUT_EFFECT, Section
 from ebbflow.spec.findings import FieldPath
 from ebbflow.spec.kubernetes import NO_EFFECT, NoEffect, PodTemplateFields, ResourceFields
 from ebbflow.spec.model import API_VERSION, Metadata, PipelineBody, PipelineSpec, Vertex

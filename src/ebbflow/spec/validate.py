@@ -13,10 +13,10 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from ebbflow.schema.cluster_values import ClusterSection, ClusterValues
-from ebbflow.schema.fields import shown
+from ebbflow.connectors.schema.cluster_values import ClusterSection, ClusterValues
+from ebbflow.connectors.schema.fields import shown
+from ebbflow.domain.errors import did_you_mean
 from ebbflow.spec.findings import CODES, FieldPath, Finding
-from ebbflow.suggest import did_you_mean
 
 _EXPECTED = {
     "string_type": "text",

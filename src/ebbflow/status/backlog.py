@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from ebbflow.buffers.names import Names, VertexStreams
-from ebbflow.core.causes import CauseCounter
-from ebbflow.core.position import Mark, Position
-from ebbflow.core.publications import REASONS, ROWS
+from ebbflow.engine.causes import CauseCounter
+from ebbflow.engine.position import Mark, Position
+from ebbflow.engine.publications import REASONS, ROWS
 from ebbflow.nats import api
 from ebbflow.nats.behind import read_behind
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.pull import NANOS, Deliveries
 from ebbflow.status.model import NONE_PARKED, Cause, Parked, list_causes
+from ebbflow.streams.names import Names, VertexStreams
 
 MOST = 2_000
 """The most frames of one stream whose headers are read at a time."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
-from ebbflow.core.outage import Waiting
+from ebbflow.engine.outage import Waiting
 from ebbflow.status.leftovers import duration
 from ebbflow.status.model import Concern, Condition, PipelineStatus, VertexStatus
 from ebbflow.status.rates import LATE

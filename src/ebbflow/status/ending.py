@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ebbflow.core.causes import MOST_SHOWN, CauseCount
-from ebbflow.outcome import Counts
+from ebbflow.domain.outcome import Counts
+from ebbflow.engine.causes import MOST_SHOWN, CauseCount
 from ebbflow.status.leftovers import Leftover, clock_time, list_leftovers
 from ebbflow.status.model import PipelineStatus
 

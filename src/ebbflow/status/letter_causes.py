@@ -18,15 +18,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ebbflow.buffers.names import Names
-from ebbflow.core.causes import CauseCount, CauseGroups
-from ebbflow.core.dead_letter import PREFIX, describe_cause
+from ebbflow.engine.causes import CauseCount, CauseGroups
+from ebbflow.engine.dead_letter import PREFIX, describe_cause
 from ebbflow.nats import api
 from ebbflow.nats.behind import read_behind
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.pull import Deliveries
 from ebbflow.nats.stored import take_snapshot
 from ebbflow.status.model import Cause, list_causes
+from ebbflow.streams.names import Names
 
 
 @dataclass(slots=True)

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ebbflow.core.spread import Spread
+from ebbflow.domain.version import __version__
+from ebbflow.engine.spread import Spread
 from ebbflow.status.health import judge_health
 from ebbflow.status.model import Condition, EdgeStatus, Phase, PipelineStatus, VertexStatus
-from ebbflow.version import __version__
 
 MetricType = Literal["counter", "gauge", "histogram"]
 Value = float | Spread | None

@@ -15,7 +15,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from ebbflow.core.spread import BOUNDS, Spread
+from ebbflow.engine.spread import BOUNDS, Spread
 from ebbflow.status.metric_table import METRICS, MetricType, Value
 from ebbflow.status.model import PipelineStatus
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
-from ebbflow.core.causes import MOST_SHOWN, CauseCount
-from ebbflow.core.outage import Waiting
-from ebbflow.core.spread import Spread
+from ebbflow.domain.outcome import Counts
+from ebbflow.engine.causes import MOST_SHOWN, CauseCount
+from ebbflow.engine.outage import Waiting
+from ebbflow.engine.spread import Spread
 from ebbflow.nats.publish import Tally
-from ebbflow.outcome import Counts
 from ebbflow.status.json_form import dump_fields, load_fields
 
 Phase = Literal["starting", "running", "paused", "stopping", "ended"]

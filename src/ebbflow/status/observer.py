@@ -21,13 +21,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from ebbflow.buffers.names import Names
-from ebbflow.buffers.positions import load_all
-from ebbflow.core.position import Position
-from ebbflow.core.routing import Edge
-from ebbflow.core.spread import Spread
+from ebbflow.domain.outcome import Counts
+from ebbflow.engine.position import Position
+from ebbflow.engine.routing import Edge
+from ebbflow.engine.spread import Spread
 from ebbflow.nats.link import Link
-from ebbflow.outcome import Counts
 from ebbflow.runtime.error_log import ErrorLog, LoggedErrors
 from ebbflow.runtime.plan import DataFrameMap, MonoPlan, SinksPlan, SqlMap, VertexPlan
 from ebbflow.runtime.task_listener import TaskListener, ToldChunk
@@ -50,6 +48,8 @@ from ebbflow.status.model import (
 )
 from ebbflow.status.publishing import SAMPLE_EVERY, StatusPublisher
 from ebbflow.status.rates import RateWindow, TrendWatch
+from ebbflow.streams.names import Names
+from ebbflow.streams.positions import load_all
 
 _LOGGER = logging.getLogger("ebbflow")
 # Seconds between two looks at the streams, and between two states that are published.

@@ -13,11 +13,11 @@ from dataclasses import replace
 
 import nats.errors
 
-from ebbflow.buffers.names import Names
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.publish import PublishRetry, publish
 from ebbflow.status.json_form import dump_fields
 from ebbflow.status.model import ChunkTimes, PipelineStatus, Sample, VertexSample, VertexStatus
+from ebbflow.streams.names import Names
 
 NOW, SAMPLE, CHUNKS = "now", "sample", "chunks"
 """The kinds of state, as their subjects end."""

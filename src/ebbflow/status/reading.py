@@ -17,22 +17,22 @@ from datetime import UTC, datetime
 
 import nats.errors
 
-from ebbflow.buffers.names import Names, VertexStreams
-from ebbflow.buffers.positions import load_all
-from ebbflow.buffers.streams import explain_unknown
-from ebbflow.core.position import Position
+from ebbflow.domain.outcome import Counts
+from ebbflow.engine.position import Position
 from ebbflow.nats import api
 from ebbflow.nats.behind import read_behind
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.link import Link
 from ebbflow.nats.stored import read_last
-from ebbflow.outcome import Counts
 from ebbflow.status.backlog import Backlog, age_of
 from ebbflow.status.conditions import list_concerns
 from ebbflow.status.json_form import load_fields
 from ebbflow.status.letter_causes import LetterCauses
 from ebbflow.status.model import ChunkTimes, Concern, PipelineStatus, Sample, VertexStatus
 from ebbflow.status.publishing import CHUNKS, NOW, SAMPLE
+from ebbflow.streams.names import Names, VertexStreams
+from ebbflow.streams.positions import load_all
+from ebbflow.streams.streams import explain_unknown
 
 SILENCE = 5.0
 """Seconds after which a run that has told nothing counts as lost."""

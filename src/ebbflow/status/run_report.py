@@ -14,12 +14,12 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from ebbflow.buffers.logs import LogEntry
+from ebbflow.domain.outcome import Counts
 from ebbflow.nats.publish import Tally
-from ebbflow.outcome import Counts
 from ebbflow.status.ending import describe_end
 from ebbflow.status.leftovers import Leftover, list_leftovers
 from ebbflow.status.model import PipelineStatus
+from ebbflow.streams.logs import LogEntry
 
 _LOGGER = logging.getLogger("ebbflow")
 

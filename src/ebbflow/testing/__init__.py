@@ -7,7 +7,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ebbflow.outcome import (
+from ebbflow.domain.outcome import (
     DeadLetter,
     Done,
     Dropped,

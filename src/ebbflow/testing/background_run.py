@@ -14,17 +14,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ebbflow.buffers.logs import LogEntry
 from ebbflow.runtime.run_options import RunOptions
 from ebbflow.spark.run import Run
 from ebbflow.spark.session import open_session
 from ebbflow.status.model import PipelineStatus
 from ebbflow.status.run_report import Silent, Summary
+from ebbflow.streams.logs import LogEntry
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from ebbflow.builder import Builder
+    from ebbflow.builders import Builder
 
 _START_WAIT = 60.0
 _STOP_WAIT = 60.0

@@ -12,19 +12,19 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from ebbflow.core import calling as functions
-from ebbflow.core import frames
-from ebbflow.core.calling import Handler
-from ebbflow.core.checks import Rules
-from ebbflow.core.frames import Rows
-from ebbflow.core.retry import RetryStrategy, call_with_retries
-from ebbflow.core.sinks import Sinks, run_sinks
-from ebbflow.core.verdict import Operator, Verdict
-from ebbflow.durations import DEFAULT_ON_ERROR, Backoff
-from ebbflow.message import Datum, Message
-from ebbflow.outcome import DONE, Outcome
-from ebbflow.pynumaflow.adapters import adapt, mode_of
-from ebbflow.schema.literals import Mode, OnFailure, SinkMode
+from ebbflow.domain.code import Mode, OnFailure, SinkMode
+from ebbflow.domain.durations import DEFAULT_ON_ERROR, Backoff
+from ebbflow.domain.message import Datum, Message
+from ebbflow.domain.outcome import DONE, Outcome
+from ebbflow.engine import frames
+from ebbflow.engine.checks import Rules
+from ebbflow.engine.frames import Rows
+from ebbflow.engine.retry import RetryStrategy, call_with_retries
+from ebbflow.engine.verdict import Operator, Verdict
+from ebbflow.numaflow.pynumaflow.adapters import adapt, mode_of
+from ebbflow.usercode import calling as functions
+from ebbflow.usercode.calling import Handler
+from ebbflow.usercode.sinks import Sinks, run_sinks
 
 _LARGEST = 8 * 1024 * 1024 - 64 * 1024
 _BATCH = 500

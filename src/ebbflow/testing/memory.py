@@ -24,10 +24,10 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from ebbflow.core.source_columns import columns_of
-from ebbflow.message import Datum, Response, RowResponse
-from ebbflow.schema.literals import Code, SinkMode
-from ebbflow.source import Messages, NackOffset, Source, SourceMessage
+from ebbflow.domain.code import Code, SinkMode
+from ebbflow.domain.message import Datum, Response, RowResponse
+from ebbflow.domain.source import Messages, NackOffset, Source, SourceMessage
+from ebbflow.engine.source_columns import columns_of
 from ebbflow.testing.conformance.under_test import Sample
 from ebbflow.testing.shared_object import ObjectClient, ObjectServer
 

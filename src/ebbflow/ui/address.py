@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TextIO
 
 from ebbflow.connectors.section import require_extra
-from ebbflow.errors import SetupError
-from ebbflow.secret import Secret
+from ebbflow.domain.errors import SetupError
+from ebbflow.domain.secrets import Secret
 from ebbflow.web.binding import bind, is_loopback, make_tls, url_of
 from ebbflow.web.endpoint import Certificate, Endpoint
 

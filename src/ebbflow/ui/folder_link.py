@@ -11,7 +11,7 @@ import threading
 from contextlib import ExitStack
 from pathlib import Path
 
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
 from ebbflow.nats.embedded import StateFolder
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import start_embedded

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Iterable
 
-from ebbflow.secret import Secret
+from ebbflow.domain.secrets import Secret
 from ebbflow.web.connection import RequestHead
 from ebbflow.web.guard import CHALLENGE, SiteGuard, TokenGuard, find_header
 from ebbflow.web.refusal import Refusal

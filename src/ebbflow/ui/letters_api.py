@@ -10,9 +10,9 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
-from ebbflow.core.causes import MOST_SHOWN
 from ebbflow.deadletters import DeadLetters, LetterFilter, StoredLetter, describe_letter
-from ebbflow.errors import EbbflowError
+from ebbflow.domain.errors import EbbflowError
+from ebbflow.engine.causes import MOST_SHOWN
 from ebbflow.ui.jobs import Jobs, Progress
 from ebbflow.ui.letter_choice import (
     read_choice,

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from ebbflow.buffers.logs import LogPage, read_logs
-from ebbflow.buffers.names import Names
-from ebbflow.errors import EbbflowError, SetupError
-from ebbflow.graph.layout import lay_out
+from ebbflow.domain.errors import EbbflowError, SetupError
 from ebbflow.nats.link import Link
-from ebbflow.pausing import PauseReport, pause, resume
+from ebbflow.operations.pausing import PauseReport, pause, resume
+from ebbflow.operations.tracing import trace_on_link
 from ebbflow.runtime.stored_spec import StoredSpec, read_spec
 from ebbflow.spec.echo import document_to_yaml
-from ebbflow.tracing import trace_on_link
+from ebbflow.spec.graph.layout import lay_out
+from ebbflow.streams.logs import LogPage, read_logs
+from ebbflow.streams.names import Names
 from ebbflow.ui.pipelines import Pipelines
 from ebbflow.ui.reply import PageReply
 from ebbflow.ui.request import PageRequest, read_name

@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from ebbflow.buffers.names import Names
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.status.model import PipelineStatus
 from ebbflow.status.reading import read_status
+from ebbflow.streams.names import Names
 from ebbflow.ui.followers import StatusFollower
 from ebbflow.ui.links import PageLink
 from ebbflow.ui.reply import describe_error

@@ -15,7 +15,7 @@ from typing import Any
 
 import nats.errors
 
-from ebbflow.errors import EbbflowError, SetupError
+from ebbflow.domain.errors import EbbflowError, SetupError
 from ebbflow.nats.api import ApiError
 from ebbflow.ui.guard import PageGuard
 from ebbflow.ui.reply import CAREFUL, describe_error

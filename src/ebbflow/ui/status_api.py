@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ebbflow.buffers.names import Names
 from ebbflow.status.json_form import dump_fields
 from ebbflow.status.model import PipelineStatus
 from ebbflow.status.reading import read_chunks, read_history
+from ebbflow.streams.names import Names
 from ebbflow.ui.pipelines import Pipelines
 from ebbflow.ui.reply import PageReply
 from ebbflow.ui.request import PageRequest, read_name

@@ -11,8 +11,8 @@ import socket
 import ssl
 from typing import Any
 
-from ebbflow import tls
-from ebbflow.errors import SetupError
+from ebbflow.domain import secrets
+from ebbflow.domain.errors import SetupError
 from ebbflow.web.endpoint import Endpoint
 
 BACKLOG = 1_024
@@ -80,7 +80,7 @@ def make_tls(endpoint: Endpoint, who: str) -> ssl.SSLContext | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        tls.identify(context, certificate.chain, certificate.key.reveal())
+        secrets.identify(context, certificate.chain, certificate.key.reveal())
     except ValueError as error:
         raise SetupError(f"The tls of the {who}: {error}.", "Correct cert and key.") from None
     return context

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ebbflow.secret import Secret
+from ebbflow.domain.secrets import Secret
 
 
 @dataclass(frozen=True, slots=True)

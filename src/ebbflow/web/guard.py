@@ -20,7 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 
-from ebbflow.secret import Secret
+from ebbflow.domain.secrets import Secret
 from ebbflow.web.connection import RequestHead
 from ebbflow.web.refusal import Refusal
 

@@ -14,7 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from ebbflow.secret import Secret
+from ebbflow.domain.secrets import Secret
 from ebbflow.web.endpoint import Certificate
 
 _VALID = timedelta(days=365)

@@ -16,9 +16,9 @@ import pytest
 
 from ebbflow import Message, Pipeline, RowResponse
 from ebbflow.connectors.file.sink import FileSettings, FileSink
-from ebbflow.core import frames
-from ebbflow.errors import SetupError
-from ebbflow.message import Status
+from ebbflow.domain.errors import SetupError
+from ebbflow.domain.message import Status
+from ebbflow.engine import frames
 
 TIME = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ebbflow.connectors.generator import source as generator
 from ebbflow.connectors.generator.source import GeneratorInlet, GeneratorPlan
-from ebbflow.core.position import Mark
+from ebbflow.engine.position import Mark
 
 
 class Clock:

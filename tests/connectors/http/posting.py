@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ebbflow.buffers import streams
-from ebbflow.buffers.feed import Feed, Spot
-from ebbflow.buffers.names import Names
 from ebbflow.connectors.http.settings import HttpSourceSettings
 from ebbflow.connectors.http.source import HttpFeed
-from ebbflow.core import frames
+from ebbflow.engine import frames
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.stored import read_subject
+from ebbflow.streams import streams
+from ebbflow.streams.feed import Feed, Spot
+from ebbflow.streams.names import Names
 from ebbflow.web.endpoint import Endpoint
 
 LOOPBACK = Endpoint("127.0.0.1", 0)

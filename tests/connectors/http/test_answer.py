@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ebbflow.connectors.http import sink as answers
 from ebbflow.connectors.http.client import LONGEST_WAIT, HttpAnswer, parse_retry_after
 from ebbflow.connectors.http.sink import decide
-from ebbflow.message import RowResponse, Status
+from ebbflow.domain.message import RowResponse, Status
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 

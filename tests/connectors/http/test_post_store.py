@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.buffers import streams
-from ebbflow.buffers.feed import Buffers
 from ebbflow.connectors.http.known_ids import RecentIds
 from ebbflow.connectors.http.request import Envelope, rows_of
 from ebbflow.nats import api
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.nats.stored import read_subject
+from ebbflow.streams import streams
+from ebbflow.streams.feed import Buffers
 from tests.connectors.http.posting import NDJSON, asked, in_background, posting, wait_for
 from tests.processes import frozen
 

@@ -14,12 +14,12 @@ import trustme
 from ebbflow import Datum, Pipeline
 from ebbflow.connectors.http.settings import BatchSettings, ClientTls, HttpSinkSettings
 from ebbflow.connectors.http.sink import HttpSink, split_lines
-from ebbflow.core import frames
-from ebbflow.core.calling import Handler
-from ebbflow.core.columns import COLUMNS
-from ebbflow.core.position import LINEAGE
-from ebbflow.message import RowResponse, Status
-from ebbflow.secret import Secret
+from ebbflow.domain.message import RowResponse, Status
+from ebbflow.domain.secrets import Secret
+from ebbflow.engine import frames
+from ebbflow.engine.position import LINEAGE
+from ebbflow.usercode.calling import Handler
+from ebbflow.usercode.columns import COLUMNS
 from tests.connectors.http.receiver import Receiver, Reply
 
 TIME = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)

@@ -24,9 +24,9 @@ import trustme
 from cryptography import x509
 
 from ebbflow.connectors.http.settings import HttpSourceSettings
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
+from ebbflow.domain.secrets import Secret
 from ebbflow.nats.locate import open_link, start_embedded
-from ebbflow.secret import Secret
 from ebbflow.web.endpoint import Certificate, Endpoint
 from ebbflow.web.self_signed import make_certificate
 from tests.connectors.http.posting import LOOPBACK, NDJSON, asked, in_background, posting, wait_for

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from ebbflow import Message, MonoVertex, Pipeline, Response
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
 from ebbflow.publishing import Login
 from ebbflow.runtime.provision import permissions_of
 from ebbflow.status.run_report import Silent

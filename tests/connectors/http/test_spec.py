@@ -9,12 +9,12 @@ import pytest
 import trustme
 
 from ebbflow import Pipeline
-from ebbflow.buffers.feed import FeedPlan
 from ebbflow.connectors.file.sink import FileSettings
 from ebbflow.connectors.http.settings import BatchSettings, HttpSinkSettings, HttpSourceSettings
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
 from ebbflow.nats.address import Addresses
 from ebbflow.runtime.planning import make_plans
+from ebbflow.streams.feed import FeedPlan
 from ebbflow.web.endpoint import Endpoint
 
 HEAD = """apiVersion: numaflow.numaproj.io/v1alpha1

@@ -11,15 +11,15 @@ import pytest
 from ebbflow.connectors.jetstream import spec
 from ebbflow.connectors.jetstream.durable import Durable
 from ebbflow.connectors.jetstream.source import JetStreamSettings, JetStreamSource
-from ebbflow.core.source_columns import columns_of, ids_of
-from ebbflow.errors import SetupError
-from ebbflow.nacks import NackOptions
+from ebbflow.domain.errors import SetupError
+from ebbflow.domain.message import NackOptions
+from ebbflow.domain.source import NackOffset, SourceMessage
+from ebbflow.engine.source_columns import columns_of, ids_of
 from ebbflow.nats import api
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import publish
 from ebbflow.publishing import Publisher
-from ebbflow.source import NackOffset, SourceMessage
 from tests.nats.outside import Outside, Stream, until
 from tests.nats.securing import Authority, Nkey, nats_server, reload
 

@@ -9,7 +9,7 @@ import pytest
 from ebbflow.connectors.kafka.settings import KafkaAccess, KafkaSinkSettings, KafkaSourceSettings
 from ebbflow.connectors.kafka.sink import KafkaSink
 from ebbflow.connectors.kafka.source import KafkaSource
-from ebbflow.message import Status
+from ebbflow.domain.message import Status
 from tests.connectors.kafka.test_sink import rows_of, write
 from tests.connectors.kafka.test_source import offsets, take, until
 

@@ -14,7 +14,7 @@ from ebbflow.connectors.kafka.records import (
     read_columns,
     write_records,
 )
-from ebbflow.core import frames
+from ebbflow.engine import frames
 
 texts = st.text(max_size=8)
 names = texts.filter(lambda name: not name.startswith("__"))

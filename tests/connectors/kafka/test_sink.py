@@ -9,9 +9,9 @@ import pytest
 from ebbflow.connectors.kafka.settings import KafkaAccess, KafkaSinkSettings
 from ebbflow.connectors.kafka.sink import KafkaSink
 from ebbflow.connectors.kafka.source import columns_of
-from ebbflow.core import frames
-from ebbflow.errors import SetupError
-from ebbflow.message import Status
+from ebbflow.domain.errors import SetupError
+from ebbflow.domain.message import Status
+from ebbflow.engine import frames
 from tests.connectors.kafka.broker import free_ports
 from tests.connectors.kafka.test_source import login, messages_of
 

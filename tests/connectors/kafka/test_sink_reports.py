@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from ebbflow.connectors.kafka.settings import KafkaAccess, KafkaSinkSettings
 from ebbflow.connectors.kafka.sink import KafkaSink
-from ebbflow.core import frames
-from ebbflow.message import Status
+from ebbflow.domain.message import Status
+from ebbflow.engine import frames
 
 WRITTEN, LOST, REFUSED, UNWANTED, STUCK, SILENT = range(6)
 """The fates of a message: stored, given up after a while, refused by the brokers, not taken by

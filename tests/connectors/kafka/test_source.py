@@ -14,9 +14,9 @@ from ebbflow.connectors.kafka import client
 from ebbflow.connectors.kafka.member import Member
 from ebbflow.connectors.kafka.settings import KafkaAccess, KafkaLogin, KafkaSourceSettings, KafkaTls
 from ebbflow.connectors.kafka.source import KafkaSource
-from ebbflow.errors import SetupError
-from ebbflow.secret import Secret
-from ebbflow.source import SourceMessage
+from ebbflow.domain.errors import SetupError
+from ebbflow.domain.secrets import Secret
+from ebbflow.domain.source import SourceMessage
 from tests.connectors.kafka.broker import PASSWORD, USER, free_ports
 
 pytestmark = pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ebbflow import Pipeline
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
 
 SPEC = """\
 apiVersion: numaflow.numaproj.io/v1alpha1

@@ -17,12 +17,12 @@ from ebbflow.connectors.jetstream import spec
 from ebbflow.connectors.jetstream.sink import JetStreamSink
 from ebbflow.connectors.nats.messages import PublishSettings, read_headers, write_headers
 from ebbflow.connectors.nats.sink import NatsSink
-from ebbflow.core import frames
-from ebbflow.core.columns import COLUMNS
-from ebbflow.core.position import LINEAGE
-from ebbflow.errors import SetupError
-from ebbflow.message import Status
+from ebbflow.domain.errors import SetupError
+from ebbflow.domain.message import Status
+from ebbflow.engine import frames
+from ebbflow.engine.position import LINEAGE
 from ebbflow.nats.address import Addresses
+from ebbflow.usercode.columns import COLUMNS
 from tests.nats.outside import Outside, Stream, until
 from tests.nats.securing import nats_server
 

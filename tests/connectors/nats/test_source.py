@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from ebbflow.buffers import streams
-from ebbflow.buffers.feed import Spot
 from ebbflow.connectors.nats.source import NatsFeed, NatsSettings
-from ebbflow.core import frames
-from ebbflow.core.frames import Rows
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
+from ebbflow.engine import frames
+from ebbflow.engine.frames import Rows
 from ebbflow.nats import api
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.stored import read_subject
+from ebbflow.streams import streams
+from ebbflow.streams.feed import Spot
 from tests.nats.outside import Outside, until
 from tests.nats.securing import nats_server
 

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from ebbflow import Pipeline
-from ebbflow.errors import SetupError, SpecError
+from ebbflow.domain.errors import SetupError, SpecError
 from ebbflow.nats.address import Addresses
 from ebbflow.runtime.planning import make_plans
 

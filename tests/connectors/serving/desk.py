@@ -10,24 +10,24 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ebbflow.buffers import streams
-from ebbflow.buffers.answers import AnswerBucket, bucket_config
-from ebbflow.buffers.carry_out import address
-from ebbflow.buffers.feed import Spot, StorePlan
-from ebbflow.buffers.names import Names
-from ebbflow.buffers.positions import PositionStore
 from ebbflow.connectors.http.request import Envelope
 from ebbflow.connectors.serving.answers import AnswerSource, BucketAnswers
 from ebbflow.connectors.serving.book import RequestBook
 from ebbflow.connectors.serving.served_request import ServedRequest
-from ebbflow.core import frames
-from ebbflow.core.answers import answer_headers, answer_key
-from ebbflow.core.position import Mark, Span
-from ebbflow.core.trail import SentTo, TrailRow, publish_trail
+from ebbflow.domain.outcome import Counts
+from ebbflow.engine import frames
+from ebbflow.engine.answers import answer_headers, answer_key
+from ebbflow.engine.position import Mark, Span
+from ebbflow.engine.trail import SentTo, TrailRow, publish_trail
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import publish
 from ebbflow.nats.stored import read_subject
-from ebbflow.outcome import Counts
+from ebbflow.streams import streams
+from ebbflow.streams.answers import AnswerBucket, bucket_config
+from ebbflow.streams.carry_out import address
+from ebbflow.streams.feed import Spot, StorePlan
+from ebbflow.streams.names import Names
+from ebbflow.streams.positions import PositionStore
 from ebbflow.web.refusal import Refusal
 
 TTL = 60_000

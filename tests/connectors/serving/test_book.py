@@ -8,8 +8,8 @@ import pytest
 
 from ebbflow.connectors.serving import book as books
 from ebbflow.connectors.serving import register
-from ebbflow.core.answers import Answer, own_answers
-from ebbflow.core.position import Mark
+from ebbflow.engine.answers import Answer, own_answers
+from ebbflow.engine.position import Mark
 from ebbflow.nats import api
 from tests.connectors.serving.desk import Desk, at, make_envelope, payloads, row, until
 

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
+from ebbflow.domain.secrets import Secret
 from ebbflow.nats.locate import open_link, start_embedded
-from ebbflow.secret import Secret
 from ebbflow.web.endpoint import Endpoint
 from tests.connectors.http.posting import in_background, wait_for
 from tests.connectors.serving.asking import asking

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from ebbflow.buffers import streams
 from ebbflow.connectors.serving.source import ServingFeed
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
+from ebbflow.streams import streams
 from ebbflow.web.endpoint import Endpoint
 from tests.connectors.http.posting import in_background, posting
 from tests.connectors.serving.asking import started

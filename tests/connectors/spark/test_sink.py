@@ -11,7 +11,7 @@ from itertools import count
 import pytest
 
 from ebbflow import Message, Pipeline, Response
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
 from tests.spark.runs import Failures, StopWhen
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]

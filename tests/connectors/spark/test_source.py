@@ -12,14 +12,14 @@ from functools import partial
 import pytest
 
 from ebbflow import MonoVertex, Pipeline, Response
-from ebbflow.buffers import streams
-from ebbflow.buffers.names import Names
 from ebbflow.connectors.spark.storing import SCHEMA, Storing, store_on_worker
-from ebbflow.display import PlainLines
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
 from ebbflow.nats import api
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.status.run_report import Silent
+from ebbflow.status.terminal import PlainLines
+from ebbflow.streams import streams
+from ebbflow.streams.names import Names
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]
 

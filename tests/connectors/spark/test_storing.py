@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.connectors.spark.storing import _content
-from ebbflow.core import frames
-from tests.core.sample_rows import texts, times
+from ebbflow.engine import frames
+from tests.engine.sample_rows import texts, times
 
 values = st.binary(max_size=4)
 rows = st.lists(

@@ -9,7 +9,7 @@ from ebbflow.connectors.spark.rows import as_messages, open_table
 from ebbflow.connectors.spark.session import clone_session, leaving_active
 from ebbflow.connectors.spark.settings import Format, SparkSourceSettings
 from ebbflow.deadletters import DeadLetters
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.spark import versions
 

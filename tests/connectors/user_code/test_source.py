@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ebbflow import Message, MonoVertex, Nack, NackOptions, Pipeline, Response, SourceMessage
-from ebbflow.core.dead_letter import Letter
 from ebbflow.deadletters import DeadLetters
+from ebbflow.engine.dead_letter import Letter
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.spark.run import run_pipeline
 from ebbflow.status.run_report import Silent, Summary

@@ -19,21 +19,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbflow import NackOffset, NackOptions, Source, SourceMessage
-from ebbflow.buffers.ledger import History
-from ebbflow.core import frames
-from ebbflow.core.frames import Rows
-from ebbflow.core.inlet import handed_back
-from ebbflow.core.outage import Patience
-from ebbflow.core.position import Mark
-from ebbflow.core.system_errors import LISTED
-from ebbflow.durations import Backoff
-from ebbflow.errors import SourceError
-from ebbflow.outcome import Redeliver
+from ebbflow.domain.durations import Backoff
+from ebbflow.domain.errors import SourceError
+from ebbflow.domain.outcome import Redeliver
+from ebbflow.engine import frames
+from ebbflow.engine.frames import Rows
+from ebbflow.engine.inlet import handed_back
+from ebbflow.engine.outage import Patience
+from ebbflow.engine.position import Mark
+from ebbflow.engine.system_errors import LISTED
 from ebbflow.runtime.source_process import client, reading
 from ebbflow.runtime.source_process.client import SourcePlan
 from ebbflow.runtime.source_process.inlet import PulledInlet
 from ebbflow.runtime.source_process.protocol import Order
 from ebbflow.runtime.source_process.server import SourceProcess
+from ebbflow.streams.ledger import History
 
 pytestmark = pytest.mark.timeout(120)
 RUNS = count()

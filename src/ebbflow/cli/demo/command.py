@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ebbflow.cli import run
-from ebbflow.errors import EbbflowError
+from ebbflow.domain.errors import EbbflowError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,7 +72,7 @@ def demo(
     ] = _STATE,
 ) -> None:
     """Run a real pipeline for about a minute, then check that no message is missing."""
-    from ebbflow.display import console_for
+    from ebbflow.status.terminal import console_for
 
     console = console_for(sys.stdout)
     database = _clear_store(state)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ebbflow.cli.completion import complete_vertices
-from ebbflow.durations import milliseconds
+from ebbflow.domain.durations import milliseconds
 
 if TYPE_CHECKING:
     from ebbflow.deadletters import DeadLetters, LetterFilter, Which

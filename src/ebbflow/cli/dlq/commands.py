@@ -124,7 +124,7 @@ def _echo_causes(letters: DeadLetters, chosen: LetterFilter, as_json: bool) -> N
 
 def _find_causes(letters: DeadLetters, chosen: LetterFilter) -> Causes:
     from ebbflow.cli.dlq.showing import why
-    from ebbflow.core.causes import CauseCounter
+    from ebbflow.engine.causes import CauseCounter
 
     if chosen.is_everything:
         causes = letters.causes().items()

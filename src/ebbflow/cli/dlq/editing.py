@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from ebbflow.deadletters.describing import own_headers
 from ebbflow.deadletters.transforms import LetterEdit
-from ebbflow.display import one_line
-from ebbflow.errors import EbbflowError
+from ebbflow.domain.errors import EbbflowError
+from ebbflow.status.terminal import one_line
 
 if TYPE_CHECKING:
     from ebbflow.deadletters import StoredLetter

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from ebbflow.core.causes import MOST_SHOWN
-from ebbflow.display import one_line
+from ebbflow.engine.causes import MOST_SHOWN
+from ebbflow.status.terminal import one_line
 
 if TYPE_CHECKING:
-    from ebbflow.core.dead_letter import Letter
     from ebbflow.deadletters import ReplayResult, StoredLetter
     from ebbflow.deadletters.letters import Causes
+    from ebbflow.engine.dead_letter import Letter
 
 _SHOWN_BYTES = 4096
 _SHOWN_NUMBERS = 8
@@ -26,7 +26,7 @@ _WHY, _ID, _VERTEX, _WIDE = 24, 12, 8, 110
 
 def console(err: bool = False) -> Any:
     """Returns rich's console for a stream; its width is that of the terminal."""
-    from ebbflow.display import console_for
+    from ebbflow.status.terminal import console_for
 
     return console_for(sys.stderr if err else sys.stdout)
 
@@ -89,7 +89,7 @@ def _is_count(text: str) -> bool:
 
 def why(letter: Letter) -> str:
     """Returns reason and error in one text, without saying a thing twice."""
-    from ebbflow.core.dead_letter import describe_cause
+    from ebbflow.engine.dead_letter import describe_cause
 
     return describe_cause(letter.reason, letter.error)
 

@@ -21,12 +21,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ebbflow.connectors.json_record import record
-from ebbflow.core import frames
-from ebbflow.core.frames import Rows
-from ebbflow.core.outage import away_row
-from ebbflow.errors import SetupError
-from ebbflow.message import RowResponse
-from ebbflow.nacks import NackOptions
+from ebbflow.domain.errors import SetupError
+from ebbflow.domain.message import NackOptions, RowResponse
+from ebbflow.engine import frames
+from ebbflow.engine.frames import Rows
+from ebbflow.engine.outage import away_row
 
 _VARIABLES = {
     "pipeline": "NUMAFLOW_PIPELINE_NAME",

@@ -11,9 +11,9 @@ from pydantic import AfterValidator, Field, StrictStr
 from pydantic_core import PydanticCustomError
 
 from ebbflow.connectors.plans import WHOLE_CHUNK, UserSink
+from ebbflow.connectors.schema import fields
+from ebbflow.connectors.schema.fields import shown
 from ebbflow.connectors.section import SinkSection
-from ebbflow.schema import fields
-from ebbflow.schema.fields import shown
 
 PLACES = ("pipeline", "vertex", "partition")
 

@@ -15,9 +15,9 @@ from random import Random
 
 import pyarrow as pa
 
-from ebbflow.core import frames
-from ebbflow.core.inlet import NEVER, Inlet
-from ebbflow.core.position import Mark
+from ebbflow.engine import frames
+from ebbflow.engine.inlet import NEVER, Inlet
+from ebbflow.engine.position import Mark
 
 _OVERHEAD = 8
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, StrictInt
 
+from ebbflow.connectors.schema import fields
 from ebbflow.connectors.section import SourceSection
-from ebbflow.schema import fields
 
 if TYPE_CHECKING:
     from ebbflow.connectors.generator.source import GeneratorPlan

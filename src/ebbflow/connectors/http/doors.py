@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from ebbflow.buffers.feed import Spot
 from ebbflow.connectors.http.listener import HttpListener, Taker, acquire, release
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
+from ebbflow.domain.secrets import Secret
 from ebbflow.nats.link import Link
-from ebbflow.secret import Secret
+from ebbflow.streams.feed import Spot
 from ebbflow.web.binding import is_loopback
 from ebbflow.web.connection import RequestHead
 from ebbflow.web.endpoint import Endpoint

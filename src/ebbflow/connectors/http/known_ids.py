@@ -23,12 +23,12 @@ from typing import Any
 
 import nats.errors
 
-from ebbflow.buffers.names import Names
-from ebbflow.buffers.streams import DUPLICATE_WINDOW
-from ebbflow.errors import EbbflowError
+from ebbflow.domain.errors import EbbflowError
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import BUFFER, publish
 from ebbflow.nats.stored import read_subject
+from ebbflow.streams.names import Names
+from ebbflow.streams.streams import DUPLICATE_WINDOW
 
 _AT_ONCE = 200
 _ASKING = 64

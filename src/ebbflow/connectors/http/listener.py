@@ -17,9 +17,9 @@ from dataclasses import replace
 from typing import Protocol
 from urllib.parse import unquote_to_bytes
 
-from ebbflow.buffers.feed import Spot
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
 from ebbflow.nats.link import Link
+from ebbflow.streams.feed import Spot
 from ebbflow.web.binding import bind, make_tls
 from ebbflow.web.connection import Receiver, RequestHead
 from ebbflow.web.endpoint import Endpoint

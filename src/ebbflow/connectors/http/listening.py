@@ -8,11 +8,11 @@ from typing import Annotated
 from pydantic import Field, StrictInt, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
+from ebbflow.connectors.schema import fields
+from ebbflow.connectors.schema.fields import Section
+from ebbflow.connectors.schema.secret import SecretRef
 from ebbflow.connectors.section import SourceSection
-from ebbflow.schema import fields
-from ebbflow.schema.fields import Section
-from ebbflow.schema.secret import SecretRef
-from ebbflow.secret import Secret
+from ebbflow.domain.secrets import Secret
 from ebbflow.web.endpoint import Certificate, Endpoint
 
 _HTTPS = 8_443

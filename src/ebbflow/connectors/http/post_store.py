@@ -21,12 +21,12 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from ebbflow.buffers.feed import Buffers
-from ebbflow.buffers.streams import DUPLICATE_WINDOW
 from ebbflow.connectors.http.known_ids import KnownIds
 from ebbflow.connectors.http.request import Envelope, rows_of
-from ebbflow.core import frames
-from ebbflow.errors import BufferFull, EbbflowError, MessageTooLarge
+from ebbflow.domain.errors import BufferFull, EbbflowError, MessageTooLarge
+from ebbflow.engine import frames
+from ebbflow.streams.feed import Buffers
+from ebbflow.streams.streams import DUPLICATE_WINDOW
 from ebbflow.web.body import Body
 from ebbflow.web.exchange import Exchange
 from ebbflow.web.refusal import Refusal, too_many, unavailable

@@ -19,7 +19,7 @@ from itertools import count
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ebbflow.core import frames
+from ebbflow.engine import frames
 from ebbflow.web.refusal import Refusal
 
 ID, TIME, KEYS = "x-numaflow-id", "x-numaflow-event-time", "x-numaflow-keys"

@@ -8,8 +8,8 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass
 
-from ebbflow import tls
-from ebbflow.secret import Secret
+from ebbflow.domain import secrets
+from ebbflow.domain.secrets import Secret
 from ebbflow.web.endpoint import Endpoint
 
 
@@ -38,9 +38,9 @@ class ClientTls:
 
     def context(self) -> ssl.SSLContext:
         """Returns a client's TLS, with the server's name checked."""
-        context = tls.trusting(self.ca)
+        context = secrets.trusting(self.ca)
         if self.cert is not None and self.key is not None:
-            tls.identify(context, self.cert, self.key.reveal())
+            secrets.identify(context, self.cert, self.key.reveal())
         return context
 
 

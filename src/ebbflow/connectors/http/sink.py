@@ -26,10 +26,9 @@ import pyarrow.compute as pc
 from ebbflow.connectors.http.client import HttpAnswer, HttpClient, NoAnswer, bound_wait
 from ebbflow.connectors.http.settings import BatchSettings, HttpSinkSettings
 from ebbflow.connectors.json_record import records
-from ebbflow.core.position import LINEAGE
-from ebbflow.core.trace_context import find_propagated
-from ebbflow.message import RowResponse
-from ebbflow.nacks import NackOptions
+from ebbflow.domain.message import NackOptions, RowResponse
+from ebbflow.engine.position import LINEAGE
+from ebbflow.engine.trace_context import find_propagated
 
 T = TypeVar("T")
 

@@ -15,14 +15,14 @@ import contextlib
 import time
 from dataclasses import replace
 
-from ebbflow.buffers.feed import Spot
-from ebbflow.buffers.names import Names
 from ebbflow.connectors.http.doors import Doors
 from ebbflow.connectors.http.known_ids import KnownIds
 from ebbflow.connectors.http.post_store import CERTAIN_WITHIN, Post, PostStore
 from ebbflow.connectors.http.request import Envelope, rows_of
 from ebbflow.connectors.http.settings import HttpSourceSettings
 from ebbflow.nats.link import Link
+from ebbflow.streams.feed import Spot
+from ebbflow.streams.names import Names
 from ebbflow.web.body import check_size
 from ebbflow.web.connection import Receiver, RequestHead
 from ebbflow.web.exchange import Exchange, describe_reason

@@ -18,15 +18,15 @@ from ebbflow.connectors.http.settings import (
     HttpSourceSettings,
 )
 from ebbflow.connectors.plans import WHOLE_CHUNK, UserSink
+from ebbflow.connectors.schema import fields
+from ebbflow.connectors.schema.fields import Section, shown
+from ebbflow.connectors.schema.secret import SecretRef, Tls
 from ebbflow.connectors.section import SinkSection, require_extra
-from ebbflow.errors import SetupError
-from ebbflow.schema import fields
-from ebbflow.schema.fields import Section, shown
-from ebbflow.schema.secret import SecretRef, Tls
-from ebbflow.secret import Secret
+from ebbflow.domain.errors import SetupError
+from ebbflow.domain.secrets import Secret
 
 if TYPE_CHECKING:
-    from ebbflow.buffers.feed import FeedPlan
+    from ebbflow.streams.feed import FeedPlan
 
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _TEXT = re.compile(r"[\t\x20-\x7e]*")
@@ -106,9 +106,9 @@ class HttpSourceSpec(ListeningSection):
     def plan(self, pipeline: str, vertex: str) -> FeedPlan:
         """Returns the feed, with all secrets read."""
         require_extra("The http source", "http", "cryptography")
-        from ebbflow.buffers.feed import FeedPlan
         from ebbflow.connectors.http.listener import check_ports
         from ebbflow.connectors.http.source import HttpFeed
+        from ebbflow.streams.feed import FeedPlan
 
         settings = self.settings(f"the http source {vertex}")
         check = partial(check_ports, settings.endpoints, f"http source {vertex}")

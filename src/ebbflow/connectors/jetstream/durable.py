@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from ebbflow.errors import JetStreamUnavailable, SetupError
+from ebbflow.domain.errors import JetStreamUnavailable, SetupError
 from ebbflow.nats import api
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.pull import EPOCH, has_domain

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from ebbflow.connectors.nats.connection import outside_link, renew_link
 from ebbflow.connectors.nats.messages import PublishSettings
-from ebbflow.errors import PermanentPublishError, PublishError, SetupError
-from ebbflow.message import RowResponse
+from ebbflow.domain.errors import PermanentPublishError, PublishError, SetupError
+from ebbflow.domain.message import RowResponse
 from ebbflow.nats.bulk import publish_all
 from ebbflow.nats.publish import PublishRetry
 

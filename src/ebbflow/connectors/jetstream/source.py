@@ -29,7 +29,8 @@ from ebbflow.connectors.jetstream.durable import Durable, confirm
 from ebbflow.connectors.jetstream.hand import Hand, write_offsets
 from ebbflow.connectors.nats.connection import not_allowed, outside_link
 from ebbflow.connectors.nats.messages import to_source_columns
-from ebbflow.errors import AccessError, EbbflowError, JetStreamUnavailable, SetupError
+from ebbflow.domain.errors import AccessError, EbbflowError, JetStreamUnavailable, SetupError
+from ebbflow.domain.source import NackOffset, Source
 from ebbflow.nats import api
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.pull import (
@@ -42,7 +43,6 @@ from ebbflow.nats.pull import (
     Word,
 )
 from ebbflow.nats.wire import Publishes
-from ebbflow.source import NackOffset, Source
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -12,9 +12,9 @@ from pydantic_core import PydanticCustomError
 
 from ebbflow.connectors.nats.spec import NatsAccess, NatsTarget, Pattern
 from ebbflow.connectors.plans import WHOLE_CHUNK, Pulled, UserSink
+from ebbflow.connectors.schema import fields
+from ebbflow.connectors.schema.fields import shown
 from ebbflow.connectors.section import SinkSection, SourceSection
-from ebbflow.schema import fields
-from ebbflow.schema.fields import shown
 
 _NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]+")
 _POLICY = re.compile(r"all|new|last|last_per_subject|by_start_sequence [1-9]\d*|by_start_time \d+")

@@ -23,7 +23,7 @@ from confluent_kafka import (
 
 from ebbflow.connectors.kafka.progress import Partition
 from ebbflow.connectors.kafka.settings import KafkaAccess, KafkaSourceSettings
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
 
 _ANSWER_WITHIN = 10.0
 _TRY_FOR = 1.0

@@ -31,7 +31,7 @@ from ebbflow.connectors.kafka.client import (
 )
 from ebbflow.connectors.kafka.progress import Partition, Progress, read_offsets
 from ebbflow.connectors.kafka.settings import KafkaSourceSettings
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
 
 _AHEAD = 8_000
 _AHEAD_BYTES = 32 * 1024 * 1024

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ebbflow.secret import Secret
+from ebbflow.domain.secrets import Secret
 
 
 @dataclass(frozen=True, slots=True)

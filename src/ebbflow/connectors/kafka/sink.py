@@ -21,7 +21,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from ebbflow.connectors.kafka.client import Complaints, describe, find_topics, make_client
 from ebbflow.connectors.kafka.records import write_records
 from ebbflow.connectors.kafka.settings import KafkaSinkSettings
-from ebbflow.message import RowResponse
+from ebbflow.domain.message import RowResponse
 
 _MARGIN = 2.0
 _ANY_PARTITION, _NOW = -1, 0

@@ -18,7 +18,7 @@ from ebbflow.connectors.kafka.member import Member
 from ebbflow.connectors.kafka.progress import write_offsets
 from ebbflow.connectors.kafka.records import Headers, read_columns
 from ebbflow.connectors.kafka.settings import KafkaSourceSettings
-from ebbflow.source import Source
+from ebbflow.domain.source import Source
 
 _TIME = pa.timestamp("us", tz="UTC")
 _YEAR_1, _YEAR_10000 = -62_135_596_800_000, 253_402_300_800_000

@@ -23,11 +23,11 @@ from ebbflow.connectors.kafka.settings import (
     KafkaTls,
 )
 from ebbflow.connectors.plans import WHOLE_CHUNK, Pulled, UserSink
+from ebbflow.connectors.schema import fields
+from ebbflow.connectors.schema.fields import Section, shown
+from ebbflow.connectors.schema.secret import SecretRef, Tls
 from ebbflow.connectors.section import SinkSection, SourceSection, require_extra
-from ebbflow.schema import fields
-from ebbflow.schema.fields import Section, shown
-from ebbflow.schema.secret import SecretRef, Tls
-from ebbflow.secret import Secret
+from ebbflow.domain.secrets import Secret
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 

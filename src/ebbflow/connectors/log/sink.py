@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ebbflow.core.printing import Emit, Printed, cut
-from ebbflow.core.verdict import Verdict
-from ebbflow.message import Datum
+from ebbflow.domain.message import Datum
+from ebbflow.engine.verdict import Verdict
+from ebbflow.usercode.printing import Emit, Printed, cut
 
 _AT_ONCE = 64 * 1024
 

@@ -10,7 +10,7 @@ import contextlib
 
 import nats.errors
 
-from ebbflow.errors import AccessError, SetupError
+from ebbflow.domain.errors import AccessError, SetupError
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.connect import connect

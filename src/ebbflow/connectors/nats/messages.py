@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ebbflow.core.position import LINEAGE
-from ebbflow.errors import MessageTooLarge
-from ebbflow.message import RowResponse
+from ebbflow.domain.errors import MessageTooLarge
+from ebbflow.domain.message import RowResponse
+from ebbflow.engine.position import LINEAGE
 from ebbflow.nats import wire
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.outgoing import Outgoing

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from ebbflow.connectors.nats.connection import outside_link, renew_link
 from ebbflow.connectors.nats.messages import PublishSettings
-from ebbflow.errors import AccessError, SetupError
-from ebbflow.message import RowResponse
+from ebbflow.domain.errors import AccessError, SetupError
+from ebbflow.domain.message import RowResponse
 from ebbflow.nats.wire import Publishes
 
 

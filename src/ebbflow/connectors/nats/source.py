@@ -21,13 +21,13 @@ from itertools import islice
 import nats.errors
 import pyarrow as pa
 
-from ebbflow.buffers.feed import Spot
 from ebbflow.connectors.nats.connection import leave, outside_client
 from ebbflow.connectors.nats.messages import to_source_columns
-from ebbflow.core import frames
-from ebbflow.errors import EbbflowError, SetupError
+from ebbflow.domain.errors import EbbflowError, SetupError
+from ebbflow.engine import frames
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.wire import Parcel
+from ebbflow.streams.feed import Spot
 
 MOST_WAITING = 64 * 1024 * 1024
 """The bytes that may wait in memory for room in the buffer."""

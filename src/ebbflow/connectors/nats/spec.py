@@ -10,16 +10,16 @@ from pydantic import AfterValidator, Field, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
 from ebbflow.connectors.plans import WHOLE_CHUNK, UserSink
+from ebbflow.connectors.schema import fields
+from ebbflow.connectors.schema.fields import Section, shown
+from ebbflow.connectors.schema.secret import SecretRef, Tls
 from ebbflow.connectors.section import SinkSection, SourceSection
-from ebbflow.errors import SetupError
-from ebbflow.schema import fields
-from ebbflow.schema.fields import Section, shown
-from ebbflow.schema.secret import SecretRef, Tls
+from ebbflow.domain.errors import SetupError
 
 if TYPE_CHECKING:
-    from ebbflow.buffers.feed import FeedPlan
     from ebbflow.connectors.nats.messages import PublishSettings
     from ebbflow.nats.address import Addresses
+    from ebbflow.streams.feed import FeedPlan
 
 _ANY_NAME = re.compile(r"(?:(?<=\.)|^)\*(?=\.|$)|(?:(?<=\.)|^)>$")
 _HEADER = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -158,8 +158,8 @@ class NatsSourceSpec(NatsAccess, SourceSection):
 
     def plan(self, pipeline: str, vertex: str) -> FeedPlan:
         """Returns the feed, with all secrets read."""
-        from ebbflow.buffers.feed import FeedPlan
         from ebbflow.connectors.nats.source import NatsFeed, NatsSettings
+        from ebbflow.streams.feed import FeedPlan
 
         server = self.addresses(f"source {vertex}")
         return FeedPlan(NatsFeed, NatsSettings(server, self.subject, self.queue))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ebbflow.core.verdict import Verdict
+from ebbflow.engine.verdict import Verdict
 
 
 def write(verdict: Verdict) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ebbflow.core.answers import Answer, own_answers
-from ebbflow.core.calling import Handler
-from ebbflow.core.targets import resolve
-from ebbflow.core.variables import Variables, in_environment
-from ebbflow.pynumaflow.adapters import adapt
-from ebbflow.schema.literals import Code
+from ebbflow.domain.code import Code
+from ebbflow.engine.answers import Answer, own_answers
+from ebbflow.numaflow.pynumaflow.adapters import adapt
+from ebbflow.usercode.calling import Handler
+from ebbflow.usercode.targets import resolve
+from ebbflow.usercode.variables import Variables, in_environment
 
 
 class OwnStore:

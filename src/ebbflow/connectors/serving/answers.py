@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-from ebbflow.buffers.answers import AnswerBucket
 from ebbflow.connectors.serve.store import OwnStore
-from ebbflow.core.answers import Answer
-from ebbflow.core.variables import Variables
-from ebbflow.errors import EbbflowError
+from ebbflow.domain.code import Code
+from ebbflow.domain.errors import EbbflowError
+from ebbflow.engine.answers import Answer
 from ebbflow.nats.follow import Follower
-from ebbflow.schema.literals import Code
+from ebbflow.streams.answers import AnswerBucket
+from ebbflow.usercode.variables import Variables
 
 TakeAnswers = Callable[[Sequence[Answer]], None]
 """Gets the answers that have come together, each with the ``token`` of its request."""

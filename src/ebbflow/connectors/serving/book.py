@@ -22,9 +22,6 @@ from operator import attrgetter
 
 import nats.errors
 
-from ebbflow.buffers.feed import Spot
-from ebbflow.buffers.names import Names
-from ebbflow.buffers.trail import TrailFollower
 from ebbflow.connectors.http.post_store import PostStore
 from ebbflow.connectors.http.request import Envelope, rows_of
 from ebbflow.connectors.serving.answers import AnswerSource
@@ -34,10 +31,13 @@ from ebbflow.connectors.serving.recovery import read_life, read_waiting, tell_ag
 from ebbflow.connectors.serving.register import RequestRegister
 from ebbflow.connectors.serving.served_request import ServedRequest
 from ebbflow.connectors.serving.submission import Submission
-from ebbflow.core.answers import Answer
-from ebbflow.errors import EbbflowError
+from ebbflow.domain.errors import EbbflowError
+from ebbflow.engine.answers import Answer
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
+from ebbflow.streams.feed import Spot
+from ebbflow.streams.names import Names
+from ebbflow.streams.trail import TrailFollower
 from ebbflow.web.body import check_size
 from ebbflow.web.refusal import Refusal, too_many, unavailable
 

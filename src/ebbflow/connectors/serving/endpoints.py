@@ -34,7 +34,7 @@ from ebbflow.connectors.serving.results import (
 )
 from ebbflow.connectors.serving.settings import ServingSettings
 from ebbflow.connectors.serving.sse import format_error, stream_answers
-from ebbflow.errors import EbbflowError
+from ebbflow.domain.errors import EbbflowError
 from ebbflow.web.body import BodilessRequest, Body, check_size
 from ebbflow.web.connection import Receiver, RequestHead, refusal_of
 from ebbflow.web.event_stream import EventStream

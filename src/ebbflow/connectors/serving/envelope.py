@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ebbflow.connectors.http.request import ID, Envelope, check_id, join_headers
-from ebbflow.request_ids import make_request_id
+from ebbflow.domain.message import make_request_id
 from ebbflow.web.refusal import Refusal
 
 

@@ -11,8 +11,8 @@ from datetime import datetime
 from operator import attrgetter
 
 from ebbflow.connectors.serving.served_request import ServedRequest, Status
-from ebbflow.core.answers import Answer, answer_key
-from ebbflow.core.completion import Completion
+from ebbflow.engine.answers import Answer, answer_key
+from ebbflow.engine.completion import Completion
 
 
 class AnswersSoFar:

@@ -8,7 +8,7 @@ from typing import Any
 from ebbflow.connectors.http.request import KEYS, TIME
 from ebbflow.connectors.serving.results import BINARY, LENGTH, LENGTHS, TEXT
 from ebbflow.connectors.serving.settings import ServingSettings
-from ebbflow.version import __version__
+from ebbflow.domain.version import __version__
 from ebbflow.web.exchange import JSON
 
 Tree = dict[str, Any]

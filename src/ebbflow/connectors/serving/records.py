@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 import nats.errors
 
 from ebbflow.connectors.serving.served_request import ServedRequest
-from ebbflow.core.answers import answer_key
-from ebbflow.errors import EbbflowError
+from ebbflow.domain.errors import EbbflowError
+from ebbflow.engine.answers import answer_key
 from ebbflow.nats.bulk import publish_all
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.publish import BUFFER, publish

@@ -13,17 +13,17 @@ from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime
 
-from ebbflow.buffers.names import Names
-from ebbflow.buffers.positions import read_all
 from ebbflow.connectors.serving.register import Retelling
-from ebbflow.core import frames
-from ebbflow.core.position import Mark
-from ebbflow.core.trail import TrailRow, publish_trail
+from ebbflow.engine import frames
+from ebbflow.engine.position import Mark
+from ebbflow.engine.trail import TrailRow, publish_trail
 from ebbflow.nats import api
 from ebbflow.nats.behind import read_behind
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import BUFFER, publish
+from ebbflow.streams.names import Names
+from ebbflow.streams.positions import read_all
 
 
 async def read_life(client: SecuredClient, stream: str) -> str:

@@ -11,8 +11,6 @@ import contextlib
 import gc
 from collections.abc import Mapping
 
-from ebbflow.buffers.answers import AnswerBucket
-from ebbflow.buffers.feed import Spot, StorePlan
 from ebbflow.connectors.http.doors import Doors
 from ebbflow.connectors.serving.answers import AnswerSource, BucketAnswers, OwnStoreAnswers
 from ebbflow.connectors.serving.book import RequestBook
@@ -22,6 +20,8 @@ from ebbflow.connectors.serving.openapi import PAGE_HEADERS, make_document, make
 from ebbflow.connectors.serving.results import describe_problem, encode_json
 from ebbflow.connectors.serving.settings import ServingSettings
 from ebbflow.nats.link import Link
+from ebbflow.streams.answers import AnswerBucket
+from ebbflow.streams.feed import Spot, StorePlan
 from ebbflow.web.body import BodilessRequest
 from ebbflow.web.connection import Receiver, RequestHead
 from ebbflow.web.exchange import JSON, Exchange

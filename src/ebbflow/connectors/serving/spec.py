@@ -11,13 +11,13 @@ from pydantic_core import PydanticCustomError
 
 from ebbflow.connectors.http.listening import ListeningSection
 from ebbflow.connectors.http.spec import HeaderName
+from ebbflow.connectors.schema import fields
+from ebbflow.connectors.schema.fields import shown
 from ebbflow.connectors.section import require_extra
 from ebbflow.connectors.serving.settings import ServingSettings
-from ebbflow.schema import fields
-from ebbflow.schema.fields import shown
 
 if TYPE_CHECKING:
-    from ebbflow.buffers.feed import FeedPlan
+    from ebbflow.streams.feed import FeedPlan
 
 
 def _origin(value: str) -> str:
@@ -65,9 +65,9 @@ class ServingSourceSpec(ServingFields):
     def plan(self, pipeline: str, vertex: str) -> FeedPlan:
         """Returns the feed, with all secrets read."""
         require_extra("The serving source", "http", "cryptography")
-        from ebbflow.buffers.feed import FeedPlan
         from ebbflow.connectors.http.listener import check_ports
         from ebbflow.connectors.serving.source import ServingFeed
+        from ebbflow.streams.feed import FeedPlan
 
         settings = self.settings(f"the serving source {vertex}")
         check = partial(check_ports, settings.endpoints, f"serving source {vertex}")

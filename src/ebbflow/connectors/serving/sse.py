@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 
 from ebbflow.connectors.serving.results import describe_failure, encode_json, is_text
 from ebbflow.connectors.serving.served_request import ServedRequest
-from ebbflow.core.answers import Answer
+from ebbflow.engine.answers import Answer
 from ebbflow.web.exchange import Exchange
 
 

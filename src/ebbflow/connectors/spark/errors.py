@@ -14,7 +14,7 @@ from typing import Any
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
-from ebbflow.core.isolation import Trouble
+from ebbflow.engine.isolation import Trouble
 
 _WRAPPER = re.compile(
     r"Job aborted|Writing job aborted|\[(STREAM_FAILED|TASK_WRITE_FAILED|FAILED_EXECUTE_UDF"

@@ -22,7 +22,7 @@ from ebbflow.connectors.spark.unread import (
     options_for_unread,
     unread_of,
 )
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -11,7 +11,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from ebbflow.connectors.spark.settings import Format
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
 
 _NOT_FOUND = "[DATA_SOURCE_NOT_FOUND]"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ebbflow.secret import Secret
+from ebbflow.domain.secrets import Secret
 
 FILE_FORMATS = frozenset({"parquet", "orc", "json", "csv"})
 """The formats whose tables are folders of files that a writer may name."""

@@ -23,13 +23,13 @@ from uuid import uuid4
 from py4j.protocol import Py4JError
 from pyspark import InheritableThread
 
-from ebbflow.buffers.feed import Spot
 from ebbflow.connectors.spark.errors import hush, trouble
 from ebbflow.connectors.spark.rows import as_messages, open_table
 from ebbflow.connectors.spark.session import clone_session
 from ebbflow.connectors.spark.settings import SparkSourceSettings
 from ebbflow.connectors.spark.storing import SCHEMA, Storing, store_on_worker
-from ebbflow.durations import Backoff
+from ebbflow.domain.durations import Backoff
+from ebbflow.streams.feed import Spot
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -9,14 +9,14 @@ from pydantic import AfterValidator, Field, PlainValidator, StrictBool, StrictSt
 from pydantic_core import PydanticCustomError
 
 from ebbflow.connectors.plans import SparkSink
+from ebbflow.connectors.schema import fields
+from ebbflow.connectors.schema.fields import Section, shown
+from ebbflow.connectors.schema.secret import SecretRef
 from ebbflow.connectors.section import SinkSection, SourceSection
 from ebbflow.connectors.spark.settings import Format, SparkSinkSettings, SparkSourceSettings
-from ebbflow.schema import fields
-from ebbflow.schema.fields import Section, shown
-from ebbflow.schema.secret import SecretRef
 
 if TYPE_CHECKING:
-    from ebbflow.buffers.feed import FeedPlan
+    from ebbflow.streams.feed import FeedPlan
 
 _SECRET_NAME = re.compile(
     r"(password|passwd|secret|token|credentials?|(access|api|secret)[._]?key)$"
@@ -131,8 +131,8 @@ class SparkSourceSpec(SparkSection, SourceSection):
 
     def plan(self, pipeline: str, vertex: str) -> FeedPlan:
         """Returns the feed, with all secrets read."""
-        from ebbflow.buffers.feed import FeedPlan
         from ebbflow.connectors.spark.source import SparkFeed
+        from ebbflow.streams.feed import FeedPlan
 
         return FeedPlan(SparkFeed, self.settings(f"the source {vertex}"))
 

@@ -21,14 +21,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
-from ebbflow.buffers.feed import Buffers
-from ebbflow.buffers.names import Names
-from ebbflow.core import frames
-from ebbflow.core.dead_letter import mark_dead
-from ebbflow.errors import EbbflowError, MessageTooLarge
+from ebbflow.domain.errors import EbbflowError, MessageTooLarge
+from ebbflow.domain.outcome import DeadLetter
+from ebbflow.engine import frames
+from ebbflow.engine.dead_letter import mark_dead
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link, worker_link
-from ebbflow.outcome import DeadLetter
+from ebbflow.streams.feed import Buffers
+from ebbflow.streams.names import Names
 
 SCHEMA = "stored bigint"
 _UNREAD = "unread"

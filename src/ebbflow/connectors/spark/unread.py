@@ -23,7 +23,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

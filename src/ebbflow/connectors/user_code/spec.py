@@ -9,26 +9,26 @@ from typing import ClassVar, cast
 from pydantic import Field, PrivateAttr
 
 from ebbflow.connectors.plans import Pulled, UserSink
+from ebbflow.connectors.schema import fields
+from ebbflow.connectors.schema.container import Container, Program
+from ebbflow.connectors.schema.fields import Section
 from ebbflow.connectors.section import SinkSection, SourceSection, require_extra
-from ebbflow.core import targets
-from ebbflow.core.variables import Variables
-from ebbflow.pynumaflow.recognition import Place
-from ebbflow.schema import fields
-from ebbflow.schema.container import Container, Program
-from ebbflow.schema.fields import Section
-from ebbflow.schema.literals import Code, Mode, SinkMode
-from ebbflow.wire.docker import check_docker
-from ebbflow.wire.function import BATCH_ROWS, FunctionPlan
-from ebbflow.wire.server_info import ContainerType
+from ebbflow.domain.code import Code, Mode, SinkMode
+from ebbflow.numaflow.docker import check_docker
+from ebbflow.numaflow.function import BATCH_ROWS, FunctionPlan
+from ebbflow.numaflow.pynumaflow.recognition import Place
+from ebbflow.numaflow.server_info import ContainerType
+from ebbflow.usercode import targets
+from ebbflow.usercode.variables import Variables
 
 _CALLERS: dict[ContainerType, str] = {
-    "udf": "ebbflow.wire.remote_map:RemoteMap",
-    "transformer": "ebbflow.wire.remote_map:RemoteMap",
-    "udsink": "ebbflow.wire.remote_sink:RemoteSink",
-    "fb-udsink": "ebbflow.wire.remote_sink:RemoteSink",
-    "ons-udsink": "ebbflow.wire.remote_sink:RemoteSink",
-    "udsource": "ebbflow.wire.remote_source:RemoteSource",
-    "udstore": "ebbflow.wire.remote_store:RemoteStore",
+    "udf": "ebbflow.numaflow.remote_map:RemoteMap",
+    "transformer": "ebbflow.numaflow.remote_map:RemoteMap",
+    "udsink": "ebbflow.numaflow.remote_sink:RemoteSink",
+    "fb-udsink": "ebbflow.numaflow.remote_sink:RemoteSink",
+    "ons-udsink": "ebbflow.numaflow.remote_sink:RemoteSink",
+    "udsource": "ebbflow.numaflow.remote_source:RemoteSource",
+    "udstore": "ebbflow.numaflow.remote_store:RemoteStore",
 }
 """The code that calls a function in its own process; imported only where there is one."""
 
@@ -95,7 +95,7 @@ class CodeSection(Section):
         Not only on the worker: a function that was sent there has left its module behind, and a
         server of pynumaflow cannot be sent.
         """
-        from ebbflow.pynumaflow.adapters import adapt  # lint does without Arrow
+        from ebbflow.numaflow.pynumaflow.adapters import adapt  # lint does without Arrow
 
         return code if isinstance(code, str) else cast("Code", adapt(code, self.PLACE))
 

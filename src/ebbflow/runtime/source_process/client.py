@@ -15,13 +15,13 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ebbflow.connectors.spark.pickling import pickle_by_value
-from ebbflow.core.system_errors import LISTED, SystemErrors
-from ebbflow.core.variables import CONTAINER_TYPE, Variables, expand_all
-from ebbflow.errors import SourceError
+from ebbflow.domain.code import Code
+from ebbflow.domain.errors import SourceError
+from ebbflow.engine.system_errors import LISTED, SystemErrors
 from ebbflow.runtime.source_process.line import Line
 from ebbflow.runtime.source_process.protocol import Answer, Order, Request
-from ebbflow.schema.literals import Code
+from ebbflow.usercode.poison import pickle_by_value
+from ebbflow.usercode.variables import CONTAINER_TYPE, Variables, expand_all
 
 COLUMNS_LIMIT = 8_000
 """The most rows that a source which returns columns is asked for, unless something else is said.

@@ -17,14 +17,12 @@ from typing import Protocol, assert_never
 
 import pyarrow as pa
 
-from ebbflow.buffers.ledger import FACTS, Ledger
-from ebbflow.core import frames
-from ebbflow.core.inlet import HandedBack, Inlet
-from ebbflow.core.outage import Patience, Waiting
-from ebbflow.core.position import Mark
-from ebbflow.core.printing import Printed
-from ebbflow.core.source_columns import NO_OFFSETS, frame_of
-from ebbflow.errors import SourceError
+from ebbflow.domain.errors import SourceError
+from ebbflow.engine import frames
+from ebbflow.engine.inlet import HandedBack, Inlet
+from ebbflow.engine.outage import Patience, Waiting
+from ebbflow.engine.position import Mark
+from ebbflow.engine.source_columns import NO_OFFSETS, frame_of
 from ebbflow.runtime.source_process.client import Companion, SourcePlan
 from ebbflow.runtime.source_process.protocol import (
     Answer,
@@ -39,6 +37,8 @@ from ebbflow.runtime.source_process.protocol import (
     Settle,
     Told,
 )
+from ebbflow.streams.ledger import FACTS, Ledger
+from ebbflow.usercode.printing import Printed
 
 _CLOSE_WITHIN = 30.0
 

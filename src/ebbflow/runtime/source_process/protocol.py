@@ -13,11 +13,11 @@ from typing import Literal
 
 import pyarrow as pa
 
-from ebbflow.core.blame import Outage
-from ebbflow.core.inlet import NACKS, HandedBack
-from ebbflow.core.printing import Printed
-from ebbflow.core.source_columns import OFFSETS, ROWS
-from ebbflow.core.system_errors import SystemErrors
+from ebbflow.engine.blame import Outage
+from ebbflow.engine.inlet import NACKS, HandedBack
+from ebbflow.engine.source_columns import OFFSETS, ROWS
+from ebbflow.engine.system_errors import SystemErrors
+from ebbflow.usercode.printing import Printed
 
 _ACKS = pa.schema([pa.field("offset", OFFSETS, nullable=False)])
 

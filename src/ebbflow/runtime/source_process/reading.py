@@ -19,14 +19,12 @@ from typing import Any, Literal, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ebbflow.core.blame import Outage
-from ebbflow.core.calling import Handler
-from ebbflow.core.printing import Printed
-from ebbflow.core.source_columns import check_columns, columns_of, rows_of
-from ebbflow.core.targets import resolve
-from ebbflow.errors import SetupError
-from ebbflow.nacks import NackOptions
-from ebbflow.pynumaflow.adapters import adapt
+from ebbflow.domain.errors import SetupError
+from ebbflow.domain.message import NackOptions
+from ebbflow.domain.source import NackOffset, SourceMessage, redelivers
+from ebbflow.engine.blame import Outage
+from ebbflow.engine.source_columns import check_columns, columns_of, rows_of
+from ebbflow.numaflow.pynumaflow.adapters import adapt
 from ebbflow.runtime.source_process.in_hand import InHand
 from ebbflow.runtime.source_process.protocol import (
     Failed,
@@ -37,7 +35,9 @@ from ebbflow.runtime.source_process.protocol import (
     Settle,
     Told,
 )
-from ebbflow.source import NackOffset, SourceMessage, redelivers
+from ebbflow.usercode.calling import Handler
+from ebbflow.usercode.printing import Printed
+from ebbflow.usercode.targets import resolve
 
 WINDOW = 40_000
 """Messages that may be unsettled before no more are read."""

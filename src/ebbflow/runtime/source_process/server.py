@@ -23,7 +23,6 @@ import threading
 import time
 from pathlib import Path
 
-from ebbflow.core.printing import Printed, redirected
 from ebbflow.runtime.source_process.line import Line
 from ebbflow.runtime.source_process.protocol import (
     Answer,
@@ -36,6 +35,7 @@ from ebbflow.runtime.source_process.protocol import (
     Settle,
 )
 from ebbflow.runtime.source_process.reading import SourceReading
+from ebbflow.usercode.printing import Printed, redirected
 
 _ALONE = 20.0
 _LOOK_EVERY = 1.0

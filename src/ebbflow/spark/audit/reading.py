@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from ebbflow.connectors.schema.secret import SecretRef
 from ebbflow.connectors.spark.settings import FILE_FORMATS, Format
-from ebbflow.core.audit import PLAIN_TABLE
-from ebbflow.errors import SetupError
-from ebbflow.schema.secret import SecretRef
+from ebbflow.domain.errors import SetupError
+from ebbflow.engine.audit import PLAIN_TABLE
 from ebbflow.spark.audit.files import TableFiles
 from ebbflow.spark.audit.rows import merge_files, plain_ddl
 from ebbflow.spark.audit.tables import local_folder

@@ -16,9 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ebbflow.buffers.audit import AuditBatch
-from ebbflow.buffers.names import Names
-from ebbflow.core.audit import (
+from ebbflow.engine.audit import (
     FEW_VALUES,
     PLAIN_TABLE,
     TABLE,
@@ -31,6 +29,8 @@ from ebbflow.nats.address import Addresses
 from ebbflow.nats.behind import read_behind
 from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.pull import Deliveries
+from ebbflow.streams.audit import AuditBatch
+from ebbflow.streams.names import Names
 
 _GROUP = 500_000
 # Ids have long beginnings in common. The other columns hold few values, and Arrow writes those as

@@ -28,7 +28,7 @@ from pyspark.errors import PySparkException
 from ebbflow.connectors.spark.errors import trouble
 from ebbflow.connectors.spark.session import clone_session, find_format
 from ebbflow.connectors.spark.settings import FILE_FORMATS, Format
-from ebbflow.errors import SetupError, SparkError
+from ebbflow.domain.errors import SetupError, SparkError
 from ebbflow.spark.audit.files import ASIDE, BatchSpan, TableFiles
 from ebbflow.spark.audit.rows import BatchRows, give_rows, merge_files, plain_ddl, write_files
 

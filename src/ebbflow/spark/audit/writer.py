@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark import InheritableThread
 
-from ebbflow.buffers.audit import AuditStream
-from ebbflow.buffers.names import Names
-from ebbflow.buffers.streams import DEFAULT_BUFFER_BYTES
 from ebbflow.connectors.spark.errors import hush
-from ebbflow.durations import Backoff
+from ebbflow.domain.durations import Backoff
 from ebbflow.spark.audit.files import BatchSpan
 from ebbflow.spark.audit.rows import BatchRows
 from ebbflow.spark.audit.tables import AuditTable, open_table
 from ebbflow.status.model import Concern
+from ebbflow.streams.audit import AuditStream
+from ebbflow.streams.names import Names
+from ebbflow.streams.streams import DEFAULT_BUFFER_BYTES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING
 
-from ebbflow.errors import CallTimeout
+from ebbflow.domain.errors import CallTimeout
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -16,11 +16,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType
 
 from ebbflow.connectors.spark.errors import trouble
-from ebbflow.core.isolation import Trouble
-from ebbflow.core.query_rows import null_value
-from ebbflow.errors import ContractViolation, MessageTooLarge, SetupError
+from ebbflow.domain.errors import ContractViolation, MessageTooLarge, SetupError
+from ebbflow.engine.isolation import Trouble
 from ebbflow.runtime.handlers import resolve_code
 from ebbflow.runtime.plan import DataFrameMap, SqlMap, VertexPlan
+from ebbflow.spark.batch.query_rows import null_value
 from ebbflow.spark.batch.reading import COLUMNS
 
 if TYPE_CHECKING:

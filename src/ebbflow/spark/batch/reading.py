@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from ebbflow.core import frames
-from ebbflow.core.position import Mark
-from ebbflow.core.publications import FROM, WATERMARK
-from ebbflow.errors import EbbflowError
+from ebbflow.domain.errors import EbbflowError
+from ebbflow.engine import frames
+from ebbflow.engine.position import Mark
+from ebbflow.engine.publications import FROM, WATERMARK
 from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.publish import MSG_ID
 from ebbflow.nats.stored import StoredMessage, StreamSnapshot, read_one, read_page

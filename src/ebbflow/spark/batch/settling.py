@@ -17,34 +17,34 @@ from typing import Any
 
 import pyarrow as pa
 
-from ebbflow.buffers.carry_out import publish_all
-from ebbflow.buffers.names import Names
-from ebbflow.buffers.replayed import without_stored
-from ebbflow.core import frames
-from ebbflow.core.breaker import Breaker
-from ebbflow.core.checks import Rules
-from ebbflow.core.frames import Rows
-from ebbflow.core.isolation import Trouble
-from ebbflow.core.position import Mark
-from ebbflow.core.publications import Chunk, ChunkNumber
-from ebbflow.core.query_rows import record_query_rows
-from ebbflow.core.raised import Raised, RaisedErrors
-from ebbflow.core.rescue import settle_or_refuse
-from ebbflow.core.retry import conclude
-from ebbflow.core.settlement import Settlement
-from ebbflow.core.sinks import run_fallback
-from ebbflow.core.verdict import Verdict
-from ebbflow.errors import SparkError
+from ebbflow.domain.errors import SparkError
+from ebbflow.domain.outcome import Counts
+from ebbflow.engine import frames
+from ebbflow.engine.breaker import Breaker
+from ebbflow.engine.checks import Rules
+from ebbflow.engine.frames import Rows
+from ebbflow.engine.isolation import Trouble
+from ebbflow.engine.position import Mark
+from ebbflow.engine.publications import Chunk, ChunkNumber
+from ebbflow.engine.raised import Raised, RaisedErrors
+from ebbflow.engine.rescue import settle_or_refuse
+from ebbflow.engine.retry import conclude
+from ebbflow.engine.settlement import Settlement
+from ebbflow.engine.verdict import Verdict
 from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.publish import Tally
-from ebbflow.outcome import Counts
 from ebbflow.runtime.events import Events
 from ebbflow.runtime.handlers import close_handlers
 from ebbflow.runtime.measures import dump_raised
 from ebbflow.runtime.nats_task import place_of
 from ebbflow.runtime.operators import Operators, set_environment
 from ebbflow.runtime.plan import SinksPlan, VertexPlan
+from ebbflow.spark.batch.query_rows import record_query_rows
 from ebbflow.spark.batch.reading import FrameRange, read_frames
+from ebbflow.streams.carry_out import publish_all
+from ebbflow.streams.names import Names
+from ebbflow.streams.replayed import without_stored
+from ebbflow.usercode.sinks import run_fallback
 
 SCHEMA = "settled string"
 

@@ -21,23 +21,21 @@ from typing import TYPE_CHECKING
 from nats.aio.msg import Msg
 from pyspark import InheritableThread
 
-from ebbflow.buffers.names import Names
-from ebbflow.buffers.positions import PositionStore
 from ebbflow.connectors.plans import BlackholeSink
 from ebbflow.connectors.spark.errors import hush
 from ebbflow.connectors.spark.session import clone_session, leaving_active
-from ebbflow.core.blame import Outage
-from ebbflow.core.breaker import Breaker
-from ebbflow.core.isolation import Isolated, Trouble, isolate
-from ebbflow.core.position import Position, Span, chunk_key
-from ebbflow.core.publications import ChunkNumber
-from ebbflow.core.raised import RaisedErrors
-from ebbflow.core.watermark import Watermark
-from ebbflow.durations import Backoff
-from ebbflow.errors import SparkError, Unavailable
+from ebbflow.domain.durations import Backoff
+from ebbflow.domain.errors import SparkError, Unavailable
+from ebbflow.domain.outcome import Counts
+from ebbflow.engine.blame import Outage
+from ebbflow.engine.breaker import Breaker
+from ebbflow.engine.isolation import Isolated, Trouble, isolate
+from ebbflow.engine.position import Position, Span, chunk_key
+from ebbflow.engine.publications import ChunkNumber
+from ebbflow.engine.raised import RaisedErrors
+from ebbflow.engine.watermark import Watermark
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import Tally
-from ebbflow.outcome import Counts
 from ebbflow.runtime.events import Events
 from ebbflow.runtime.handlers import lasting, patience_of
 from ebbflow.runtime.pause_watch import PauseWatch
@@ -49,6 +47,8 @@ from ebbflow.spark.batch.settling import SCHEMA, Decided, Settled, settle_on_wor
 from ebbflow.spark.batch.window import Pending, Window, frame_ranges
 from ebbflow.spark.batch.work import BatchWork
 from ebbflow.spark.batch.write import Write
+from ebbflow.streams.names import Names
+from ebbflow.streams.positions import PositionStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

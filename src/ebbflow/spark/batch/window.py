@@ -16,10 +16,9 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from ebbflow.buffers.names import Names
-from ebbflow.core.copies import Stamp, is_copy, with_frame
-from ebbflow.core.inlet import Origin
-from ebbflow.core.position import Mark, Span
+from ebbflow.engine.copies import Stamp, is_copy, with_frame
+from ebbflow.engine.inlet import Origin
+from ebbflow.engine.position import Mark, Span
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.stored import read_one
@@ -35,6 +34,7 @@ from ebbflow.spark.batch.reading import (
     place_parts,
     read_on_worker,
 )
+from ebbflow.streams.names import Names
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession

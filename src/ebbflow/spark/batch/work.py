@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from ebbflow.core.isolation import Trouble
+from ebbflow.engine.isolation import Trouble
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -15,8 +15,8 @@ from pyspark.sql import functions as F
 from ebbflow.connectors.plans import SparkSink
 from ebbflow.connectors.spark.errors import trouble
 from ebbflow.connectors.spark.session import find_format
-from ebbflow.core.isolation import Trouble
-from ebbflow.errors import SetupError
+from ebbflow.domain.errors import SetupError
+from ebbflow.engine.isolation import Trouble
 from ebbflow.runtime.plan import SinksPlan, VertexPlan
 from ebbflow.spark.batch.query import messages, no_messages
 

@@ -13,8 +13,8 @@ from functools import partial
 from types import FunctionType
 from typing import Any
 
-from ebbflow.core.targets import is_class
-from ebbflow.pynumaflow.recognition import Place, Recognised, Surface, recognise
+from ebbflow.numaflow.pynumaflow.recognition import Place, Recognised, Surface, recognise
+from ebbflow.usercode.targets import is_class
 
 
 @dataclass(frozen=True, slots=True)

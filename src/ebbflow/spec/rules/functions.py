@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ebbflow.connectors.user_code.spec import Bound, CodeSection, UserSinkSpec
-from ebbflow.core import targets
-from ebbflow.errors import TargetError
-from ebbflow.pynumaflow.recognition import Place
-from ebbflow.schema.literals import Code, SinkMode
+from ebbflow.domain.code import Code, SinkMode
+from ebbflow.domain.errors import TargetError
+from ebbflow.numaflow.pynumaflow.recognition import Place
 from ebbflow.spec.bindings import BESIDE, NO_MODE
 from ebbflow.spec.findings import FieldPath, Finding
 from ebbflow.spec.rules.calls import find_faults
+from ebbflow.usercode import targets
 
 
 def check_code(

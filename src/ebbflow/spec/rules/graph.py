@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
+from ebbflow.domain.errors import did_you_mean, nearest
 from ebbflow.spec.findings import FieldPath, Finding
 from ebbflow.spec.model import PipelineSpec, VertexKind
 from ebbflow.spec.rules.tags import check_edge_tags
 from ebbflow.spec.sections import EdgeSpec
-from ebbflow.suggest import did_you_mean, nearest
 
 Link = tuple[str, str]
 

@@ -13,8 +13,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, Self
 
-from ebbflow.outcome import Counts
-from ebbflow.pipeline import Pipeline
+from ebbflow.builders import Pipeline
+from ebbflow.domain.outcome import Counts
 from ebbflow.testing.background_run import until, until_none
 from ebbflow.testing.conformance import samples
 from ebbflow.testing.conformance.samples import name_of

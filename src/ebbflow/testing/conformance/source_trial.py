@@ -20,7 +20,7 @@ from enum import IntEnum
 from functools import partial
 from pathlib import Path
 
-from ebbflow.pipeline import Pipeline
+from ebbflow.builders import Pipeline
 from ebbflow.testing.background_run import until, until_none
 from ebbflow.testing.conformance import samples
 from ebbflow.testing.conformance.samples import calls_wanted, name_of

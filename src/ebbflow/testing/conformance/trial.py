@@ -23,11 +23,11 @@ from typing import Generic, Self, TypeVar
 
 import psutil
 
-from ebbflow.core.dead_letter import Letter
+from ebbflow.builders import Pipeline
 from ebbflow.deadletters import DeadLetters
-from ebbflow.host import command_of
+from ebbflow.domain.host import command_of
+from ebbflow.engine.dead_letter import Letter
 from ebbflow.nats.locate import open_link_to_pipeline
-from ebbflow.pipeline import Pipeline
 from ebbflow.status.model import VertexStatus
 from ebbflow.status.run_report import Summary
 from ebbflow.testing.background_run import BackgroundRun, local_spark

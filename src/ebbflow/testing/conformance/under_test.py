@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from ebbflow.schema.literals import Code, SinkMode
+from ebbflow.domain.code import Code, SinkMode
 
 
 @dataclass(frozen=True, slots=True)

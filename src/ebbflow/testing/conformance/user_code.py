@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ebbflow.message import Datum, Message, Response
-from ebbflow.nacks import NackOptions
+from ebbflow.domain.message import Datum, Message, NackOptions, Response
 
 
 class Journal:

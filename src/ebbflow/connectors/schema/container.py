@@ -1,0 +1,254 @@
+"""Containers in a spec: the program in them, its arguments and the variables of its environment.
+
+They read as in Kubernetes. ``command`` is the program and its first arguments, ``args`` are those
+behind it, and ``$(NAME)`` in either, or in a variable's value, is another variable. Values of
+Secrets and ConfigMaps are read on the driver when a run begins.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from math import ceil
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from ebbflow.connectors.schema import fields
+from ebbflow.connectors.schema.cluster_values import (
+    ClusterSection,
+    ConfigMapKeyRef,
+    ResourceName,
+    SecretKeyRef,
+    ValueKind,
+)
+from ebbflow.connectors.schema.fields import Section, shown
+from ebbflow.domain.errors import SetupError
+from ebbflow.usercode.variables import Variables, literal
+
+_VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
+
+POD_FIELDS = {
+    "metadata.name": "$(NUMAFLOW_POD)",
+    "metadata.namespace": "$(NUMAFLOW_NAMESPACE)",
+    "metadata.labels['numaflow.numaproj.io/pipeline-name']": "$(NUMAFLOW_PIPELINE_NAME)",
+    "metadata.labels['numaflow.numaproj.io/vertex-name']": "$(NUMAFLOW_VERTEX_NAME)",
+}
+"""The fields of a pod that a run knows: those that variables of Numaflow hold as well."""
+
+
+def _variable(name: str) -> str:
+    if _VARIABLE.fullmatch(name) is None:
+        raise PydanticCustomError(
+            "EB104",
+            "{name} is not the name of a variable: use letters, digits, '_', '-' and '.'",
+            {"name": shown(name)},
+        )
+    return name
+
+
+def _pod_field(path: str) -> str:
+    if path not in POD_FIELDS:
+        raise PydanticCustomError(
+            "EB104",
+            "{path} of a pod is not known here; known are {known}; write a value: in its place",
+            {"path": shown(path), "known": ", ".join(POD_FIELDS)},
+        )
+    return path
+
+
+VariableName = Annotated[StrictStr, AfterValidator(_variable)]
+"""The name of a variable of the environment."""
+
+
+class FieldRef(Section):
+    """A field of the pod that Numaflow would run the function in."""
+
+    api_version: Any = None
+    field_path: Annotated[StrictStr, AfterValidator(_pod_field)]
+
+
+class ValueFrom(Section):
+    """Where the value of a variable is: exactly one of these."""
+
+    secret_key_ref: SecretKeyRef | None = None
+    config_map_key_ref: ConfigMapKeyRef | None = None
+    field_ref: FieldRef | None = None
+    resource_field_ref: Any = None
+    file_key_ref: Any = None
+
+    @model_validator(mode="after")
+    def _says_one(self) -> ValueFrom:
+        known = (self.secret_key_ref, self.config_map_key_ref, self.field_ref)
+        if self.resource_field_ref is not None or self.file_key_ref is not None:
+            raise PydanticCustomError(
+                "EB104", "resources and files of a pod are not known here; write a value: instead"
+            )
+        if sum(ref is not None for ref in known) != 1:
+            raise PydanticCustomError(
+                "EB104", "write exactly one of secretKeyRef, configMapKeyRef and fieldRef"
+            )
+        return self
+
+
+class Variable(Section):
+    """A variable of the environment: its value, or where that is."""
+
+    name: VariableName
+    value: StrictStr = ""
+    value_from: ValueFrom | None = None
+
+    def read(self, whose: str) -> str | None:
+        """Returns the value, with references to others; ``None`` if it is optional and not there.
+
+        ``SetupError`` says where it was looked for.
+        """
+        source = self.value_from
+        if source is None:
+            return self.value
+        if source.field_ref is not None:
+            return POD_FIELDS[source.field_ref.field_path]
+        ref = source.secret_key_ref or source.config_map_key_ref
+        assert ref is not None
+        secret = ref.find(f"the variable {self.name} of {whose}")
+        return None if secret is None else literal(secret.reveal())
+
+
+class ResourceRef(Section):
+    """A Secret or ConfigMap as a whole."""
+
+    name: ResourceName
+    optional: StrictBool = False
+
+
+class VariablesFrom(ClusterSection):
+    """Variables for all keys of a Secret or a ConfigMap; ``prefix`` comes before each."""
+
+    prefix: StrictStr = ""
+    secret_ref: ResourceRef | None = None
+    config_map_ref: ResourceRef | None = None
+
+    def read(self, whose: str) -> Variables:
+        """Returns the variables; ``SetupError`` if there is no such resource."""
+        sources: tuple[tuple[ValueKind, ResourceRef | None], ...] = (
+            ("ConfigMap", self.config_map_ref),
+            ("Secret", self.secret_ref),
+        )
+        variables: list[tuple[str, str]] = []
+        for kind, ref in sources:
+            values = None if ref is None else self.values.find_all(kind, ref.name)
+            if ref is not None and values is None and not ref.optional:
+                raise SetupError(
+                    f"The {kind} {ref.name} is not here; {whose} takes variables from it.",
+                    f"Name a folder that has a folder {ref.name} in it: --secrets DIR",
+                )
+            items = (values or {}).items()
+            variables += [(self.prefix + key, literal(value.reveal())) for key, value in items]
+        return tuple(variables)
+
+
+# --- resources ----------------------------------------------------------------------------------
+
+_UNITS = {
+    "m": Decimal("0.001"),
+    **{unit: Decimal(1000) ** power for power, unit in enumerate(("", "k", "M", "G", "T", "P"))},
+    **{f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTP", 1)},
+}
+_QUANTITY = re.compile(rf"(\d+(?:\.\d*)?(?:[eE]-?\d+)?)({'|'.join(_UNITS)})")
+
+
+def _quantity(value: str | int | float) -> str:
+    if _QUANTITY.fullmatch(str(value)) is None:
+        raise PydanticCustomError(
+            "EB104",
+            "{value} is not an amount; write for example 500m, 2 or 1Gi",
+            {"value": shown(value)},
+        )
+    return str(value)
+
+
+Quantity = Annotated[StrictStr | StrictInt | StrictFloat, AfterValidator(_quantity)]
+"""An amount as Kubernetes writes it: ``500m``, ``1Gi``."""
+
+
+class Resources(Section):
+    """How much of the machine a container gets; only told to the function."""
+
+    limits: dict[str, Quantity] = Field(default_factory=dict)
+    requests: dict[str, Quantity] = Field(default_factory=dict)
+    claims: Any = None
+
+    @property
+    def variables(self) -> Variables:
+        """Numaflow's variables about them, whole cores and bytes."""
+        amounts = {
+            f"NUMAFLOW_{resource.upper()}_{kind}": _amount(values[resource])
+            for kind, values in (("LIMIT", self.limits), ("REQUEST", self.requests))
+            for resource in ("cpu", "memory")
+            if resource in values
+        }
+        return tuple(amounts.items())
+
+
+def _amount(quantity: str | int | float) -> str:
+    match = _QUANTITY.fullmatch(str(quantity))
+    assert match is not None
+    return str(ceil(Decimal(match[1]) * _UNITS[match[2]]))
+
+
+# --- containers ---------------------------------------------------------------------------------
+
+
+class Program(Section):
+    """A program that is started as a function, or the folder of one that is running."""
+
+    command: tuple[StrictStr, ...] = Field(
+        default=(), description="the program and its arguments; started beside each task"
+    )
+    args: tuple[StrictStr, ...] = Field(default=(), description="arguments behind those")
+    env: tuple[Variable, ...] = Field(default=(), description="variables of its environment")
+    env_from: tuple[VariablesFrom, ...] = Field(
+        default=(), description="variables for all keys of a Secret or ConfigMap"
+    )
+    working_dir: fields.Text | None = Field(
+        default=None, description="the folder it starts in; left out, that of this file"
+    )
+    sockets: fields.Text | None = Field(
+        default=None, description="the folder of its sockets, if it is running already"
+    )
+
+    def read_variables(self, whose: str) -> Variables:
+        """Returns the variables, those of ``envFrom`` first; ``SetupError`` if one is missing."""
+        named = tuple(pair for source in self.env_from for pair in source.read(whose))
+        own = ((variable.name, variable.read(whose)) for variable in self.env)
+        return named + tuple((name, value) for name, value in own if value is not None)
+
+
+class Container(Program):
+    """The container of a function: what runs in it, as Kubernetes writes it."""
+
+    image: fields.Text | None = Field(
+        default=None, description="its image: bound to code, a command or a folder of sockets"
+    )
+    resources: Resources = Field(
+        default=Resources(), description="told to the function; nothing holds it to them"
+    )
+    volume_mounts: Any = Field(default=None, description="without effect")
+    security_context: Any = Field(default=None, description="without effect")
+    image_pull_policy: Any = Field(default=None, description="without effect")
+    readiness_probe: Any = Field(default=None, description="without effect")
+    liveness_probe: Any = Field(default=None, description="without effect")
+    ports: Any = Field(default=None, description="without effect")
+
+    def read_variables(self, whose: str) -> Variables:
+        """Returns the variables, what the function is told of its resources included."""
+        return self.resources.variables + super().read_variables(whose)

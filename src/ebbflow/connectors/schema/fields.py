@@ -1,0 +1,211 @@
+"""The kinds of value a field can have: durations, base64, user code, numbers.
+
+Types are strict, as Numaflow's are: ``"5"`` is not a number and ``yes`` is not a text. An error
+type that is one of our codes (``EB105``) is reported under that code.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Annotated, Any, cast
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    model_validator,
+)
+from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
+
+from ebbflow.domain import code as words
+from ebbflow.domain.durations import milliseconds
+from ebbflow.usercode.targets import is_code
+
+MOST_PARTITIONS = 1_000
+"""Each partition is a Spark task, a Python process and streams of its own."""
+
+_ERROR_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.<>]*")
+_BUCKET = re.compile(r"[A-Za-z0-9_-]+")
+
+
+class Section(BaseModel):
+    """A mapping of the spec: unknown fields are refused, nothing changes after reading.
+
+    A field that may be left out counts as left out when nothing is written behind its name.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, alias_generator=to_camel, populate_by_name=True
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_nothings(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or None not in data.values():
+            return data
+        optional = {
+            key
+            for name, field in cls.model_fields.items()
+            if not field.is_required()
+            for key in (name, field.alias)
+        }
+        return {
+            key: value for key, value in data.items() if not (value is None and key in optional)
+        }
+
+
+WITHOUT_EFFECT = "without effect"
+"""The description of a field that is accepted and changes nothing begins with this."""
+
+
+def shown(value: Any) -> str:
+    """Returns the value as an error message quotes it: in YAML's words, and never long."""
+    if value is None or value is True or value is False:
+        return {None: "nothing", True: "true", False: "false"}[value]
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _duration(value: Any) -> int:
+    if not isinstance(value, str | timedelta):
+        raise PydanticCustomError(
+            "EB105", "{value} has no unit; write for example 1s", {"value": shown(value)}
+        )
+    try:
+        return milliseconds(value)
+    except ValueError as error:
+        raise PydanticCustomError("EB105", "{why}", {"why": str(error)}) from None
+
+
+def _some_time(value: int) -> int:
+    if value == 0:
+        raise PydanticCustomError("EB105", "must be longer than 0; write for example 250ms")
+    return value
+
+
+def _base64(value: str) -> str:
+    try:
+        # Line breaks are allowed, as in a YAML block.
+        base64.b64decode("".join(value.split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise PydanticCustomError("EB106", "not base64: {why}", {"why": str(error)}) from None
+    return value
+
+
+def _bucket(value: str) -> str:
+    if _BUCKET.fullmatch(value) is None:
+        raise PydanticCustomError(
+            "EB108",
+            "{value} is not a bucket's name: use letters, digits, '_' and '-'",
+            {"value": shown(value)},
+        )
+    return value
+
+
+def _error_class(value: str) -> str:
+    if _ERROR_CLASS.fullmatch(value) is None:
+        raise PydanticCustomError(
+            "EB108",
+            "{value} is not the name of an exception; write for example psycopg:OperationalError",
+            {"value": shown(value)},
+        )
+    return value
+
+
+def _one_at_least(value: int) -> int:
+    return max(1, value)
+
+
+def _some_text(value: str) -> str:
+    if not value.strip():
+        raise PydanticCustomError("EB104", "must not be empty")
+    return value
+
+
+def _leave_out_empty(value: Any) -> Any:
+    if isinstance(value, Mapping) and all(item is None for item in value.values()):
+        return None
+    return None if value in ("", []) else value
+
+
+def _code(value: Any) -> words.Code:
+    if isinstance(value, str):
+        return value
+    if is_code(value):
+        return cast("Callable[..., Any]", value)
+    raise PydanticCustomError(
+        "EB401", "{value} is not of the form module:attribute", {"value": shown(value)}
+    )
+
+
+Millis = Annotated[
+    int,
+    PlainValidator(_duration, json_schema_input_type=str),
+    # Written as it is read, so that a dumped spec can be read again.
+    PlainSerializer(lambda value: f"{value}ms", return_type=str, when_used="unless-none"),
+]
+"""A duration such as ``"5s"``, kept as whole milliseconds."""
+
+Wait = Annotated[Millis, AfterValidator(_some_time)]
+"""A duration above 0."""
+
+Base64 = Annotated[StrictStr, AfterValidator(_base64)]
+"""Bytes written as base64."""
+
+LEFT_OUT_IF_EMPTY = BeforeValidator(_leave_out_empty)
+"""For a field where Numaflow takes an empty text, list or mapping as if the field were left out."""
+
+Bucket = Annotated[StrictStr, AfterValidator(_bucket)]
+"""The name of a key-value bucket in NATS."""
+
+Code = Annotated[words.Code, PlainValidator(_code, json_schema_input_type=str)]
+"""User code: ``module:attribute``, or the function or class itself."""
+
+ErrorClass = Annotated[StrictStr, AfterValidator(_error_class)]
+"""The name of an exception, as ``module:Class``; it is never imported."""
+
+Text = Annotated[StrictStr, AfterValidator(_some_text)]
+"""A text that says something."""
+
+Positive = Annotated[StrictInt, Field(ge=1)]
+"""A whole number from 1 up."""
+
+Partitions = Annotated[StrictInt, Field(ge=0, le=MOST_PARTITIONS), AfterValidator(_one_at_least)]
+"""How many tasks read a vertex's messages side by side; 0 counts as 1, as in Numaflow."""
+
+Count = Annotated[StrictInt, Field(ge=0)]
+"""A whole number from 0 up."""
+
+Attempts = Annotated[StrictInt, Field(ge=-1)]
+"""How often to try again; -1 for as long as it takes."""
+
+Replicas = Annotated[StrictInt, Field(ge=1, le=5)]
+"""The number of servers that keep a stream; JetStream's limit is 5."""
+
+Percentage = Annotated[StrictInt, Field(ge=1, le=100)]
+"""A whole number from 1 to 100."""
+
+Share = Annotated[StrictFloat, Field(gt=0, le=1)]
+"""A part of a whole: above 0, at most 1."""
+
+Factor = Annotated[StrictFloat, Field(ge=1, allow_inf_nan=False)]
+"""How much longer each wait is than the one before."""
+
+Jitter = Annotated[StrictFloat, Field(ge=0, lt=1)]
+"""The share by which a wait may be longer or shorter."""

@@ -1,1 +1,0 @@
-"""The rules of every outcome as pure functions: no Spark, no NATS, no clock of its own."""

@@ -1,0 +1,4 @@
+"""The words everybody uses: messages, outcomes, nacks, sources, errors, durations, processes.
+
+Every other package may import this one; it imports none of them. Start with ``message``.
+"""

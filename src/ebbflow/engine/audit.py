@@ -1,0 +1,366 @@
+"""Audit rows: what became of every message at every vertex, as columns, for the audit table.
+
+A task publishes the rows of a chunk as the last thing before the chunk is done. They count only
+when the position says that the chunk is done: rows of a chunk whose task was lost before that are
+told again by the next task, under the same number and a later claim. So of each number the latest
+claim counts, and every delivery of a message has exactly one row, whatever crashed (``choose``).
+
+A frame holds only the columns in which rows differ; what all of them share, as in a chunk in which
+everything is simply done, is said once. Few rows are written as JSON, which takes a tenth of the
+time that Arrow takes for them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ebbflow.domain.outcome import Dropped, Outcome
+from ebbflow.engine import frames
+from ebbflow.engine.publications import Chunk, EdgeRows, Place, Publication, Routed, Stage
+from ebbflow.engine.trail import NOT_ROUTED, REDELIVERED, describe_outcome
+from ebbflow.engine.verdict import Verdict
+
+CHUNK = "Ebbflow-Chunk"
+"""The header that says which chunk a frame tells of: number, claim, edition and part."""
+OUTCOMES = ("done", "dropped", REDELIVERED, "fallback", "on_success", "served", "dead_lettered")
+"""Every outcome of a delivery; all but ``redelivered`` are the end of a message at a vertex."""
+DISCARDED = Dropped("the buffer of the next vertex was full")
+
+TIME = frames.TIME
+COLUMNS = {
+    "id": pa.string(),
+    "outcome": pa.string(),
+    "deliveries": pa.int32(),
+    "reason": pa.string(),
+    "error": pa.string(),
+    "due": TIME,
+    "first_seen": TIME,
+    "ended": TIME,
+    "sent": pa.int32(),
+    "sent_to": pa.string(),
+}
+"""The columns that a frame may have; the table has those of where rows come from as well."""
+
+_TEXT = pa.dictionary(pa.int32(), pa.string())
+FEW_VALUES = ("pipeline", "vertex", "outcome", "sent_to", "batch")
+"""The columns of text in which many rows have the same."""
+PLAIN_TABLE = pa.schema(
+    [
+        ("pipeline", pa.string()),
+        ("vertex", pa.string()),
+        ("partition", pa.int32()),
+        ("id", pa.string()),
+        ("outcome", pa.string()),
+        ("final", pa.bool_()),
+        *((name, kind) for name, kind in COLUMNS.items() if name not in ("id", "outcome")),
+        ("batch", pa.string()),
+    ]
+)
+"""The columns of the table, in order."""
+TABLE = pa.schema([(f.name, _TEXT if f.name in FEW_VALUES else f.type) for f in PLAIN_TABLE])
+"""The same, with dictionaries where there are few values."""
+
+_MARK = b"EBBA\x01"
+_CODEC = pa.Codec("lz4")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+# --- from a chunk to its rows -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRow:
+    """A row that an ordered vertex holds: it was delivered, and is not among those settled."""
+
+    row: pa.RecordBatch
+    outcome: Outcome
+
+
+class AuditRows:
+    """Rows of one chunk. ``varied`` are the columns in which they differ, ``shared`` the others."""
+
+    def __init__(self, rows: int, varied: dict[str, pa.Array], shared: dict[str, Any]) -> None:
+        self.rows = rows
+        self.varied = varied
+        self.shared = shared
+
+    def discard(self, lost: Sequence[int]) -> AuditRows:
+        """Returns the rows when the outputs of some were given up, and these are dropped."""
+        outcomes = _column(self.varied.get("outcome"), self.shared.get("outcome"), self.rows)
+        reasons = _column(self.varied.get("reason"), None, self.rows)
+        for index in lost:
+            outcomes[index], reasons[index] = "dropped", DISCARDED.rule
+        changed = {"outcome": pa.array(outcomes), "reason": pa.array(reasons, pa.string())}
+        shared = {name: value for name, value in self.shared.items() if name not in changed}
+        return AuditRows(self.rows, self.varied | changed, shared)
+
+    def publish(self, chunk: Chunk, place: Place, edition: int = 0) -> Iterator[Publication]:
+        """Yields the frames of the rows, stamped with the chunk's number."""
+        batch = pa.RecordBatch.from_arrays([*self.varied.values()], names=[*self.varied])
+        number, claim = chunk.number
+        for part, piece in enumerate(_split(batch)):
+            stamp = f"{number}.{claim}.{edition}.{part}"
+            yield Publication(
+                Stage.AUDIT,
+                place.vertex,
+                place.partition,
+                # With the claim: a replay is told anew, and its rows count in place of the first.
+                f"{chunk.key}:audit:{stamp}",
+                _encode(piece, self.shared),
+                {CHUNK: stamp},
+            )
+
+
+def _column(array: pa.Array | None, shared: Any, rows: int) -> list[Any]:
+    return [shared] * rows if array is None else array.to_pylist()
+
+
+def build_audit(
+    chunk: Chunk, verdict: Verdict, now: datetime, routed: Routed, held: HeldRow | None
+) -> AuditRows | None:
+    """Returns what became of each row of a chunk, and of the row held behind it."""
+    batch = chunk.rows.batch
+    outcomes = dict(verdict.outcomes) | dict.fromkeys(routed.unrouted, NOT_ROUTED)
+    sent = None if verdict.decisions.emitted_rows else _count_sent(routed.edges, batch.num_rows)
+    if held is not None:
+        outcomes[batch.num_rows] = held.outcome
+        batch = frames.concat([batch, held.row])
+        sent = None
+    if not batch.num_rows:
+        return None
+    shared: dict[str, Any] = {"ended": now.astimezone(UTC)}
+    varied = {"id": batch.column("id")}
+    facts: dict[str, Any] = {"outcome": "done"}
+    facts |= {name: _shared_or_all(batch.column(name)) for name in ("deliveries", "first_seen")}
+    facts |= _describe_all(outcomes, batch.num_rows, now) if outcomes else {}
+    facts |= dict(zip(("sent", "sent_to"), sent, strict=True)) if sent is not None else {}
+    for name, fact in facts.items():
+        (varied if isinstance(fact, pa.Array) else shared)[name] = fact
+    return AuditRows(batch.num_rows, varied, shared)
+
+
+def _shared_or_all(column: pa.Array) -> Any:
+    """Returns the one value that all rows have, or the column."""
+    if len(column) == 1:
+        return column[0].as_py()
+    ends = pc.min_max(column).as_py()
+    if ends["min"] == ends["max"] and not column.null_count:
+        return ends["min"]
+    return column.view(pa.int32()) if column.type == pa.uint32() else column
+
+
+def _describe_all(outcomes: Mapping[int, Outcome], rows: int, now: datetime) -> dict[str, pa.Array]:
+    """Returns the columns that say how rows ended; a row without an outcome is done."""
+    columns: dict[str, list[Any]] = {"outcome": ["done"] * rows}
+    for index, outcome in outcomes.items():
+        for name, value in describe_outcome(outcome, now).items():
+            if value is not None:
+                columns.setdefault(name, [None] * rows)[index] = value
+    return {name: pa.array(values, COLUMNS[name]) for name, values in columns.items()}
+
+
+def _count_sent(edges: Sequence[EdgeRows], rows: int) -> tuple[Any, Any]:
+    """Returns how many outputs each input has, and where they went; one value if all agree."""
+    if all(_is_one_each(edge.parents, rows) for edge in edges):
+        return len(edges), ",".join(edge.to for edge in edges)
+    counts = np.zeros(rows, np.int32)
+    taken = np.zeros((len(edges), rows), bool)
+    for number, edge in enumerate(edges):
+        parents = np.asarray(edge.parents, np.int64)
+        own = np.bincount(parents[parents >= 0], minlength=rows)
+        counts += own.astype(np.int32)
+        taken[number] = own > 0
+    patterns, ways = np.unique(taken, axis=1, return_inverse=True)
+    names = [
+        ",".join(edge.to for edge, is_taken in zip(edges, pattern, strict=True) if is_taken)
+        for pattern in patterns.T
+    ]
+    return pa.array(counts), pa.array(names, pa.string()).take(pa.array(ways.reshape(-1)))
+
+
+def _is_one_each(parents: Sequence[int], rows: int) -> bool:
+    """Returns whether each input has one output, in order."""
+    if len(parents) != rows:
+        return False
+    return parents == (range(rows) if isinstance(parents, range) else _every(rows))
+
+
+@lru_cache(maxsize=64)
+def _every(rows: int) -> list[int]:
+    return list(range(rows))
+
+
+# --- frames -------------------------------------------------------------------------------------
+
+
+def _split(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yields the rows in pieces that fit into a message."""
+    if batch.num_rows <= 1 or frames.size_of(batch) <= frames.MAX_BYTES:
+        yield batch
+    else:
+        half = batch.num_rows // 2
+        yield from _split(batch.slice(0, half))
+        yield from _split(batch.slice(half))
+
+
+def _encode(batch: pa.RecordBatch, shared: Mapping[str, Any]) -> bytes:
+    head: dict[str, Any] = {"rows": batch.num_rows, "shared": _to_plain(shared)}
+    body = b""
+    if batch.num_rows <= frames.FEW:
+        columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
+        head["values"] = {name: [*map(_plain, values)] for name, values in columns.items()}
+    else:
+        # Both sides know the types of the columns, so only the batch itself travels.
+        plain = batch.serialize()
+        head |= {"columns": batch.schema.names, "size": plain.size}
+        body = _CODEC.compress(plain, asbytes=True)
+    text = json.dumps(head, separators=(",", ":")).encode()
+    return b"".join((_MARK, len(text).to_bytes(4, "big"), text, body))
+
+
+def _to_plain(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _plain(value) for name, value in facts.items()}
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value as JSON has it: a time as its microseconds."""
+    if isinstance(value, datetime):
+        return (value - _EPOCH) // _MICROSECOND
+    return value
+
+
+def read_audit(payload: bytes | memoryview) -> AuditRows:
+    """Returns the rows of a frame; ``ValueError`` if it is no such frame."""
+    view = memoryview(payload)
+    if view[:5] != _MARK:
+        raise ValueError(f"not a frame of audit rows of version 1: starts with {bytes(view[:5])!r}")
+    end = 9 + int.from_bytes(view[5:9], "big")
+    head = json.loads(bytes(view[9:end]))
+    if "values" in head:
+        varied = {name: pa.array(v, COLUMNS[name]) for name, v in head["values"].items()}
+    else:
+        plain = _CODEC.decompress(view[end:], head["size"])
+        batch = pa.ipc.read_record_batch(plain, _schema_of(tuple(head["columns"])))
+        varied = dict(zip(head["columns"], batch.columns, strict=True))
+    return AuditRows(head["rows"], varied, head["shared"])
+
+
+@lru_cache(maxsize=64)
+def _schema_of(names: tuple[str, ...]) -> pa.Schema:
+    return pa.schema([(name, COLUMNS[name]) for name in names])
+
+
+# --- the table ----------------------------------------------------------------------------------
+
+
+class ToldRows(NamedTuple):
+    """The rows of a frame, and where they come from."""
+
+    vertex: str
+    partition: int
+    told: AuditRows
+
+
+def to_table(pieces: Sequence[ToldRows], pipeline: str, batch: str) -> pa.RecordBatch:
+    """Returns the rows of many frames as those of the table.
+
+    What the rows of a frame share is repeated for all frames at once.
+    """
+    counts = [piece.told.rows for piece in pieces]
+    places = pa.array(np.repeat(np.arange(len(pieces), dtype=np.int32), counts))
+    columns = {name: _join(pieces, name, kind, places) for name, kind in COLUMNS.items()}
+    outcome = columns["outcome"]
+    is_final = pa.array([word != REDELIVERED for word in outcome.dictionary.to_pylist()])
+    columns |= {
+        "pipeline": _repeat([pipeline] * len(pieces), _TEXT, places),
+        "vertex": _repeat([piece.vertex for piece in pieces], _TEXT, places),
+        "partition": _repeat([piece.partition for piece in pieces], pa.int32(), places),
+        "final": is_final.take(outcome.indices),
+        "batch": _repeat([batch] * len(pieces), _TEXT, places),
+    }
+    return pa.RecordBatch.from_arrays([columns[name] for name in TABLE.names], schema=TABLE)
+
+
+def _join(pieces: Sequence[ToldRows], name: str, kind: pa.DataType, places: pa.Array) -> pa.Array:
+    """Returns a column of all frames."""
+    values = [piece.told.shared.get(name) for piece in pieces]
+    own = [piece.told.varied.get(name) for piece in pieces]
+    if all(array is None for array in own):
+        return _repeat(values, _TEXT if name in FEW_VALUES else kind, places)
+    arrays = [
+        pa.repeat(pa.scalar(value, kind), piece.told.rows) if array is None else array
+        for piece, value, array in zip(pieces, values, own, strict=True)
+    ]
+    column = pa.concat_arrays(arrays)
+    return column.dictionary_encode() if name in FEW_VALUES else column
+
+
+def _repeat(values: Sequence[Any], kind: pa.DataType, places: pa.Array) -> pa.Array:
+    """Returns a column with the value of each frame for each of its rows."""
+    if all(value is None for value in values):
+        return pa.nulls(len(places), kind)
+    if kind != _TEXT:
+        return pa.array(values, kind).take(places)
+    encoded = pa.array(values, pa.string()).dictionary_encode()
+    return pa.DictionaryArray.from_arrays(encoded.indices.take(places), encoded.dictionary)
+
+
+# --- which frames count -------------------------------------------------------------------------
+
+
+class AuditStamp(NamedTuple):
+    """Which part of which chunk a frame tells of. Of several editions the last one is right."""
+
+    number: int
+    claim: int
+    edition: int
+    part: int
+
+    @classmethod
+    def read(cls, text: str) -> AuditStamp:
+        """From the header of a frame."""
+        return cls(*map(int, text.split(".")))
+
+
+class ToldFrame(NamedTuple):
+    """A frame of the audit stream: its sequence, where it comes from and what it tells of."""
+
+    seq: int
+    vertex: str
+    partition: int
+    stamp: AuditStamp
+
+
+def choose(
+    told: Iterable[ToldFrame], after: Mapping[tuple[str, int], int], done: Mapping[Any, int]
+) -> list[ToldFrame]:
+    """Returns the frames that count of the chunks behind ``after`` up to ``done``, in order.
+
+    Both are numbers of chunks for each vertex and partition. A chunk up to ``done`` is recorded, so
+    no task will tell it again, and what it has told is stored. The answer is the same for ever.
+    """
+    latest: dict[tuple[str, int, int], tuple[tuple[int, int], dict[int, ToldFrame]]] = {}
+    for frame in told:
+        whose, stamp = (frame.vertex, frame.partition), frame.stamp
+        if not after.get(whose, 0) < stamp.number <= done.get(whose, 0):
+            continue
+        key, own = (*whose, stamp.number), (stamp.claim, stamp.edition)
+        newest, parts = latest.setdefault(key, (own, {}))
+        # Of a number the latest claim counts: a task claims only what was not recorded, so what the
+        # one before has told of it did not come to be. A frame of its that is late changes nothing.
+        if own > newest:
+            newest, parts = latest[key] = (own, {})
+        if own == newest:
+            parts.setdefault(stamp.part, frame)  # a copy that the server did not know says the same
+    frames_that_count = (frame for _, parts in latest.values() for frame in parts.values())
+    return sorted(frames_that_count, key=lambda frame: frame.seq)

@@ -1,0 +1,349 @@
+"""Decides whose fault a failure is: the message's, or that of a system that user code needs.
+
+A failure of a message is counted on it. A failure of a system is counted on no message: each is
+redelivered as it was, and the vertex waits. An exception on the list of ``system_errors`` is a
+system's, and so is any other when ``ENOUGH`` different messages have failed one after another and
+user code has answered for none. While a system is unavailable, no exception is counted.
+
+**Any answer shows that user code and its systems work**: a result, a drop, a nack, each response of
+a sink, FAILURE too. Only an exception, an unusable result and ``Unavailable`` are no answers.
+**Others decide**: a message that fails again although user code has answered for others since is to
+blame, whatever it raised, unless others fail at that time as well; and one that was to blame before
+remains so as long as no other message fails as well.
+
+**A false alarm raises the bar.** If a vertex was stopped and a probe was answered soon after, its
+messages fail in runs without an outage. ``doubt`` then doubles, and with it how many calls have to
+fail in a row the next time. After many answers in a row it falls again.
+
+A ``Blame`` lives on a worker, one for each handler, for as long as the handler does. Forgetting all
+of it, as when a worker dies, costs a message a further try and never more. A ``Trial`` applies it
+to the rows of one chunk: rows whose failure is a system's are redelivered as they were (``Retry``,
+with nothing counted), and so are rows that were not tried because they would have failed, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ebbflow.domain.errors import MessageTooLarge, Unavailable
+from ebbflow.domain.message import Nack
+from ebbflow.domain.outcome import DeadLetter, Outcome, Redeliver, Retry
+from ebbflow.engine.redelivery import describe
+from ebbflow.engine.system_errors import LISTED, SystemErrors, retry_after
+
+if TYPE_CHECKING:  # limits and errors are part of specs, which are checked without Arrow
+    from ebbflow.engine.verdict import Verdict
+
+ENOUGH = 10
+"""How many different messages have to fail in a row with errors that do not name a system."""
+
+POSTPONED = 500
+"""Milliseconds after which a message is redelivered whose system was unavailable."""
+
+CALLS_IN_A_ROW = 3
+"""How many calls have to fail before the rest of a chunk is not tried."""
+
+SOON = 10
+"""A stopped vertex whose probe is answered within this many probes was stopped by mistake."""
+
+HEALTHY = 1_000
+"""How many messages in a row, times the doubt, have to be answered for the doubt to fall."""
+
+_MOST_DOUBT = 64
+_MOST_DOUBT_OF_MESSAGES = 8
+_MOST_SUSPECTS = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """A system is away, or user code fails on everything. ``retry_after`` is in milliseconds.
+
+    ``what`` is the system's name if it is ``named``, or else the error. ``certain`` when an error
+    said so; otherwise messages have only failed alike.
+    """
+
+    what: str
+    certain: bool = True
+    named: bool = False
+    retry_after: int | None = None
+
+    @classmethod
+    def of(cls, error: BaseException) -> Outage:
+        """Returns the outage that an error shows."""
+        named = isinstance(error, Unavailable)
+        what = error.what if isinstance(error, Unavailable) else describe(error)
+        return cls(what, True, named, retry_after(error))
+
+
+class Blame:
+    """The record of one handler's calls. ``outage`` is set while its system is unavailable.
+
+    ``streak`` are the messages that have failed one after another, without an answer in between;
+    ``enough`` of them, times the doubt, show an outage.
+    """
+
+    def __init__(self, systems: SystemErrors = LISTED, enough: int = ENOUGH) -> None:
+        self._systems = systems
+        self._outage: Outage | None = None
+        self._passes = 0
+        self._suspects: dict[str, int] = {}
+        self._failing: set[str] = set()
+        self._calls = 0
+        self.streak: set[str] = set()
+        self._streak_calls = 0
+        self._enough = enough
+        self._doubt = 1
+        self._probes = 0
+        self._healthy = 0
+
+    @property
+    def outage(self) -> Outage | None:
+        """The outage, once enough calls in a row have met it."""
+        outage = self._outage
+        shown = outage is not None and (not outage.certain or self._calls >= self._doubt)
+        return outage if shown else None
+
+    @property
+    def stops(self) -> bool:
+        """Whether it is clear enough that further calls would fail, too."""
+        outage = self.outage
+        return outage is not None and (not outage.certain or self._calls >= self.calls_in_a_row)
+
+    @property
+    def calls_in_a_row(self) -> int:
+        """How many calls have to fail before the rest of a chunk is not tried."""
+        return max(CALLS_IN_A_ROW, self._doubt)
+
+    @property
+    def enough(self) -> int:
+        """How many different messages have to fail in a row to show an outage by themselves."""
+        return self._enough * min(self._doubt, _MOST_DOUBT_OF_MESSAGES)
+
+    def begin_trial(self) -> None:
+        """Notes that a chunk begins: after an outage it is a probe."""
+        if self.outage is not None:
+            self._probes += 1
+
+    def passed(self, messages: int = 1) -> None:
+        """Notes that user code has answered for messages."""
+        self._passes += 1
+        self._healthy += messages
+        if 0 < self._probes <= SOON:
+            self.mistake()
+        elif self._healthy >= HEALTHY * self._doubt:
+            self._doubt, self._healthy = max(1, self._doubt // 2), 0
+        self.acquit()
+
+    def mistake(self) -> None:
+        """Notes that messages were held back although the system works."""
+        self._doubt = min(2 * self._doubt, _MOST_DOUBT)
+
+    def acquit(self) -> None:
+        """Notes that the system works: user code answered for messages beside those that failed."""
+        self._outage = None
+        self._calls = self._probes = self._streak_calls = 0
+        self._failing.clear()
+        self.streak.clear()
+
+    def is_the_systems(
+        self, error: BaseException, ids: Sequence[str], blamed: bool, beside: bool = False
+    ) -> bool:
+        """Returns whether a system is to blame for a call that failed on these messages.
+
+        ``blamed`` if one of them has failed on its own account before, ``beside`` if others passed
+        at the same time.
+        """
+        if isinstance(error, MessageTooLarge):
+            return False
+        self._healthy = 0
+        if isinstance(error, Unavailable) and not error.tried:
+            # Nor does it make a suspect: the messages were not given to user code.
+            self._calls = max(self._calls + 1, self._doubt)
+            self._outage = Outage.of(error)
+            return True
+        away = self.means_away(error)
+        # While others fail as well they decide nothing: this may be another outage.
+        if not self._failing.difference(ids) and self._others_decided(ids):
+            return False
+        if away:
+            blames_system = self._is_away(ids, blamed)
+        else:
+            blames_system = self._fails_in_a_row(ids, blamed, beside)
+        if blames_system:
+            self._suspect(ids)
+            self._calls += 1
+            self._note_outage(error, away)
+        return blames_system
+
+    def _note_outage(self, error: BaseException, away: bool) -> None:
+        """Keeps what an error has said of the outage; one that says nothing changes nothing."""
+        if away:
+            self._outage = Outage.of(error)
+        elif self._outage is None:
+            self._outage = Outage(describe(error), certain=False)
+
+    def means_away(self, error: BaseException) -> bool:
+        """Returns whether the error itself says that a system is away."""
+        return self._systems.means_away(error)
+
+    def _others_decided(self, ids: Sequence[str]) -> bool:
+        """Returns whether one of the messages failed before and others were answered since."""
+        if not any(self._suspects.get(row_id, self._passes) < self._passes for row_id in ids):
+            return False
+        for row_id in ids:
+            self._suspects.pop(row_id, None)
+        return True
+
+    def _is_away(self, ids: Sequence[str], blamed: bool) -> bool:
+        others_fail = bool(self._failing.difference(ids))
+        return others_fail or not blamed
+
+    def _fails_in_a_row(self, ids: Sequence[str], blamed: bool, beside: bool) -> bool:
+        """Returns whether enough have failed, and in enough calls: one may fail for one message."""
+        if self._outage is not None:
+            return True
+        if beside or blamed:
+            return False
+        self.streak.update(ids)
+        self._streak_calls += 1
+        if len(self.streak) < self.enough or self._streak_calls < CALLS_IN_A_ROW:
+            return False
+        self._suspect(self.streak)
+        return True
+
+    def _suspect(self, ids: Collection[str]) -> None:
+        self._failing.update(ids)
+        self._suspects |= dict.fromkeys(ids, self._passes)
+        while len(self._suspects) > _MOST_SUSPECTS:
+            del self._suspects[next(iter(self._suspects))]
+
+
+def is_answer(outcome: Outcome | None) -> bool:
+    """Returns whether user code has answered for a message: it was not stopped by an exception."""
+    match outcome:
+        case Redeliver(options=options):
+            return options is not None
+        case DeadLetter(nacked=nacked):
+            return nacked
+        case Retry():
+            return False
+        case _:  # done, or user code has asked for a sink beside it, or reported a failure
+            return True
+
+
+class Trial:
+    """The calls for one verdict, from its first row to its last."""
+
+    def __init__(self, verdict: Verdict, blame: Blame) -> None:
+        self._verdict = verdict
+        self._blame = blame
+        self._noted = 0
+        self._streak: list[int] = []
+        blame.begin_trial()
+
+    def failed(self, start: int, end: int, error: BaseException, beside: bool = False) -> None:
+        """Decides about a call on the rows from ``start`` to ``end`` that has raised.
+
+        The rows before it are decided already; ``beside`` if some of the same call have passed.
+        """
+        if isinstance(error, Nack):
+            self._verdict.record_errors(range(start, end), error)
+            return
+        self._note_passes(start)
+        self._noted = end
+        self._decide(range(start, end), error, beside)
+
+    def failed_beside(
+        self, failures: Sequence[tuple[int, BaseException]], end: int, cut_short: bool = False
+    ) -> None:
+        """Decides about those of the rows up to ``end`` that failed while others were tried.
+
+        ``cut_short`` if some were not tried because of the failures.
+        """
+        raised = {index: error for index, error in failures if not isinstance(error, Nack)}
+        for index, error in failures:
+            if index not in raised:
+                self._verdict.record_error(index, error)
+        others = self._note_passes(end, without=raised)
+        for index, error in raised.items():
+            self._decide(range(index, index + 1), error, others)
+        if others:
+            self._blame.acquit()
+        if others and cut_short:
+            self._blame.mistake()
+
+    @property
+    def calls_in_a_row(self) -> int:
+        """How many calls have to fail before the rest is not tried."""
+        return self._blame.calls_in_a_row
+
+    @property
+    def enough(self) -> int:
+        """How many single messages have to fail in a row to show that any would."""
+        return self._blame.enough
+
+    @property
+    def stops(self) -> bool:
+        """Whether the rows that are left would fail, too."""
+        return self._blame.stops
+
+    def means_away(self, error: BaseException) -> bool:
+        """Returns whether the error itself says that a system is away."""
+        return self._blame.means_away(error)
+
+    def leave(self, start: int, end: int | None = None) -> None:
+        """Leaves the rows from ``start`` to ``end``, or to the last one, untried."""
+        self._noted = len(self._verdict.rows) if end is None else end
+        self.postpone(range(start, self._noted))
+
+    def postpone(self, rows: Iterable[int]) -> None:
+        """Leaves these rows untried; they come back as they are."""
+        outage = self._blame.outage
+        self._postpone(rows, outage.what if outage else "not tried: others failed before it")
+
+    def finish(self) -> None:
+        """Notes that all rows are decided."""
+        self._note_passes(len(self._verdict.rows))
+
+    def _decide(self, rows: range, error: BaseException, beside: bool = False) -> None:
+        verdict = self._verdict
+        ids = verdict.rows.column("id")[rows.start : rows.stop]
+        blamed = any(verdict.failures_of(index) for index in rows)
+        if self._blame.is_the_systems(error, ids, blamed, beside):
+            for index in rows:
+                verdict.note_error(index, error)
+            self._postpone(rows, describe(error))
+            self._acquit_streak()
+            return
+        verdict.record_errors(rows, error)
+        if ids[0] in self._blame.streak:
+            self._streak += rows
+
+    def _acquit_streak(self) -> None:
+        """Once enough have failed alike, those before were not to blame either."""
+        outage = self._blame.outage
+        if outage is not None and not outage.certain:
+            self._postpone(self._streak, outage.what)
+            self._streak = []
+
+    def _postpone(self, rows: Iterable[int], why: str) -> None:
+        for index in rows:
+            self._verdict.postpone(index, POSTPONED, why)
+
+    def _note_passes(self, end: int, without: Collection[int] = ()) -> bool:
+        """Notes for how many rows up to ``end`` that were not noted yet user code has answered."""
+        start, self._noted = self._noted, end
+        outcomes = self._verdict.outcomes
+        if outcomes or without:
+            answered = sum(
+                index not in without and is_answer(outcomes.get(index))
+                for index in range(start, end)
+            )
+        else:
+            answered = end - start
+        if answered > 0:
+            self._blame.passed(answered)
+            self._streak = []
+        return answered > 0

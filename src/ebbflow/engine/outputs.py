@@ -1,0 +1,326 @@
+"""Outputs: the messages that user code returned for a chunk, and the rows they become.
+
+Outputs come message by message (``Outputs``) or as whole columns (``ColumnOutputs``). Either way
+a row's id is the way the message took, so ids stay unique where branches meet again, and whatever
+the user did not set is inherited from the input.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import accumulate, groupby, pairwise
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ebbflow.domain.message import Message, Metadata
+from ebbflow.engine import frames
+from ebbflow.engine.frames import Rows
+
+INHERITED = ("event_time", "headers", "metadata")
+GIVEN = ("value", "keys", "event_time", "headers", "metadata")
+"""The columns that a columnar map may set for its outputs."""
+DELIVERY = ("deliveries", "failures", "retries", "nack_reason", "first_seen")
+"""The columns that a row inherits as well when it stays in the vertex of its input."""
+
+NOBODY = -1
+"""The parent of an output that comes from the chunk as a whole."""
+
+# In a cycle the way would grow with every round; from here on its start is only a hash.
+LONGEST_ID = 240
+
+
+class Outputs:
+    """Messages one by one, as columns; ``parents`` are indexes of inputs.
+
+    Most messages say nothing but their values. What others say is kept by the number of the
+    output, as copies: the lists are the user's, who may go on with them.
+    """
+
+    __slots__ = ("_event_times", "_keys", "_metadata", "_tags", "indexes", "parents", "values")
+
+    def __init__(self) -> None:
+        self.parents: list[int] = []
+        self.indexes: list[int] = []
+        self.values: list[bytes] = []
+        self._keys: dict[int, list[str]] = {}
+        self._tags: dict[int, Sequence[str]] = {}
+        self._event_times: dict[int, datetime] = {}
+        self._metadata: dict[int, Metadata] = {}
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def tags(self) -> list[Sequence[str]]:
+        """The tags of each output."""
+        return self._column(self._tags, ())
+
+    @property
+    def event_times(self) -> list[datetime | None]:
+        """The event time of each output that was given one."""
+        return self._column(self._event_times)
+
+    def earliest_times(self) -> list[datetime | None]:
+        """Returns event times, the earliest among them; one is None if an output has none."""
+        return self.event_times
+
+    @property
+    def keys(self) -> list[Sequence[str] | None]:
+        """The keys of each output that was given some, or was given none on purpose."""
+        return self._column(self._keys)
+
+    @property
+    def metadata(self) -> list[Metadata | None]:
+        """The metadata of each output that was given some, or was given none on purpose."""
+        return self._column(self._metadata)
+
+    def _column(self, facts: Mapping[int, Any], absent: Any = None) -> list[Any]:
+        """Returns the fact for each output."""
+        if len(facts) == len(self):
+            return list(facts.values())  # outputs are only ever appended, so these are in order
+        if not facts:
+            return [absent] * len(self)
+        return [facts.get(row, absent) for row in range(len(self))]
+
+    def add(self, parent: int, index: int, message: Message) -> None:
+        """Appends one output; the parent's other outputs have been checked before."""
+        row = len(self.values)
+        if message.tags:
+            self._tags[row] = tuple(message.tags)
+        if message.event_time is not None:
+            self._event_times[row] = message.event_time
+        if message.metadata is not None:
+            own = message.metadata
+            self._metadata[row] = {group: dict(own[group]) for group in own}
+        self.add_plain(parent, message.value, message.keys, index)
+
+    def add_plain(
+        self, parent: int, value: bytes, keys: Sequence[str] | None = None, index: int = 0
+    ) -> None:
+        """Appends one output that says nothing but its value and its keys."""
+        if keys is not None:
+            self._keys[len(self.values)] = list(keys)
+        self.parents.append(parent)
+        self.indexes.append(index)
+        self.values.append(value)
+
+    def extend(self, at: Sequence[int], others: Outputs) -> None:
+        """Appends outputs of some of the inputs; the first of them is the input at ``at[0]``."""
+        first = len(self)
+        for own, facts in zip(self._all_facts, others._all_facts, strict=True):
+            own.update({first + row: fact for row, fact in facts.items()})
+        self.parents += [at[parent] for parent in others.parents]
+        self.indexes += others.indexes
+        self.values += others.values
+
+    def cut(self, end: int, start: int = NOBODY) -> Outputs:
+        """Returns the outputs of the inputs before ``end``, or of those from ``start`` on."""
+        # Each is looked at: those of retried inputs may come behind those of later ones.
+        return self._pick([row for row, p in enumerate(self.parents) if start <= p < end])
+
+    def without(self, parent: int) -> Outputs:
+        """Returns the outputs of all inputs but one."""
+        return self._pick([row for row, p in enumerate(self.parents) if p != parent])
+
+    def sorted(self) -> Outputs:
+        """Returns the outputs in the order of their inputs."""
+        return self._pick(sorted(range(len(self)), key=self.parents.__getitem__))
+
+    def shifted(self, by: int) -> Outputs:
+        """Returns the outputs of inputs that are counted from another one on."""
+        moved = self._pick(range(len(self)))
+        moved.parents = [parent - by for parent in self.parents]
+        return moved
+
+    def _pick(self, rows: Sequence[int]) -> Outputs:
+        kept = Outputs()
+        kept.parents = [self.parents[row] for row in rows]
+        kept.indexes = [self.indexes[row] for row in rows]
+        kept.values = [self.values[row] for row in rows]
+        for own, facts in zip(kept._all_facts, self._all_facts, strict=True):
+            own.update({new: facts[row] for new, row in enumerate(rows) if row in facts})
+        return kept
+
+    @property
+    def _all_facts(self) -> tuple[dict[int, Any], ...]:
+        return self._keys, self._tags, self._event_times, self._metadata
+
+    def batch(
+        self, rows: Rows, name: str, now: datetime | None, inherited: Sequence[str] = INHERITED
+    ) -> pa.RecordBatch:
+        """Returns the outputs as rows; ``name`` is the step they came from.
+
+        ``now`` is when they are first seen, or ``None`` if that is inherited.
+        """
+        columns = _inherit(self, rows, name, now, inherited)
+        columns["value"] = self.values
+        own = {"keys": self._keys, "event_time": self._event_times, "metadata": self._metadata}
+        for column, facts in own.items():
+            if facts:
+                columns[column] = self._fill_in(facts, columns[column])
+        return frames.batch_of(columns, len(self))
+
+    def _fill_in(self, facts: Any, inherited: pa.Array) -> list[Any]:
+        """Returns a column of what outputs were given, and of what the others have inherited."""
+        own = self._column(facts)
+        if len(facts) == len(own):
+            return own
+        pairs = zip(own, frames.to_list(inherited), strict=True)
+        return [parents_value if value is None else value for value, parents_value in pairs]
+
+
+@dataclass(slots=True)
+class ColumnOutputs:
+    """Messages as whole columns: ``value`` and those of ``GIVEN`` that there are."""
+
+    parents: list[int] = field(default_factory=list)
+    indexes: list[int] = field(default_factory=list)
+    tags: list[Sequence[str]] = field(default_factory=list)
+    pieces: list[dict[str, pa.Array]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    def add(
+        self,
+        parents: Sequence[int],
+        indexes: list[int],
+        tags: list[Sequence[str]],
+        columns: dict[str, pa.Array],
+    ) -> None:
+        """Appends the outputs of one call."""
+        self.parents += parents
+        self.indexes += indexes
+        self.tags += tags
+        self.pieces.append(columns)
+
+    def earliest_times(self) -> list[datetime | None]:
+        """As for ``Outputs``."""
+        columns = [piece["event_time"] for piece in self.pieces if "event_time" in piece]
+        complete = len(columns) == len(self.pieces) and not any(c.null_count for c in columns)
+        earliest = [frames.to_time(pc.min(column)) for column in columns if len(column)]
+        return earliest if complete else [*earliest, None]
+
+    def extend(self, at: Sequence[int], others: ColumnOutputs) -> None:
+        """As for ``Outputs``."""
+        self.parents += [at[parent] for parent in others.parents]
+        self.indexes += others.indexes
+        self.tags += others.tags
+        self.pieces += others.pieces
+
+    def cut(self, end: int, start: int = NOBODY) -> ColumnOutputs:
+        """As for ``Outputs``."""
+        return self._pick([row for row, p in enumerate(self.parents) if start <= p < end])
+
+    def without(self, parent: int) -> ColumnOutputs:
+        """As for ``Outputs``."""
+        return self._pick([row for row, p in enumerate(self.parents) if p != parent])
+
+    def sorted(self) -> ColumnOutputs:
+        """As for ``Outputs``."""
+        if all(one <= other for one, other in pairwise(self.parents)):
+            return self
+        return self._pick(sorted(range(len(self)), key=self.parents.__getitem__))
+
+    def shifted(self, by: int) -> ColumnOutputs:
+        """As for ``Outputs``."""
+        parents = [parent - by for parent in self.parents]
+        return ColumnOutputs(parents, self.indexes, self.tags, self.pieces)
+
+    def _pick(self, rows: Sequence[int]) -> ColumnOutputs:
+        ends = list(accumulate(len(piece["value"]) for piece in self.pieces))
+        kept = ColumnOutputs()
+        for number, run in groupby(rows, lambda row: bisect_right(ends, row)):
+            own, start = list(run), ends[number - 1] if number else 0
+            chosen = pa.array([row - start for row in own], pa.int64())
+            kept.add(
+                [self.parents[row] for row in own],
+                [self.indexes[row] for row in own],
+                [self.tags[row] for row in own],
+                {name: column.take(chosen) for name, column in self.pieces[number].items()},
+            )
+        return kept
+
+    def batch(
+        self, rows: Rows, name: str, now: datetime | None, inherited: Sequence[str] = INHERITED
+    ) -> pa.RecordBatch:
+        """As for ``Outputs``."""
+        columns = _inherit(self, rows, name, now, inherited)
+        for column in GIVEN:
+            if any(column in piece for piece in self.pieces):
+                columns[column] = self._join(column, columns.get(column))
+        return frames.batch_of(columns, len(self))
+
+    def _join(self, column: str, inherited: pa.Array) -> pa.Array:
+        start, arrays = 0, []
+        for piece in self.pieces:
+            count = len(piece["value"])
+            own = piece.get(column)
+            if own is None or own.null_count:
+                parents_values = inherited.slice(start, count)
+                own = parents_values if own is None else pc.coalesce(own, parents_values)
+            arrays.append(own)
+            start += count
+        return pa.concat_arrays(arrays)
+
+
+AnyOutputs = Outputs | ColumnOutputs
+
+
+def _inherit(
+    outputs: AnyOutputs, rows: Rows, name: str, now: datetime | None, inherited: Sequence[str]
+) -> dict[str, Any]:
+    """Returns the columns that the outputs have from their inputs, before what user code set."""
+    batch, columns = rows.batch, {}
+    if outputs.parents != list(range(len(rows))):
+        batch = batch.select([*inherited, "keys", "id"]).take(pa.array(outputs.parents, pa.int64()))
+    if now is not None:
+        columns["first_seen"] = pa.repeat(pa.scalar(now, frames.TIME), len(outputs))
+    for column in (*inherited, "keys"):
+        columns[column] = batch.column(column)
+    columns["id"] = output_ids(batch.column("id"), outputs.indexes, name)
+    return columns
+
+
+def event_times(outputs: AnyOutputs | None, rows: Rows) -> list[datetime]:
+    """Returns event times, set or inherited, among which is the earliest of the outputs."""
+    own = [] if outputs is None else outputs.earliest_times()
+    times = [time for time in own if time is not None]
+    if not own or len(times) < len(own):
+        inherited = frames.to_time(pc.min(rows.batch.column("event_time")))
+        times += [] if inherited is None else [inherited]
+    return [t if t.tzinfo else t.replace(tzinfo=UTC) for t in times]
+
+
+def output_ids(parents: pa.Array, indexes: Sequence[int], name: str) -> pa.Array:
+    """Returns the ids of outputs: the parent's way and this step, numbered from the second on.
+
+    Nothing random is in them: a replay makes the same ids, which is how copies are known.
+    """
+    if len(parents) <= frames.FEW:
+        ways = zip(map(_shorten_way, parents.to_pylist()), indexes, strict=True)
+        return pa.array([f"{way}/{_step(name, index)}" for way, index in ways], pa.string())
+    if pc.max(pc.binary_length(parents)).as_py() > LONGEST_ID:
+        parents = pa.array([_shorten_way(parent) for parent in parents.to_pylist()], pa.string())
+    if not any(indexes):
+        return pc.binary_join_element_wise(parents, name, "/")
+    names = pa.array([_step(name, index) for index in indexes], pa.string())
+    return pc.binary_join_element_wise(parents, names, "/")
+
+
+def _step(name: str, index: int) -> str:
+    return f"{name}.{index}" if index else name
+
+
+def _shorten_way(way: str) -> str:
+    if len(way) * 4 <= LONGEST_ID or len(way.encode()) <= LONGEST_ID:
+        return way
+    # What the message came from stays readable; the way since then is told by its hash.
+    digest = hashlib.blake2b(way.encode(), digest_size=12).hexdigest()
+    return f"{way.partition('/')[0][:LONGEST_ID]}/~{digest}"

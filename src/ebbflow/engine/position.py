@@ -1,0 +1,206 @@
+"""The position: how far a partition of a vertex is, in one record replaced by compare-and-set.
+
+A vertex reads two streams: its inlet (the buffer, or the source) and its redeliveries. Each has a
+``Mark`` up to which everything is settled (``done``) and one up to which publishing may have begun
+(``intent``). After a crash the rows between the two are replayed as exactly one chunk, so that
+outputs carry the ids they had and copies are dropped: by JetStream while it knows the ids, and by
+their reader, whose record says what it has read of each writer's last chunk. The counts are part of
+the record: they change in the same write as ``done``, so they are exact across crashes.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from ebbflow.domain.outcome import Counts
+from ebbflow.engine.copies import NOTHING, Known, dump_known, load_known
+
+LINEAGE = "EBBFLOW_LINEAGE"
+"""The variable that tells sinks which life of a pipeline this is: another one after --fresh."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Mark:
+    """All frames up to sequence ``seq``, and ``row`` rows of the frame that follows it."""
+
+    seq: int = 0
+    row: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A mark in each of the two streams.
+
+    ``known`` is what the reader knows there of those who write to its inlet (see ``copies``).
+    """
+
+    inlet: Mark = Mark()
+    redelivery: Mark = Mark()
+    known: Known = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The row right behind ``done`` of an ordered vertex, which has to come back before others."""
+
+    due: int
+    deliveries: int
+    failures: int
+    retries: int
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The record of one partition. ``lineage`` tells apart pipelines that were started anew.
+
+    ``halted`` says why the breaker has stopped it, if it has. ``paused`` says that people have
+    paused it: its task has settled what it had in hand, and takes nothing more. ``chunks`` is how
+    many chunks are done: each has a number, by which what is told of it is known (``audit``).
+    ``owner`` is the task that claimed it, ``attempts`` counts the tasks that have taken up the
+    present intent, and ``exhausted`` is set when a source has nothing more to give, for good.
+
+    A position is never changed, only replaced. ``done`` may move only when all publications of the
+    chunk are confirmed, and ``intent`` has to be written before the first of them: whatever is
+    between the two is replayed, and nothing else is.
+    """
+
+    lineage: str
+    epoch: int = 0
+    owner: str = ""
+    done: Span = Span()
+    intent: Span = Span()
+    attempts: int = 0
+    exhausted: bool = False
+    halted: str | None = None
+    paused: bool = False
+    watermark: datetime | None = None
+    held: Held | None = None
+    counts: Counts = field(default_factory=Counts)
+    chunks: int = 0
+
+    def claimed(self, owner: str, run: str = "") -> Position:
+        """Returns the position as a new task of ``run`` takes it; the old one's next write fails.
+
+        Whether the source is exhausted is for the new task to say: more may have come since. A new
+        run resumes what was halted.
+        """
+        return replace(
+            self,
+            epoch=self.epoch + 1,
+            owner=owner,
+            attempts=self.attempts + 1 if self.replays else 0,
+            exhausted=False,
+            halted=self.halted if self.owner.startswith(run) else None,
+        )
+
+    def intending(self, end: Span) -> Position:
+        """Returns the position to write before anything of the chunk up to ``end`` is published."""
+        return replace(self, intent=end, attempts=max(1, self.attempts))
+
+    def settled(
+        self,
+        end: Span,
+        counts: Counts,
+        watermark: datetime | None = None,
+        held: Held | None = None,
+        chunks: int = 0,
+    ) -> Position:
+        """Returns the position to write when everything up to ``end`` is confirmed.
+
+        ``chunks`` is how many chunks that is; none where only copies were passed over.
+        """
+        # The counts change in the same write as ``done``: a crash before it counts nothing, and the
+        # replay counts the chunk once.
+        return replace(
+            self,
+            done=end,
+            intent=end,
+            attempts=0,
+            watermark=watermark or self.watermark,
+            held=held,
+            counts=self.counts + counts,
+            chunks=self.chunks + chunks,
+        )
+
+    @property
+    def replays(self) -> bool:
+        """Whether a chunk was begun and not settled."""
+        return self.done != self.intent
+
+    @property
+    def repeated(self) -> Mark | None:
+        """The mark up to which redeliveries are read, if the chunk at hand was begun before.
+
+        Whoever replays looks there for what the earlier attempt has stored already.
+        """
+        return self.done.redelivery if self.attempts > 1 else None
+
+    def to_json(self) -> bytes:
+        """Returns the record as it is stored."""
+        return json.dumps(
+            {
+                "lineage": self.lineage,
+                "epoch": self.epoch,
+                "owner": self.owner,
+                "done": _dump(self.done.inlet),
+                "intent": _dump(self.intent.inlet),
+                "redelivery_done": _dump(self.done.redelivery),
+                "redelivery_intent": _dump(self.intent.redelivery),
+                "attempts": self.attempts,
+                "exhausted": self.exhausted,
+                "halted": self.halted,
+                "paused": self.paused,
+                "watermark": self.watermark.isoformat() if self.watermark else None,
+                "held": asdict(self.held) if self.held else None,
+                "counts": self.counts.as_dict(),
+                "chunks": self.chunks,
+                "known": dump_known(self.done.known),
+            }
+        ).encode()
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> Position:
+        """Returns the record from what was stored, also by earlier versions."""
+        stored: dict[str, Any] = json.loads(raw)
+        return cls(
+            lineage=stored["lineage"],
+            epoch=stored["epoch"],
+            owner=stored["owner"],
+            done=Span(
+                Mark(*stored["done"]),
+                Mark(*stored["redelivery_done"]),
+                load_known(stored.get("known", NOTHING)),
+            ),
+            intent=Span(Mark(*stored["intent"]), Mark(*stored["redelivery_intent"])),
+            attempts=stored["attempts"],
+            exhausted=stored["exhausted"],
+            halted=stored.get("halted"),
+            paused=stored.get("paused", False),
+            watermark=datetime.fromisoformat(stored["watermark"]) if stored["watermark"] else None,
+            held=Held(**stored["held"]) if stored["held"] else None,
+            counts=Counts(**stored["counts"]),
+            chunks=stored.get("chunks", 0),
+        )
+
+
+def _dump(mark: Mark) -> list[int]:
+    return [mark.seq, mark.row]
+
+
+def chunk_key(lineage: str, vertex: str, partition: int, start: Span, end: Span) -> str:
+    """Returns a name for the rows between two spans that no other rows of any run will have.
+
+    It has to be the same in a replay, so it is made of marks alone; and another one after a fresh
+    start, whose marks begin at 0 again, so the lineage is in it.
+    """
+    inlet = f"{_text(start.inlet)}-{_text(end.inlet)}"
+    redelivery = f"{_text(start.redelivery)}-{_text(end.redelivery)}"
+    return f"{lineage}:{vertex}:{partition}:{inlet}:{redelivery}"
+
+
+def _text(mark: Mark) -> str:
+    return f"{mark.seq}.{mark.row}" if mark.row else str(mark.seq)

@@ -1,0 +1,423 @@
+"""The publications of a chunk, each kind by itself: redeliveries, letters, answers, outputs.
+
+What is published last, the trail and the audit rows, have modules of their own.
+
+All are functions of the chunk, the verdict and the time alone. A replay that decides the same
+makes the same publications with the same ids, to the same partitions: the time is in no id, and
+decides neither which rows share a frame nor where frames are cut. Every dead letter of a
+pipeline is built here, also that of a row which its source could not read.
+
+The id of a publication is the key of its chunk and a hash of the rows in it. It must depend on
+nothing else. With less (the chunk alone) what a replay decides differently is dropped as a copy,
+and its messages are lost; with more (a time, a number of tries) the same messages are stored twice.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ebbflow.domain.errors import MessageTooLarge
+from ebbflow.domain.outcome import DeadLetter, Redeliver, Retry
+from ebbflow.engine import frames
+from ebbflow.engine.answers import answer_headers, answer_key
+from ebbflow.engine.dead_letter import MARK, Letter
+from ebbflow.engine.frames import Rows, request_id
+from ebbflow.engine.outputs import NOBODY
+from ebbflow.engine.redelivery import round_delay
+from ebbflow.engine.routing import Edge, route
+from ebbflow.engine.verdict import Verdict
+
+FROM = "Ebbflow-From"
+WATERMARK = "Ebbflow-Watermark"
+ROWS = "Ebbflow-Rows"
+"""The header that says how many rows a frame holds, for those who only count them."""
+REASONS = "Ebbflow-Reasons"
+"""The header that says why the rows of a frame come again: texts and how many rows had them."""
+
+# Room for the headers of a message; those of frames have a known length.
+_HEADERS = 32 * 1024
+_MOST_REASONS, _LONGEST_REASON = 3, 200
+_LETTER_FACTS = (
+    *("id", "value", "keys", "headers", "metadata"),
+    *("event_time", "first_seen", "deliveries"),
+)
+
+
+_UNKNOWN: dict[str, Any] = {"value": b"", "event_time": None, "first_seen": None, "deliveries": 1}
+
+
+class Stage(IntEnum):
+    """The order of publishing: everything of a stage is confirmed before the next one begins.
+
+    Redeliveries come before outputs as a second safeguard beside the hash in the ids: user code
+    that only improves from one try to the next would lose nothing even without the hash.
+    """
+
+    REDELIVER = 1
+    DEAD_LETTER = 2
+    ANSWER = 3
+    OUTPUT = 4
+    TRAIL = 5
+    """What became of the rows: late, so that all it names is stored (``trail``)."""
+    AUDIT = 6
+    """The same for the audit table; counts when the chunk is recorded as done (``audit``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """One message to publish. ``target`` is a vertex, or the bucket of an answer.
+
+    ``due`` is for redeliveries and ``key`` for answers. An output that ``discards`` is given up
+    when its buffer is full; ``parents`` are then the inputs it came from, one entry a row.
+    ``ordered`` outputs reach a partition one after another.
+    """
+
+    stage: Stage
+    target: str
+    partition: int
+    msg_id: str
+    payload: bytes
+    headers: dict[str, str] = field(default_factory=dict)
+    due: int | None = None
+    key: str = ""
+    discards: bool = False
+    ordered: bool = False
+    parents: tuple[int, ...] = ()
+
+    def check_size(self, max_payload: int) -> None:
+        """Raises ``MessageTooLarge`` if the server would not take it; letters are cut to fit."""
+        if self.stage is Stage.DEAD_LETTER:
+            return
+        limit = max_payload - min(_HEADERS, max_payload // 4)
+        if len(self.payload) > limit:
+            raise MessageTooLarge(len(self.payload), limit)
+
+
+class ChunkNumber(NamedTuple):
+    """The place of a chunk among those of its partition, and the claim of the task that tells it.
+
+    A chunk that is replayed has the same number under a later claim.
+    """
+
+    number: int
+    claim: int
+
+
+UNNUMBERED = ChunkNumber(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows that are settled together, under a key that only these rows have.
+
+    ``number`` is needed where an audit table is kept.
+    """
+
+    key: str
+    rows: Rows
+    number: ChunkNumber = UNNUMBERED
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A partition of a vertex with its edges. ``max_payload`` is the server's limit of a message.
+
+    ``bucket`` holds the answers, unless a store of the user's does. ``trail`` if what becomes of
+    every message is published for those who wait for answers, ``audit`` if for the audit table.
+    """
+
+    vertex: str
+    partition: int
+    edges: Sequence[Edge]
+    max_payload: int
+    bucket: str | None = None
+    trail: bool = False
+    audit: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeRows:
+    """The outputs that one edge has taken: their ids, and the inputs that they came from."""
+
+    to: str
+    parents: Sequence[int]
+    ids: pa.StringArray
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """The outputs of a chunk. ``unrouted`` are the inputs of whose outputs no edge took any."""
+
+    publications: list[Publication]
+    written: int
+    unrouted: frozenset[int] = frozenset()
+    edges: Sequence[EdgeRows] = ()
+
+
+def build_redeliveries(
+    chunk: Chunk, again: Mapping[int, Redeliver | Retry], place: Place, now: datetime
+) -> Iterator[Publication]:
+    """Yields frames for the vertex itself, one or more for each delay that rows are to wait."""
+    groups: dict[int, list[int]] = defaultdict(list)
+    for index in sorted(again):
+        # By the delay, never by the due time: a replay comes later and would group other rows.
+        groups[round_delay(again[index].delay)].append(index)
+    now_ms = math.ceil(now.timestamp() * 1000)  # rounded up: a redelivery is never early
+    for delay, indexes in sorted(groups.items()):
+        for frame in _cut_again(chunk.rows.batch, indexes, again, place.max_payload):
+            yield Publication(
+                Stage.REDELIVER,
+                place.vertex,
+                place.partition,
+                # Without the due time: a replay comes later, and would store the rows twice.
+                f"{chunk.key}:again:{_fingerprint(frame)}",
+                frames.encode(frame),
+                {ROWS: str(frame.num_rows), REASONS: _list_reasons(frame)},
+                due=now_ms + delay if delay else None,
+            )
+
+
+def _cut_again(
+    batch: pa.RecordBatch,
+    indexes: Sequence[int],
+    again: Mapping[int, Redeliver | Retry],
+    max_payload: int,
+) -> Iterator[pa.RecordBatch]:
+    """Yields the rows that come back as frames, cut by what is in the rows as they were read.
+
+    Not by why they come back: the text of an error may be longer in a replay.
+    """
+    rows = again_rows(batch, indexes, [again[index] for index in indexes])
+    bare = frames.with_columns(rows, nack_reason=pa.nulls(len(indexes), pa.string()))
+    start = 0
+    for part in frames.split(bare, _frame_bytes(max_payload)):
+        yield _fit_reasons(rows.slice(start, part.num_rows), max_payload // 8)
+        start += part.num_rows
+
+
+def _frame_bytes(max_payload: int) -> int:
+    """Returns the bytes of a frame: fewer than usual if the server takes small messages only."""
+    return min(frames.MAX_BYTES, max_payload // 4)
+
+
+def _fit_reasons(frame: pa.RecordBatch, most: int) -> pa.RecordBatch:
+    """Returns the rows with reasons that take no more than so many bytes, cut alike if need be."""
+    reasons = frame.column("nack_reason")
+    if (pc.sum(pc.binary_length(reasons)).as_py() or 0) <= most:
+        return frame
+    share = most // frame.num_rows // 4  # characters, of four bytes at most
+    return frames.with_columns(frame, nack_reason=pc.utf8_slice_codeunits(reasons, 0, share))
+
+
+def _list_reasons(frame: pa.RecordBatch) -> str:
+    texts = Counter(text or "nacked" for text in frame.column("nack_reason").to_pylist())
+    # JSON keeps a header on one line of plain ASCII, which is all that NATS carries.
+    shown = texts.most_common(_MOST_REASONS)
+    return json.dumps([[text[:_LONGEST_REASON], count] for text, count in shown])
+
+
+def again_rows(
+    batch: pa.RecordBatch, indexes: Sequence[int], how: Sequence[Redeliver | Retry]
+) -> pa.RecordBatch:
+    """Returns the rows as they come back: a redelivery counts as a delivery, a retry does not."""
+    taken = frames.take_rows(batch, indexes)
+    retries = [h.retries if isinstance(h, Retry) else 0 for h in how]
+    more = pa.array([0 if isinstance(h, Retry) else 1 for h in how], pa.uint32())
+    return frames.with_columns(
+        taken,
+        deliveries=pc.add(taken.column("deliveries"), more),
+        failures=[h.failures for h in how],
+        retries=retries,
+        nack_reason=[h.error if isinstance(h, Retry) else h.reason for h in how],
+    )
+
+
+def build_letters(
+    chunk: Chunk, dead: Mapping[int, DeadLetter], place: Place, now: datetime
+) -> Iterator[Publication]:
+    """Yields one plain message for each dead letter."""
+    if not dead:
+        return
+    # From the batch, not from the lists that user code was shown and may have changed.
+    rows = Rows(frames.take_rows(chunk.rows.batch, sorted(dead)))
+    for number, (_, why) in enumerate(sorted(dead.items())):
+        letter = _build_letter(rows, number, why, place.vertex, now).fitting(place.max_payload)
+        yield Publication(
+            Stage.DEAD_LETTER,
+            place.vertex,
+            place.partition,
+            f"{chunk.key}:dead:{frames.fingerprint([letter.id])}",
+            letter.value,
+            letter.to_headers(),
+        )
+
+
+def _build_letter(rows: Rows, index: int, why: DeadLetter, vertex: str, now: datetime) -> Letter:
+    facts, unread = _read_facts(rows, index)
+    facts["metadata"].pop(MARK, None)
+    error = why.error
+    if unread:
+        error = f"{error or why.reason}; the letter is incomplete, as it cannot be read: {unread}"
+    return Letter(
+        vertex=vertex,
+        reason=why.reason,
+        error=error,
+        traceback=why.traceback,
+        last_seen=now.astimezone(UTC),
+        size=why.size,
+        unread=why.unread,
+        **facts,
+    )
+
+
+def _read_facts(rows: Rows, index: int) -> tuple[dict[str, Any], str]:
+    """Returns what is known of a row, and the names of the facts that cannot be read.
+
+    A letter is the last that is left of a message, so there is one whatever the row holds.
+    """
+    try:
+        return {name: rows.column(name)[index] for name in _LETTER_FACTS}, ""
+    except Exception:
+        row, facts, unread = Rows(rows.batch.slice(index, 1)), dict(_UNKNOWN), []
+        facts |= {"id": f"unreadable-{index}", "headers": {}, "metadata": {}, "keys": []}
+        for name in _LETTER_FACTS:
+            try:
+                facts[name] = row.column(name)[0]
+            except Exception:
+                unread.append(name)
+        return facts, ", ".join(unread)
+
+
+def build_answers(
+    chunk: Chunk, answers: Mapping[int, Sequence[bytes]], place: Place
+) -> Iterator[Publication]:
+    """Yields an entry of the serving store for each answer; a replay writes the same again."""
+    # From the batch, not from the headers that user code was shown and may have changed.
+    rows = Rows(chunk.rows.batch)
+    for index, payloads in sorted(answers.items()):
+        assert place.bucket is not None
+        request, message = answer_key(request_id(rows, index)), rows.column("id")[index]
+        own, headers = frames.fingerprint([message]), answer_headers(message)
+        for number, payload in enumerate(payloads):
+            yield Publication(
+                Stage.ANSWER,
+                place.bucket,
+                place.partition,
+                f"{chunk.key}:answer:{own}.{number}",
+                payload,
+                headers,
+                key=f"{request}.{place.vertex}.{own}.{number}",
+            )
+
+
+def build_outputs(
+    chunk: Chunk,
+    verdict: Verdict,
+    finished: Sequence[int],
+    place: Place,
+    now: datetime,
+    watermark: datetime | None,
+) -> Routed:
+    """Returns the outputs, routed by their tags."""
+    if not place.edges:
+        return Routed([], written=len(finished))
+    if verdict.outputs is None:
+        everything = len(finished) == len(chunk.rows)
+        batch = chunk.rows.batch if everything else frames.take_rows(chunk.rows.batch, finished)
+        parents, tags = finished, [()] * len(finished)
+    else:
+        batch = verdict.outputs.batch(chunk.rows, place.vertex, now)
+        parents, tags = verdict.outputs.parents, verdict.outputs.tags  # type: ignore[assignment]
+    return _route_outputs(chunk, batch, parents, tags, place, _origin_headers(place, watermark))
+
+
+def _origin_headers(place: Place, watermark: datetime | None) -> dict[str, str]:
+    origin = {FROM: f"{place.vertex}.{place.partition}"}
+    return origin if watermark is None else origin | {WATERMARK: watermark.isoformat()}
+
+
+def _route_outputs(
+    chunk: Chunk,
+    batch: pa.RecordBatch,
+    parents: Sequence[int],
+    tags: Sequence[Sequence[str]],
+    place: Place,
+    headers: dict[str, str],
+) -> Routed:
+    publications: list[Publication] = []
+    edges: list[EdgeRows] = []
+    unreached: set[int] | None = None  # the inputs that no edge has taken anything of
+    written = 0
+    traced = any(edge.discards for edge in place.edges)
+    for edge, indexes in zip(place.edges, route(place.edges, tags), strict=True):
+        everything = len(indexes) == batch.num_rows
+        chosen = batch if everything else frames.take_rows(batch, indexes)
+        own = parents if everything else [parents[i] for i in indexes]
+        most = _frame_bytes(place.max_payload)
+        publications += _build_frames(chunk, edge, chosen, headers, own if traced else (), most)
+        edges.append(EdgeRows(edge.to, own, chosen.column("id")))
+        if unreached is None:
+            unreached = set() if everything else set(parents) - {NOBODY}
+        unreached.difference_update(own if unreached else ())
+        written += len(indexes)
+    return Routed(publications, written, frozenset(unreached or ()), edges)
+
+
+def _build_frames(
+    chunk: Chunk,
+    edge: Edge,
+    batch: pa.RecordBatch,
+    headers: dict[str, str],
+    parents: Sequence[int],
+    most: int,
+) -> Iterator[Publication]:
+    for partition, rows in _split_by_partition(batch, edge).items():
+        share = batch if rows is None else frames.take_rows(batch, rows)
+        own = parents if rows is None or not parents else [parents[i] for i in rows]
+        start = 0
+        for number, frame in enumerate(frames.split(share, most)):
+            mark = _fingerprint(frame)
+            # Taken from the content, so that a replay sends the same frame the same way.
+            spread = (int(mark[:8], 16) + number) % edge.partitions
+            yield Publication(
+                Stage.OUTPUT,
+                edge.to,
+                spread if partition is None else partition,
+                f"{chunk.key}:{edge.to}:{mark}",
+                frames.encode(frame),
+                headers | {ROWS: str(frame.num_rows)},
+                discards=edge.discards,
+                ordered=edge.keyed,
+                parents=tuple(own[start : start + frame.num_rows]),
+            )
+            start += frame.num_rows
+
+
+def _split_by_partition(batch: pa.RecordBatch, edge: Edge) -> dict[int | None, list[int] | None]:
+    """Returns the rows for each partition; ``None`` stands for any partition, and for all rows."""
+    if not edge.keyed:
+        return {None: None}
+    rows: dict[int | None, list[int] | None] = defaultdict(list)
+    for index, keys in enumerate(batch.column("keys").to_pylist()):
+        rows[partition_of(keys or (), edge.partitions)].append(index)  # type: ignore[union-attr]
+    return rows
+
+
+def partition_of(keys: Sequence[str], partitions: int) -> int:
+    """Returns the partition that all messages with these keys go to."""
+    return zlib.crc32("\x1f".join(keys).encode()) % partitions
+
+
+def _fingerprint(frame: pa.RecordBatch) -> str:
+    return frames.fingerprint(frame.column("id"))

@@ -1,0 +1,127 @@
+"""Decides whether, when and how often a message is redelivered: the rules of nack and exceptions.
+
+Guarantees: ``max_deliveries: n`` allows exactly n redeliveries; a redelivery is never due before
+the delay asked for is over; an exception can be retried only as often as the policy says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import traceback
+
+from ebbflow.domain.durations import Backoff
+from ebbflow.domain.errors import ContractViolation, MessageTooLarge, SparkError, StreamBroken
+from ebbflow.domain.message import NackOptions
+from ebbflow.domain.outcome import DeadLetter, Outcome, Redeliver
+
+MAX_ERROR = 2_000
+MAX_TRACEBACK = 8_000
+
+# Delays are rounded up to a grid so that rows nacked together travel together.
+_GRID = ((1_000, 10), (60_000, 100))
+_COARSE = 1_000
+
+# The name of an exception at the beginning of what a function said: ``ValueError: …`` as Ebbflow
+# serves it, ``ValueError('…')`` as Numaflow's SDK for Python does.
+_ERROR_NAME = re.compile(r"([A-Za-z_][\w.]*)[:(]")
+
+
+def decide_nack(options: NackOptions | None, deliveries: int, failures: int) -> Outcome:
+    """Returns the outcome of a nack of a message that has been delivered ``deliveries`` times."""
+    wish = options or NackOptions()
+    reason = wish.reason
+    if reason is not None and len(reason) > MAX_ERROR:
+        reason = shorten(reason)
+    if wish.max_deliveries is not None and deliveries > wish.max_deliveries:
+        return DeadLetter(
+            reason or "nacked",
+            error=f"nacked on delivery {deliveries}; max_deliveries is {wish.max_deliveries}",
+            nacked=True,
+        )
+    return Redeliver(wish.delay or 0, reason, failures, wish)
+
+
+def decide_error(
+    error: BaseException, failures: int, policy: Backoff, chance: float = 0.5
+) -> Outcome:
+    """Returns the outcome of an exception: back-off, or a dead letter when that is used up.
+
+    A ``Nack`` is no error; whoever catches one asks ``decide_nack``.
+    """
+    text = describe(error)
+    if isinstance(error, MessageTooLarge) or failures >= policy.steps:
+        return DeadLetter(_reason(error), error=text, traceback=_trace(error))
+    return Redeliver(policy.wait(failures + 1, chance), text, failures + 1)
+
+
+def _trace(error: BaseException) -> str | None:
+    """Returns where user code failed, if that is known."""
+    if isinstance(error, StreamBroken):
+        return _keep_end(error.trace) or None
+    # A violation and what Spark says are told by their text; a traceback would show our own.
+    by_text = isinstance(error, ContractViolation | SparkError)
+    return None if by_text else format_traceback(error)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, SparkError):
+        return error.kind
+    if isinstance(error, StreamBroken) and (own := _ERROR_NAME.match(error.said)):
+        return own[1]
+    return "message too large" if isinstance(error, MessageTooLarge) else type(error).__name__
+
+
+def describe(error: BaseException) -> str:
+    """Returns type and text of an error on one line, cut to a length that fits a header."""
+    try:
+        text = str(error)
+    except Exception:  # an error that cannot say what it is must not become a second one
+        text = "(its text cannot be shown)"
+    described = text if isinstance(error, SparkError) else f"{type(error).__name__}: {text}"
+    if isinstance(error, StreamBroken):
+        described = error.said or described
+    return shorten(" ".join(described.split()))
+
+
+def shorten(text: str) -> str:
+    """Returns the text cut to a length that fits a header, without what cannot be encoded."""
+    text = text.encode("utf-8", "replace").decode()
+    return text if len(text) <= MAX_ERROR else text[: MAX_ERROR - 1] + "…"
+
+
+def format_traceback(error: BaseException) -> str:
+    """Returns the traceback, its end kept when it is long: that is where the error is."""
+    return _keep_end("".join(traceback.format_exception(error)))
+
+
+def _keep_end(trace: str) -> str:
+    text = trace.encode("utf-8", "replace").decode()
+    return text if len(text) <= MAX_TRACEBACK else "…" + text[-MAX_TRACEBACK + 1 :]
+
+
+def round_delay(delay: int) -> int:
+    """Returns the delay that rows with about the same one share: never shorter, at most 1 s longer.
+
+    Of the delay alone. If the time of day decided which rows share one, a replay, which comes
+    later, would make other frames of them, and rows that are stored already would be stored twice.
+    """
+    if delay <= 0:
+        return 0
+    grid = next((step for below, step in _GRID if delay < below), _COARSE)
+    return (delay + grid - 1) // grid * grid
+
+
+def due_time(now_ms: int, delay: int) -> int:
+    """Returns when a redelivery is due, in epoch milliseconds: never early, at most 1 s late."""
+    return now_ms + round_delay(delay)
+
+
+def draw_chance(message_id: str, tries: int) -> float:
+    """Returns the number from [0, 1) by which the wait of a message is longer or shorter.
+
+    As good as random from message to message, and from try to try, and the same in a replay: with
+    another wait the message would be in another frame, and stored a second time.
+    """
+    digest = hashlib.blake2b(f"{tries}:{message_id}".encode(), digest_size=6).digest()
+    return float(int.from_bytes(digest, "big") / 2**48)

@@ -1,0 +1,125 @@
+"""The net under every chunk: a row that cannot be decided about or settled takes no other with it.
+
+User code may raise, and that is an outcome like any other. Here it is Ebbflow itself that fails:
+while it makes rows of what user code has returned, routes, measures and packs them, or writes a
+dead letter. Whatever is raised then would fail the task, and the next one on the same rows, for
+ever. So the chunk is tried again in ever smaller pieces, until the rows that are to blame are alone
+(``engine.isolation``). Only if the same work fails without any row are the rows not to blame: then
+the error is raised as it is.
+
+A row that cannot be decided about counts as one on which user code raised. One that was decided
+about and cannot be settled so, because its outputs are too large, say, is dead-lettered at once.
+Both are decisions like any other: a replay that fails the same way decides the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from datetime import datetime
+
+import pyarrow as pa
+
+from ebbflow.domain.errors import MessageTooLarge
+from ebbflow.engine import frames
+from ebbflow.engine.audit import HeldRow
+from ebbflow.engine.frames import Rows
+from ebbflow.engine.isolation import Trouble, isolate
+from ebbflow.engine.publications import Chunk, Place
+from ebbflow.engine.redelivery import describe
+from ebbflow.engine.settlement import Settlement, settle
+from ebbflow.engine.verdict import Operator, Verdict
+
+Work = Callable[[int, int], None]
+"""Does something for the rows from the first index up to the second; raises if that fails."""
+
+
+def decide_in_pieces(verdict: Verdict, operator: Operator, failure: Exception) -> None:
+    """Decides about all rows of a verdict that the operator has failed on as a whole."""
+
+    alone: list[int] = []
+
+    def work(start: int, end: int) -> None:
+        batch = verdict.rows.batch.slice(start, end - start)
+        part = verdict.part(Rows(batch, verdict.rows.watermark))
+        alone.extend([start] if end - start == 1 else ())
+        operator(part)
+        if end > start:
+            alone.clear()
+        verdict.decisions.merge(range(start, end), part.decisions)
+
+    def stops() -> bool:
+        """Whether an ordered vertex must not see what is behind a row that comes back."""
+        return verdict.rules.ordered and bool(alone or verdict.first_held() is not None)
+
+    verdict.disregard_time()
+    end, errors = _find_culprits(len(verdict.rows), work, failure, stops)
+    for index, error in errors.items():
+        verdict.record_error(index, error)
+    if end < len(verdict.rows):
+        verdict.decisions.stop_at(end)
+
+
+def settle_or_refuse(
+    chunk: Chunk,
+    verdict: Verdict,
+    place: Place,
+    now: datetime,
+    watermark: datetime | None = None,
+    returning: Collection[int] = (),
+    held: HeldRow | None = None,
+) -> Settlement:
+    """Settles a chunk; the rows that cannot be settled as decided are dead-lettered instead."""
+    try:
+        return settle(chunk, verdict, place, now, watermark, returning, held=held)
+    except Exception as error:
+        failure = error
+
+    def work(start: int, end: int) -> None:
+        part = verdict.between(start, end)
+        own = {index - start for index in range(start, end) if index in returning}
+        settle(replace(chunk, rows=part.rows), part, place, now, watermark, own)
+
+    _, culprits = _find_culprits(len(chunk.rows), work, failure)
+    for index, cause in culprits.items():
+        verdict.refuse(index, cause)
+    try:
+        return settle(chunk, verdict, place, now, watermark, returning, held=held)
+    except Exception:
+        # What is told of these rows fails as well, so it is told of as little of them as there is.
+        bare = replace(chunk, rows=_strip(chunk.rows, culprits))
+        return settle(bare, verdict, place, now, watermark, returning, held=held)
+
+
+def _find_culprits(
+    rows: int, work: Work, failure: Exception, enough: Callable[[], bool] = lambda: False
+) -> tuple[int, dict[int, Exception]]:
+    """Returns how far the work is done, and the rows on which it fails, each with its error.
+
+    Raises if it fails without any row, or with no single one.
+    """
+    errors: dict[int, Exception] = {}
+
+    def attempt(start: int, end: int) -> Trouble | None:
+        try:
+            work(start, end)
+        except Exception as error:
+            errors[start] = error
+            of_data = isinstance(error, MessageTooLarge) and end > start
+            return Trouble(type(error).__name__, describe(error), of_data)
+        return None
+
+    isolated = isolate(0, rows, attempt, enough)
+    if isolated.general is not None or not isolated.end:
+        raise failure
+    return isolated.end, {index: errors[index] for index in isolated.blamed}
+
+
+def _strip(rows: Rows, culprits: Collection[int]) -> Rows:
+    """Returns the rows, of the culprits only what every message has: its id and its value."""
+    kept = {"id", "value", "deliveries", "failures", "retries"}
+    names = [name for name in frames.SCHEMA.names if name not in kept]
+    kept_rows = [None if index in culprits else index for index in range(len(rows))]
+    indexes = pa.array(kept_rows, pa.int64())
+    columns = {name: rows.batch.column(name).take(indexes) for name in names}
+    return Rows(frames.with_columns(rows.batch, **columns), rows.watermark)

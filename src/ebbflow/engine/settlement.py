@@ -1,0 +1,240 @@
+"""The plan that settles a chunk: what to publish, where, in which order, and what to count.
+
+The order is the guarantee (see docs/guarantees.md): redeliveries first, then dead letters and
+answers, then outputs, then the trail and the audit rows where there are any, and only then is the
+chunk done. Whatever crashes in between, the chunk is replayed. Every publication has an id made of
+the chunk and a hash of the rows in it: the same rows are dropped by JetStream as a copy, other rows
+(user code decided differently) are kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import assert_never
+
+import pyarrow as pa
+
+from ebbflow.domain.outcome import (
+    Counts,
+    DeadLetter,
+    Done,
+    Dropped,
+    FellBack,
+    Redeliver,
+    Retry,
+    Served,
+    Succeeded,
+)
+from ebbflow.engine.audit import AuditRows, HeldRow, build_audit
+from ebbflow.engine.frames import Rows
+from ebbflow.engine.outputs import NOBODY
+from ebbflow.engine.publications import (
+    ROWS,
+    Chunk,
+    Place,
+    Publication,
+    Stage,
+    again_rows,
+    build_answers,
+    build_letters,
+    build_outputs,
+    build_redeliveries,
+)
+from ebbflow.engine.trail import build_trail
+from ebbflow.engine.verdict import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """The end of a chunk. ``reasons`` are the nack reasons, each with its number of rows.
+
+    ``returned`` are the rows that go back to the source they came from, by index, and
+    ``histories`` are these rows as they are to be when it gives them again. ``amend`` makes the
+    audit rows anew when outputs of some inputs, by index, were given up.
+    """
+
+    publications: list[Publication]
+    counts: Counts
+    reasons: dict[str, int]
+    returned: dict[int, Redeliver | Retry] = field(default_factory=dict)
+    histories: pa.RecordBatch | None = None
+    amend: Callable[[Sequence[int]], Iterable[Publication]] | None = None
+
+    @property
+    def needs_intent(self) -> bool:
+        """Whether a replay has to cut the same chunk again, to publish what it publishes.
+
+        Answers and trails need none: from a chunk that is cut otherwise comes the same answer under
+        the same key, and the same trail once more, which its readers take as a set. Audit rows of
+        the latest claim count, however they are cut.
+        """
+        again = {Stage.ANSWER, Stage.TRAIL, Stage.AUDIT}
+        return self.histories is not None or any(p.stage not in again for p in self.publications)
+
+    def stages(self) -> Iterator[list[Publication]]:
+        """Yields the publications of each stage that has any, in order."""
+        for stage in Stage:
+            if these := [p for p in self.publications if p.stage is stage]:
+                yield these
+
+    def count_by_edge(self) -> dict[str, int]:
+        """Returns how many rows go to each of the next vertices."""
+        rows: Counter[str] = Counter()
+        for publication in self.publications:
+            if publication.stage is Stage.OUTPUT:
+                rows[publication.target] += int(publication.headers[ROWS])
+        return dict(rows)
+
+    def counts_without(self, discarded: Collection[Publication]) -> Counts:
+        """Returns the counts if some outputs were given up; inputs without any left are drops."""
+        if not discarded:
+            return self.counts
+        rows = sum(len(publication.parents) for publication in discarded)
+        gone = len(self._find_lost(discarded))
+        return replace(
+            self.counts,
+            written=self.counts.written - rows,
+            done=self.counts.done - gone,
+            dropped=self.counts.dropped + gone,
+        )
+
+    def without_lost(self, discarded: Collection[Publication]) -> Settlement | None:
+        """Returns what is to be told instead when outputs were given up; ``None`` if nothing is."""
+        if not discarded or self.amend is None:
+            return None
+        return Settlement([*self.amend(self._find_lost(discarded))], Counts(), {})
+
+    def _find_lost(self, discarded: Collection[Publication]) -> list[int]:
+        """Returns the inputs of which no output is left."""
+        kept = {
+            parent
+            for publication in self.publications
+            if publication not in discarded
+            for parent in publication.parents
+        }
+        rows = {parent for publication in discarded for parent in publication.parents}
+        return sorted(rows - kept - {NOBODY})
+
+
+class SortedInputs:
+    """The inputs by the kind of their outcome; ``finished`` are those that were processed.
+
+    Only what is finished may leave outputs: an output of an input that comes back would be there
+    twice in the end.
+    """
+
+    def __init__(self, rows: Rows, verdict: Verdict) -> None:
+        self.again: dict[int, Redeliver | Retry] = {}
+        self.dead: dict[int, DeadLetter] = {}
+        self.ends: Counter[str] = Counter()
+        self.finished: Sequence[int]
+        unfinished: set[int] = set()
+        for index, outcome in verdict.outcomes.items():
+            if not self._sort(index, outcome):
+                unfinished.add(index)
+        every = range(len(rows))
+        self.finished = [i for i in every if i not in unfinished] if unfinished else every
+
+    def _sort(self, index: int, outcome: object) -> bool:
+        """Notes the outcome; returns whether the input was processed."""
+        match outcome:
+            case Redeliver() | Retry():
+                self.again[index] = outcome
+            case DeadLetter():
+                self.dead[index] = outcome
+            case Dropped():
+                self.ends["dropped"] += 1
+            case FellBack():
+                self.ends["fallback"] += 1
+            case Succeeded():
+                self.ends["on_success"] += 1
+                return True
+            case Served():
+                self.ends["served"] += 1
+                return True
+            case Done():
+                return True
+            case never:
+                assert_never(never)  # type: ignore[arg-type]
+        return False
+
+
+def settle(
+    chunk: Chunk,
+    verdict: Verdict,
+    place: Place,
+    now: datetime,
+    watermark: datetime | None = None,
+    returning: Collection[int] = (),
+    is_part: bool = False,
+    held: HeldRow | None = None,
+) -> Settlement:
+    """Turns the verdict on a chunk into publications and counts. ``now`` starts every delay.
+
+    ``returning`` are the rows that, if they are to come again, come from their source. ``is_part``
+    says that these are outputs of rows that have not ended. ``held`` is the row right behind the
+    chunk that an ordered vertex holds. Raises if a row cannot be settled; ``engine.rescue`` then
+    finds out which one.
+    """
+    ends = SortedInputs(chunk.rows, verdict)
+    returned = {index: how for index, how in ends.again.items() if index in returning}
+    kept = {index: how for index, how in ends.again.items() if index not in returned}
+    routed = build_outputs(chunk, verdict, ends.finished, place, now, watermark)
+    # The order of the stages; see ``Stage`` for what is lost in any other.
+    publications = [
+        *build_redeliveries(chunk, kept, place, now),
+        *build_letters(chunk, ends.dead, place, now),
+        *build_answers(chunk, verdict.answers, place),
+        *routed.publications,
+        *build_trail(chunk, verdict, place, now, routed, is_part),
+    ]
+    amend = None
+    if place.audit and not is_part:
+        told = build_audit(chunk, verdict, now, routed, held)
+        publications += told.publish(chunk, place) if told is not None else ()
+        amend = None if told is None else _amending(told, chunk, place)
+    for publication in publications:
+        publication.check_size(place.max_payload)
+    unrouted = len(routed.unrouted)
+    counts = Counts(
+        read=len(chunk.rows),
+        written=_count_written(verdict, routed.written, ends),
+        done=len(ends.finished) - unrouted,
+        redelivered=len(ends.again),
+        dead_lettered=len(ends.dead),
+        dropped=ends.ends["dropped"] + unrouted,
+        fallback=ends.ends["fallback"],
+        served=ends.ends["served"],
+        on_success=ends.ends["on_success"],
+    )
+    histories = None
+    # What goes back to its source is not published here as well: it would come twice. How often it
+    # was delivered is kept beside it, because its source does not know.
+    if returned:
+        histories = again_rows(chunk.rows.batch, [*returned], [*returned.values()])
+    reasons = _count_reasons(ends.again)
+    return Settlement(publications, counts, reasons, returned, histories, amend)
+
+
+def _amending(
+    told: AuditRows, chunk: Chunk, place: Place
+) -> Callable[[Sequence[int]], Iterable[Publication]] | None:
+    """Returns what tells a chunk anew, with rows that are lost; ``None`` if none can be."""
+    if not any(edge.discards for edge in place.edges):
+        return None
+    return lambda lost: told.discard(lost).publish(chunk, place, edition=1)
+
+
+def _count_written(verdict: Verdict, outputs: int, ends: SortedInputs) -> int:
+    decisions = verdict.decisions
+    if decisions.written is not None:
+        return decisions.written
+    return decisions.emitted_rows + outputs + ends.ends["fallback"] + ends.ends["on_success"]
+
+
+def _count_reasons(again: dict[int, Redeliver | Retry]) -> dict[str, int]:
+    texts = (o.error if isinstance(o, Retry) else o.reason or "nacked" for o in again.values())
+    return dict(Counter(texts))

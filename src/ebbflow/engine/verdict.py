@@ -1,0 +1,295 @@
+"""The verdict on a chunk: an outcome for every input, and the outputs.
+
+User code returns, yields, raises and answers; a verdict turns each of these into a decision about
+the input. A nack among the outputs of an input takes back all its siblings. An error is counted on
+the input alone, never on the chunk.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Protocol
+
+import pyarrow.compute as pc
+
+from ebbflow.domain.errors import MessageTooLarge
+from ebbflow.domain.message import Message, Nack, NackOptions, Signal
+from ebbflow.domain.outcome import DeadLetter, Outcome, Redeliver, Retry
+from ebbflow.engine import frames
+from ebbflow.engine.checks import NOT_MESSAGES, Rules, check_handed_on, check_keys, check_message
+from ebbflow.engine.decisions import Decisions, Failure
+from ebbflow.engine.frames import Rows
+from ebbflow.engine.outputs import AnyOutputs, event_times
+from ebbflow.engine.redelivery import decide_error, decide_nack, draw_chance, shorten
+
+
+class Emitter(Protocol):
+    """Forwards outputs of a stream map while it goes on, before its chunk is settled."""
+
+    def is_due(self) -> bool:
+        """Returns whether it has been long enough since the last time."""
+
+    def emit(self, part: Verdict) -> int | None:
+        """Publishes the outputs of the part; returns how many rows were written.
+
+        ``None`` if one of them cannot be published: then all wait until the chunk is settled.
+        """
+
+
+class Verdict:
+    """The verdict on one chunk. Made for the chunk, on the worker that decides about it.
+
+    ``emitter`` forwards early what a stream map yields; parts of a chunk have none, so what they
+    yield waits until the chunk is settled.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        rules: Rules,
+        emitter: Emitter | None = None,
+        decisions: Decisions | None = None,
+    ) -> None:
+        self.rows = rows
+        self.rules = rules
+        self.emitter = emitter
+        self.decisions = Decisions() if decisions is None else decisions
+        self._usual = True
+
+    # --- reading --------------------------------------------------------------------------------
+
+    @property
+    def outcomes(self) -> Mapping[int, Outcome]:
+        """As in ``Decisions``."""
+        return self.decisions.outcomes
+
+    @property
+    def outputs(self) -> AnyOutputs | None:
+        """As in ``Decisions``."""
+        return self.decisions.outputs
+
+    @property
+    def answers(self) -> Mapping[int, Sequence[bytes]]:
+        """As in ``Decisions``."""
+        return self.decisions.answers
+
+    @property
+    def usual(self) -> bool:
+        """Whether the time that this chunk took tells how long others take."""
+        return self._usual
+
+    def gather_event_times(self) -> list[datetime]:
+        """Returns the event times that a source's watermark follows, the earliest among them."""
+        seen = list(self.decisions.event_times)
+        if self.decisions.written is not None:
+            return seen  # the outputs went into sinks; their times were noted on the way
+        return [*event_times(self.decisions.outputs, self.rows), *seen]
+
+    def failures_of(self, index: int) -> int:
+        """Returns how often user code has raised on the input so far."""
+        return int(self.rows.column("failures")[index])
+
+    def chance_of(self, index: int, tries: int) -> float:
+        """Returns by how much the input's next wait differs from others', after so many tries."""
+        return draw_chance(self.rows.column("id")[index], tries)
+
+    def holds_up(self, start: int, end: int) -> bool:
+        """Returns whether an ordered vertex has to wait for one of these rows to come back."""
+        if not self.rules.ordered:
+            return False
+        decisions = self.decisions
+        asked = (decisions.failed, decisions.fallback, decisions.on_success)
+        return any(
+            isinstance(decisions.outcomes.get(index), Redeliver | Retry)
+            or any(index in asking for asking in asked)
+            for index in range(start, end)
+        )
+
+    def first_held(self) -> int | None:
+        """Returns where an ordered vertex stops settling: at a row that comes back, or unreached.
+
+        Settling a row behind it would let it overtake.
+        """
+        if not self.rules.ordered:
+            return None
+        stops = [i for i, o in self.decisions.outcomes.items() if isinstance(o, Redeliver | Retry)]
+        if self.decisions.unreached is not None:
+            stops.append(self.decisions.unreached)
+        return min((index for index in stops if index < len(self.rows)), default=None)
+
+    # --- parts ----------------------------------------------------------------------------------
+
+    def part(self, rows: Rows, rules: Rules | None = None) -> Verdict:
+        """Returns an empty verdict on other rows, under the same rules unless others are given."""
+        return Verdict(rows, rules or self.rules)
+
+    def part_at(self, indexes: Sequence[int], rules: Rules | None = None) -> Verdict:
+        """Returns an empty verdict on the rows at the indexes, as they came."""
+        # From the batch, not from the lists that user code was shown and may have changed.
+        taken = frames.take_rows(self.rows.batch, indexes)
+        return self.part(Rows(taken, self.rows.watermark), rules)
+
+    def under(self, rules: Rules) -> Verdict:
+        """Returns a verdict with the same rows and decisions, whose next ones obey these rules."""
+        return Verdict(self.rows, rules, self.emitter, self.decisions)
+
+    def cut(self, end: int) -> Verdict:
+        """Returns the verdict on the rows before ``end`` alone."""
+        rows = Rows(self.rows.batch.slice(0, end), self.rows.watermark)
+        return Verdict(rows, self.rules, decisions=self.decisions.cut(end))
+
+    def between(self, start: int, end: int) -> Verdict:
+        """Returns the verdict on the rows from ``start`` up to ``end``, as if on them alone."""
+        rows = Rows(self.rows.batch.slice(start, end - start), self.rows.watermark)
+        return Verdict(rows, self.rules, decisions=self.decisions.between(start, end))
+
+    def refuse(self, index: int, error: BaseException) -> None:
+        """Dead-letters an input that cannot be settled as it was decided."""
+        self.note_error(index, error)
+        before = self.decisions.outcomes.get(index)
+        letter = decide_error(error, sys.maxsize, self.rules.policy)
+        assert isinstance(letter, DeadLetter)
+        if isinstance(before, Redeliver | Retry):
+            why = before.reason if isinstance(before, Redeliver) else before.error
+            text = shorten(f"{letter.error}; it was to be redelivered: {why or 'nacked'}")
+            letter = replace(letter, error=text)
+        self.decisions.take_back(index, letter)
+
+    def disregard_time(self) -> None:
+        """Says that this chunk took a time that tells nothing about others."""
+        self._usual = False
+
+    # --- recording ------------------------------------------------------------------------------
+
+    def record(self, index: int, result: Any) -> None:
+        """Records what a map or transformer returned for the input; raises if it may not."""
+        if type(result) is Message:
+            value, keys = result.value, result.keys
+            # Nearly every message is just a value of a size that is allowed: no further checks.
+            if (
+                result.is_plain
+                and type(value) is bytes
+                and len(value) + (0 if keys is None else check_keys(keys, self.rules))
+                <= self.rules.largest
+            ):
+                self.decisions.forward_plain(index, value, keys)
+            elif result.signal is None:
+                check_message(result, self.rules)
+                self.decisions.forward(index, 0, result)
+            else:
+                self._record_message(index, result)
+        elif result is None:
+            self.decisions.drop(index)
+        elif type(result) is list:
+            self._record_messages(index, result)
+        elif isinstance(result, Message):
+            self._record_messages(index, [result])
+        elif isinstance(result, Iterable) and not isinstance(result, NOT_MESSAGES):
+            self._record_messages(index, list(result))
+        else:
+            check_message(result, self.rules)
+
+    def record_interpreted(self, index: int, result: Any) -> None:
+        """Records what an interpreter returned: bytes stand for a message that is just a value.
+
+        Making such a message takes longer than all of its checks.
+        """
+        if type(result) is bytes and len(result) <= self.rules.largest:
+            self.decisions.forward_plain(index, result)
+        else:
+            self.record(index, Message(result) if type(result) is bytes else result)
+
+    def _record_message(self, index: int, message: Message) -> None:
+        if message.signal is Signal.NACK and message.event_time is None:
+            check_message(message, self.rules)
+            self.nack(index, message.nack_options)
+        else:
+            self._record_messages(index, [message])
+
+    def _record_messages(self, index: int, messages: list[Message]) -> None:
+        # All are checked before any is forwarded: an error in one must leave nothing of the others.
+        for message in messages:
+            check_message(message, self.rules)
+        signals = {message.signal for message in messages}
+        # Of nacked and dropped messages the event time still counts toward the watermark.
+        self.decisions.note_event_times(m.event_time for m in messages if m.signal and m.event_time)
+        if Signal.NACK in signals:
+            nacks = [m.nack_options for m in messages if m.signal is Signal.NACK]
+            self.nack(index, next((options for options in nacks if options), None))
+        elif Signal.FAIL in signals:
+            self.fail(index, next(m.error or "failed" for m in messages if m.signal is Signal.FAIL))
+        else:
+            self._forward(index, [m for m in messages if m.signal is None])
+
+    def _forward(self, index: int, messages: list[Message]) -> None:
+        if not messages:
+            self.decisions.drop(index)
+        for number, message in enumerate(messages):
+            self.decisions.forward(index, number, message)
+
+    def forward_inputs(self) -> None:
+        """Forwards the inputs as they are; those that no message can hold are dead letters."""
+        self.decisions.forward_inputs()
+        largest = self.rules.largest
+        sizes = pc.binary_length(self.rows.batch.column("value"))
+        if len(self.rows) and pc.max(sizes).as_py() > largest:
+            for index, size in enumerate(sizes.to_pylist()):
+                if size > largest:
+                    self.record_error(index, MessageTooLarge(size, largest))
+
+    def nack(self, index: int, options: NackOptions | None) -> None:
+        """Has the input redelivered, as far as its options allow."""
+        deliveries = int(self.rows.column("deliveries")[index])
+        outcome = decide_nack(options, deliveries, self.failures_of(index))
+        if isinstance(outcome, DeadLetter) and self.rules.has_fallback:
+            self.decisions.fall_back(index, outcome)
+        else:
+            self.decisions.finish(index, outcome)
+
+    def fail(self, index: int, error: str) -> None:
+        """Records that user code reports the input as failed."""
+        retries = int(self.rows.column("retries")[index])
+        failure = Failure(shorten(error), retries)
+        self.decisions.fail(index, failure)
+        self.decisions.note_failure(failure.error, self.rows.column("id")[index])
+
+    def hand_on(self, index: int, message: Message | None) -> None:
+        """Has the on-success sink get the message, or the input itself."""
+        try:
+            if message is not None:
+                check_handed_on(message, self.rules)
+        except Exception as error:
+            self.record_error(index, error)
+        else:
+            self.decisions.hand_on(index, message)
+
+    def record_error(self, index: int, error: BaseException) -> None:
+        """Records that user code raised on the input: a nack, or a failure counted on it."""
+        if isinstance(error, Nack):
+            self.nack(index, error.options)
+            return
+        self.note_error(index, error)
+        failures, policy = self.failures_of(index), self.rules.policy
+        outcome = decide_error(error, failures, policy, self.chance_of(index, failures))
+        self.decisions.finish(index, outcome)
+
+    def note_error(self, index: int, error: BaseException) -> None:
+        """Counts an error for people to see; what becomes of the input is decided elsewhere."""
+        self.decisions.note_error(error, self.rows.column("id")[index])
+
+    def record_errors(self, indexes: Iterable[int], error: BaseException) -> None:
+        """Records that user code raised while it worked on several inputs at once."""
+        for index in indexes:
+            self.record_error(index, error)
+
+    def postpone(self, index: int, delay: int, why: str) -> None:
+        """Has the input come back as it is, with nothing counted on it."""
+        retries = int(self.rows.column("retries")[index])
+        self.decisions.redeliver(index, Retry(delay, why, retries, self.failures_of(index)))
+
+
+Operator = Callable[[Verdict], None]
+"""Decides about every row of a verdict. Runs on a worker, by calling user code or a built-in."""

@@ -1,0 +1,366 @@
+"""HTTP/2 as a client speaks it, many messages a frame: bytes in, bytes out, no socket.
+
+What arrives is cut into frames all at once, and what is sent goes into frames as large as the peer
+takes them. Both flow-control windows are honoured in both directions. Whatever the peer does, the
+exchanges it concerns end with a reason, and the others go on.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from hpack import Decoder, Encoder, HPACKError
+
+from ebbflow.domain.errors import StreamBroken
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS = range(5)
+PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(5, 10)
+ACK = END_STREAM = 0x1
+END_HEADERS, PADDED, HAS_PRIORITY = 0x4, 0x8, 0x20
+_TABLE_SIZE, _ENABLE_PUSH, _INITIAL_WINDOW, _MAX_FRAME, _MAX_HEADER_LIST = 1, 2, 4, 5, 6
+_NO_ERROR, _PROTOCOL_ERROR, _CANCEL = 0, 1, 8
+
+WINDOW = 16 * 1024 * 1024
+"""The bytes that the peer may have on the way to us, on the connection and on each exchange."""
+
+_DEFAULT_WINDOW, _LARGEST_WINDOW = 65_535, 2**31 - 1
+_DEFAULT_FRAME, _OUR_FRAME = 16_384, 256 * 1024
+_LONGEST_BLOCK = 1024 * 1024
+# A frame's length and kind are read as one number, of which the kind is the last byte.
+_HEAD, _HEAD_SIZE = struct.Struct(">IBI"), 9
+_SETTING, _NUMBER = struct.Struct(">HI"), struct.Struct(">I")
+_ID = 0x7FFFFFFF
+
+ERRORS = (
+    "NO_ERROR", "PROTOCOL_ERROR", "INTERNAL_ERROR", "FLOW_CONTROL_ERROR", "SETTINGS_TIMEOUT",
+    "STREAM_CLOSED", "FRAME_SIZE_ERROR", "REFUSED_STREAM", "CANCEL", "COMPRESSION_ERROR",
+    "CONNECT_ERROR", "ENHANCE_YOUR_CALM", "INADEQUATE_SECURITY", "HTTP_1_1_REQUIRED",
+)  # fmt: skip
+
+Headers = list[tuple[str, str]]
+
+
+def frame(kind: int, flags: int, number: int, payload: bytes = b"") -> bytes:
+    """Returns a frame of the exchange with that number; 0 is the connection itself."""
+    return _HEAD.pack(len(payload) << 8 | kind, flags, number) + payload
+
+
+def settings(pairs: Iterable[tuple[int, int]]) -> bytes:
+    """Returns the payload of a settings frame."""
+    return b"".join(_SETTING.pack(name, value) for name, value in pairs)
+
+
+@dataclass(slots=True)
+class Http2Exchange:
+    """One request and its response. ``arrived`` are the data that came, whoever reads takes them.
+
+    Each piece is a buffer and the start and end of every frame's data in it. ``headers`` are the
+    response's, ``trailers`` what ended it; ``ended`` when nothing more comes, and then ``broken``
+    says why if the peer did not end it in order.
+    """
+
+    number: int
+    window: int
+    headers: dict[str, str] | None = None
+    trailers: dict[str, str] | None = None
+    ended: bool = False
+    broken: str | None = None
+    arrived: list[tuple[bytes, list[int]]] = field(default_factory=list)
+    unsent: bytearray = field(default_factory=bytearray)
+    finishing: bool = False
+    consumed: int = 0
+
+    @property
+    def wants_to_send(self) -> bool:
+        """Whether something is left to be sent, now or when the peer allows it."""
+        return bool(self.unsent or self.finishing)
+
+
+class Http2:
+    """The client's side of one connection. ``lost`` says why it can no longer be used."""
+
+    def __init__(self, window: int = WINDOW) -> None:
+        self.lost: str | None = None
+        self._window = window
+        self._exchanges: dict[int, Http2Exchange] = {}
+        self._over: list[int] = []
+        self._next = 1
+        self._going_away: int | None = None
+        self._rest = b""
+        self._block: tuple[int, int, bytearray] | None = None
+        self._encoder, self._decoder = Encoder(), Decoder(_LONGEST_BLOCK)
+        self._send_window = self._initial_window = _DEFAULT_WINDOW
+        self._max_frame = _DEFAULT_FRAME
+        self._consumed = 0
+        self._control = bytearray(PREFACE + self._greeting())
+
+    def _greeting(self) -> bytes:
+        ours = [
+            (_ENABLE_PUSH, 0),
+            (_INITIAL_WINDOW, self._window),
+            (_MAX_FRAME, _OUR_FRAME),
+            (_MAX_HEADER_LIST, _LONGEST_BLOCK),
+        ]
+        more = _NUMBER.pack(max(1, self._window - _DEFAULT_WINDOW))
+        return frame(SETTINGS, 0, 0, settings(ours)) + frame(WINDOW_UPDATE, 0, 0, more)
+
+    # --- requests -------------------------------------------------------------------------------
+
+    def request(self, headers: Headers) -> Http2Exchange:
+        """Begins an exchange; its data follow with ``send`` and ``finish``."""
+        self._raise_if_unusable()
+        number, self._next = self._next, self._next + 2
+        exchange = self._exchanges[number] = Http2Exchange(number, self._initial_window)
+        block = self._encoder.encode(headers)
+        pieces = [block[at : at + self._max_frame] for at in range(0, len(block), self._max_frame)]
+        for place, piece in enumerate(pieces):
+            flags = END_HEADERS if place == len(pieces) - 1 else 0
+            self._control += frame(CONTINUATION if place else HEADERS, flags, number, piece)
+        return exchange
+
+    def _raise_if_unusable(self) -> None:
+        if self.lost is not None:
+            raise StreamBroken(self.lost)
+        if self._going_away is not None:
+            raise StreamBroken("the function takes no more requests on this connection")
+
+    def cancel(self, exchange: Http2Exchange) -> None:
+        """Ends an exchange from this side; the peer is told, unless it has ended it."""
+        if self._exchanges.pop(exchange.number, None) is not None and not exchange.ended:
+            self._control += frame(RST_STREAM, 0, exchange.number, _NUMBER.pack(_CANCEL))
+            exchange.ended, exchange.broken = True, "cancelled"
+
+    def take(self, most: int = 256 * 1024) -> bytes:
+        """Returns what may be written now, about ``most`` bytes; nothing if there is nothing.
+
+        What it returns must be written in this order and whole.
+        """
+        parts = [bytes(self._control)]
+        self._control.clear()
+        room = most
+        for exchange in list(self._exchanges.values()):
+            if exchange.wants_to_send:
+                for part in self._cut_frames(exchange, room):
+                    parts.append(part)
+                    room -= len(part)
+        return b"".join(parts)
+
+    def _cut_frames(self, exchange: Http2Exchange, room: int) -> Iterator[bytes]:
+        """Yields frames of an exchange's data, as far as both windows allow it."""
+        unsent = exchange.unsent
+        while exchange.wants_to_send and room > 0:
+            allowed = min(self._max_frame, self._send_window, exchange.window)
+            size = min(len(unsent), allowed)
+            if size <= 0 and unsent:
+                return
+            ends = exchange.finishing and size == len(unsent)
+            yield frame(DATA, END_STREAM if ends else 0, exchange.number, bytes(unsent[:size]))
+            del unsent[:size]
+            exchange.window -= size
+            self._send_window -= size
+            room -= size
+            exchange.finishing = exchange.finishing and not ends
+
+    # --- what arrives ---------------------------------------------------------------------------
+
+    def receive(self, data: bytes) -> None:
+        """Takes bytes off the wire, cut anywhere."""
+        buffer = self._rest + data if self._rest else data
+        arrived: dict[int, list[int]] = {}
+        at, end, current = 0, len(buffer), 0
+        edges: list[int] = []
+        unpack = _HEAD.unpack_from
+        while end - at >= _HEAD_SIZE and self.lost is None:
+            word, flags, number = unpack(buffer, at)
+            start = at + _HEAD_SIZE
+            stop = start + (word >> 8)
+            if stop > end:
+                if word >> 8 > _OUR_FRAME:
+                    self.lose("the function sent a frame that is larger than allowed")
+                break
+            if word & 0xFF == DATA and self._block is None:
+                if number != current:
+                    current, edges = number, arrived.setdefault(number & _ID, [])
+                if flags:
+                    start, last = self._open_data(buffer, start, stop, flags, number & _ID)
+                    edges += (start, last)
+                else:
+                    edges += (start, stop)
+            else:
+                self._take_frame(word & 0xFF, flags, number & _ID, buffer[start:stop])
+            at = stop
+        self._rest = buffer[at:]
+        for number, pairs in arrived.items():
+            self._hand_over(number, buffer, pairs)
+        self._return_window()
+        while self._over:
+            self._exchanges.pop(self._over.pop(), None)
+
+    def _open_data(
+        self, buffer: bytes, start: int, stop: int, flags: int, number: int
+    ) -> tuple[int, int]:
+        """Returns where the data of a frame with flags are; padding counts in the windows."""
+        last = stop
+        if flags & PADDED:
+            padding = buffer[start] if stop > start else 0
+            start, last = min(start + 1, stop), stop - padding
+            if last < start:
+                self.lose("the function sent a frame with more padding than content")
+                last = start
+            self._consume(number, stop - last + 1)
+        if flags & END_STREAM and number in self._exchanges:
+            self._end(self._exchanges[number], None)
+        return start, last
+
+    def _hand_over(self, number: int, buffer: bytes, edges: list[int]) -> None:
+        self._consume(number, sum(edges[1::2]) - sum(edges[::2]))
+        exchange = self._exchanges.get(number)
+        if exchange is not None:
+            exchange.arrived.append((buffer, edges))
+
+    def _consume(self, number: int, size: int) -> None:
+        self._consumed += size
+        if number in self._exchanges:
+            self._exchanges[number].consumed += size
+
+    def _return_window(self) -> None:
+        """Lets the peer send on, in large steps."""
+        step = self._window // 4
+        if self._consumed > step:
+            self._control += frame(WINDOW_UPDATE, 0, 0, _NUMBER.pack(self._consumed))
+            self._consumed = 0
+        for exchange in self._exchanges.values():
+            if exchange.consumed > step and not exchange.ended:
+                more = _NUMBER.pack(exchange.consumed)
+                self._control += frame(WINDOW_UPDATE, 0, exchange.number, more)
+                exchange.consumed = 0
+
+    def _take_frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+        if self._block is not None and (kind != CONTINUATION or number != self._block[0]):
+            self.lose("the function cut its headers short")
+            return
+        try:
+            match kind:
+                case 1:
+                    self._take_headers(flags, number, payload)
+                case 9:
+                    self._take_continuation(flags, number, payload)
+                case 4:
+                    self._take_settings(flags, payload)
+                case 6 if not flags & ACK:
+                    self._control += frame(PING, ACK, 0, payload)
+                case 8:
+                    self._take_window_update(number, payload)
+                case 3:
+                    self._take_reset(number, payload)
+                case 7:
+                    self._take_goaway(payload)
+                case 5:
+                    self.lose("the function pushed a response that nobody asked for")
+        except (struct.error, IndexError, HPACKError, UnicodeDecodeError) as error:
+            self.lose(f"the function sent a frame that cannot be read: {error}")
+
+    # --- headers --------------------------------------------------------------------------------
+
+    def _take_headers(self, flags: int, number: int, payload: bytes) -> None:
+        if flags & PADDED:
+            payload = payload[1 : len(payload) - payload[0]]
+        if flags & HAS_PRIORITY:
+            payload = payload[5:]
+        self._block = (number, flags, bytearray(payload))
+        if flags & END_HEADERS:
+            self._end_block()
+
+    def _take_continuation(self, flags: int, number: int, payload: bytes) -> None:
+        if self._block is None:
+            self.lose("the function went on with headers that it had not begun")
+            return
+        self._block[2].extend(payload)
+        if len(self._block[2]) > _LONGEST_BLOCK:
+            self.lose("the function sent headers without end")
+        elif flags & END_HEADERS:
+            self._end_block()
+
+    def _end_block(self) -> None:
+        """Reads headers, also of exchanges that are over: later ones refer to them."""
+        assert self._block is not None
+        (number, flags, block), self._block = self._block, None
+        headers = {str(name): str(value) for name, value in self._decoder.decode(bytes(block))}
+        exchange = self._exchanges.get(number)
+        if exchange is None:
+            return
+        if flags & END_STREAM:
+            if exchange.headers is None:
+                exchange.headers = headers
+            exchange.trailers = headers
+            self._end(exchange, None)
+        elif exchange.headers is None and not headers.get(":status", "").startswith("1"):
+            exchange.headers = headers
+
+    # --- the connection -------------------------------------------------------------------------
+
+    def _take_settings(self, flags: int, payload: bytes) -> None:
+        if flags & ACK:
+            return
+        for name, value in _SETTING.iter_unpack(payload):
+            if name == _INITIAL_WINDOW:
+                for exchange in self._exchanges.values():
+                    exchange.window += value - self._initial_window
+                self._initial_window = value
+            elif name == _MAX_FRAME and value < _DEFAULT_FRAME:
+                self.lose("the function takes only frames that are smaller than allowed")
+            elif name == _MAX_FRAME:
+                self._max_frame = value
+            elif name == _TABLE_SIZE:
+                self._encoder.header_table_size = min(value, 4_096)
+        self._control += frame(SETTINGS, ACK, 0)
+
+    def _take_window_update(self, number: int, payload: bytes) -> None:
+        more = _NUMBER.unpack(payload)[0] & _ID
+        if not number:
+            self._send_window += more
+            if self._send_window > _LARGEST_WINDOW:
+                self.lose("the function opened a window that is larger than allowed")
+        elif number in self._exchanges:
+            self._exchanges[number].window += more
+
+    def _take_reset(self, number: int, payload: bytes) -> None:
+        exchange = self._exchanges.get(number)
+        if exchange is not None:
+            self._end(exchange, f"the function reset the stream: {_name(payload)}")
+
+    def _take_goaway(self, payload: bytes) -> None:
+        last, text = _NUMBER.unpack(payload[:4])[0] & _ID, payload[8:].decode("utf-8", "replace")
+        self._going_away = last
+        why = f"the function refused the stream: {_name(payload[4:8])} {text}".rstrip()
+        for exchange in [e for number, e in self._exchanges.items() if number > last]:
+            self._end(exchange, why)
+
+    def _end(self, exchange: Http2Exchange, broken: str | None) -> None:
+        """Ends an exchange; what came before it in the same piece is still handed over."""
+        if not exchange.ended:
+            exchange.ended, exchange.broken = True, broken
+            self._over.append(exchange.number)
+        exchange.unsent.clear()
+        exchange.finishing = False
+
+    def close(self) -> None:
+        """Ends everything from this side, in order."""
+        self.lose("the connection was closed", _NO_ERROR)
+
+    def lose(self, why: str, code: int = _PROTOCOL_ERROR) -> None:
+        """Ends everything: the connection is gone, or the peer does not speak HTTP/2."""
+        if self.lost is None:
+            self.lost = why
+            self._control += frame(GOAWAY, 0, 0, _NUMBER.pack(0) + _NUMBER.pack(code))
+        for exchange in self._exchanges.values():
+            self._end(exchange, why)
+
+
+def _name(payload: bytes) -> str:
+    code = int(_NUMBER.unpack(payload)[0])
+    return ERRORS[code] if code < len(ERRORS) else f"error {code}"

@@ -1,0 +1,139 @@
+"""A function that is served: opened once, and called on one thread of its own.
+
+It is called by the same code as in a pipeline, so it may be plain or ``async``, a class with
+``open()`` and ``close()``, and take single messages, batches, record batches or data frames. The
+thread of the server stays free meanwhile, so the runtime hears that the container is alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ParamSpec, TypeVar
+
+from ebbflow.domain.code import Mode
+from ebbflow.engine.blame import Blame
+from ebbflow.engine.redelivery import describe
+from ebbflow.engine.system_errors import LISTED
+from ebbflow.engine.verdict import Emitter
+from ebbflow.numaflow.serve.failures import FunctionFailure
+from ebbflow.numaflow.serve.kinds import Kind
+from ebbflow.numaflow.serve.replies import Replies, rules_of
+from ebbflow.numaflow.serve.requests import Request, RequestRows
+from ebbflow.usercode import calling
+from ebbflow.usercode.calling import USER_ERRORS, Handler
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Errors that only look alike are for the runtime to judge, which sees more messages.
+_NEVER = 2**62
+
+
+class ServedFunction:
+    """User code behind a socket. All but ``run``, ``open`` and ``close`` runs on its thread."""
+
+    def __init__(self, code: Any, kind: Kind, mode: Mode | None, name: str) -> None:
+        self.container = kind.container
+        self._code = code
+        self._is_sink = kind.name.endswith("sink")
+        self._mode = mode
+        self._rules = rules_of(name)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="function")
+
+    # --- for the event loop ---------------------------------------------------------------------
+
+    async def run(self, call: Callable[P, T], *args: P.args, **_: P.kwargs) -> T:
+        """Returns what a call on the function's thread returns; calls wait for each other."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call, *args)
+
+    async def open(self) -> None:
+        """Makes and opens user code; raises what it raises."""
+        await self.run(self._open)
+
+    async def close(self) -> None:
+        """Has user code give back what it holds; what it raises changes nothing any more."""
+        with contextlib.suppress(*USER_ERRORS):
+            await self.run(self.handler.close)
+        self._thread.shutdown()
+
+    # --- on the function's thread ---------------------------------------------------------------
+
+    def _open(self) -> None:
+        self.handler = Handler(self._code, Blame(LISTED, _NEVER))
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Returns what a method of the user's object returns, as for a source or a store."""
+        self.renew()
+        return self.handler.finish(getattr(self.handler.instance, name)(*arguments))
+
+    def reply_to(self, requests: Sequence[Request], emitter: Emitter | None = None) -> Replies:
+        """Calls the function with the requests; returns all that it said about them."""
+        reply = Replies(RequestRows(requests), self._rules, emitter)
+        try:
+            self.renew()
+        except USER_ERRORS as error:
+            for index in range(len(requests)):
+                reply.postpone(index, 0, describe(error))
+        else:
+            self._decide(reply)
+        return reply
+
+    def converse(self, conversation: Coroutine[Any, Any, None]) -> None:
+        """Runs a conversation of an ``async`` function to its end."""
+        self.handler.wait_for(conversation)
+
+    async def reply_to_one(self, request: Request) -> Replies:
+        """Calls an ``async`` function with one request, beside others; part of a conversation."""
+        reply = Replies(RequestRows([request]), self._rules)
+        await calling.map_side_by_side(self.handler, reply, concurrency=1)
+        return reply
+
+    @property
+    def works_side_by_side(self) -> bool:
+        """Whether the function can work on one message while it waits for something of another."""
+        return self._mode == "unary" and self.handler.is_async
+
+    def renew(self) -> None:
+        """Closes and opens user code after an outage, as a vertex does."""
+        if self.handler.blame.outage is not None:
+            self.handler.renew()
+            self.handler.blame.acquit()
+
+    def _decide(self, reply: Replies) -> None:
+        handler, size = self.handler, len(reply.rows)
+        match self._mode:
+            case "unary":
+                calling.run_map(handler, reply, concurrency=size)
+            case "stream":
+                calling.run_stream(handler, reply)
+            case "batch" if self._is_sink:
+                calling.run_sink(handler, reply, batch_size=size)
+            case "batch":
+                calling.run_batch_map(handler, reply, batch_size=size)
+            case "columnar" | "pandas" if self._is_sink:
+                pandas = self._mode == "pandas"
+                calling.run_columnar_sink(handler, reply, batch_size=size, pandas=pandas)
+            case "columnar" | "pandas":
+                pandas = self._mode == "pandas"
+                calling.run_columnar(handler, reply, batch_size=size, pandas=pandas)
+
+    def failure_in(self, reply: Replies) -> FunctionFailure | None:
+        """Returns why some of the requests stay without an answer, if any do."""
+        for error in reply.errors.values():
+            return FunctionFailure.of(self.container, error)
+        for what in reply.away.values():
+            outage = self.handler.blame.outage
+            return FunctionFailure.of_outage(
+                self.container, what, outage.retry_after if outage else None
+            )
+        return None
+
+    def failure_of(self, error: BaseException) -> FunctionFailure:
+        """Returns the failure of a method of the user's object that has raised."""
+        away = self.handler.blame.means_away(error)
+        if away:
+            self.handler.blame.is_the_systems(error, [""], blamed=False)
+        return FunctionFailure.of(self.container, error, away)

@@ -1,0 +1,233 @@
+"""The server of one function: its socket, its services and its end.
+
+``serve`` opens the function, listens, and only then writes the server-info file that the runtime
+waits for. On SIGTERM no new stream is taken; those that are open may go on until the runtime has
+ended them, or a grace period is over. When the function has raised on a message, its stream ends
+with the error and the process ends as well, as with Numaflow's SDKs: a new one starts clean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from ebbflow.domain.code import Mode
+from ebbflow.domain.errors import SetupError
+from ebbflow.numaflow.proto import map_pb2
+from ebbflow.numaflow.serve.conversations import SideBySide
+from ebbflow.numaflow.serve.failures import FunctionFailure
+from ebbflow.numaflow.serve.function import ServedFunction
+from ebbflow.numaflow.serve.kinds import Kind, write_server_info
+from ebbflow.numaflow.serve.replies import LARGEST
+from ebbflow.numaflow.serve.results import MapResults, TransformResults
+from ebbflow.numaflow.serve.sources import ServedSource
+from ebbflow.numaflow.serve.stores import ServedStore
+from ebbflow.numaflow.serve.streams import (
+    MAP,
+    SINK,
+    TRANSFORM,
+    Fail,
+    InBatches,
+    InPieces,
+    OneByOne,
+    StreamShape,
+)
+from ebbflow.usercode.calling import USER_ERRORS
+
+_OPTIONS = (
+    ("grpc.max_send_message_length", LARGEST),
+    ("grpc.max_receive_message_length", LARGEST),
+)
+# The address of a unix socket has room for so many bytes.
+_LONGEST_PATH = 107
+_READY = map_pb2.ReadyResponse(ready=True).SerializeToString()  # the same in every service
+# Seconds for the last words of a stream whose function has failed.
+_FAREWELL = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What to serve: user code, its kind, how it is called, where, and how long an end may take."""
+
+    code: Any
+    kind: Kind
+    mode: Mode | None
+    folder: Path
+    name: str
+    grace: float = 30.0
+
+    @property
+    def socket(self) -> Path:
+        """The path of the socket."""
+        return self.kind.socket(self.folder)
+
+
+def serve(serving: Serving) -> FunctionFailure | None:
+    """Serves until a signal comes or the function fails; returns the failure, if there was one."""
+    server = FunctionServer(serving)
+    with _handling_signals(server):
+        return server.run()
+
+
+@contextlib.contextmanager
+def _handling_signals(server: FunctionServer) -> Iterator[None]:
+    """Has the first signal end the server in good order, and the second one at once."""
+
+    def end(number: int, _: object) -> None:
+        if server.is_ending:
+            os._exit(128 + number)
+        server.end()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _prepare(serving: Serving) -> None:
+    path = os.fsencode(serving.socket.absolute())
+    if len(path) > _LONGEST_PATH:
+        raise SetupError(
+            f"The socket {serving.socket} has a path of {len(path)} bytes; "
+            f"a unix socket may have {_LONGEST_PATH}.",
+            "Give a shorter --folder.",
+        )
+    try:
+        serving.folder.mkdir(parents=True, exist_ok=True)
+        _clean(serving)  # of a process that was killed: nobody must find it before we listen
+    except OSError as error:
+        raise SetupError(
+            f"The folder {serving.folder} cannot be used: {error.strerror}.",
+            "Give another with --folder; inside Numaflow it is there and writable.",
+        ) from None
+
+
+def _clean(serving: Serving) -> None:
+    for path in (serving.kind.info_file(serving.folder), serving.socket):
+        path.unlink(missing_ok=True)
+
+
+class FunctionServer:
+    """One function on one socket. ``run`` blocks its thread; any other thread may ``end`` it."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._function = ServedFunction(serving.code, serving.kind, serving.mode, serving.name)
+        self._failure: FunctionFailure | None = None
+        self._grace = serving.grace
+        self._runner = asyncio.Runner()
+        self._ended = asyncio.Event()
+
+    def run(self) -> FunctionFailure | None:
+        """Serves to the end; returns the failure of the function, if there was one."""
+        _prepare(self._serving)
+        try:
+            with self._runner:
+                return self._runner.run(self._serve())
+        finally:
+            _clean(self._serving)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether somebody has ended it."""
+        return self._ended.is_set()
+
+    def end(self) -> None:
+        """Takes no new streams; ends when those that are open have ended, or time is over."""
+        self._runner.get_loop().call_soon_threadsafe(self._ended.set)
+
+    async def _serve(self) -> FunctionFailure | None:
+        try:
+            await self._function.open()
+        except USER_ERRORS as error:
+            failure = FunctionFailure.of(self._function.container, error)
+            _print(failure)
+            return failure
+        server = self._make_server()
+        await server.start()
+        write_server_info(self._serving.folder, self._serving.kind)
+        await self._ended.wait()
+        await server.stop(self._grace)
+        await self._function.close()
+        return self._failure
+
+    def _make_server(self) -> Any:
+        server = grpc.aio.server(options=_OPTIONS)
+        methods = services(self._serving.kind, self._function, self._fail)
+        for service, handlers in methods.items():
+            ready: Any = grpc.unary_unary_rpc_method_handler(_is_ready)
+            handler = grpc.method_handlers_generic_handler(service, {**handlers, "IsReady": ready})
+            server.add_generic_rpc_handlers((handler,))
+        server.add_insecure_port(f"unix://{self._serving.socket.absolute()}")
+        return server
+
+    async def _fail(self, context: Any, failure: FunctionFailure) -> None:
+        """Ends a stream, or a call, with a failure; unless a system is away, the server too."""
+        _print(failure)
+        if not failure.away and self._failure is None:
+            self._failure, self._grace = failure, _FAREWELL
+            # Before the runtime hears of it: it looks at once for the one that starts next.
+            _clean(self._serving)
+            self._ended.set()
+        await context.abort(failure.code, failure.details, failure.trailers)
+
+
+def services(kind: Kind, function: ServedFunction, fail: Fail) -> Mapping[str, Mapping[str, Any]]:
+    """Returns the methods of a kind by service, but for ``IsReady``."""
+    stream = grpc.stream_stream_rpc_method_handler
+    call = grpc.unary_unary_rpc_method_handler
+    match kind.name:
+        case "map":
+            one_by_one = _answering(function, MAP, MapResults(), fail)
+            return {"map.v1.Map": {"MapFn": stream(one_by_one.serve)}}
+        case "batch-map":
+            return {"map.v1.Map": {"MapFn": stream(InBatches(function, MAP, fail).serve)}}
+        case "stream-map":
+            return {"map.v1.Map": {"MapFn": stream(InPieces(function, fail).serve)}}
+        case "transformer":
+            one_by_one = _answering(function, TRANSFORM, TransformResults(), fail)
+            service = "sourcetransformer.v1.SourceTransform"
+            return {service: {"SourceTransformFn": stream(one_by_one.serve)}}
+        case "source":
+            source = ServedSource(function, fail)
+            methods: dict[str, Any] = {
+                "ReadFn": stream(source.read_stream),
+                "AckFn": stream(source.ack_stream),
+                "NackFn": call(source.nack),
+                "PendingFn": call(source.pending),
+                "PartitionsFn": call(source.partitions),
+            }
+            return {"source.v1.Source": methods}
+        case "store":
+            store = ServedStore(function, fail)
+            return {"serving.v1.ServingStore": {"Put": call(store.put), "Get": call(store.get)}}
+        case _:
+            return {"sink.v1.Sink": {"SinkFn": stream(InBatches(function, SINK, fail).serve)}}
+
+
+def _answering(
+    function: ServedFunction, shape: StreamShape, results: MapResults, fail: Fail
+) -> OneByOne | SideBySide:
+    kind = SideBySide if function.works_side_by_side else OneByOne
+    return kind(function, shape, results, fail)
+
+
+async def _is_ready(_: bytes, __: Any) -> bytes:
+    return _READY
+
+
+def _print(failure: FunctionFailure) -> None:
+    """Shows the failure in the container's log, where people look first."""
+    with contextlib.suppress(OSError):
+        print(f"{failure.stack}{failure.text}", file=sys.stderr, flush=True)

@@ -1,0 +1,183 @@
+"""A source that is served: read, acknowledged and nacked by the runtime.
+
+A source with a ``nack`` of its own hears every nack with its options. For one without, what was
+read and is not settled is kept here: a nacked message is given again when its delay is over, and
+the source hears only of the acknowledgement at the end. If the process ends before that, the
+source gives the message again, as it does in a pipeline.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from ebbflow.domain.source import NackOffset, SourceMessage, redelivers
+from ebbflow.engine.source_columns import check_columns, columns_of
+from ebbflow.numaflow.held_nacks import HeldNacks
+from ebbflow.numaflow.nack_options import read_options
+from ebbflow.numaflow.proto import source_pb2
+from ebbflow.numaflow.serve.function import ServedFunction
+from ebbflow.numaflow.serve.results import write_metadata, write_time
+from ebbflow.numaflow.serve.streams import EOF, Fail, greet, write_all
+
+_GREETING = source_pb2.ReadResponse(handshake={"sot": True}, status={}).SerializeToString()
+_ACK_GREETING = source_pb2.AckResponse(
+    handshake={"sot": True}, result={"success": {}}
+).SerializeToString()
+_ACKED = source_pb2.AckResponse(result={"success": {}}).SerializeToString()
+_NACKED = source_pb2.NackResponse(result={"success": {}}).SerializeToString()
+_END = source_pb2.ReadResponse(status={"eot": True}).SerializeToString()
+
+# While something is unsettled the runtime may want to say so soon: all calls share one thread.
+_SETTLE_SOON = 0.25
+# Not zero, which some clients take for "for ever".
+_AT_HAND = 0.001
+
+
+class ServedSource:
+    """The calls of a source; everything but ``read_stream`` and its like runs on its thread."""
+
+    def __init__(self, function: ServedFunction, fail: Fail) -> None:
+        self._function = function
+        self._fail = fail
+        self._partition = int(os.environ.get("NUMAFLOW_REPLICA", "0") or 0)
+        self._unsettled: dict[bytes, bytes] = {}
+        self._again = HeldNacks()
+
+    # --- streams and calls ----------------------------------------------------------------------
+
+    async def read_stream(self, _: Any, context: Any) -> None:
+        """Answers read after read with messages and an end mark."""
+        await greet(context, source_pb2.ReadRequest.FromString, _GREETING)
+        while (raw := await context.read()) is not EOF:
+            asked = source_pb2.ReadRequest.FromString(raw).request
+            messages = await self._try(context, self._read, asked.num_records, asked.timeout_in_ms)
+            await write_all(context, messages)
+            await context.write(_END)
+
+    async def ack_stream(self, _: Any, context: Any) -> None:
+        """Tells the source what is settled, and answers each time."""
+        await greet(context, source_pb2.AckRequest.FromString, _ACK_GREETING)
+        while (raw := await context.read()) is not EOF:
+            asked = source_pb2.AckRequest.FromString(raw).request
+            offsets = [offset.offset for offset in asked.offsets]
+            await self._try(context, self._ack, offsets)
+            await context.write(_ACKED)
+
+    async def nack(self, raw: bytes, context: Any) -> bytes:
+        """Tells the source what it is to give again."""
+        await self._try(context, self._nack, list(_read_nacks(raw)))
+        return _NACKED
+
+    async def pending(self, _: bytes, context: Any) -> bytes:
+        """Returns how many messages wait to be read; a negative number if that is not known."""
+        count = await self._try(context, self._call, "pending")
+        response = source_pb2.PendingResponse(result={"count": -1 if count is None else count})
+        return response.SerializeToString()
+
+    async def partitions(self, _: bytes, context: Any) -> bytes:
+        """Returns the partitions of the outside system, or else the number of this replica."""
+        partitions = list(await self._try(context, self._call, "partitions") or ())
+        result = {"partitions": partitions or [self._partition]}
+        return source_pb2.PartitionsResponse(result=result).SerializeToString()
+
+    async def _try(self, context: Any, call: Any, *arguments: Any) -> Any:
+        try:
+            return await self._function.run(call, *arguments)
+        except (Exception, SystemExit) as error:
+            await self._fail(context, self._function.failure_of(error))
+
+    # --- on the source's thread -----------------------------------------------------------------
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        has_it = hasattr(self._function.handler.instance, name)
+        return self._function.call(name, *arguments) if has_it else None
+
+    def _read(self, limit: int, timeout: int) -> list[bytes]:
+        again = list(self._take_due(limit))
+        if len(again) == limit:
+            return again
+        seconds = _AT_HAND if again else timeout / 1_000
+        if self._unsettled:
+            seconds = min(seconds, _SETTLE_SOON)
+        given = self._function.call("read", limit - len(again), seconds)
+        return again + [self._keep(message) for message in _list_given(given)]
+
+    def _take_due(self, limit: int) -> Iterator[bytes]:
+        now = time.monotonic()
+        while limit > 0 and (due := self._again.take_due(now, 1)):
+            packed = self._unsettled.get(due[0].offset)
+            if packed is not None:  # not acknowledged meanwhile
+                limit -= 1
+                yield packed
+
+    def _keep(self, message: SourceMessage) -> bytes:
+        packed = self._pack(message)
+        # For a source with a nack of its own only that there are any counts.
+        self._unsettled[message.offset] = b"" if self._redelivers else packed
+        return packed
+
+    def _pack(self, message: SourceMessage) -> bytes:
+        partition = self._partition if message.partition is None else message.partition
+        result = {
+            "payload": message.value,
+            "offset": {"offset": message.offset, "partition_id": partition},
+            "event_time": write_time(message.event_time or datetime.now(UTC)),
+            "keys": message.keys,
+            "headers": message.headers,
+            "metadata": write_metadata(message.metadata) if message.metadata else None,
+        }
+        return source_pb2.ReadResponse(result=result, status={}).SerializeToString()
+
+    def _ack(self, offsets: Sequence[bytes]) -> None:
+        if hasattr(self._function.handler.instance, "ack_columns"):
+            self._function.call("ack_columns", pa.array(offsets, pa.binary()))
+        else:
+            self._function.call("ack", list(offsets))
+        self._forget(offsets)
+
+    def _nack(self, nacks: Sequence[NackOffset]) -> None:
+        if self._redelivers:
+            self._function.call("nack", nacks)
+            self._forget([nack.offset for nack in nacks])
+        else:
+            self._again.hold(nacks, time.monotonic())
+
+    @property
+    def _redelivers(self) -> bool:
+        return redelivers(self._function.handler.instance)
+
+    def _forget(self, offsets: Sequence[bytes]) -> None:
+        for offset in offsets:
+            self._unsettled.pop(offset, None)
+
+
+def _read_nacks(raw: bytes) -> Iterator[NackOffset]:
+    for entry in source_pb2.NackRequest.FromString(raw).request:
+        for offset in entry.offsets:
+            yield NackOffset(offset.offset, read_options(entry.nack_options))
+
+
+def _list_given(given: Any) -> Iterator[SourceMessage]:
+    """Yields what ``read`` has returned as messages; columns are checked as in a pipeline."""
+    if not isinstance(given, pa.RecordBatch):
+        messages = list(given or ())
+        columns_of(messages)  # raises what it would in a pipeline
+        yield from messages
+        return
+    rows = check_columns(given).to_pylist()
+    for row in rows:
+        yield SourceMessage(
+            row["value"],
+            row["offset"],
+            row["event_time"],
+            row["keys"] or (),
+            dict(row["headers"] or ()),
+            row["partition"],
+            metadata={group: dict(entries) for group, entries in row["metadata"] or ()},
+        )

@@ -1,0 +1,250 @@
+"""The streams of maps, transformers and sinks, as the runtime opens them.
+
+A stream begins with a handshake of both sides. Requests to a map or transformer are answered one
+by one. Those that wait are gathered and answered together; an ``async`` function works on all of
+them side by side, and answers each when it is done (see ``conversations``). Requests to a batch map
+or sink come as a batch with an end mark, and the answers end with one as well. A stream map answers
+in pieces, each sent as it is yielded.
+
+When the function fails on some of the requests, the answers for the others are sent first; then
+the stream ends with the failure. Nobody waits for an answer that does not come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from ebbflow.engine.verdict import Verdict
+from ebbflow.numaflow.proto import map_pb2, sink_pb2
+from ebbflow.numaflow.proto import sourcetransform_pb2 as transform_pb2
+from ebbflow.numaflow.serve.failures import FunctionFailure
+from ebbflow.numaflow.serve.function import ServedFunction
+from ebbflow.numaflow.serve.requests import Request
+from ebbflow.numaflow.serve.results import MapResults, sink_responses
+
+Fail = Callable[[Any, FunctionFailure], Awaitable[None]]
+"""Ends a stream with a failure, by an exception; it never returns."""
+
+EOF = grpc.aio.EOF
+
+# Requests that may wait here; what is beyond waits in the client, by gRPC's flow control.
+_MOST_WAITING = 4_096
+# Seconds that the calls for one gathering should take, so that the first answers are not held up.
+_GATHER_FOR = 0.05
+_MOST_GATHERED = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class StreamShape:
+    """The messages of one service: how requests are read, and what begins and ends a stream."""
+
+    parse: Callable[[bytes], Any]
+    request_of: Callable[[Any], Request]
+    greeting: bytes
+    end: bytes = b""
+
+
+def _by_own_id(message: Any) -> Request:
+    return Request(message.id, message.request)
+
+
+def _by_inner_id(message: Any) -> Request:
+    return Request(message.request.id, message.request)
+
+
+MAP = StreamShape(
+    map_pb2.MapRequest.FromString,
+    _by_own_id,
+    map_pb2.MapResponse(handshake={"sot": True}).SerializeToString(),
+    map_pb2.MapResponse(status={"eot": True}).SerializeToString(),
+)
+TRANSFORM = StreamShape(
+    transform_pb2.SourceTransformRequest.FromString,
+    _by_inner_id,
+    transform_pb2.SourceTransformResponse(handshake={"sot": True}).SerializeToString(),
+)
+SINK = StreamShape(
+    sink_pb2.SinkRequest.FromString,
+    _by_inner_id,
+    sink_pb2.SinkResponse(handshake={"sot": True}).SerializeToString(),
+    sink_pb2.SinkResponse(status={"eot": True}).SerializeToString(),
+)
+
+
+async def greet(context: Any, parse: Callable[[bytes], Any], greeting: bytes) -> None:
+    """Exchanges handshakes; ends the stream if it begins otherwise."""
+    first = await context.read()
+    if first is EOF or not parse(first).handshake.sot:
+        code = grpc.StatusCode.INVALID_ARGUMENT
+        await context.abort(code, "a stream begins with a handshake: sot must be true")
+    await context.write(greeting)
+
+
+async def write_all(context: Any, responses: Iterable[bytes]) -> None:
+    """Sends the responses in their order."""
+    for response in responses:
+        await context.write(response)
+
+
+class WaitingRequests:
+    """The requests of one stream that wait to be given to the function."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue(_MOST_WAITING)
+        self._ended = False
+        self._reading = asyncio.ensure_future(self._read())
+        self._limit = 1
+
+    async def _read(self) -> None:
+        while (message := await self._context.read()) is not EOF:
+            await self._waiting.put(message)
+        await self._waiting.put(None)
+
+    async def take(self, limit: int | None = None) -> list[bytes]:
+        """Waits for a request and returns those that are there; none when the stream has ended.
+
+        At most ``limit`` of them, or else as many as the function gets through in a short time.
+        """
+        taken: list[bytes] = []
+        most = limit or self._limit
+        while not self._ended and len(taken) < most and (not taken or self._waiting.qsize()):
+            message = await self._waiting.get()
+            if message is None:
+                self._ended = True
+            else:
+                taken.append(message)
+        return taken
+
+    def note_duration(self, requests: int, seconds: float) -> None:
+        """Has the next gathering take about as long as the first answers may wait."""
+        rate = requests / max(seconds, 1e-6)
+        self._limit = max(1, min(int(rate * _GATHER_FOR), 2 * self._limit, _MOST_GATHERED))
+
+    def close(self) -> None:
+        """Reads no more."""
+        self._reading.cancel()
+
+
+class OneByOne:
+    """Serves a map or transformer whose requests are answered one by one."""
+
+    def __init__(
+        self, function: ServedFunction, shape: StreamShape, results: MapResults, fail: Fail
+    ) -> None:
+        self._function, self._shape, self._results = function, shape, results
+        self._fail = fail
+
+    async def serve(self, _: Any, context: Any) -> None:
+        """Serves one stream to its end."""
+        await greet(context, self._shape.parse, self._shape.greeting)
+        waiting = WaitingRequests(context)
+        sending: asyncio.Future[None] | None = None
+        try:
+            while messages := await waiting.take():
+                began = time.monotonic()
+                responses, failure = await self._function.run(self._answer, messages)
+                waiting.note_duration(len(messages), time.monotonic() - began)
+                # The function works on the next requests while these answers are sent.
+                if sending is not None:
+                    await sending
+                sending = asyncio.ensure_future(write_all(context, responses))
+                if failure is not None:
+                    await sending
+                    await self._fail(context, failure)
+            if sending is not None:
+                await sending
+        finally:
+            waiting.close()
+
+    def _answer(self, messages: Sequence[bytes]) -> tuple[list[bytes], FunctionFailure | None]:
+        shape = self._shape
+        reply = self._function.reply_to([shape.request_of(shape.parse(m)) for m in messages])
+        return list(self._results.responses(reply)), self._function.failure_in(reply)
+
+
+class InBatches:
+    """Serves a batch map or a sink, whose requests come in batches."""
+
+    def __init__(self, function: ServedFunction, shape: StreamShape, fail: Fail) -> None:
+        self._function, self._shape = function, shape
+        self._respond = sink_responses if shape is SINK else MapResults().responses
+        self._fail = fail
+
+    async def serve(self, _: Any, context: Any) -> None:
+        """Serves one stream to its end."""
+        await greet(context, self._shape.parse, self._shape.greeting)
+        batch: list[Request] = []
+        while (raw := await context.read()) is not EOF:
+            message = self._shape.parse(raw)
+            if not message.status.eot:
+                batch.append(self._shape.request_of(message))
+                continue
+            responses, failure = await self._function.run(self._answer, batch)
+            await write_all(context, responses)
+            if failure is not None:
+                await self._fail(context, failure)
+            await context.write(self._shape.end)
+            batch = []
+
+    def _answer(self, batch: Sequence[Request]) -> tuple[list[bytes], FunctionFailure | None]:
+        if not batch:
+            return [], None
+        reply = self._function.reply_to(batch)
+        return list(self._respond(reply)), self._function.failure_in(reply)
+
+
+class InPieces:
+    """Serves a stream map: one request at a time, each output sent when it is yielded."""
+
+    def __init__(self, function: ServedFunction, fail: Fail) -> None:
+        self._function = function
+        self._fail = fail
+
+    async def serve(self, _: Any, context: Any) -> None:
+        """Serves one stream to its end."""
+        await greet(context, MAP.parse, MAP.greeting)
+        waiting = WaitingRequests(context)
+        try:
+            while messages := await waiting.take(1):
+                request = MAP.request_of(MAP.parse(messages[0]))
+                pieces = _Pieces(request, context, asyncio.get_running_loop())
+                rest, failure = await self._function.run(self._answer, request, pieces)
+                if failure is not None:
+                    await self._fail(context, failure)
+                await write_all(context, rest)
+        finally:
+            waiting.close()
+
+    def _answer(
+        self, request: Request, pieces: _Pieces
+    ) -> tuple[list[bytes], FunctionFailure | None]:
+        reply = self._function.reply_to([request], pieces)
+        rest = [packed for packed in MapResults().responses(reply) if packed != pieces.nothing]
+        return [*rest, pieces.end], self._function.failure_in(reply)
+
+
+class _Pieces:
+    """Sends what a stream map yields, from the function's thread, at the pace of the client."""
+
+    def __init__(self, request: Request, context: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._request, self._context, self._loop = request, context, loop
+        self.nothing = map_pb2.MapResponse(id=request.id).SerializeToString()
+        self.end = map_pb2.MapResponse(id=request.id, status={"eot": True}).SerializeToString()
+
+    def is_due(self) -> bool:
+        """Returns that each output is to be sent at once."""
+        return True
+
+    def emit(self, part: Verdict) -> int:
+        """Sends the outputs of the part; returns how many there were."""
+        responses = MapResults().pieces([self._request], part.outputs)
+        for response in responses:
+            asyncio.run_coroutine_threadsafe(self._context.write(response), self._loop).result()
+        return len(responses)

@@ -1,0 +1,173 @@
+"""Server-info files: what a function says of itself when it is ready to be called.
+
+Every SDK of Numaflow writes one beside its socket, as JSON with an end marker behind it. A function
+whose SDK is too old, or that listens where it cannot be called, is refused here with what to do:
+its stream would only break later, for no reason that anybody could see.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ebbflow.domain.errors import SetupError
+
+ContainerType = Literal[
+    "udf", "udsink", "fb-udsink", "ons-udsink", "transformer", "udsource", "udstore"
+]
+"""The part that a function plays, in Numaflow's words (``NUMAFLOW_UD_CONTAINER_TYPE``)."""
+
+MapMode = Literal["unary-map", "batch-map", "stream-map"]
+"""What a map is given at a time, and how it answers, in Numaflow's words (``MAP_MODE``)."""
+
+END_MARKER = "U+005C__END__"
+
+_NAMES: dict[ContainerType, tuple[str, str]] = {
+    "udf": ("mapper", "map"),
+    "udsink": ("sinker", "sink"),
+    "fb-udsink": ("fb-sinker", "fb-sink"),
+    "ons-udsink": ("ons-sinker", "ons-sink"),
+    "transformer": ("sourcetransformer", "sourcetransform"),
+    "udsource": ("sourcer", "source"),
+    "udstore": ("serving", "serving"),
+}
+_MAP_SOCKETS: dict[MapMode, str] = {
+    "unary-map": "map",
+    "batch-map": "batchmap",
+    "stream-map": "mapstream",
+}
+
+_Version = tuple[int, int, int]
+_OLDEST: dict[str, _Version] = {
+    "go": (0, 9, 0),
+    "java": (0, 9, 0),
+    "python": (0, 9, 0),
+    "rust": (0, 2, 0),
+}
+_OLDEST_ON_SUCCESS: dict[str, _Version] = {
+    "go": (0, 10, 2),
+    "java": (0, 10, 2),
+    "python": (0, 11, 1),
+    "rust": (0, 4, 0),
+}
+_OLDEST_WITH_NACK: dict[str, _Version] = {
+    "go": (0, 11, 0),
+    "java": (0, 11, 0),
+    "python": (0, 11, 0),
+    "rust": (0, 4, 0),
+}
+_OLDEST_WITH_NACK_OPTIONS: dict[str, _Version] = {
+    "go": (0, 12, 0),
+    "python": (0, 15, 0),
+    "rust": (0, 6, 0),
+}
+
+NACK_OPTIONS = "NACK_OPTIONS"
+"""In the metadata of a source that is told the options of nacks whatever its version says."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """What a function has written about itself; empty texts where it wrote nothing."""
+
+    protocol: str = "uds"
+    language: str = ""
+    version: str = ""
+    metadata: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def map_mode(self) -> MapMode:
+        """How a map wants to be called; one message at a time if it does not say."""
+        mode = self.metadata.get("MAP_MODE", "unary-map")
+        return mode if mode in _MAP_SOCKETS else "unary-map"
+
+    @property
+    def takes_nacks(self) -> bool:
+        """Whether a source with this SDK has the call ``NackFn``; yes if that is not known."""
+        return self._is_at_least(_OLDEST_WITH_NACK)
+
+    @property
+    def takes_nack_options(self) -> bool:
+        """Whether a source with this SDK is told the options of a nack; no if it is not known."""
+        knows = self.language in _OLDEST_WITH_NACK_OPTIONS and _numbers(self.version) is not None
+        own = NACK_OPTIONS in self.metadata
+        return own or (knows and self._is_at_least(_OLDEST_WITH_NACK_OPTIONS))
+
+    def _is_at_least(self, oldest: dict[str, _Version]) -> bool:
+        version = _numbers(self.version)
+        return version is None or version >= oldest.get(self.language, (0, 0, 0))
+
+
+def info_path(folder: Path, container: ContainerType) -> Path:
+    """Returns where a function writes its server-info."""
+    return folder / f"{_NAMES[container][0]}-server-info"
+
+
+def socket_path(folder: Path, container: ContainerType, info: ServerInfo) -> Path:
+    """Returns the socket that a function listens on; of a map its mode decides which one."""
+    name = _NAMES[container][1]
+    if "MULTIPROC" in info.metadata:
+        name = "multiproc0"  # one server of those that may be several; see check_server_info
+    elif container == "udf":
+        name = _MAP_SOCKETS[info.map_mode]
+    return folder / f"{name}.sock"
+
+
+def read_server_info(folder: Path, container: ContainerType) -> ServerInfo | None:
+    """Returns what the function says of itself; ``None`` as long as it has not written all of it.
+
+    ``SetupError`` if it has, and it cannot be read.
+    """
+    path = info_path(folder, container)
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace").rstrip()
+    except (FileNotFoundError, PermissionError):  # being made
+        return None
+    if not text.endswith(END_MARKER):
+        return None
+    try:
+        facts = json.loads(text.removesuffix(END_MARKER))
+        return ServerInfo(
+            protocol=str(facts.get("protocol") or "uds").lower(),
+            language=str(facts.get("language") or "").lower(),
+            version=str(facts.get("version") or ""),
+            metadata=_texts(facts.get("metadata")),
+        )
+    except (ValueError, AttributeError):
+        raise SetupError(
+            f"The function's file {path.name} is not what Numaflow's SDKs write: {text[:200]!r}.",
+            "Build the function with one of them, or with: ebbflow serve-udf",
+        ) from None
+
+
+def check_server_info(info: ServerInfo, container: ContainerType) -> None:
+    """Raises ``SetupError`` if a function cannot be called, with what to do about it."""
+    oldest = _OLDEST_ON_SUCCESS if container == "ons-udsink" else _OLDEST
+    if not info._is_at_least(oldest):
+        wanted = ".".join(map(str, oldest[info.language]))
+        raise SetupError(
+            f"The function's SDK is too old: {info.language} {info.version}.",
+            f"Build it with version {wanted} or newer.",
+        )
+    endpoints = [part for part in info.metadata.get("MULTIPROC_ENDPOINTS", "").split(",") if part]
+    servers = info.metadata.get("MULTIPROC", "1")
+    if info.protocol == "tcp" or len(endpoints) > 1 or servers != "1":
+        several = "runs several servers" if info.protocol != "tcp" else "listens on TCP ports"
+        raise SetupError(
+            f"The function {several}, and only one unix socket can be called.",
+            "Start one server (in Python MapServer or MapAsyncServer in place of "
+            "MapMultiprocServer), and give the vertex more partitions.",
+        )
+
+
+def _numbers(version: str) -> _Version | None:
+    """Returns the first three numbers of a version; ``None`` if it is not one."""
+    match = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", version)
+    return (int(match[1]), int(match[2]), int(match[3] or 0)) if match else None
+
+
+def _texts(metadata: Any) -> dict[str, str]:
+    return {str(name): str(value) for name, value in (metadata or {}).items()}

@@ -1,0 +1,140 @@
+"""A session with a function: its process, a connection, and its streams after their handshake.
+
+A session that cannot be opened is an outage of the function, ``Unavailable``: no message is to
+blame. One that breaks is opened anew, with a new process: Numaflow's SDKs end theirs after any
+failure, and whoever asks the old one meets it while it goes down.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ebbflow.domain.errors import CallTimeout, StreamBroken, Unavailable
+from ebbflow.numaflow.function import FunctionProcess
+from ebbflow.numaflow.stream import GrpcConnection, GrpcStream
+
+OPEN_LIMIT = 60.0
+"""The seconds that a function may take from its server-info to its readiness."""
+
+_CALL_LIMIT, _PAUSE = 10.0, 0.02
+_EMPTY = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A gRPC service of a function. ``streams`` are the calls that stay open, by their names.
+
+    Each begins with the request ``greeting``, which is answered with ``greeted``.
+    """
+
+    name: str
+    streams: tuple[str, ...]
+    greeting: bytes
+    greeted: bytes
+
+    def method(self, name: str) -> str:
+        """Returns the path of one of its methods."""
+        return f"/{self.name}/{name}"
+
+
+class Session:
+    """An open conversation with a function, for one thread."""
+
+    def __init__(self, process: FunctionProcess, service: Service) -> None:
+        self.process = process
+        self.streams: dict[str, GrpcStream] = {}
+        self._service = service
+        self._connection: GrpcConnection | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be used; not after a try to open it that failed."""
+        return self._connection is not None
+
+    def open(self) -> None:
+        """Starts the function and opens its streams; ``Unavailable`` if that cannot be done."""
+        self._open(self.process.start)
+
+    def reopen(self) -> None:
+        """Does the same with a new process, after the function has failed or is overdue."""
+        self._disconnect()
+        self._open(self.process.restart)
+
+    def reopen_if_ended(self) -> None:
+        """Opens what the function has ended since it was asked last; that is nobody's fault."""
+        if self._connection is not None:
+            self._connection.catch_up()
+        streams = self.streams.values()
+        gone = self._connection is None or self._connection.is_lost
+        if gone or any(stream.is_broken for stream in streams):
+            self.reopen()
+        elif any(stream.ended for stream in streams):
+            self.renew_streams()
+
+    def renew_streams(self) -> None:
+        """Opens the streams anew in the same process, after one has ended."""
+        self._disconnect()
+        self._open(lambda: None)  # it is running
+
+    def close(self) -> None:
+        """Ends the connection and the process."""
+        self._disconnect()
+        self.process.stop()
+
+    def call(self, name: str, request: bytes = _EMPTY, timeout: float | None = None) -> bytes:
+        """Returns the answer to a single request."""
+        assert self._connection is not None, "open() comes first"
+        return self._connection.call(self._service.method(name), request, timeout)
+
+    def explain(self, error: StreamBroken) -> StreamBroken:
+        """Returns the error with what is known about the end of the process, if it has ended."""
+        if error.code is not None or (how := self.process.explain_end()) is None:
+            return error
+        return StreamBroken(f"{error.what}: {how}", None, error.trace)
+
+    def _open(self, start: Callable[[], object]) -> None:
+        try:
+            start()
+            self._open_streams()
+        except Unavailable as away:
+            away.tried = False
+            raise
+
+    def _open_streams(self) -> None:
+        try:
+            self._await_readiness()
+            for name in self._service.streams:
+                self.streams[name] = self._greet(name)
+        except (StreamBroken, CallTimeout) as error:
+            self._disconnect()
+            raise Unavailable(f"the function at {self.process.socket}: {error}") from error
+
+    def _await_readiness(self) -> None:
+        deadline = time.monotonic() + OPEN_LIMIT
+        while True:
+            try:
+                self._connection = self._connection or GrpcConnection(self.process.socket)
+                self.call("IsReady", timeout=_CALL_LIMIT)
+                return
+            except StreamBroken:
+                self._disconnect()
+                if time.monotonic() > deadline or self.process.explain_end() is not None:
+                    raise
+            time.sleep(_PAUSE)
+
+    def _greet(self, name: str) -> GrpcStream:
+        assert self._connection is not None
+        stream = self._connection.open_stream(self._service.method(name))
+        stream.send([self._service.greeting])
+        answer = stream.receive(_CALL_LIMIT)
+        if not answer or self._service.greeted not in answer[0]:
+            raise StreamBroken(f"{name} did not answer the handshake")
+        return stream
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        self.streams.clear()
+        if connection is not None:
+            connection.close()

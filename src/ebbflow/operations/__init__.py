@@ -1,0 +1,5 @@
+"""What people do to a pipeline from outside: pause, send, tap, trace, read answers, query audits.
+
+Each module works on a running pipeline, and on one that has ended, over NATS. Commands and the web
+UI import it; nothing below does. Start with ``sending``.
+"""

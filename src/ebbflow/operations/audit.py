@@ -1,0 +1,89 @@
+"""Spark SQL over the audit tables of pipelines, on this machine.
+
+``query_audit`` opens Spark, makes a view ``audit`` of the tables, and one ``dead_letters`` if the
+query names it, and gives what the query comes to. It works while the pipelines run: what is in a
+table stays, and a batch is in it as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ebbflow.deadletters import DeadLetters
+from ebbflow.domain.errors import SetupError
+from ebbflow.nats import api
+from ebbflow.nats.link import Link
+from ebbflow.nats.locate import open_link_to_pipeline
+from ebbflow.spark.audit.query import AuditTables, open_query
+from ebbflow.streams.names import Names
+from ebbflow.streams.streams import AUDIT_TABLE, explain_unknown
+
+if TYPE_CHECKING:
+    from ebbflow.spark.audit.query import AuditResult
+
+_ADVICE = "Add to the spec: audit: {options: {path: FOLDER}}"
+
+
+@contextmanager
+def query_audit(
+    query: str,
+    pipeline: str | None = None,
+    *,
+    state: str | Path = ".ebbflow",
+    nats: str | None = None,
+) -> Iterator[AuditResult]:
+    """Runs a query and gives its rows while the context lasts; without a name, over all pipelines.
+
+    An embedded server that nobody runs is started to learn where the tables are. ``SetupError`` if
+    no table is kept, ``EbbflowError`` if the query is wrong.
+    """
+    inbox = {} if pipeline is None else {"inbox": Names(pipeline).inbox}
+    with open_link_to_pipeline(Path(state), nats, **inbox) as link:
+        tables = _find_tables(link, pipeline)
+        letters = _read_letters(link, tables) if "dead_letters" in query.lower() else None
+    with open_query(AuditTables(tables, letters)) as run:
+        yield run(query)
+
+
+def _find_tables(link: Link, pipeline: str | None) -> dict[str, Mapping[str, Any]]:
+    """Returns the tables that pipelines say to keep."""
+    streams = link.run(api.list_streams(link.client, "ebb_"))
+    first, last = Names("|").audit.split("|")
+    audited = [s.removeprefix(first).removesuffix(last) for s in streams if s.endswith(last)]
+    if pipeline is not None:
+        if Names(pipeline).dead_letters not in streams:
+            raise explain_unknown(pipeline, streams)
+        audited = [name for name in audited if name == pipeline]
+    if not audited:
+        where = "here" if pipeline is None else f"of pipeline {pipeline!r}"
+        raise SetupError(f"There is no audit table {where}.", _ADVICE)
+    return {name: _read_table(link, name) for name in audited}
+
+
+def _read_table(link: Link, pipeline: str) -> Mapping[str, Any]:
+    info = link.run(api.call(link.client, f"STREAM.INFO.{Names(pipeline).audit}"))
+    table: Mapping[str, Any] = json.loads(info["config"]["metadata"][AUDIT_TABLE])
+    return table
+
+
+def _read_letters(link: Link, pipelines: Sequence[str] | Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            "pipeline": pipeline,
+            "number": stored.number,
+            "vertex": stored.letter.vertex,
+            "id": stored.letter.id,
+            "reason": stored.letter.reason,
+            "error": stored.letter.error,
+            "deliveries": stored.letter.deliveries,
+            "first_seen": stored.letter.first_seen,
+            "last_seen": stored.letter.last_seen,
+            "value": stored.letter.value,
+        }
+        for pipeline in pipelines
+        for stored in DeadLetters(link, pipeline).list()
+    ]

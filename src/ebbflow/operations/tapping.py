@@ -1,0 +1,204 @@
+"""Seeing the messages that pass a vertex, from any process, without disturbing the pipeline.
+
+Tasks show what they decide only while somebody taps; nothing of it is stored, and nothing waits for
+whoever looks. SQL, DataFrames and Spark sinks work on whole batches: of these vertices one sees the
+messages that arrive in their buffers. ``read_waiting`` shows what waits at a vertex now, also while
+the pipeline does not run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from random import Random
+
+import pyarrow as pa
+from nats.aio.msg import Msg
+
+from ebbflow.engine import frames
+from ebbflow.engine.position import Position, Span
+from ebbflow.engine.publications import Place
+from ebbflow.engine.tapping import OUTCOMES, PassingRows, TapFilter, TappedRow, TapWish
+from ebbflow.nats import api
+from ebbflow.nats.behind import read_behind
+from ebbflow.nats.follow import Follower
+from ebbflow.nats.link import Link
+from ebbflow.nats.pull import Deliveries
+from ebbflow.runtime.stored_spec import read_spec
+from ebbflow.runtime.taps import ask_tap, end_tap
+from ebbflow.spec.graph.shape import ShapeVertex
+from ebbflow.streams.names import Names
+from ebbflow.streams.positions import read_all
+
+__all__ = ["OUTCOMES", "TapFilter", "TapWish", "Tapped", "read_waiting", "tap"]
+
+_REPEAT_EVERY = 1.0
+_IDLE = 0.25
+_QUEUED = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Tapped:
+    """Messages that have passed, in order; ``skipped`` more were too many to be shown."""
+
+    rows: list[TappedRow]
+    skipped: int = 0
+
+
+def tap(link: Link, names: Names, wish: TapWish) -> Iterator[Tapped]:
+    """Yields what passes a vertex, for ever; empty ones while nothing passes.
+
+    A pipeline that does not run is waited for. ``EbbflowError`` if there is no such vertex.
+    """
+    vertex = link.run(read_spec(link.client, names)).vertex(wish.vertex)
+    wish = replace(wish, token=wish.token or secrets.token_hex(6))
+    arriving: queue.Queue[Tapped] = queue.Queue(_QUEUED)
+    follows = _follow_buffers if vertex.batched else _listen
+    with follows(link, names, vertex, wish, arriving):
+        asked = -_REPEAT_EVERY
+        while True:
+            if not vertex.batched and time.monotonic() - asked >= _REPEAT_EVERY:
+                asked = time.monotonic()
+                link.run(link.client.publish(names.control_subject, ask_tap(wish)))
+            try:
+                yield arriving.get(timeout=_IDLE)
+            except queue.Empty:
+                yield Tapped([])
+
+
+def _put(arriving: queue.Queue[Tapped], tapped: Tapped) -> None:
+    """Queues what has come; who looks on for too long misses some, and nobody waits for them."""
+    with contextlib.suppress(queue.Full):
+        arriving.put_nowait(tapped)
+
+
+@contextlib.contextmanager
+def _listen(
+    link: Link, names: Names, vertex: ShapeVertex, wish: TapWish, arriving: queue.Queue[Tapped]
+) -> Iterator[None]:
+    """Hears what tasks show, and has them end it."""
+
+    async def hear(message: Msg) -> None:
+        told = json.loads(message.data)
+        _put(arriving, Tapped(told["rows"], told["skipped"]))
+
+    subscription = link.run(link.client.subscribe(names.tap_subject(wish.token), cb=hear))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(Exception):  # tasks end it by themselves after a while
+            link.run(link.client.publish(names.control_subject, end_tap(wish.token)), timeout=2)
+            link.run(subscription.unsubscribe(), timeout=2)
+
+
+@contextlib.contextmanager
+def _follow_buffers(
+    link: Link, names: Names, vertex: ShapeVertex, wish: TapWish, arriving: queue.Queue[Tapped]
+) -> Iterator[None]:
+    """Follows what arrives in the buffers of a vertex, from now on."""
+    with contextlib.ExitStack() as stack:
+        for partition in range(vertex.partitions):
+            stream = names.buffer(vertex.name, partition)
+            state = link.run(api.read_state(link.client, stream))
+            place = Place(vertex.name, partition, (), link.client.max_payload)
+            follower = Follower(
+                link.client,
+                stream,
+                names.buffer_subject(vertex.name, partition),
+                0 if state is None else state.last_seq,
+                take=_Arrivals(place, wish, arriving).take,
+                fail=lambda error: None,
+                waiting=arriving.qsize,
+            )
+            link.run(follower.open(), timeout=30)
+            stack.callback(_close, link, follower)
+        yield
+
+
+def _close(link: Link, follower: Follower) -> None:
+    with contextlib.suppress(Exception):  # the server forgets its consumer after a while
+        link.run(follower.close(), timeout=10)
+
+
+@dataclass
+class _Arrivals:
+    """Turns the frames of one buffer into what is shown. Called on the link's loop."""
+
+    place: Place
+    wish: TapWish
+    arriving: queue.Queue[Tapped]
+
+    def take(self, deliveries: Deliveries) -> None:
+        for row, _ in enumerate(deliveries.seqs):
+            batch = frames.decode(deliveries.parcel.view(row))
+            _put(self.arriving, Tapped(*_choose(batch, self.place, self.wish, "arrived")))
+
+
+def _choose(
+    batch: pa.RecordBatch, place: Place, wish: TapWish, state: str
+) -> tuple[list[TappedRow], int]:
+    rows = PassingRows(batch, place, datetime.now(UTC), state=state)
+    return rows.choose(wish, batch.num_rows, Random())  # noqa: S311 - a sample
+
+
+# --- what waits ---------------------------------------------------------------------------------
+
+
+def read_waiting(link: Link, names: Names, wish: TapWish) -> Iterator[TappedRow]:
+    """Yields the messages that wait at a vertex now: in its buffer, to be redelivered, parked.
+
+    ``outcome`` says which; of those that are parked, ``due`` says until when.
+    """
+    vertex = link.run(read_spec(link.client, names)).vertex(wish.vertex)
+    positions = link.run(read_all(link, names))
+    for partition in range(vertex.partitions):
+        done = positions.get((vertex.name, partition), Position("")).done
+        place = Place(vertex.name, partition, (), link.client.max_payload)
+        for state, batch, due in _list_waiting(link, names, vertex, partition, done):
+            shown, _ = _choose(batch, place, wish, state)
+            yield from (row | ({"due": due} if due else {}) for row in shown)
+
+
+def _list_waiting(
+    link: Link, names: Names, vertex: ShapeVertex, partition: int, done: Span
+) -> Iterator[tuple[str, pa.RecordBatch, str | None]]:
+    """Yields the frames of one partition that are not done, each with the state of its rows."""
+    name = vertex.name
+    if vertex.has_buffer:
+        subject = names.buffer_subject(name, partition)
+        begun = done.inlet.row  # of the frame that follows, so many rows are done
+        for page in _read(link, names.buffer(name, partition), subject, done.inlet.seq):
+            yield "waiting", frames.concat([batch for batch, _ in page]).slice(begun), None
+            begun = 0
+    again, subject = names.redelivery(name, partition), names.due_subject(name, partition)
+    for page in _read(link, again, subject, done.redelivery.seq):
+        yield "waiting again", frames.concat([batch for batch, _ in page]), None
+    for page in _read(link, again, names.later_subject(name, partition), 0):
+        for batch, headers in page:
+            yield "parked", batch, headers.get("Nats-Schedule", "").removeprefix("@at ")
+
+
+def _read(
+    link: Link, stream: str, subject: str, after: int
+) -> Iterator[list[tuple[pa.RecordBatch, Mapping[str, str]]]]:
+    """Yields the frames on a subject behind a sequence with their headers, many at a time."""
+    batches = read_behind(link.client, stream, subject, after)
+
+    async def fetch() -> Deliveries | None:
+        return await anext(batches, None)
+
+    try:
+        while (deliveries := link.run(fetch())) is not None:
+            parcel = deliveries.parcel
+            yield [
+                (frames.decode(bytes(parcel.view(row))), parcel.headers(row) or {})
+                for row in range(len(deliveries.seqs))
+            ]
+    finally:
+        link.run(batches.aclose())

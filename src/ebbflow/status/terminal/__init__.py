@@ -1,0 +1,70 @@
+"""The display of a run while it goes on, and of its end.
+
+A live table on a terminal, plain lines elsewhere, JSON lines for those who ask for them: all of
+them views of one ``PipelineStatus``. Vertices print through the NATS thread and the run speaks from
+the main thread; both may call at any time. A terminal that is closed meanwhile does not keep a run
+from ending in good order.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from rich.console import Console
+
+from ebbflow.status.terminal.lines import JsonLines, PlainLines
+from ebbflow.status.terminal.table import LiveTable
+from ebbflow.status.terminal.terminal import console_for
+from ebbflow.status.terminal.words import one_line
+
+if TYPE_CHECKING:
+    from ebbflow.status.model import PipelineStatus
+    from ebbflow.streams.logs import LogEntry
+
+LogFormat = Literal["plain", "json"]
+
+
+class Display(Protocol):
+    """A ``Watcher`` that can be closed. Results are printed to its ``console`` afterwards."""
+
+    console: Console
+
+    def stage(self, text: str) -> None:
+        """Shows that the run starts or stops something."""
+
+    def line(self, text: str) -> None:
+        """Shows messages that a ``log`` sink has printed; called from another thread."""
+
+    def log(self, entry: LogEntry) -> None:
+        """Shows what user code has printed or logged; called from another thread."""
+
+    def look(self, status: PipelineStatus) -> None:
+        """Shows the state of all vertices."""
+
+    def close(self) -> None:
+        """Leaves the terminal as it was."""
+
+
+@contextmanager
+def open_display(log: LogFormat | None = None, draining: bool = False) -> Iterator[Display]:
+    """Shows a run for as long as the context lasts: as a table, or in lines of a format.
+
+    Without a format the table is for a terminal, and plain lines for everything else.
+    """
+    display: Display
+    if log == "json":
+        display = JsonLines(draining=draining)
+    elif log == "plain" or not sys.stdout.isatty():
+        display = PlainLines(draining=draining)
+    else:
+        display = LiveTable(draining=draining)
+    try:
+        yield display
+    finally:
+        display.close()
+
+
+__all__ = ["Display", "LogFormat", "console_for", "one_line", "open_display"]

@@ -1,0 +1,135 @@
+"""The serving store: answers under the id of the request that they belong to.
+
+The built-in store is a NATS key-value bucket; sinks write to it as part of settling, one entry for
+each message that answered, so that a replay after a crash writes the same entry again. A store of
+the user's own is a class with ``put`` and ``get``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from datetime import datetime, timedelta
+from operator import attrgetter
+from typing import Any, Protocol
+
+from ebbflow.domain.errors import EbbflowError
+from ebbflow.engine.answers import Answer, key_pattern, read_answer
+from ebbflow.nats import api
+from ebbflow.nats.behind import read_behind
+from ebbflow.nats.client import SecuredClient
+from ebbflow.nats.follow import Follower
+from ebbflow.nats.pull import EPOCH, Deliveries
+from ebbflow.nats.stored import read_last
+
+
+class ServingStore(Protocol):
+    """A store of the user's own. Made once per worker; may have open and close."""
+
+    def put(self, id: str, payloads: Sequence[bytes]) -> None:
+        """Adds answers to a request. At least once: the same may come again after a crash.
+
+        What it raises redelivers the message that answered, with back-off.
+        """
+
+    def get(self, id: str) -> list[bytes]:
+        """Returns all answers to a request so far; none for one that is not known."""
+
+
+def bucket_config(bucket: str, ttl_ms: int, replicas: int = 1) -> dict[str, Any]:
+    """Describes the stream behind the bucket, as any NATS tool knows buckets."""
+    return {
+        "name": f"KV_{bucket}",
+        "subjects": [f"$KV.{bucket}.>"],
+        "storage": "file",
+        "num_replicas": replicas,
+        "max_msgs_per_subject": 1,
+        "max_age": ttl_ms * 1_000_000,
+        # No message id may be remembered for longer than the message itself is kept.
+        "duplicate_window": min(120_000, ttl_ms) * 1_000_000,
+        "discard": "new",
+        "allow_direct": True,
+        "allow_rollup_hdrs": True,
+        "deny_delete": True,
+    }
+
+
+class AnswerBucket:
+    """The answers in a bucket, for reading. Used on the client's loop."""
+
+    def __init__(self, client: SecuredClient, bucket: str) -> None:
+        self._client = client
+        self.stream = f"KV_{bucket}"
+        self._prefix = f"$KV.{bucket}."
+
+    async def get(self, request: str) -> list[Answer]:
+        """Returns all answers to a request so far, in their order; none if there is no bucket."""
+        answers = (
+            read_answer(
+                self._key_of(entry.subject),
+                entry.headers,
+                entry.payload,
+                entry.seq,
+                datetime.fromisoformat(entry.stored),
+            )
+            for entry in await read_last(self._client, self.stream, self._subject(request))
+        )
+        return sorted(filter(None, answers), key=attrgetter("order"))
+
+    async def read_all(self) -> AsyncGenerator[list[Answer], None]:
+        """Yields the answers that are there now, oldest first, many at a time."""
+        async for batch in read_behind(self._client, self.stream, self._subject(), 0):
+            yield self._read(batch)
+
+    async def follow(
+        self,
+        take: Callable[[Sequence[Answer]], None],
+        fail: Callable[[EbbflowError], None],
+        request: str | None = None,
+    ) -> Follower:
+        """Hands on answers as they are stored, until what is returned is closed.
+
+        Those to one request, all that there are, or else of any, from now on. An answer that is
+        written again, as after a crash, comes again. ``take`` gets those that have arrived
+        together; ``fail`` the error after which none come.
+        """
+
+        def hand_on(deliveries: Deliveries) -> None:
+            take(self._read(deliveries))
+
+        after = await self._find_last() if request is None else 0
+        follower = Follower(
+            self._client,
+            self.stream,
+            self._subject(request),
+            after,
+            take=hand_on,
+            fail=fail,
+            waiting=lambda: 0,
+        )
+        await follower.open()
+        return follower
+
+    async def _find_last(self) -> int:
+        state = await api.read_info(self._client, self.stream)
+        return int(state["last_seq"])
+
+    def _read(self, deliveries: Deliveries) -> list[Answer]:
+        parcel = deliveries.parcel
+        answers = (
+            read_answer(
+                self._key_of(subject.decode()),
+                parcel.headers(row) or {},
+                parcel.payload(row),
+                deliveries.seqs[row],
+                EPOCH + timedelta(microseconds=deliveries.nanos[row] // 1000),
+            )
+            for row, subject in enumerate(parcel.subjects)
+        )
+        return list(filter(None, answers))
+
+    def _subject(self, request: str | None = None) -> str:
+        """Returns the subject of all answers, or of those to one request."""
+        return self._prefix + key_pattern(request)
+
+    def _key_of(self, subject: str) -> str:
+        return subject.removeprefix(self._prefix)

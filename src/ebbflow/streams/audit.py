@@ -1,0 +1,241 @@
+"""The stream of audit rows, and the record of how far the audit table is written.
+
+Tasks publish frames to the stream; a writer on the driver takes those that count into the table,
+batch after batch (``spark.audit``). The record says which chunks of each partition are written. It
+is replaced twice for a batch: before the batch is begun, with where it ends, and when it is
+written. A writer that finds a batch begun writes exactly that one again, under the same name.
+Frames are deleted only when the record says that they are in the table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+
+from ebbflow.domain.errors import Fenced, PermanentPublishError
+from ebbflow.engine.audit import CHUNK, AuditStamp, ToldFrame, choose
+from ebbflow.nats import api
+from ebbflow.nats.behind import read_behind
+from ebbflow.nats.client import SecuredClient
+from ebbflow.nats.link import Link
+from ebbflow.nats.publish import PublishRetry, publish
+from ebbflow.nats.pull import Deliveries
+from ebbflow.nats.stored import read_one
+from ebbflow.streams.names import Names
+from ebbflow.streams.positions import read_all
+
+MOST_FRAMES = 100_000
+"""The most frames of a batch. At low rates a frame has one row, and a batch is a file."""
+
+_IN_PROCESS = 10164
+_WRONG_REVISION = frozenset({10071, _IN_PROCESS})
+_PAUSE = 0.1
+_PATIENT = PublishRetry(attempts=-1, ack_wait=20)
+
+Numbers = dict[str, int]
+"""The number of a chunk for each partition, by ``vertex.partition``."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRecord:
+    """How far the table is written: ``batches`` of them, with the chunks up to ``written``.
+
+    ``begun`` is where the batch ends that may be written already, if there is one. Of the batches
+    ``merged`` are in files that cover several; ``merging`` is where the ones end that may be in
+    such files already.
+    """
+
+    batches: int = 0
+    written: Numbers = field(default_factory=dict)
+    begun: Numbers | None = None
+    merged: int = 0
+    merging: int | None = None
+
+    def begin(self, end: Numbers) -> AuditRecord:
+        """Returns the record to store before a batch is written."""
+        return replace(self, begun=end)
+
+    def finish(self) -> AuditRecord:
+        """Returns the record to store when the batch that was begun is written."""
+        assert self.begun is not None
+        written = self.written | self.begun
+        return replace(self, batches=self.batches + 1, written=written, begun=None)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditBatch:
+    """Frames that are written together. ``name`` is the same whoever writes it, and how often."""
+
+    name: str
+    frames: tuple[ToldFrame, ...]
+
+
+class AuditStream:
+    """The audit rows of one pipeline that are not in its table. Its coroutines run on the link."""
+
+    def __init__(self, link: Link, names: Names, lineage: str) -> None:
+        self._link = link
+        self._names = names
+        self._lineage = lineage
+        self._subject = f"$KV.{names.positions}.{names.audit_key}"
+        self._revision = 0
+        self._record = AuditRecord()
+        self._told: list[ToldFrame] = []
+
+    @property
+    def life(self) -> str:
+        """How the names of its batches begin."""
+        return f"{self._names.pipeline}-{self._lineage}"
+
+    async def read_size(self) -> tuple[int, int]:
+        """Returns the bytes and the frames that wait."""
+        info = await api.read_info(self._link.client, self._names.audit)
+        return int(info["bytes"]), int(info["messages"])
+
+    async def begin_batch(self) -> AuditBatch | None:
+        """Returns the next batch, which is recorded as begun; ``None`` if there is nothing."""
+        await self._load()
+        # The positions first. What they say to be done has been told before, and is in the stream
+        # when it is read now; the other way round rows would be missing and never come.
+        positions = await read_all(self._link, self._names)
+        ends = {f"{vertex}.{number}": own.chunks for (vertex, number), own in positions.items()}
+        told = self._told = [frame async for frame in read_told(self._link.client, self._names)]
+        begun = self._record.begun
+        chosen = _choose(told, self._record.written, ends if begun is None else begun)
+        if begun is None:
+            if not chosen:
+                await self._forget(told)
+                return None
+            chosen = _cut(chosen, MOST_FRAMES)
+            await self._store(self._record.begin(_ends_of(chosen)))
+        name = f"{self.life}-{self._record.batches:08d}"
+        return AuditBatch(name, tuple(chosen))
+
+    async def begin_merge(self) -> tuple[int, int] | None:
+        """Returns the batches to merge, recorded as begun; ``None`` if there are none.
+
+        Whoever finds a merge begun does the same again, whatever was written since.
+        """
+        await self._load()
+        if self._record.merging is None:
+            if self._record.merged == self._record.batches:
+                return None
+            await self._store(replace(self._record, merging=self._record.batches))
+        assert self._record.merging is not None
+        return self._record.merged, self._record.merging
+
+    async def finish_merge(self) -> None:
+        """Records that the batches are in files that cover them."""
+        assert self._record.merging is not None
+        await self._store(replace(self._record, merged=self._record.merging, merging=None))
+
+    async def finish_batch(self) -> None:
+        """Records the batch as written, and has its frames deleted."""
+        # Only after the table has it: until then the stream holds the only copy.
+        await self._store(self._record.finish())
+        await self._forget(self._told)
+
+    async def read_unwritten(self) -> list[tuple[ToldFrame, bytes]]:
+        """Returns the frames that count and are not in the table, with their payloads."""
+        positions = await read_all(self._link, self._names)
+        ends = {f"{vertex}.{number}": own.chunks for (vertex, number), own in positions.items()}
+        # The record last: a batch that is written meanwhile is left out, and is in the table.
+        payloads: dict[ToldFrame, bytes] = {}
+        async for batch in read_behind(self._link.client, self._names.audit, "", 0):
+            payloads |= {frame: bytes(batch.parcel.payload(row)) for row, frame in _told_in(batch)}
+        await self._load()
+        chosen = _choose([*payloads], self._record.written, ends)
+        return [(frame, payloads[frame]) for frame in chosen]
+
+    async def _forget(self, told: Sequence[ToldFrame]) -> None:
+        """Has the frames deleted that are in the table, or are of a task that was lost."""
+        written, ends, kept = self._record.written, dict[str, int](), set[str]()
+        for frame in told:
+            whose = f"{frame.vertex}.{frame.partition}"
+            if frame.stamp.number > written.get(whose, 0):
+                kept.add(whose)
+            elif whose not in kept:
+                ends[whose] = frame.seq
+        for whose, seq in ends.items():
+            vertex, _, partition = whose.rpartition(".")
+            subject = self._names.audit_subject(vertex, partition)
+            await api.purge(self._link.client, self._names.audit, subject, seq)
+
+    async def _load(self) -> None:
+        stored = await read_one(
+            self._link.client, f"KV_{self._names.positions}", last_by_subj=self._subject
+        )
+        if stored is not None:
+            self._revision = stored.seq
+            facts = json.loads(stored.payload)
+            # In a record from before there were merges, what was written is in the table.
+            self._record = AuditRecord(**{"merged": facts["batches"], **facts})
+
+    async def _store(self, record: AuditRecord) -> None:
+        """Replaces the record; ``Fenced`` when another run has replaced it."""
+        while not await self._try_store(record):
+            await asyncio.sleep(_PAUSE)
+
+    async def _try_store(self, record: AuditRecord) -> bool:
+        """Returns ``True`` once it is stored; ``False`` while a copy of it may still be stored."""
+        replaced = self._revision
+        try:
+            ack = await publish(
+                self._link.client,
+                self._subject,
+                json.dumps(asdict(record)).encode(),
+                {"Nats-Expected-Last-Subject-Sequence": str(self._revision)},
+                retry=_PATIENT,
+            )
+        except PermanentPublishError as error:
+            if error.code not in _WRONG_REVISION:
+                raise
+            await self._load()
+            if self._record == record:  # an equal one is ours, and this is about its second copy
+                return True
+            if error.code == _IN_PROCESS and self._revision == replaced:
+                return False
+            raise Fenced("audit", 0) from error
+        self._revision, self._record = ack.seq, record
+        return True
+
+
+async def read_told(client: SecuredClient, names: Names) -> AsyncIterator[ToldFrame]:
+    """Yields which frames the stream has now, in order, without their rows."""
+    async for batch in read_behind(client, names.audit, "", 0, headers_only=True):
+        for _, frame in _told_in(batch):
+            yield frame
+
+
+def _told_in(batch: Deliveries) -> Iterator[tuple[int, ToldFrame]]:
+    """Yields what each message of a batch tells of, by its place."""
+    for row, seq in enumerate(batch.seqs):
+        headers = batch.parcel.headers(row) or {}
+        *_, vertex, partition = batch.parcel.subjects[row].decode().split(".")
+        yield row, ToldFrame(seq, vertex, int(partition), AuditStamp.read(headers[CHUNK]))
+
+
+def _choose(told: Sequence[ToldFrame], after: Numbers, ends: Numbers) -> list[ToldFrame]:
+    return choose(told, _by_partition(after), _by_partition(ends))
+
+
+def _by_partition(numbers: Numbers) -> dict[tuple[str, int], int]:
+    pairs = ((*whose.rpartition(".")[::2], number) for whose, number in numbers.items())
+    return {(vertex, int(partition)): number for vertex, partition, number in pairs}
+
+
+def _cut(chosen: list[ToldFrame], most: int) -> list[ToldFrame]:
+    """Returns the first frames, without chunks of which a part is behind them."""
+    open_chunks = {frame[1:3] + frame.stamp[:1] for frame in chosen[most:]}
+    kept = [f for f in chosen[:most] if f[1:3] + f.stamp[:1] not in open_chunks]
+    return kept or chosen
+
+
+def _ends_of(chosen: Sequence[ToldFrame]) -> Numbers:
+    ends: Numbers = {}
+    for frame in chosen:
+        whose = f"{frame.vertex}.{frame.partition}"
+        ends[whose] = max(ends.get(whose, 0), frame.stamp.number)
+    return ends

@@ -1,0 +1,168 @@
+"""Carrying out a settlement: its publications on JetStream, stage after stage, all confirmed.
+
+A chunk counts as done only when ``publish_all`` has returned. Until then its position is not
+written, and whoever takes the partition over publishes the same messages under the same ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from datetime import UTC, datetime
+
+from ebbflow.domain.errors import BufferFull
+from ebbflow.engine.frames import fingerprint
+from ebbflow.engine.publications import Publication, Stage
+from ebbflow.engine.settlement import Settlement
+from ebbflow.nats import bulk
+from ebbflow.nats.client import SecuredClient
+from ebbflow.nats.publish import (
+    BUFFER,
+    MSG_ID,
+    PublishRetry,
+    Tally,
+    check_size,
+    publish,
+    publish_when_room,
+)
+from ebbflow.nats.wire import Publishes
+from ebbflow.streams.names import Names
+
+IN_FLIGHT = 256
+# Stages with a message for each row of the chunk; in no order, and nothing of them is given up.
+_A_MESSAGE_EACH = frozenset({Stage.DEAD_LETTER, Stage.ANSWER})
+
+
+async def publish_all(
+    client: SecuredClient,
+    names: Names,
+    settlement: Settlement,
+    retry: PublishRetry = BUFFER,
+    tally: Tally | None = None,
+) -> list[Publication]:
+    """Publishes all of a settlement; returns the outputs that a full buffer did not take.
+
+    It returns when everything else is confirmed, and raises the first error that no wait mends.
+    """
+    gate = asyncio.Semaphore(IN_FLIGHT)
+    discarded: list[Publication] = []
+
+    async def publish_lane(publications: list[Publication]) -> None:
+        for publication in publications:
+            # The next one of a lane only when this one is confirmed: an ordered edge would get it
+            # in front of one that had to be sent again.
+            async with gate:
+                if not await _publish(client, names, publication, retry, tally):
+                    discarded.append(publication)
+
+    for stage in settlement.stages():
+        # A stage begins when the one before it is confirmed. The order of stages is what a crash in
+        # between may not turn around: see ``Stage``.
+        if len(stage) == 1:  # as a small chunk has it: without a task of its own
+            await publish_lane(stage)
+            continue
+        if stage[0].stage in _A_MESSAGE_EACH:
+            await _publish_in_bulk(client, names, stage, retry, tally)
+            continue
+        lanes = _split_lanes(stage)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for publications in lanes:
+                    group.create_task(publish_lane(publications))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+    return discarded
+
+
+async def _publish_in_bulk(
+    client: SecuredClient,
+    names: Names,
+    stage: list[Publication],
+    retry: PublishRetry,
+    tally: Tally | None,
+) -> None:
+    """Publishes messages many at a time; returns when all of them are confirmed."""
+    rows = _encode(client, names, stage)
+    while failures := await bulk.publish_all(client, rows, retry, tally):
+        for error in failures.values():
+            if not isinstance(error, BufferFull):
+                raise error
+        # The same messages again, with the same ids: each is stored once.
+        rows = rows.pick(sorted(failures))
+        await asyncio.sleep(retry.wait)
+
+
+def _encode(client: SecuredClient, names: Names, stage: list[Publication]) -> Publishes:
+    """Returns the messages for the wire; ``MessageTooLarge`` before any of them is sent."""
+    rows = Publishes.of(
+        (subject, headers | {MSG_ID: publication.msg_id}, publication.payload)
+        for publication in stage
+        for subject, headers in (address(names, publication),)
+    )
+    for headers, payload in zip(rows.headers, rows.payloads, strict=True):
+        check_size(client.max_payload, payload, headers)
+    return rows
+
+
+def _split_lanes(stage: list[Publication]) -> list[list[Publication]]:
+    """Splits what may be published side by side: all but the partitions of ordered edges."""
+    lanes: dict[object, list[Publication]] = defaultdict(list)
+    for number, publication in enumerate(stage):
+        ordered = (publication.target, publication.partition)
+        lanes[ordered if publication.ordered else number].append(publication)
+    return [*lanes.values()]
+
+
+async def _publish(
+    client: SecuredClient,
+    names: Names,
+    publication: Publication,
+    retry: PublishRetry,
+    tally: Tally | None,
+) -> bool:
+    """Returns ``True`` when it is stored; only what may be discarded can fail to be."""
+    subject, headers = address(names, publication)
+    send = publish if publication.discards else publish_when_room
+    try:
+        await send(
+            client,
+            subject,
+            publication.payload,
+            headers,
+            msg_id=publication.msg_id,
+            retry=retry,
+            tally=tally,
+        )
+    except BufferFull:
+        return False
+    return True
+
+
+def address(names: Names, publication: Publication) -> tuple[str, dict[str, str]]:
+    """Returns the subject a publication goes to, and its headers."""
+    vertex, partition = publication.target, publication.partition
+    if publication.stage is Stage.OUTPUT:
+        return names.buffer_subject(vertex, partition), publication.headers
+    if publication.stage is Stage.ANSWER:
+        return f"$KV.{publication.target}.{publication.key}", publication.headers
+    if publication.stage is Stage.DEAD_LETTER:
+        return names.dead_letter_subject(vertex), publication.headers
+    if publication.stage is Stage.TRAIL:
+        return names.trail_subject(vertex), publication.headers
+    if publication.stage is Stage.AUDIT:
+        return names.audit_subject(vertex, partition), publication.headers
+    due_subject = names.due_subject(vertex, partition)
+    if publication.due is None:
+        return due_subject, publication.headers
+    schedule = {
+        "Nats-Schedule": f"@at {format_time(publication.due)}",
+        "Nats-Schedule-Target": due_subject,
+    }
+    # The subject must be this publication's own: a second schedule on it would replace the first.
+    token = fingerprint([publication.msg_id])
+    return names.later_subject(vertex, partition, token), publication.headers | schedule
+
+
+def format_time(epoch_ms: int) -> str:
+    """Returns the time as the server's schedules want it."""
+    return datetime.fromtimestamp(epoch_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

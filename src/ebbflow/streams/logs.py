@@ -1,0 +1,131 @@
+"""The logs of a pipeline: what user code has printed and logged, with its vertex and the time.
+
+Tasks publish entries without waiting for a confirmation: a log that gets lost costs nobody a
+message. The stream keeps the newest of each vertex, for those who look later or elsewhere. The
+messages of ``log`` sinks are told in the same form, but are not kept: they are in the pipeline.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from ebbflow.domain.errors import EbbflowError
+from ebbflow.nats import api
+from ebbflow.nats.client import SecuredClient
+from ebbflow.nats.follow import Follower
+from ebbflow.nats.pull import Deliveries
+from ebbflow.nats.stored import read_page, take_snapshot
+from ebbflow.streams.names import Names
+from ebbflow.usercode.printing import Kind, Printed
+
+_FACTS = "Ebb-Log"
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """A text of one or more lines, and where and when it was printed or logged.
+
+    ``trace`` has the ids of the trace and the span of the message that user code worked on, if
+    that is traced.
+    """
+
+    at: datetime
+    vertex: str
+    partition: int
+    printed: Printed
+    trace: tuple[str, str] | None = None
+
+    def headers(self) -> dict[str, str]:
+        """Returns everything but the text, for the headers of a message."""
+        printed = self.printed
+        facts = [self.at.isoformat(), self.vertex, self.partition]
+        facts += [printed.kind, printed.level, printed.logger, *(self.trace or ())]
+        return {_FACTS: json.dumps(facts)}
+
+    @classmethod
+    def read(cls, headers: Mapping[str, str], payload: bytes) -> LogEntry:
+        """Returns the entry of a message."""
+        at, vertex, partition, kind, level, logger, *trace = json.loads(headers[_FACTS])
+        text = payload.decode("utf-8", "replace")
+        printed = Printed(text, cast("Kind", kind), level, logger)
+        ids = (trace[0], trace[1]) if trace else None
+        return cls(datetime.fromisoformat(at), vertex, partition, printed, ids)
+
+    def with_vertex(self) -> str:
+        """Returns the text with the vertex in front of each line, as a ``log`` sink writes it."""
+        return "\n".join(f"({self.vertex}) {line}" for line in self.printed.text.split("\n"))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the entry for JSON."""
+        printed = self.printed
+        return {
+            "time": self.at.astimezone(UTC).isoformat(timespec="milliseconds"),
+            "level": printed.level,
+            "vertex": self.vertex,
+            "partition": self.partition,
+            "event": printed.kind,
+            **({"logger": printed.logger} if printed.logger else {}),
+            **dict(zip(("trace_id", "span_id"), self.trace or (), strict=False)),
+            "message": printed.text,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class LogPage:
+    """Entries, oldest first, and the sequence in the stream behind which newer ones come."""
+
+    entries: tuple[LogEntry, ...]
+    last: int
+
+
+async def read_logs(client: SecuredClient, names: Names, vertex: str, most: int) -> LogPage:
+    """Returns the newest entries of a vertex, at most so many; none if it has printed nothing."""
+    subject = names.log_subject(vertex)
+    try:
+        there = await take_snapshot(client, names.logs)
+    except api.ApiError as error:
+        if error.code == api.NOT_FOUND:
+            return LogPage((), 0)
+        raise
+    entries: list[LogEntry] = []
+    start = there.first
+    while page := await read_page(client, names.logs, subject, start, there):
+        entries += [LogEntry.read(message.headers, message.payload) for message in page]
+        start = page[-1].seq + 1
+    return LogPage(tuple(entries[-most:]), there.last)
+
+
+class LogFollower:
+    """Hands on each entry of a vertex behind a sequence, as it comes. On the client's loop."""
+
+    def __init__(
+        self,
+        client: SecuredClient,
+        names: Names,
+        vertex: str,
+        after: int,
+        take: Callable[[LogEntry], None],
+        fail: Callable[[EbbflowError], None],
+    ) -> None:
+        self._take = take
+        subject = names.log_subject(vertex)
+        self._follower = Follower(
+            client, names.logs, subject, after, take=self._receive, fail=fail, waiting=lambda: 0
+        )
+
+    async def open(self) -> None:
+        """Begins to follow; ``ApiError`` when the server refuses."""
+        await self._follower.open()
+
+    async def close(self) -> None:
+        """Stops following."""
+        await self._follower.close()
+
+    def _receive(self, deliveries: Deliveries) -> None:
+        parcel = deliveries.parcel
+        for row in range(len(deliveries.seqs)):
+            self._take(LogEntry.read(parcel.headers(row) or {}, parcel.payload(row)))

@@ -1,0 +1,126 @@
+"""The marks of replays: what a replay of dead letters has sent to a partition, written down.
+
+A replay moves letters from one stream to another, and no server stores in one stream and deletes
+from another in one go. So the frames that go to a partition are stored together with a mark that
+names the letters in them: both or neither. The mark is in the redelivery stream, on a subject that
+no task reads or purges. It stays until the letters are deleted, however soon the task has read the
+frames, so whoever comes after a crash knows from it which letters were sent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
+
+from ebbflow.engine.publications import ROWS
+from ebbflow.nats import api
+from ebbflow.nats.client import SecuredClient
+from ebbflow.nats.stored import read_one
+from ebbflow.nats.together import EXPECTED, Addressed, publish_together
+from ebbflow.streams.names import Names
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ReplayTarget:
+    """A partition of a vertex that letters go back to."""
+
+    vertex: str
+    partition: int
+
+
+class PackedFrame(NamedTuple):
+    """A frame as it is stored, and how many messages it holds."""
+
+    rows: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayMark:
+    """The letters that one replay has sent to a partition in one go; none when it has just begun.
+
+    ``replay`` is a text that no other replay has.
+    """
+
+    replay: str
+    numbers: tuple[int, ...] = ()
+
+    def encode(self) -> bytes:
+        """Returns the mark as a message holds it."""
+        return json.dumps({"replay": self.replay, "numbers": [*_to_ranges(self.numbers)]}).encode()
+
+    @classmethod
+    def decode(cls, payload: bytes) -> ReplayMark:
+        """Returns the mark that a message holds."""
+        facts = json.loads(payload)
+        ranges = (range(first, last + 1) for first, last in facts["numbers"])
+        return cls(facts["replay"], tuple(number for numbers in ranges for number in numbers))
+
+
+def _to_ranges(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    runs = groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
+    for _, run in runs:
+        members = [number for _, number in run]
+        yield members[0], members[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMark:
+    """A mark and its sequence in the redelivery stream, which no other mark ever has."""
+
+    seq: int
+    mark: ReplayMark
+
+
+class ReplayMarks:
+    """The marks of a pipeline, on the server, as the leaders of the streams know them."""
+
+    def __init__(self, client: SecuredClient, names: Names) -> None:
+        self._client = client
+        self._names = names
+
+    async def read_last(self, target: ReplayTarget) -> StoredMark | None:
+        """Returns the mark that was written last."""
+        stream, subject = self._address(target)
+        message = await read_one(self._client, stream, last_by_subj=subject)
+        if message is None:
+            return None
+        return StoredMark(message.seq, ReplayMark.decode(message.payload))
+
+    async def store(
+        self, target: ReplayTarget, frames: Iterable[PackedFrame], mark: ReplayMark, expected: int
+    ) -> int | None:
+        """Stores frames and their mark, if the last mark is the expected one; 0 is for none.
+
+        Returns the sequence of the mark; ``None`` if nothing was stored, or nobody can tell.
+        """
+        _, subject = self._address(target)
+        due = self._names.due_subject(target.vertex, target.partition)
+        # The mark is the last one: its sequence is what the server confirms.
+        messages: list[Addressed] = [
+            (due, {ROWS: str(frame.rows)}, frame.payload) for frame in frames
+        ]
+        messages.append((subject, {EXPECTED: str(expected)}, mark.encode()))
+        return await publish_together(self._client, messages)
+
+    async def forget(self, target: ReplayTarget, up_to: int) -> None:
+        """Deletes marks, once the letters in them are deleted."""
+        stream, subject = self._address(target)
+        await api.purge(self._client, stream, subject, up_to)
+
+    async def prepare(self, target: ReplayTarget) -> None:
+        """Brings a stream that an earlier version has made to where it can hold marks."""
+        stream, subject = self._address(target)
+        config = (await api.call(self._client, f"STREAM.INFO.{stream}"))["config"]
+        if subject in config["subjects"] and config.get("allow_atomic"):
+            return
+        subjects = [*config["subjects"], *({subject} - {*config["subjects"]})]
+        changed = config | {"subjects": subjects, "allow_atomic": True}
+        await api.call(self._client, f"STREAM.UPDATE.{stream}", changed)
+
+    def _address(self, target: ReplayTarget) -> tuple[str, str]:
+        place = target.vertex, target.partition
+        return self._names.redelivery(*place), self._names.replayed_subject(*place)

@@ -1,0 +1,445 @@
+"""Calls user code: its functions and classes, in each mode.
+
+A map or transformer takes a ``Datum`` and returns or yields messages. A sink takes a list of data
+and returns responses. Each may be a plain function, an ``async`` one, or a class: a class is made
+once per worker, ``open()`` is called before its first message, the instance is called like the
+function, and ``close()`` is called when the worker gives up the vertex.
+
+Whatever user code raises is the affair of the messages it was working on, or of a system that is
+away (``engine.blame``); it never stops a vertex. After an outage a class is made and opened anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from typing import Any, Protocol, runtime_checkable
+
+import pyarrow.compute as pc
+
+from ebbflow.domain.message import Datum, Message, Nack
+from ebbflow.engine.blame import ENOUGH, Blame, Trial
+from ebbflow.engine.checks import NOT_MESSAGES
+from ebbflow.engine.frames import Rows
+from ebbflow.engine.trace_context import SCOPES, Scope
+from ebbflow.engine.verdict import Verdict
+from ebbflow.usercode.columns import record_columns, select_columns
+from ebbflow.usercode.contract import order_results, record_answers, record_rows
+from ebbflow.usercode.running_call import RUNNING, beating, in_time
+from ebbflow.usercode.streaming import Stream
+from ebbflow.usercode.targets import is_class
+from ebbflow.usercode.variables import Variables, in_environment
+
+# SystemExit too: a handler that calls sys.exit() has failed on its message, nothing more. So has
+# one that waits for a task of its own that was cancelled; nobody else cancels anything here.
+USER_ERRORS = (Exception, SystemExit, asyncio.CancelledError)
+
+# What most maps return; anything else may have to be waited for.
+_AT_HAND = frozenset({Message, list, type(None), bytes})
+
+# In place of a result: the message was not given to user code, whose system is away.
+_UNTRIED = object()
+
+
+@runtime_checkable
+class Openable(Protocol):
+    """User code that prepares something per worker. While this raises, the vertex waits."""
+
+    def open(self) -> Any:
+        """Called once on the worker before the first message."""
+
+
+@runtime_checkable
+class Closable(Protocol):
+    """User code that has something to give back."""
+
+    def close(self) -> Any:
+        """Called on the worker when it gives up the vertex. Not called when it is killed."""
+
+
+class Interpreter(ABC):
+    """User code that is written for another API, in the shape of Ebbflow's.
+
+    It is called like any handler, with what ``data`` makes of the rows, and answers like any. A
+    map that is called message by message may answer with bytes for a message that is just a value.
+    """
+
+    @abstractmethod
+    def data(self, rows: Rows) -> list[Any]:
+        """Returns every row as this user code sees it."""
+
+
+class Handler:
+    """A user function made ready on a worker: instantiated, opened, and callable.
+
+    ``blame`` knows what its calls have shown about the system behind it. ``instance`` is the user's
+    object; for a plain function it is the function. ``variables`` of the environment hold while it
+    is made, opened and closed; whoever calls it sets them for the calls.
+    """
+
+    def __init__(self, target: Any, blame: Blame | None = None, variables: Variables = ()) -> None:
+        self.blame = blame or Blame()
+        self.variables = variables
+        self._target = target
+        with in_environment(variables):
+            self._make()
+
+    def _make(self) -> None:
+        instance: Any = self._target() if is_class(self._target) else self._target
+        self.instance = instance
+        self.call: Callable[..., Any] = instance
+        self.interprets = isinstance(instance, Interpreter)
+        self.data: Callable[[Rows], list[Any]] = instance.data if self.interprets else Rows.data
+        entry = instance if inspect.isroutine(instance) else type(instance).__call__
+        self.is_async = inspect.iscoroutinefunction(entry) or inspect.isasyncgenfunction(entry)
+        self._runner: asyncio.Runner | None = None
+        if isinstance(self.call, Openable):
+            self.finish(self.call.open())
+
+    def renew(self) -> None:
+        """Closes user code and opens it anew, as after an outage; raises what opening it raises."""
+        with contextlib.suppress(*USER_ERRORS):
+            self.close()
+        with in_environment(self.variables):
+            self._make()
+
+    def finish(self, result: Any) -> Any:
+        """Returns the result of a call, waiting for ``async`` code behind a plain function."""
+        if inspect.isasyncgen(result):
+            return self.wait_for(_gather(result))
+        return self.wait_for(result) if inspect.isawaitable(result) else result
+
+    def wait_for(self, awaitable: Awaitable[Any]) -> Any:
+        """Runs something of the user's ``async`` code to its end and returns its result."""
+
+        async def run() -> Any:
+            if not RUNNING.active:
+                return await awaitable
+            with beating():
+                return await in_time(awaitable, RUNNING.limit)
+
+        self._runner = self._runner or asyncio.Runner()
+        return self._runner.run(run())
+
+    def iterate(self, result: Any) -> Iterator[Any]:
+        """Yields what a call yields, one by one as it comes."""
+        if inspect.isasyncgen(result):
+            while True:
+                try:
+                    yield self.wait_for(anext(result))
+                except StopAsyncIteration:
+                    return
+        else:
+            result = self.finish(result)
+            yield from () if result is None else _as_iterable(result)
+
+    def close(self) -> None:
+        """Has user code give back what it holds; the handler is not called again."""
+        with in_environment(self.variables):
+            if isinstance(self.call, Closable):
+                self.finish(self.call.close())
+        if self._runner is not None:
+            self._runner.close()
+
+
+def _as_iterable(result: Any) -> Iterable[Any]:
+    single = isinstance(result, (Message, *NOT_MESSAGES)) or not isinstance(result, Iterable)
+    return (result,) if single else result
+
+
+async def _gather(results: AsyncIterator[Any]) -> list[Any]:
+    return [result async for result in results]
+
+
+def run_map(handler: Handler, verdict: Verdict, concurrency: int) -> None:
+    """Gives every row to the map, one by one or, if it is ``async``, ``concurrency`` at a time."""
+    ordered = verdict.rules.ordered
+    if handler.is_async and not ordered:
+        handler.wait_for(map_side_by_side(handler, verdict, concurrency))
+        return
+    trial, scopes = Trial(verdict, handler.blame), SCOPES.of(verdict.rows)
+    call = _in_scopes(handler, scopes) if scopes else handler.call
+    record = verdict.record_interpreted if handler.interprets else verdict.record
+    with RUNNING as running:
+        for index, datum in enumerate(handler.data(verdict.rows)):
+            running.row = index
+            try:
+                result = call(datum)
+                record(index, result if type(result) in _AT_HAND else handler.finish(result))
+            except USER_ERRORS as error:
+                trial.failed(index, index + 1, error)
+                if trial.stops and not ordered:
+                    trial.leave(index + 1)
+                    return
+            if ordered and verdict.holds_up(index, index + 1):
+                verdict.decisions.stop_at(index + 1)
+                return
+    trial.finish()
+
+
+def _in_scopes(handler: Handler, scopes: Mapping[int, Scope]) -> Callable[[Any], Any]:
+    """Returns the handler's call, with the trace of the running row as the current one."""
+
+    def call(datum: Any) -> Any:
+        if (scope := scopes.get(RUNNING.row)) is None:
+            return handler.call(datum)
+        with scope():
+            result = handler.finish(handler.call(datum))
+            return list(result) if inspect.isgenerator(result) else result
+
+    return call
+
+
+async def map_side_by_side(handler: Handler, verdict: Verdict, concurrency: int) -> None:
+    """Gives every row to an ``async`` map, ``concurrency`` of them at a time."""
+    trial, call = Trial(verdict, handler.blame), handler.call
+    gate, scopes = asyncio.Semaphore(concurrency), SCOPES.of(verdict.rows)
+    away = 0
+
+    async def call_with(index: int, datum: Datum) -> Any:
+        nonlocal away
+        async with gate:
+            if away >= trial.calls_in_a_row:
+                return _UNTRIED
+            try:
+                with scopes.get(index, contextlib.nullcontext)():
+                    result = call(datum)
+                    result = _gather(result) if inspect.isasyncgen(result) else result
+                    result = await in_time(result, RUNNING.limit)
+                away = 0
+                return result
+            except USER_ERRORS as error:
+                away = away + 1 if trial.means_away(error) else 0
+                return error
+
+    with RUNNING, beating():
+        data = enumerate(handler.data(verdict.rows))
+        results = await asyncio.gather(*(call_with(index, datum) for index, datum in data))
+    untried = [index for index, result in enumerate(results) if result is _UNTRIED]
+    trial.postpone(untried)
+    trial.failed_beside(list(_record_results(verdict, 0, results)), len(results), bool(untried))
+
+
+def _record_results(
+    verdict: Verdict, start: int, results: Iterable[Any]
+) -> Iterator[tuple[int, BaseException]]:
+    """Records the results for rows; yields the rows that failed, each with the error."""
+    for index, result in enumerate(results, start):
+        if result is _UNTRIED:
+            continue
+        if isinstance(result, USER_ERRORS):
+            yield index, result
+            continue
+        try:
+            verdict.record(index, result)
+        except USER_ERRORS as error:
+            yield index, error
+
+
+def run_sink(handler: Handler, verdict: Verdict, batch_size: int) -> None:
+    """Gives the rows to the sink in batches and records its responses.
+
+    The list is the user's own, to sort or to empty; here and in batch maps.
+    """
+    data = handler.data(verdict.rows)
+
+    def give(start: int, end: int) -> list[tuple[int, BaseException]]:
+        batch = data[start:end]
+        answers = handler.finish(handler.call(list(batch)))
+        return record_answers(verdict, start, batch, answers)
+
+    _in_batches(handler, verdict, batch_size, give)
+
+
+def run_columnar_sink(handler: Handler, verdict: Verdict, batch_size: int, pandas: bool) -> None:
+    """Gives the rows to the sink as record batches, or as data frames, and records its answers."""
+    _give_columns(handler, verdict, batch_size, pandas, record_rows)
+
+
+def run_batch_map(handler: Handler, verdict: Verdict, batch_size: int) -> None:
+    """Gives the rows to the map in batches and records what it made of each, by id."""
+    data = handler.data(verdict.rows)
+
+    def give(start: int, end: int) -> list[tuple[int, BaseException]]:
+        batch = data[start:end]
+        results = order_results(
+            verdict.rules.vertex, batch, handler.finish(handler.call(list(batch)))
+        )
+        return list(_record_results(verdict, start, results))
+
+    _in_batches(handler, verdict, batch_size, give)
+
+
+def run_columnar(handler: Handler, verdict: Verdict, batch_size: int, pandas: bool) -> None:
+    """Gives the rows to the map as record batches, or as data frames, and records its columns."""
+    _give_columns(handler, verdict, batch_size, pandas, record_columns)
+
+
+def _give_columns(
+    handler: Handler, verdict: Verdict, batch_size: int, pandas: bool, record: RecordColumns
+) -> None:
+    rows = select_columns(verdict.rows)
+
+    def give(start: int, end: int) -> Failed:
+        part = rows.slice(start, end - start)
+        answer = handler.finish(handler.call(part.to_pandas() if pandas else part))
+        return record(verdict, start, end - start, answer)
+
+    _in_batches(handler, verdict, batch_size, give)
+
+
+def run_stream(handler: Handler, verdict: Verdict) -> None:
+    """Gives the rows to the map one by one and forwards what it yields while it goes on.
+
+    Outputs that have been forwarded stay forwarded when the input is nacked afterwards.
+    """
+    trial, stream = Trial(verdict, handler.blame), Stream(verdict)
+    scopes = SCOPES.of(verdict.rows)
+    for index, datum in enumerate(handler.data(verdict.rows)):
+        try:
+            with scopes.get(index, contextlib.nullcontext)():
+                for number, message in enumerate(_call_stepwise(handler, datum)):
+                    stream.record(index, number, message)
+            stream.end(index)
+        except USER_ERRORS as error:
+            stream.withdraw(index)
+            trial.failed(index, index + 1, error)
+        else:
+            # Before the rest is looked at: what has passed shows that an outage is over.
+            trial.failed_beside((), index + 1)
+        if _leave_rest(verdict, trial, index, index + 1):
+            return
+    trial.finish()
+
+
+Failed = Sequence[tuple[int, BaseException | None]]
+"""Rows that failed by themselves, each with its error; ``None`` for one that was not tried."""
+
+RecordColumns = Callable[[Verdict, int, int, Any], Failed]
+"""Records the answer for so many rows from one on; returns those that failed by themselves."""
+
+Give = Callable[[int, int], Failed]
+"""Has user code decide about the rows of a batch; returns those that failed by themselves."""
+
+
+def _call_stepwise(handler: Handler, datum: Datum) -> Iterator[Any]:
+    """Yields what a stream map yields; the time until the next one is that of a call."""
+    end = object()
+    with RUNNING:
+        results = iter(handler.iterate(handler.call(datum)))
+        message = next(results, end)
+    while message is not end:
+        yield message
+        with RUNNING:
+            message = next(results, end)
+
+
+def _in_batches(handler: Handler, verdict: Verdict, size: int, give: Give) -> None:
+    """Has user code decide about batch after batch; whatever it raises is its batch's."""
+
+    def call(start: int, end: int) -> Failed:
+        with RUNNING:
+            return give(start, end)
+
+    trial = Trial(verdict, handler.blame)
+    for start, end in _cut_calls(verdict, size):
+        _try_batch(trial, start, end, call)
+        if _leave_rest(verdict, trial, start, end):
+            return
+    trial.finish()
+
+
+def _try_batch(trial: Trial, start: int, end: int, give: Give) -> None:
+    try:
+        _note_failures(trial, give(start, end), end)
+    except USER_ERRORS as error:
+        if end - start < ENOUGH or isinstance(error, Nack) or trial.means_away(error):
+            trial.failed(start, end, error)
+        else:
+            _try_alone(trial, start, end, give, error)
+
+
+def _note_failures(trial: Trial, failures: Failed, end: int) -> None:
+    """Decides about the rows up to ``end`` that failed, and leaves those that were not tried."""
+    trial.postpone([index for index, error in failures if error is None])
+    trial.failed_beside([(index, error) for index, error in failures if error is not None], end)
+
+
+def _try_alone(trial: Trial, start: int, end: int, give: Give, error: BaseException) -> None:
+    """Finds out whether a batch failed because of one message, or would with any.
+
+    The first that passes shows that it is the messages'; the rest goes alone later on.
+    """
+    for index in range(start, min(start + trial.enough, end)):
+        try:
+            failures = give(index, index + 1)
+        except USER_ERRORS as raised:
+            trial.failed(index, index + 1, raised)
+        else:
+            _note_failures(trial, failures, index + 1)
+            break
+    if trial.stops:
+        trial.leave(index + 1, end)
+    elif index + 1 < end:
+        trial.failed(index + 1, end, error, beside=True)
+
+
+def _leave_rest(verdict: Verdict, trial: Trial, start: int, end: int) -> bool:
+    """Leaves the rows from ``end`` on if they are held up or would fail, too; returns whether."""
+    if verdict.holds_up(start, end):
+        verdict.decisions.stop_at(end)
+        return True
+    if trial.stops:
+        trial.leave(end)
+        return True
+    return False
+
+
+def _cut_calls(verdict: Verdict, size: int) -> Iterable[tuple[int, int]]:
+    """Yields the rows of each call; as a rule none has failed before, and none is looked at."""
+    rows, ordered = verdict.rows, verdict.rules.ordered
+    if not ordered and not pc.max(rows.batch.column("failures")).as_py():
+        return _full_ranges(len(rows), size)
+    return call_ranges(rows.column("failures"), size, rows.column("keys") if ordered else None)
+
+
+def _full_ranges(count: int, size: int) -> Iterable[tuple[int, int]]:
+    return ((at, min(at + size, count)) for at in range(0, count, size))
+
+
+def call_ranges(
+    failures: Sequence[int], size: int, keys: Sequence[Sequence[str]] | None = None
+) -> Iterable[tuple[int, int]]:
+    """Yields the rows of each call: at most ``size``, and those that failed before go alone.
+
+    Alone, so that a bad message that failed its batch once cannot take its neighbours along to
+    the dead letters: they pass on their second delivery. Where order counts, ``keys`` are given
+    and no two rows with the same keys are in one call: the second must not be done before the
+    first.
+    """
+    start = 0
+    if keys is None and not any(failures):
+        yield from _full_ranges(len(failures), size)
+        return
+    while start < len(failures):
+        end = start + 1
+        seen = {tuple(keys[start])} if keys else None
+        while not failures[start] and end < len(failures) and end - start < size:
+            if failures[end] or (keys and seen is not None and tuple(keys[end]) in seen):
+                break
+            if keys and seen is not None:
+                seen.add(tuple(keys[end]))
+            end += 1
+        yield start, end
+        start = end

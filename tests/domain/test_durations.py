@@ -1,0 +1,138 @@
+import re
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebbflow import NackOptions
+from ebbflow.domain.durations import DEFAULT_ON_ERROR, Backoff, milliseconds
+
+
+def exactly(text: str) -> str:
+    return f"^{re.escape(text)}$"
+
+
+EXAMPLE = "is not a duration; write for example 700ms, 5s or 1m30s"
+
+
+@pytest.mark.parametrize(
+    ("duration", "expected"),
+    [
+        (0, 0),
+        (1500, 1500),
+        (0.2, 1),
+        (1e-9, 1),
+        (timedelta(), 0),
+        (timedelta(seconds=5), 5000),
+        (timedelta(milliseconds=70), 70),
+        (timedelta(microseconds=1), 1),
+        (timedelta(milliseconds=1, microseconds=1), 2),
+        ("0s", 0),
+        ("700ms", 700),
+        ("5s", 5000),
+        ("1m30s", 90_000),
+        ("1h1m1s1ms", 3_661_001),
+        ("1.5s", 1500),
+        (".5s", 500),
+        ("0.07s", 70),
+        ("0.57s", 570),
+        ("1.1s", 1100),
+        ("1ns", 1),
+        ("1us", 1),
+        ("1µs", 1),
+        ("1000us", 1),
+        ("1000001ns", 2),
+        (" 5s\n", 5000),
+    ],
+    ids=repr,
+)
+def test_a_duration_is_whole_milliseconds_rounded_up(duration, expected):
+    assert milliseconds(duration) == expected
+    assert NackOptions(delay=duration).delay == expected
+
+
+@pytest.mark.parametrize(
+    ("duration", "message"),
+    [
+        ("", f"'' {EXAMPLE}"),
+        ("5", f"'5' {EXAMPLE}"),
+        ("-5s", f"'-5s' {EXAMPLE}"),
+        ("5 s", f"'5 s' {EXAMPLE}"),
+        ("5s later", f"'5s later' {EXAMPLE}"),
+        ("1d", f"'1d' {EXAMPLE}"),
+        ("s", f"'s' {EXAMPLE}"),
+        (-1, "-1 is not a duration from 0 up"),
+        (-0.5, "-0.5 is not a duration from 0 up"),
+        (timedelta(milliseconds=-1), f"{timedelta(milliseconds=-1)!r} is not a duration from 0 up"),
+        (float("nan"), "nan is not a duration from 0 up"),
+        (float("inf"), "inf is not a duration from 0 up"),
+        (2**53, "9007199254740992 is not a duration from 0 up"),
+        (10**400, f"{10**400} is not a duration from 0 up"),
+        (True, "True is not a duration"),
+        ([5], "[5] is not a duration"),
+        (b"5s", "b'5s' is not a duration"),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_what_is_no_duration_is_refused(duration, message):
+    with pytest.raises(ValueError, match=exactly(message)):
+        milliseconds(duration)
+
+
+@given(st.integers(0, 10**12))
+def test_the_same_duration_is_the_same_number_however_it_is_written(ms):
+    assert (
+        milliseconds(ms)
+        == milliseconds(f"{ms}ms")
+        == milliseconds(timedelta(milliseconds=ms))
+        == ms
+    )
+    assert milliseconds(f"{ms // 1000}.{ms % 1000:03d}s") == ms
+
+
+@given(st.timedeltas(timedelta(), timedelta(days=9999)))
+def test_a_wait_is_never_shorter_and_less_than_a_millisecond_longer(duration):
+    late = timedelta(milliseconds=milliseconds(duration)) - duration
+    assert timedelta() <= late < timedelta(milliseconds=1)
+
+
+def test_exceptions_wait_one_second_doubling_to_a_minute():
+    waits = [DEFAULT_ON_ERROR.wait(retry) for retry in range(1, 9)]
+    assert waits == [1000, 2000, 4000, 8000, 16_000, 32_000, 60_000, 60_000]
+    assert DEFAULT_ON_ERROR.steps == 5
+
+
+backoffs = st.builds(
+    Backoff,
+    interval=st.integers(0, 10**6),
+    steps=st.integers(0, 10),
+    factor=st.floats(1, 1e9),
+    cap=st.integers(0, 2**32 - 1),
+    jitter=st.floats(0, 1),
+)
+
+
+@given(backoffs, st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))
+def test_a_wait_stays_within_its_cap_and_jitter(backoff, retry, chance):
+    wait = backoff.wait(retry, chance)
+    assert isinstance(wait, int)
+    assert 0 <= wait <= backoff.cap
+    if retry == 1:
+        assert wait >= min(int(backoff.interval * (1 - backoff.jitter)), backoff.cap)
+        assert wait <= backoff.interval * (1 + backoff.jitter)
+
+
+@given(backoffs, st.integers(1, 500))
+def test_without_chance_waits_never_shrink(backoff, retry):
+    assert backoff.wait(retry) <= backoff.wait(retry + 1)
+
+
+@pytest.mark.parametrize(("chance", "expected"), [(0.0, 500), (0.5, 1000), (0.75, 1250)])
+def test_jitter_spreads_evenly_around_the_wait(chance, expected):
+    assert Backoff(1000, 1, jitter=0.5).wait(1, chance) == expected
+
+
+def test_a_back_off_without_a_number_of_steps_has_no_end():
+    forever = Backoff(interval=500, factor=2.0, cap=30_000)
+    assert [forever.seconds(retry) for retry in (1, 2, 3, 10_000)] == [0.5, 1.0, 2.0, 30.0]

@@ -1,0 +1,116 @@
+"""Stamps of frames: what they say, and what is known after reading them."""
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebbflow.domain.durations import Backoff
+from ebbflow.engine import frames
+from ebbflow.engine.checks import Rules
+from ebbflow.engine.copies import (
+    MOST,
+    NOTHING,
+    LastChunk,
+    Stamp,
+    dump_known,
+    is_copy,
+    load_known,
+    with_frame,
+)
+from ebbflow.engine.frames import Rows
+from ebbflow.engine.position import Mark, Position, Span, chunk_key
+from ebbflow.engine.publications import FROM, Chunk, Place
+from ebbflow.engine.routing import Edge
+from ebbflow.engine.settlement import settle
+from ebbflow.engine.verdict import Verdict
+
+marks = st.builds(Mark, st.integers(0, 10**12), st.integers(0, 5))
+spans = st.builds(Span, marks, marks)
+vertices = st.from_regex(r"[a-z]([-a-z0-9]{0,8}[a-z0-9])?", fullmatch=True)
+stamps = st.builds(
+    Stamp,
+    st.sampled_from(["in.0", "in.1"]),
+    st.sampled_from(["aa", "bb"]),
+    st.tuples(*[st.integers(0, 2)] * 4),
+    st.text("01", min_size=16, max_size=16),
+)
+
+
+@given(vertices, st.integers(0, 99), spans, spans, vertices)
+def test_every_output_is_stamped_with_its_writer_and_the_place_where_its_chunk_begins(
+    vertex, partition, start, end, target
+):
+    rows = Rows(frames.batch_of({"id": ["m0", "m1"], "value": [b"", b""]}, 2))
+    verdict = Verdict(rows, Rules(vertex, Backoff(interval=1_000, steps=2), 10**6))
+    verdict.forward_inputs()
+    place = Place(vertex, partition, [Edge(target, 3)], 10**6)
+    chunk = Chunk(chunk_key("5f2c", vertex, partition, start, end), rows)
+    (output,) = settle(chunk, verdict, place, datetime.now(UTC)).publications
+    stamp = Stamp.of(output.headers[FROM], output.msg_id)
+    assert stamp is not None
+    assert (stamp.writer, stamp.lineage) == (f"{vertex}.{partition}", "5f2c")
+    inlet, redelivery = start.inlet, start.redelivery
+    assert stamp.begins == (inlet.seq, inlet.row, redelivery.seq, redelivery.row)
+    assert output.msg_id.rpartition(":")[2].startswith(stamp.rows)
+
+
+@pytest.mark.parametrize(
+    ("writer", "msg_id"),
+    [
+        (None, "5f2c:in:0:1-2:0-0:v:abcd"),
+        ("in.0", None),
+        ("in.0", "5f2c:in:1:1-2:0-0:v:abcd"),
+        ("in.0", "order 17"),
+        ("in.0", "query:3:0:17:abcd"),
+    ],
+    ids=["nobody", "no id", "another", "a client's", "a query's"],
+)
+def test_what_no_task_has_written_has_no_stamp(writer, msg_id):
+    assert Stamp.of(writer, msg_id) is None
+
+
+@given(st.lists(stamps, max_size=30))
+def test_a_frame_that_was_read_is_a_copy_until_its_writer_is_started_over(read):
+    known = NOTHING
+    for stamp in read:
+        if not is_copy(known, stamp):
+            known = with_frame(known, stamp)
+        assert is_copy(known, stamp)
+
+
+@given(st.lists(stamps, max_size=30), stamps)
+def test_what_is_known_is_kept_with_the_position(read, other):
+    known = NOTHING
+    for stamp in read:
+        known = with_frame(known, stamp)
+    assert load_known(json.loads(json.dumps(dump_known(known)))) == known
+    stored = Position("x").settled(Span(Mark(9), known=known), Position("x").counts).to_json()
+    assert Position.from_json(stored).done.known == known
+
+
+def test_a_position_of_an_earlier_version_knows_nothing():
+    stored = json.loads(Position("x").to_json())
+    del stored["known"]
+    assert Position.from_json(json.dumps(stored).encode()).done.known == NOTHING
+
+
+def test_of_a_chunk_with_many_frames_the_last_ones_are_known():
+    known = NOTHING
+    for number in range(MOST + 10):
+        known = with_frame(known, Stamp("in.0", "aa", (1, 0, 0, 0), f"{number:016x}"))
+    assert len(known["in.0"].rows) == MOST
+    assert known["in.0"].rows[-1] == f"{MOST + 9:016x}"
+    assert len(json.dumps(dump_known(known))) < 20 * MOST
+
+
+def test_a_frame_of_an_earlier_chunk_was_late():
+    known = {"in.0": LastChunk("aa", (5, 0, 3, 0), ("0" * 16,))}
+    late, same, next_one = ((5, 0, 2, 9), (5, 0, 3, 0), (5, 1, 3, 0))
+    assert is_copy(known, Stamp("in.0", "aa", late, "1" * 16))
+    assert not is_copy(known, Stamp("in.0", "aa", same, "1" * 16))
+    assert not is_copy(known, Stamp("in.0", "aa", next_one, "0" * 16))
+    assert not is_copy(known, Stamp("in.0", "bb", late, "0" * 16)), "it was started over"
+    assert not is_copy(known, Stamp("in.1", "aa", late, "0" * 16)), "another writer"

@@ -1,0 +1,135 @@
+"""Which errors say that a system is away, and which are the message's own affair."""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import socket
+import sqlite3
+import urllib.error
+from email.message import Message as Headers
+
+import aiohttp
+import nats.errors
+import pytest
+
+from ebbflow import Unavailable
+from ebbflow.domain.errors import NoStreamResponse
+from ebbflow.engine.blame import Outage
+from ebbflow.engine.system_errors import LISTED, SystemErrors, named
+
+
+def http_error(status: int) -> urllib.error.HTTPError:
+    return urllib.error.HTTPError("http://host/", status, "no", Headers(), None)
+
+
+def raised_from(cause: BaseException) -> BaseException:
+    try:
+        raise RuntimeError("cannot write") from cause
+    except RuntimeError as error:
+        return error
+
+
+class Wrapped(Exception):
+    """As SQLAlchemy has them: the names of PEP 249 with a tree of its own."""
+
+
+class DatabaseError(Wrapped):
+    pass
+
+
+class OperationalError(DatabaseError):
+    pass
+
+
+class Down(Exception):
+    pass
+
+
+class Response:
+    def __init__(self, status: int) -> None:
+        self.status_code = status
+
+
+class StatusError(Exception):
+    """As requests and httpx have them."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.response = Response(status)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Unavailable("the database"),
+        ConnectionRefusedError(),
+        BrokenPipeError(),
+        TimeoutError(),
+        socket.gaierror(-2, "Name or service not known"),
+        OSError(errno.EHOSTUNREACH, "No route to host"),
+        http.client.RemoteDisconnected(),
+        urllib.error.URLError(ConnectionRefusedError()),
+        http_error(503),
+        StatusError(502),
+        sqlite3.OperationalError("database is locked"),
+        sqlite3.InterfaceError(),
+        OperationalError(),
+        aiohttp.ServerDisconnectedError(),
+        nats.errors.NoServersError(),
+        NoStreamResponse("s", 1, 1.0),
+        raised_from(ConnectionResetError()),
+        ExceptionGroup("all", [TimeoutError(), ConnectionError()]),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_system_is_away(error):
+    assert LISTED.means_away(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("no number"),
+        FileNotFoundError("a.csv"),
+        PermissionError("a.csv"),
+        OSError(errno.ENOSPC, "No space left on device"),
+        http_error(404),
+        http_error(500),
+        StatusError(422),
+        sqlite3.IntegrityError("UNIQUE constraint failed"),
+        sqlite3.DataError(),
+        KeyError("OperationalError"),
+        type("OperationalError", (Exception,), {})(),
+        raised_from(ValueError()),
+        ExceptionGroup("some", [TimeoutError(), ValueError()]),
+        Down(),
+    ],
+    ids=lambda error: f"{type(error).__name__}-{error}",
+)
+def test_a_message_is_bad(error):
+    assert not LISTED.means_away(error)
+
+
+def test_an_error_that_was_only_being_handled_is_not_a_cause():
+    def convert():
+        try:
+            raise ConnectionError
+        except ConnectionError:
+            raise ValueError("bad") from None
+
+    with pytest.raises(ValueError, match="bad") as raised:
+        convert()
+    assert not LISTED.means_away(raised.value)
+
+
+def test_the_list_can_be_extended_by_classes_and_by_names():
+    assert SystemErrors(named([Down])).means_away(Down())
+    assert SystemErrors(named([f"{__name__}:Down"])).means_away(Down())
+    assert SystemErrors(named(["tests:Down"])).means_away(Down()), "of a module inside that one"
+    assert not SystemErrors(named(["elsewhere:Down"])).means_away(Down())
+
+
+def test_an_outage_has_the_name_that_user_code_gave_and_the_wait_it_asked_for():
+    assert Outage.of(Unavailable("the database", "2s")) == Outage("the database", True, True, 2_000)
+    assert Outage.of(TimeoutError("slow")) == Outage("TimeoutError: slow", True, False, None)

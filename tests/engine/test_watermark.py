@@ -1,0 +1,125 @@
+"""The watermark never goes back, is never ahead of a feeder, and is not known too early."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebbflow import Datum, Message
+from ebbflow.engine.watermark import Watermark
+from ebbflow.usercode.calling import Handler, run_map
+from tests.engine.sample_rows import some, verdict_on
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+T = [START + timedelta(seconds=n) for n in range(10)]
+
+moments = st.integers(0, 50).map(lambda n: START + timedelta(seconds=n))
+frames = st.lists(
+    st.tuples(st.sampled_from(["a.0", "a.1", "b.0", "other", None]), st.none() | moments),
+    max_size=5,
+)
+FEEDERS = ("a.0", "a.1", "b.0")
+
+
+@pytest.mark.guarantee("the-watermark-only-rises")
+@given(st.none() | moments, st.lists(frames, max_size=12))
+def test_it_only_rises_and_is_never_ahead_of_what_any_feeder_has_told(start, chunks):
+    watermark = Watermark(FEEDERS, start)
+    told: dict[str, datetime] = {}
+    before = start
+    for chunk in chunks:
+        watermark.hear(chunk)
+        first: dict[str, datetime] = {}
+        for feeder, time in chunk:
+            if feeder in FEEDERS and time is not None:
+                first.setdefault(feeder, time)
+        told |= {f: max(time, told.get(f, time)) for f, time in first.items()}
+        now = watermark.current
+        assert before is None or now >= before
+        if now != before:
+            assert told.keys() == set(FEEDERS)
+            assert now <= min(told.values())
+        before = now
+
+
+def test_it_is_not_known_before_every_feeder_has_been_heard_of():
+    watermark = Watermark(FEEDERS, None)
+    watermark.hear([("a.0", T[5]), ("a.1", T[3])])
+    assert watermark.current is None
+    watermark.hear([("b.0", None), ("other", T[1]), (None, T[1])])
+    assert watermark.current is None
+    watermark.hear([("b.0", T[7])])
+    assert watermark.current == T[3], "the lowest"
+
+
+def test_it_follows_the_slowest_feeder():
+    watermark = Watermark(("a", "b"), None)
+    for a, b, expected in [(1, 2, 1), (5, 3, 3), (6, 3, 3), (7, 9, 7)]:
+        watermark.hear([("a", T[a]), ("b", T[b])])
+        assert watermark.current == T[expected]
+
+
+def test_of_several_frames_of_a_feeder_the_first_counts():
+    watermark = Watermark(("a",), None)
+    watermark.hear([("a", T[2]), ("a", T[8])])
+    assert watermark.current == T[2]
+    watermark.hear([])
+    assert watermark.current == T[2]
+
+
+def test_a_frame_that_comes_late_does_not_take_it_back():
+    watermark = Watermark(("a",), T[4])
+    watermark.hear([("a", T[2])])
+    assert watermark.current == T[4]
+
+
+@pytest.mark.guarantee("the-watermark-only-rises")
+def test_what_was_known_before_a_restart_is_known_at_once():
+    assert Watermark(FEEDERS, T[3]).current == T[3]
+
+
+def test_without_feeders_nothing_that_is_heard_moves_it():
+    watermark = Watermark((), None)
+    watermark.hear([("a", T[2])])
+    assert watermark.current is None
+
+
+@given(st.lists(st.lists(moments, max_size=4), max_size=8))
+def test_of_a_source_it_is_the_highest_of_the_earliest_of_each_chunk(chunks):
+    watermark = Watermark((), None)
+    for times in chunks:
+        watermark.made(times)
+    assert watermark.current == max((min(times) for times in chunks if times), default=None)
+
+
+def test_event_times_without_a_zone_are_in_utc_also_those_of_dropped_messages():
+    naive = [time.replace(tzinfo=None) for time in (T[3], T[1], T[2])]
+    answers = {
+        "a": Message(b"", event_time=naive[0]),
+        "b": Message.to_drop(naive[1]),
+        "c": Message.to_nack(event_time=naive[2]),
+    }
+    verdict = verdict_on(some(*answers))
+    run_map(Handler(lambda datum: answers[datum.id]), verdict, 1)
+    assert min(verdict.gather_event_times()) == T[1]
+
+
+def test_nacked_and_dropped_event_times_count_and_forwarded_ones_are_with_the_outputs():
+    results = {
+        "a": Message(b"", event_time=T[5]),
+        "b": Message.to_nack(None, T[1]),
+        "c": [Message(b"", event_time=T[6]), Message.to_drop(T[2])],
+        "d": Message.to_fail("no", T[3]),
+    }
+
+    def transformer(datum: Datum):
+        return results[datum.id]
+
+    verdict = verdict_on(some(*results))
+    run_map(Handler(transformer), verdict, 1)
+    assert verdict.decisions.event_times == [T[1], T[2], T[3]]
+    assert verdict.outputs.event_times == [T[5], T[6]]
+    watermark = Watermark((), None)
+    watermark.made([*verdict.decisions.event_times, *verdict.outputs.event_times])
+    assert watermark.current == T[1]

@@ -1,0 +1,36 @@
+"""Commands of functions in other languages; what cannot be built is skipped out loud."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.numaflow.functions.building import NotBuilt, command
+
+_missing: dict[str, str] = {}
+
+
+@pytest.fixture(scope="session")
+def function_in() -> Callable[[str], tuple[str, ...]]:
+    """Gives the command of a language; tests that ask for a missing one are skipped."""
+    return _command
+
+
+def _command(language: str) -> tuple[str, ...]:
+    if language not in _missing:
+        try:
+            return command(language)
+        except NotBuilt as error:
+            _missing[language] = str(error)
+    pytest.skip(f"functions in {language} are not tested: {_missing[language]}")
+
+
+def tell_what_is_missing(reporter: Any) -> None:
+    """Say once more, where everybody looks, which languages were not tested."""
+    for language, reason in _missing.items():
+        reporter.section(
+            f"Functions in {language} were NOT tested", sep="!", yellow=True, bold=True
+        )
+        reporter.line(f"{reason}.")

@@ -1,0 +1,241 @@
+"""Lines of a run: time, level, vertex, text; nothing is repeated; JSON says the same."""
+
+import io
+import json
+import os
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from ebbflow.domain.outcome import Counts
+from ebbflow.engine.outage import Waiting
+from ebbflow.status.model import BackPressure, Cause
+from ebbflow.status.terminal.lines import JsonLines, PlainLines
+from ebbflow.streams.logs import LogEntry
+from ebbflow.usercode.printing import Printed
+from tests.status.terminal.samples import NOON, error, pipeline, troubled, vertex
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def moment(self) -> datetime:
+        return NOON + timedelta(seconds=self.now - 100.0)
+
+
+class Plain:
+    """Lines that are written to memory, at a time that only the test moves on."""
+
+    def __init__(self, kind: type[PlainLines] = PlainLines, draining: bool = False) -> None:
+        self.out, self.err, self.clock = io.StringIO(), io.StringIO(), Clock()
+        self.lines = kind(
+            self.out, self.err, draining=draining, clock=self.clock, now=self.clock.moment
+        )
+
+    @property
+    def told(self) -> list[str]:
+        """The lines without the time."""
+        return [line[20:] for line in self.err.getvalue().splitlines()]
+
+    @property
+    def objects(self) -> list[dict]:
+        return [json.loads(line) for line in self.err.getvalue().splitlines()]
+
+
+@pytest.fixture
+def plain() -> Plain:
+    return Plain()
+
+
+def test_lines_have_the_time_of_day_the_level_the_vertex_and_the_rate(plain):
+    plain.lines.stage("starting Spark")
+    plain.clock.now += 2.5
+    plain.lines.look(pipeline(vertex("in", 4, rate_in=1234.5, pending=7), vertex("out")))
+
+    here = NOON.astimezone()
+    assert plain.err.getvalue().splitlines() == [
+        f"{here:%Y-%m-%d %H:%M:%S} INFO    starting Spark",
+        f"{here + timedelta(seconds=2.5):%Y-%m-%d %H:%M:%S} INFO    "
+        "in: 1,234/s read=4 done=4 waiting=7",
+    ]
+
+
+def test_messages_and_prints_go_to_standard_output_and_all_else_to_standard_error(plain):
+    plain.lines.line("(out) [bold]as it is\x1b[0m")
+    plain.lines.log(LogEntry(NOON, "m", 0, Printed("one\ntwo")))
+    plain.lines.log(LogEntry(NOON, "m", 0, Printed("bad\nworse", "log", "error", "shop")))
+    plain.lines.log(LogEntry(NOON, "m", 0, Printed("on standard error", "error")))
+
+    assert plain.out.getvalue() == "(out) [bold]as it is\x1b[0m\n(m) one\n(m) two\n"
+    assert plain.told == ["ERROR   m: bad", "ERROR   m: worse", "INFO    m: on standard error"]
+
+
+def test_counts_are_told_when_they_changed_and_not_more_often_than_every_ten_seconds(plain):
+    for second in range(30):
+        plain.lines.look(pipeline(vertex("in", min(second, 14))))
+        plain.clock.now += 1
+    assert plain.told == [
+        "INFO    in: 0/s read=2 done=2",
+        "INFO    in: 0/s read=12 done=12",
+        "INFO    in: 0/s read=14 done=14",
+    ]
+
+
+def test_a_restart_is_told_at_once_with_its_place_and_that_it_is_over(plain):
+    failing = vertex(
+        restarts=1, failure="KeyError: 'a'", errors=(error("KeyError", "'a'", "steps.py:6"),)
+    )
+    for status in (failing, failing, vertex(restarts=1)):
+        plain.lines.look(pipeline(status))
+    plain.lines.look(pipeline(vertex(restarts=2, failure="OSError: full")))
+    step = "Correct the error at steps.py:6 and start the pipeline again; nothing is lost."
+    assert plain.told == [
+        f"ERROR   in: restarting (restart 1): KeyError: 'a' → {step}",
+        "INFO    in: running again",
+        "ERROR   in: restarting (restart 2): OSError: full → "
+        "Correct the error and start the pipeline again; nothing is lost.",
+    ]
+
+
+def test_a_source_that_fails_without_its_vertex_is_told_for_each_new_reason(plain):
+    for failure in ("no file", "no file", "no table"):
+        plain.lines.look(pipeline(vertex(failure=failure)))
+    assert [line.partition(" →")[0] for line in plain.told] == [
+        "ERROR   in: restarting: no file",
+        "ERROR   in: restarting: no table",
+    ]
+
+
+def test_what_stays_bad_is_told_ever_less_often(plain):
+    for second in range(100):
+        waiting = Waiting("orders-db", float(second), 1.0)
+        plain.lines.look(pipeline(vertex("db", waiting=waiting, failure="orders-db")))
+        plain.clock.now += 1
+    times = [line.partition("since ")[2].partition(" s")[0] for line in plain.told]
+    assert times == ["0", "10", "30", "70"]
+
+
+def test_errors_are_told_when_they_are_new_and_when_they_are_many(plain):
+    for count in (1, 2, 9, 10, 12, 100):
+        group = error("ValueError", "not seven\nmore", "steps.py:3", count)
+        plain.lines.look(pipeline(vertex(errors=(group,))))
+    assert plain.told == [
+        "WARNING in: ValueError: not seven (steps.py:3)",
+        "WARNING in: ValueError: not seven (steps.py:3), 10 times",
+        "WARNING in: ValueError: not seven (steps.py:3), 100 times",
+    ]
+
+
+def test_errors_of_one_line_are_told_together_whatever_their_texts(plain):
+    groups = ()
+    for number in range(30):
+        groups = (error("ValueError", f"not a number: in-{number}", "steps.py:19"), *groups)
+        plain.lines.look(pipeline(vertex(errors=groups[:20])))
+    assert plain.told == [
+        "WARNING in: ValueError: not a number: in-0 (steps.py:19)",
+        "WARNING in: ValueError: not a number: in-9 (steps.py:19), 10 times",
+    ]
+
+
+def test_a_new_nack_reason_is_told_once(plain):
+    for _ in range(2):
+        plain.lines.look(pipeline(vertex(nack_reasons=(Cause("not\nyet", 1),))))
+    assert plain.told == ["INFO    in: redelivered: not\\nyet"]
+
+
+def test_reasons_alike_are_one_line_until_they_are_ten_times_as_many(plain):
+    for customers in (1, 2, 9, 12, 998):
+        reasons = tuple(Cause(f"customer x{n} is not known", 1) for n in range(customers))
+        plain.lines.look(pipeline(vertex("m", nack_reasons=reasons)))
+    assert plain.told == [
+        "INFO    m: redelivered: customer x0 is not known",
+        "INFO    m: redelivered: customer x0 is not known (12 times)",
+        "INFO    m: redelivered: customer x0 is not known (998 times)",
+    ]
+
+
+def test_a_long_call_is_told_when_it_is_seen_and_when_it_is_twice_as_long(plain):
+    for seconds in (12.0, 13.0, 24.5, 30.0, None, 11.0):
+        plain.lines.look(pipeline(vertex("m", in_call=seconds)))
+    assert plain.told == [f"WARNING m: in one call for {seconds} s" for seconds in (12, 24, 11)]
+
+
+def test_a_full_buffer_is_told_when_it_begins(plain):
+    for pressure in (None, BackPressure("out", NOON), BackPressure("out", NOON)):
+        plain.lines.look(pipeline(vertex("m", back_pressure=pressure)))
+    assert plain.told == ["WARNING m: the buffer of out is full; waits for room"]
+
+
+def test_a_drain_tells_what_it_waits_for_when_nothing_moves_any_more():
+    plain = Plain(draining=True)
+    for _ in range(60):
+        plain.lines.look(troubled())
+        plain.clock.now += 1
+    waits = [line for line in plain.told if "--drain" in line]
+    assert len(waits) == 3
+    assert waits[0].startswith("INFO    --drain waits for look: 1 parked until ")
+    assert waits[0].endswith(
+        "in 7 min (waits for the moon) | slow: 4 waiting; in one call for 1 min 3 s | "
+        "opens: never opened: KeyError: 'password' (steps.py:6)"
+    )
+
+
+def test_json_lines_have_the_same_news_with_their_facts():
+    plain = Plain(JsonLines)
+    plain.lines.stage("running")
+    plain.clock.now += 3
+    plain.lines.look(
+        pipeline(vertex("m", 5, rate_in=1.5, errors=(error("ValueError", "x", "s.py:3"),)))
+    )
+    stage, problem, progress = plain.objects
+
+    assert stage == {
+        "time": "2026-11-16T12:00:00.000+00:00",
+        "level": "info",
+        "event": "stage",
+        "message": "running",
+    }
+    assert (problem["event"], problem["level"], problem["vertex"], problem["where"]) == (
+        ("error", "warning", "m", "s.py:3")
+    )
+    assert (progress["event"], progress["read"], progress["rate_in"]) == ("progress", 5, 1.5)
+
+
+def test_json_lines_are_objects_on_both_streams():
+    plain = Plain(JsonLines)
+    plain.lines.line("(out) id=1\n(out) id=2")
+    plain.lines.log(LogEntry(NOON, "m", 1, Printed("hello")))
+    plain.lines.log(LogEntry(NOON, "m", 1, Printed("careful", "log", "warning", "shop")))
+    first, _, hello = [json.loads(line) for line in plain.out.getvalue().splitlines()]
+    (log,) = plain.objects
+
+    assert (first["event"], first["message"]) == ("message", "(out) id=1")
+    assert (hello["event"], hello["vertex"], hello["partition"]) == ("print", "m", 1)
+    assert (log["event"], log["level"], log["logger"]) == ("log", "warning", "shop")
+    assert datetime.fromisoformat(log["time"]).tzinfo == UTC
+
+
+def test_the_run_is_interrupted_when_nobody_reads_its_lines_any_more() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as out:
+        lines = PlainLines(out, io.StringIO())
+        with pytest.raises(KeyboardInterrupt):
+            _print_and_wait(lines)
+        lines.line("two")
+
+
+def _print_and_wait(lines: PlainLines) -> None:
+    lines.line("one")
+    time.sleep(5)
+
+
+def test_counts_of_nothing_are_not_told(plain):
+    plain.clock.now += 60
+    plain.lines.look(pipeline(vertex("in"), vertex("out", counts=Counts())))
+    assert plain.told == []

@@ -1,0 +1,81 @@
+"""The logs of a pipeline on a real server: told by tasks, kept, read and followed."""
+
+from __future__ import annotations
+
+import queue
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import pairwise
+
+import pytest
+
+from ebbflow.nats.publish import Tally
+from ebbflow.runtime.events import Events
+from ebbflow.streams import streams
+from ebbflow.streams.logs import LogEntry, LogFollower, read_logs
+from ebbflow.usercode.printing import Printed
+
+
+@pytest.fixture
+def tell(link, names, ensure):
+    """Tell what a vertex prints, as its task does."""
+    ensure(streams.logs_config(names))
+
+    def tell(vertex: str, printed: Printed, partition: int = 0) -> None:
+        Events(link, names, vertex, partition, Tally()).log(printed)
+        link.flush()
+
+    return tell
+
+
+def texts(entries) -> list[str]:
+    return [entry.printed.text for entry in entries]
+
+
+def test_the_newest_of_a_vertex_are_read_with_all_that_is_known_of_them(link, names, tell):
+    for number in range(5):
+        tell("m", Printed(f"{number}", "log", "warning", "café"), partition=1)
+    tell("other", Printed("no"))
+    page = link.run(read_logs(link.client, names, "m", 3), timeout=10)
+
+    assert texts(page.entries) == ["2", "3", "4"]
+    assert all(one.at <= next_one.at for one, next_one in pairwise(page.entries))
+    last = page.entries[-1]
+    assert (last.vertex, last.partition) == ("m", 1)
+    assert last.printed == Printed("4", "log", "warning", "café")
+    assert page.last == 6
+
+
+def test_an_entry_names_the_trace_that_it_belongs_to():
+    printed = Printed("4", "log", "warning", "shop")
+    entry = LogEntry(datetime(2026, 11, 16, tzinfo=UTC), "m", 1, printed, ("a" * 32, "b" * 16))
+
+    assert LogEntry.read(entry.headers(), b"4") == entry
+    assert entry.as_dict()["trace_id"] == "a" * 32
+    assert entry.as_dict()["span_id"] == "b" * 16
+    assert "trace_id" not in replace(entry, trace=None).as_dict()
+
+
+def test_messages_of_a_log_sink_are_not_kept(link, names, tell):
+    tell("out", Printed("(out) id=1", "message"))
+    assert link.run(read_logs(link.client, names, "out", 3), timeout=10).entries == ()
+
+
+def test_a_pipeline_that_has_never_kept_logs_has_none(link, names):
+    assert link.run(read_logs(link.client, names, "m", 3), timeout=10).entries == ()
+
+
+def test_what_is_told_from_now_on_is_followed(link, names, tell):
+    tell("m", Printed("before"))
+    entries: queue.Queue[LogEntry] = queue.Queue()
+    follower = link.run(_open(link, names, entries), timeout=10)
+    tell("m", Printed("two\nlines", "error"))
+
+    assert entries.get(timeout=10).with_vertex() == "(m) two\n(m) lines"
+    link.run(follower.close(), timeout=10)
+
+
+async def _open(link, names, entries):
+    follower = LogFollower(link.client, names, "m", 1, entries.put, print)
+    await follower.open()
+    return follower

@@ -1,0 +1,295 @@
+"""Reading frames: in order, exactly once, from any mark on."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from ebbflow.engine import frames
+from ebbflow.engine.copies import NOTHING
+from ebbflow.engine.position import Mark
+from ebbflow.engine.publications import FROM
+from ebbflow.nats import api, follow
+from ebbflow.nats.publish import BUFFER, publish
+from ebbflow.nats.pull import LightConsumer, PullConsumer
+from ebbflow.streams import streams
+from ebbflow.streams.reader import FrameReader
+
+
+@pytest.fixture
+def buffer(link, names, ensure):
+    """Publish frames with so many rows each; rows are numbered on."""
+    ensure(streams.buffer_config(names, "v", 0, 10_000))
+    made = 0
+
+    def write(*sizes):
+        nonlocal made
+        for size in sizes:
+            ids = [str(n) for n in range(made, made + size)]
+            made += size
+            batch = frames.batch_of({"id": ids, "value": [b"x"] * size}, size)
+            subject = names.buffer_subject("v", 0)
+            link.run(publish(link.client, subject, frames.encode(batch), retry=BUFFER))
+
+    return write
+
+
+@pytest.fixture
+def reader(link, names):
+    """Open readers from a mark on; they are closed at the end."""
+    opened = []
+
+    def start(mark=Mark()):  # noqa: B008
+        opened.append(
+            FrameReader(
+                link, names.buffer("v", 0), names.buffer_subject("v", 0), mark, threading.Event()
+            )
+        )
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        one.close()
+
+
+def ids(batches):
+    return [row for batch in batches for row in batch.column("id").to_pylist()]
+
+
+def take(reader, rows, seconds=10):
+    """Take until so many rows are there, waiting for arrivals."""
+    found = []
+    deadline = time.monotonic() + seconds
+    while len(found) < rows and time.monotonic() < deadline:
+        found += ids(reader.take(rows - len(found)))
+        if len(found) < rows:
+            reader._wake.wait(0.05)
+            reader._wake.clear()
+    return found
+
+
+def test_many_small_frames_are_at_hand_at_once(link, names, buffer, reader):
+    buffer(*[1] * 700)
+    one = reader()
+
+    take(one, 300)  # frames have been seen to be small
+    deadline = time.monotonic() + 10
+    while len(one._queue) < 400 and time.monotonic() < deadline:
+        one._wake.wait(0.05)
+        one._wake.clear()
+
+    assert len(ids(one.take(500))) == 400
+
+
+def test_rows_come_in_order_and_the_mark_follows_row_by_row(buffer, reader):
+    buffer(3, 4)
+    one = reader()
+
+    assert take(one, 2) == ["0", "1"]
+    assert one.mark == Mark(0, 2)
+    assert take(one, 3) == ["2", "3", "4"]
+    assert one.mark == Mark(1, 2)
+    assert take(one, 2) == ["5", "6"]
+    assert one.mark == Mark(2)
+
+
+def test_reading_goes_on_in_the_middle_of_a_frame(buffer, reader):
+    buffer(3, 4)
+
+    assert take(reader(Mark(1, 2)), 2) == ["5", "6"]
+
+
+def test_exactly_the_rows_up_to_a_mark_are_replayed(buffer, reader):
+    buffer(5, 5, 5)
+    one = reader(Mark(0, 3))
+
+    assert ids(one.take_until(Mark(2, 1))) == [str(n) for n in range(3, 11)]
+    assert one.mark == Mark(2, 1)
+    assert take(one, 4) == ["11", "12", "13", "14"]
+
+
+def test_more_frames_than_the_window_all_arrive(buffer, reader):
+    one = reader()
+    buffer(*[2] * 300)
+
+    assert take(one, 600) == [str(n) for n in range(600)]
+
+
+@pytest.mark.parametrize("rest", ["one by one", "for a replay"])
+def test_frames_are_asked_for_however_they_are_taken(monkeypatch, buffer, reader, rest):
+    """When the whole window is waiting nothing is asked for, and no arrival asks for more."""
+    monkeypatch.setattr(follow, "MOST_MESSAGES", follow._WINDOW)
+    buffer(*[1] * 200)
+    one = reader()
+    deadline = time.monotonic() + 10
+    while len(one._queue) < follow._WINDOW and time.monotonic() < deadline:
+        one._wake.wait(0.05)
+        one._wake.clear()
+
+    if rest == "for a replay":
+        assert len(ids(one.take_until(Mark(200), timeout=10))) == 200
+        return
+    taken = []
+    while len(taken) < 200 and time.monotonic() < deadline:
+        taken += ids(one.take_frame(10))
+    assert len(taken) == 200
+
+
+def test_what_is_done_is_deleted_and_what_is_not_stays(link, names, buffer, reader):
+    buffer(1, 1, 1)
+    one = reader()
+    take(one, 2)
+    link.run(one._purge(one.mark.seq))
+
+    assert link.run(api.read_state(link.client, names.buffer("v", 0))).messages == 1
+    assert take(reader(one.mark), 1) == ["2"]
+
+
+def test_a_reader_whose_consumer_vanished_goes_on_after_the_last_frame(link, buffer, reader):
+    buffer(1, 1)
+    one = reader()
+    assert take(one, 2) == ["0", "1"]
+    link.run(api.call(link.client, f"CONSUMER.DELETE.{one.stream}.{one._follower.consumer.name}"))
+    buffer(1, 1)
+
+    assert take(one, 2) == ["2", "3"]
+
+
+def test_frames_that_a_consumer_delivers_again_are_taken_once(link, names, buffer, monkeypatch):
+    """A server may begin earlier than it was asked to, on a replica that lags behind."""
+    make = LightConsumer.make
+
+    async def make_early(self, client, subject, after, idle):
+        return await make(self, client, subject, max(0, after - 2), idle)
+
+    monkeypatch.setattr(LightConsumer, "make", make_early)
+    buffer(1, 1, 1, 1, 1)
+    wake = threading.Event()
+    one = FrameReader(link, names.buffer("v", 0), names.buffer_subject("v", 0), Mark(2), wake)
+    assert take(one, 3) == ["2", "3", "4"]
+    link.run(api.call(link.client, f"CONSUMER.DELETE.{one.stream}.{one._follower.consumer.name}"))
+    buffer(1, 1)
+
+    assert take(one, 2) == ["5", "6"]
+    assert take(one, 1, seconds=0.5) == []
+    one.close()
+
+
+@pytest.mark.parametrize("frames_after", [0, 1])
+def test_a_frame_that_got_lost_is_asked_for_again(link, names, buffer, monkeypatch, frames_after):
+    """The next frame shows the gap, or else the heartbeat of the consumer."""
+    receive, lost = PullConsumer._receive, []
+
+    def lose_the_first(self, parcel):
+        if parcel.replies[0].startswith(b"$JS.ACK.") and not lost:
+            lost.append(parcel)
+            parcel = parcel.cut(1, len(parcel))
+        if parcel:
+            receive(self, parcel)
+
+    monkeypatch.setattr(PullConsumer, "_receive", lose_the_first)
+    wake = threading.Event()
+    one = FrameReader(link, names.buffer("v", 0), names.buffer_subject("v", 0), Mark(), wake)
+    buffer(*[1] * (1 + frames_after))
+
+    assert take(one, 1 + frames_after) == [str(number) for number in range(1 + frames_after)]
+    assert len(lost) == 1
+    one.close()
+
+
+class Writer:
+    """Publishes frames of one writer to the buffer, each as part of a chunk."""
+
+    def __init__(self, link, names):
+        self._link = link
+        self._names = names
+
+    def write(self, chunk, *row_ids):
+        batch = frames.batch_of({"id": row_ids, "value": [b"x"] * len(row_ids)}, len(row_ids))
+        mark = frames.fingerprint(row_ids)
+        msg_id = f"life:w:0:{chunk}-{chunk + 1}:0-0:v:{mark}"
+        subject = self._names.buffer_subject("v", 0)
+        sent = publish(
+            self._link.client, subject, frames.encode(batch), {FROM: "w.0"}, msg_id=msg_id
+        )
+        assert not self._link.run(sent).duplicate
+        time.sleep(0.15)  # the server's window
+
+
+@pytest.fixture
+def writer(link, names, ensure):
+    """Of a buffer that has forgotten every id when the next frame comes."""
+    ensure(streams.buffer_config(names, "v", 0, 10_000) | {"duplicate_window": 100_000_000})
+    return Writer(link, names)
+
+
+@pytest.fixture
+def knowing(link, names):
+    opened = []
+
+    def start(mark=Mark(), known=NOTHING):  # noqa: B008
+        buffer, subject = names.buffer("v", 0), names.buffer_subject("v", 0)
+        opened.append(FrameReader(link, buffer, subject, mark, threading.Event(), known))
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        one.close()
+
+
+@pytest.mark.guarantee("at-least-once")
+def test_frames_that_were_read_before_are_passed_over(writer, knowing):
+    reader = knowing()
+    writer.write(1, "a", "b")
+    writer.write(1, "a", "b")
+    writer.write(1, "c")
+    writer.write(2, "d")
+    writer.write(1, "c")
+    writer.write(1, "late", "and", "different")
+    assert take(reader, 4) == ["a", "b", "c", "d"]
+    assert take(reader, 1, seconds=0.5) == []
+    assert (reader.mark, reader.passed) == (Mark(6), Mark(4))
+    reader.forget(Mark(6))
+    assert reader.passed is None
+
+    another = knowing(Mark(4), reader.known)
+    writer.write(3, "e")
+    assert take(another, 1) == ["e"], "it knows what the first one knew"
+
+
+def test_a_frame_that_is_read_in_part_is_no_copy_of_itself(writer, knowing):
+    reader = knowing()
+    writer.write(1, "a", "b", "c")
+    while not (first := reader.take(2)):
+        time.sleep(0.01)
+    assert ids(first) == ["a", "b"]
+    assert reader.known == NOTHING
+
+    another = knowing(reader.mark, reader.known)
+    assert take(another, 1) == ["c"]
+    (piece,) = reader.take(1)
+    assert "w.0" in reader.known
+    reader.give_back(piece, 0)
+    assert (reader.mark, reader.known) == (Mark(0, 2), NOTHING)
+    assert take(reader, 1) == ["c"]
+
+
+def test_the_rest_of_a_frame_is_told_with_its_own_origin(link, names, ensure, reader):
+    """The watermark of the frame behind it is ahead of these rows."""
+    ensure(streams.buffer_config(names, "v", 0, 10))
+    subject = names.buffer_subject("v", 0)
+    for writer in ("in.0", "in.1"):
+        batch = frames.batch_of({"id": ["a", "b"], "value": [b"x"] * 2}, 2)
+        link.run(publish(link.client, subject, frames.encode(batch), {FROM: writer}, retry=BUFFER))
+    reading = reader()
+    assert take(reading, 1) == ["a"]
+    rest, origins = [], []
+    while len(rest) < 3:
+        rest += ids(reading.take(10))
+        origins += [writer for writer, _ in reading.origins]
+        reading._wake.wait(0.05)
+
+    assert rest == ["b", "a", "b"]
+    assert origins == ["in.0", "in.1"]

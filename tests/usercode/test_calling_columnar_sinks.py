@@ -1,0 +1,376 @@
+"""The contract of a columnar sink: a record batch in, and out only what is not simply written."""
+
+import asyncio
+from functools import partial
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebbflow import Message, Nack, NackOptions, Response, RowResponse, Unavailable
+from ebbflow.domain.durations import Backoff
+from ebbflow.domain.message import Status
+from ebbflow.domain.outcome import DeadLetter, Redeliver, Retry
+from ebbflow.engine.retry import RetryStrategy, call_with_retries
+from ebbflow.engine.verdict import Verdict
+from ebbflow.usercode.calling import Handler, run_columnar_sink, run_sink
+from ebbflow.usercode.columns import COLUMNS
+from ebbflow.usercode.contract import UNTRIED
+from tests.engine.sample_rows import POLICY, some, verdict_on
+
+FIX = (
+    "Return None when all rows are written, or {row: answer} for the others, with numbers of rows "
+    "from 0 and answers made with the class methods of RowResponse."
+)
+EVERY = frozenset(Status)
+
+
+def sunk(
+    target,
+    *ids: str,
+    size: int = 100,
+    pandas: bool = False,
+    strategy: RetryStrategy | None = None,
+    allowed: frozenset[Status] = frozenset(),
+    **columns,
+) -> Verdict:
+    """The verdict of a columnar sink on rows with these ids."""
+    verdict = verdict_on(some(*ids or ("a", "b", "c"), **columns), allowed=allowed)
+    handler = Handler(target)
+    call = partial(run_columnar_sink, handler, batch_size=size, pandas=pandas)
+    call_with_retries(verdict, call, strategy, lambda _: None, "sink")
+    handler.close()
+    return verdict
+
+
+async def async_nothing(batch: pa.RecordBatch) -> None:
+    await asyncio.sleep(0)
+
+
+class SinkClass:
+    def __call__(self, batch: pa.RecordBatch) -> dict[int, RowResponse]:
+        return {}
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        lambda batch: None,
+        lambda batch: {},
+        lambda batch: {0: RowResponse.ok()},
+        async_nothing,
+        SinkClass,
+    ],
+    ids=["None", "empty", "ok", "async", "class"],
+)
+def test_what_is_not_named_is_done(target):
+    assert sunk(target, *"abcdefg", size=3).outcomes == {}
+
+
+def test_a_call_gets_the_columns_of_its_rows():
+    calls: list[pa.RecordBatch] = []
+    sunk(calls.append, *"abcde", size=2, retries=[0, 1, 2, 3, 4])
+    assert [batch.schema.names for batch in calls] == [[*COLUMNS, "watermark"]] * 3
+    assert [batch.column("id").to_pylist() for batch in calls] == [["a", "b"], ["c", "d"], ["e"]]
+    assert [batch.column("retries").to_pylist() for batch in calls] == [[0, 1], [2, 3], [4]]
+
+
+def test_a_pandas_sink_gets_data_frames():
+    frames = []
+    sunk(frames.append, *"ab", pandas=True)
+    assert [type(frame).__name__ for frame in frames] == ["DataFrame"]
+    assert list(frames[0]["value"]) == [b"a", b"b"]
+
+
+def test_every_row_keeps_its_own_answer():
+    def target(batch: pa.RecordBatch) -> dict[int, RowResponse]:
+        return {
+            1: RowResponse.failure("no such account"),
+            2: RowResponse.nack(NackOptions(delay="5s", reason="busy")),
+            3: RowResponse.nack(),
+            4: RowResponse.nack(NackOptions(max_deliveries=0, reason="given up")),
+        }
+
+    assert sunk(target, *"abcde").outcomes == {
+        1: DeadLetter("sink failure", error="no such account"),
+        2: Redeliver(5_000, "busy", 0, NackOptions(5_000, reason="busy")),
+        3: Redeliver(0, None, 0),
+        4: DeadLetter("given up", error="nacked on delivery 1; max_deliveries is 0"),
+    }
+
+
+def test_an_exception_in_place_of_an_answer_is_what_its_row_failed_with():
+    verdict = sunk(lambda batch: {1: ValueError("bad data"), 2: RowResponse.nack()}, *"abc")
+    assert verdict.outcomes == {
+        1: Redeliver(1_000, "ValueError: bad data", 1),
+        2: verdict.outcomes[2],
+    }
+
+
+def test_a_system_that_is_away_for_a_row_blames_no_row():
+    verdict = sunk(lambda batch: {1: Unavailable("the function")}, *"abc")
+    assert verdict.outcomes == {1: Retry(500, "Unavailable: the function", 0, 0)}
+
+
+def test_a_row_that_was_not_tried_comes_back_as_it_is():
+    verdict = sunk(lambda batch: {1: ValueError("bad"), 2: UNTRIED}, *"abc")
+    assert verdict.outcomes == {
+        1: Redeliver(1_000, "ValueError: bad", 1),
+        2: Retry(500, "not tried: others failed before it", 0, 0),
+    }
+
+
+def test_rows_are_counted_from_the_first_of_the_call():
+    verdict = sunk(lambda batch: {1: RowResponse.nack()}, *"abcdef", size=2)
+    assert verdict.outcomes.keys() == {1, 3, 5}
+
+
+def test_fallback_serve_and_on_success_are_asked_for():
+    handed_on = Message(b"stored")
+
+    def target(batch: pa.RecordBatch) -> dict[int, RowResponse]:
+        return {
+            0: RowResponse.fallback(),
+            1: RowResponse.serve(b"answer"),
+            2: RowResponse.on_success(handed_on),
+            3: RowResponse.on_success(),
+        }
+
+    verdict = sunk(target, *"abcde", allowed=EVERY)
+    assert verdict.outcomes == {}
+    assert verdict.decisions.fallback.keys() == {0}
+    assert verdict.decisions.served == {1: b"answer"}
+    assert verdict.decisions.on_success == {2: handed_on, 3: None}
+
+
+@pytest.mark.guarantee("sink-contract")
+@pytest.mark.parametrize(
+    ("answers", "failed", "error"),
+    [
+        (
+            {1: "ok"},
+            {1},
+            "answered for 1 of 3 rows: 1 x str where a RowResponse belongs (ids: b)",
+        ),
+        (
+            {0: Response.ok("a"), 2: RowResponse.ok()},
+            {0},
+            "answered for 2 of 3 rows: 1 x Response where a RowResponse belongs (ids: a)",
+        ),
+        (
+            {2: RowResponse(Status.FAILURE, error=5)},
+            {2},
+            "answered for 1 of 3 rows: 1 x a RowResponse whose error is int (ids: c)",
+        ),
+        (
+            {3: RowResponse.ok()},
+            {0, 1, 2},
+            "answered for 1 of 3 rows: 1 x an answer for row 3 of 3",
+        ),
+        (
+            {-1: RowResponse.ok(), 1: RowResponse.ok()},
+            {0, 2},
+            "answered for 2 of 3 rows: 1 x an answer for row -1 of 3",
+        ),
+        (
+            {"b": RowResponse.ok()},
+            {0, 1, 2},
+            "answered for 1 of 3 rows: 1 x an answer for row 'b' of 3",
+        ),
+        (
+            {True: RowResponse.ok()},
+            {0, 1, 2},
+            "answered for 1 of 3 rows: 1 x an answer for row True of 3",
+        ),
+    ],
+    ids=["no answer", "a Response", "wrong fact", "behind the last", "before", "an id", "bool"],
+)
+def test_rows_without_a_valid_answer_fail_and_the_others_keep_theirs(answers, failed, error):
+    verdict = sunk(lambda batch: answers)
+    expected = Redeliver(1_000, f"ContractViolation: v: {error}. {FIX}", 1)
+    assert verdict.outcomes == dict.fromkeys(failed, expected)
+
+
+@pytest.mark.parametrize("answers", [[], True, b"ok", [RowResponse.ok()]], ids=repr)
+def test_what_is_no_mapping_fails_the_call(answers):
+    verdict = sunk(lambda batch: answers)
+    error = (
+        f"ContractViolation: v: returned {type(answers).__name__} where None or a mapping of "
+        f"answers by row belongs. {FIX}"
+    )
+    assert verdict.outcomes == dict.fromkeys(range(3), Redeliver(1_000, error, 1))
+
+
+@pytest.mark.parametrize(
+    ("answer", "needed", "field"),
+    [
+        (RowResponse.fallback(), "fallback sink", "sink.fallback"),
+        (RowResponse.serve(b""), "serving store", "spec.servingStore"),
+        (RowResponse.on_success(), "on-success sink", "sink.onSuccess"),
+    ],
+    ids=["FALLBACK", "SERVE", "ON_SUCCESS"],
+)
+def test_an_answer_that_nothing_is_configured_for_is_a_violation(answer, needed, field):
+    verdict = sunk(lambda batch: {0: answer})
+    error = (
+        f"ContractViolation: v: answered {answer.status.name}, but there is no {needed} for it "
+        f"(ids: a). Configure {field}, or answer with RowResponse.ok, .failure or .nack."
+    )
+    assert verdict.outcomes == {0: Redeliver(1_000, error, 1)}
+
+
+@pytest.mark.parametrize("error", ["", "  ", None, 5], ids=repr)
+def test_a_failure_must_say_what_went_wrong(error):
+    with pytest.raises(ValueError, match="needs an error message"):
+        RowResponse.failure(error)
+
+
+def test_only_the_rows_that_failed_are_given_again_and_count_their_retries():
+    calls: list[list[tuple[str, int]]] = []
+
+    def target(batch: pa.RecordBatch) -> dict[int, RowResponse]:
+        ids, retries = (batch.column(name).to_pylist() for name in ("id", "retries"))
+        calls.append(list(zip(ids, retries, strict=True)))
+        return {ids.index("b"): RowResponse.failure("not yet")} if len(calls) < 3 else {}
+
+    verdict = sunk(target, strategy=RetryStrategy(Backoff(interval=1, steps=5)))
+    assert calls == [[("a", 0), ("b", 0), ("c", 0)], [("b", 1)], [("b", 2)]]
+    assert verdict.outcomes == {}
+
+
+def test_a_bad_row_takes_its_neighbours_along_only_once():
+    calls: list[list[str]] = []
+
+    def target(batch: pa.RecordBatch) -> None:
+        calls.append(batch.column("id").to_pylist())
+        if "bad" in calls[-1]:
+            raise ValueError("no")
+
+    first = sunk(target, "a", "bad", "b")
+    assert first.outcomes.keys() == {0, 1, 2}
+    calls.clear()
+    second = sunk(target, "a", "bad", "b", failures=1)
+    assert calls == [["a"], ["bad"], ["b"]]
+    assert second.outcomes.keys() == {1}
+
+
+def test_the_row_that_breaks_a_large_call_is_found_and_the_others_come_again_alone():
+    def target(batch: pa.RecordBatch) -> None:
+        if "7" in batch.column("id").to_pylist():
+            raise ValueError("no")
+
+    verdict = sunk(target, *map(str, range(20)))
+    assert 0 not in verdict.outcomes  # it was tried alone, and passed
+    assert {type(end) for end in verdict.outcomes.values()} == {Redeliver}
+
+
+def test_a_nack_of_the_call_nacks_all_rows():
+    def target(batch: pa.RecordBatch) -> None:
+        raise Nack(delay=5, reason="busy")
+
+    options = NackOptions(5, reason="busy")
+    assert sunk(target).outcomes == dict.fromkeys(range(3), Redeliver(5, "busy", 0, options))
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        lambda batch: dict.fromkeys(range(3), RowResponse.unavailable("the database")),
+        lambda batch: (_ for _ in ()).throw(Unavailable("the database")),
+        lambda batch: (_ for _ in ()).throw(ConnectionError("no route")),
+    ],
+    ids=["answers", "Unavailable", "ConnectionError"],
+)
+def test_a_system_that_is_away_is_counted_on_nobody(target):
+    verdict = verdict_on(some("a", "b", "c"))
+    handler = Handler(target)
+    run_columnar_sink(handler, verdict, batch_size=100, pandas=False)
+    assert {type(end) for end in verdict.outcomes.values()} == {Retry}
+    assert {end.failures for end in verdict.outcomes.values()} == {0}
+    assert handler.blame.outage is not None
+
+
+def test_rows_that_are_away_beside_others_that_pass_show_no_outage():
+    verdict = verdict_on(some("a", "b", "c"))
+    handler = Handler(lambda batch: {1: RowResponse.unavailable("the database", "2s")})
+    run_columnar_sink(handler, verdict, batch_size=100, pandas=False)
+    assert verdict.outcomes.keys() == {1}
+    assert handler.blame.outage is None
+
+
+def test_an_ordered_vertex_stops_at_the_row_that_comes_back():
+    calls: list[list[str]] = []
+
+    def target(batch: pa.RecordBatch) -> dict[int, RowResponse]:
+        calls.append(batch.column("id").to_pylist())
+        return {1: RowResponse.nack()} if "b" in calls[-1] else {}
+
+    rows = some(*"abcd", keys=[["k"], ["l"], ["k"], ["l"]])
+    verdict = verdict_on(rows, POLICY, ordered=True)
+    run_columnar_sink(Handler(target), verdict, batch_size=100, pandas=False)
+    assert calls == [["a", "b"]]
+    assert verdict.first_held() == 1
+
+
+statuses = st.sampled_from(["ok", "failure", "nack", "fallback", "serve", "unavailable"])
+
+
+@given(st.lists(statuses, min_size=1, max_size=8), st.integers(1, 8))
+def test_it_decides_as_a_sink_with_the_same_answers_in_a_list_does(said, size):
+    made = {
+        "ok": lambda kind, *i: kind.ok(*i),
+        "failure": lambda kind, *i: kind.failure(*i, "no"),
+        "nack": lambda kind, *i: kind.nack(*i, NackOptions(7, reason="later")),
+        "fallback": lambda kind, *i: kind.fallback(*i),
+        "serve": lambda kind, *i: kind.serve(*i, b"yes"),
+        "unavailable": lambda kind, *i: kind.unavailable(*i, "it"),
+    }
+    ids = [str(number) for number in range(len(said))]
+
+    def listed(data):
+        return [made[said[int(datum.id)]](Response, datum.id) for datum in data]
+
+    def in_rows(batch):
+        rows = enumerate(batch.column("id").to_pylist())
+        return {row: made[said[int(i)]](RowResponse) for row, i in rows if said[int(i)] != "ok"}
+
+    one, other = (verdict_on(some(*ids), allowed=EVERY, has_fallback=True) for _ in range(2))
+    run_sink(Handler(listed), one, size)
+    run_columnar_sink(Handler(in_rows), other, size, pandas=False)
+    assert one.outcomes == other.outcomes
+    for name in ("failed", "fallback", "served", "unreached"):
+        assert getattr(one.decisions, name) == getattr(other.decisions, name)
+
+
+@given(
+    st.lists(st.sampled_from(["ok", "error", "away", "untried", "nack"]), min_size=1, max_size=12),
+    st.integers(1, 12),
+)
+def test_a_row_without_an_answer_comes_back_and_only_an_error_of_its_own_is_counted(said, size):
+    answers = {
+        "error": ValueError("bad"),
+        "away": Unavailable("it"),
+        "untried": UNTRIED,
+        "nack": RowResponse.nack(),
+    }
+
+    def target(batch: pa.RecordBatch) -> dict[int, object]:
+        rows = enumerate(batch.column("id").to_pylist())
+        return {row: answers[said[int(i)]] for row, i in rows if said[int(i)] != "ok"}
+
+    verdict = verdict_on(some(*(str(number) for number in range(len(said)))))
+    run_columnar_sink(Handler(target), verdict, size, pandas=False)
+    for row, kind in enumerate(said):
+        outcome = verdict.outcomes.get(row)
+        left = isinstance(outcome, Retry) and outcome.failures == 0
+        expected = {
+            "ok": outcome is None,
+            "error": isinstance(outcome, Redeliver) and outcome.failures == 1,
+            "nack": outcome == Redeliver(0, None, 0),
+        }
+        # Behind calls that met an outage the rest is left as it is, whatever it would have come to.
+        assert left or expected.get(kind, False), (row, kind, outcome)
+        assert left or kind not in ("away", "untried")
+    if not {"away", "error", "untried"} & set(said):
+        assert not any(isinstance(outcome, Retry) for outcome in verdict.outcomes.values())
