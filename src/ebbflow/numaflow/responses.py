@@ -1,8 +1,8 @@
 """Answers of maps and transformers, as columns.
 
 A response names its request and holds any number of results. The columns are those that a columnar
-map returns (``usercode.columns``). An output without keys or metadata has none, as Numaflow does: there
-SDKs say nothing of what they leave out; without an event time it has that of its input. Reserved
+map returns (``usercode.columns``). An output without keys or metadata has none, as in Numaflow:
+SDKs say nothing of what they leave out. Without an event time it has that of its input. Reserved
 tags have become ``drop``, ``nack`` and ``error``. The text of an error is the reason in the options
 of a nack, if there is one: no other field could hold it.
 """
