@@ -153,7 +153,7 @@ class Backlog:
     async def _read(self, stream: str, done: Mark, now: float) -> tuple[_StreamMemory, bool]:
         """Reads the headers of new frames of a stream; returns what is known, and if it is full."""
         memory = self._memories.setdefault(stream, _StreamMemory())
-        # One answer says both, so a frame that is moved after it counts as parked until the next look.
+        # One answer says both: a frame that is moved after it counts as parked until the next look.
         asked = {"subjects_filter": self._names.later_subject("*", "*")}
         asks = memory.is_any_due()
         facts = await api.call(self._client, f"STREAM.INFO.{stream}", asked if asks else None)
