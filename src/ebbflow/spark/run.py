@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Unpack
 import nats.errors
 
 from ebbflow.domain.errors import JetStreamUnavailable
-from ebbflow.engine.raised import Raised
+from ebbflow.engine.causes import Raised
 from ebbflow.nats import api
 from ebbflow.nats.disk import Unconfirmed
 from ebbflow.nats.embedded import FolderWitness
