@@ -1,9 +1,9 @@
 """Spark SQL over the audit tables of pipelines, on this machine.
 
-``query_audit`` makes a view ``audit`` of the tables, and one ``dead_letters`` if the query names it,
-and gives what the query comes to. DuckDB runs queries over Parquet files of this machine: it starts
-at once, and Spark takes seconds. Spark runs all others. It works while the pipelines run: what is in
-a table stays, and a batch is in it as a whole or not at all.
+``query_audit`` makes a view ``audit`` of the tables, and one ``dead_letters`` if the query names
+it, and gives what the query comes to. DuckDB runs queries over Parquet files of this machine: it
+starts at once, and Spark takes seconds. Spark runs all others. It works while the pipelines run:
+what is in a table stays, and a batch is in it as a whole or not at all.
 """
 
 from __future__ import annotations

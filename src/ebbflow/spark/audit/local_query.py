@@ -28,11 +28,11 @@ from ebbflow.spark.audit.files import DAY, WAITING, day_of
 from ebbflow.spark.audit.reading import ParquetFiles
 from ebbflow.spark.audit.results import AuditResult
 
-_NEVER = {
-    "autoinstall_known_extensions": "false",
-    "autoload_known_extensions": "false",
-    "allow_community_extensions": "false",
-    "python_enable_replacements": "false",
+_NEVER: dict[str, str | bool | int | float | list[str]] = {
+    "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False,
+    "allow_community_extensions": False,
+    "python_enable_replacements": False,
 }
 _UTC = pa.timestamp("us")
 _LETTERS = pa.schema(
@@ -122,10 +122,11 @@ def _select(folder: Path, pipelines: Sequence[str]) -> str:
     flat = _read(folder / _FLAT, "*.parquet", "hive_partitioning = false")
     columns = ", ".join(map(_column, PLAIN_TABLE))
     root = "split_part(id, '/', 1) AS root"
-    return (
-        f"SELECT {columns}, day, {root} FROM {days} WHERE pipeline IN ({names}) UNION ALL "
-        f"SELECT {columns}, CAST(make_timestamp(epoch_us(ended)) AS DATE), {root} FROM {flat} "
-        f"WHERE pipeline IN ({names})"
+    day = "CAST(make_timestamp(epoch_us(ended)) AS DATE)"
+    where = f"WHERE pipeline IN ({names})"
+    return " UNION ALL ".join(
+        f"SELECT {columns}, {day}, {root} FROM {files} {where}"  # noqa: S608
+        for day, files in (("day", days), (day, flat))
     )
 
 
@@ -140,9 +141,7 @@ def _column(field: pa.Field) -> str:
     return f'"{field.name}"'
 
 
-def _add_letters(
-    database: duckdb.DuckDBPyConnection, letters: Sequence[Mapping[str, Any]]
-) -> None:
+def _add_letters(database: duckdb.DuckDBPyConnection, letters: Sequence[Mapping[str, Any]]) -> None:
     table = pa.Table.from_pylist([dict(letter) for letter in letters], _LETTERS)
     database.register("given", table)
     database.execute("CREATE TABLE dead_letters AS SELECT * FROM given")
@@ -154,7 +153,8 @@ def _add_letters(
 
 def _run(database: duckdb.DuckDBPyConnection, query: str) -> AuditResult:
     sql = translate(query)
-    begun = [database.execute(sql)]
+    with _explained():
+        begun = [database.execute(sql)]
     columns = [name for name, *_ in begun[0].description]
     return AuditResult(columns, partial(_read_rows, database, sql, begun))
 
@@ -185,6 +185,6 @@ def _explained() -> Iterator[None]:
 
 
 def _first_line(error: duckdb.Error) -> str:
-    """Returns what DuckDB says, without the kind of error and the place in a query it did not get."""
+    """Returns what DuckDB says, without the place in a query that nobody has typed."""
     line = str(error).partition("\n")[0]
     return line.partition("Error: ")[2] or line

@@ -18,9 +18,7 @@ class AuditTables:
 class AuditResult:
     """What a query comes to."""
 
-    def __init__(
-        self, columns: list[str], rows: Callable[[], Iterator[tuple[Any, ...]]]
-    ) -> None:
+    def __init__(self, columns: list[str], rows: Callable[[], Iterator[tuple[Any, ...]]]) -> None:
         self.columns = columns
         """The names of its columns."""
         self._rows = rows
