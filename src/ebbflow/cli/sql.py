@@ -37,7 +37,7 @@ def sql(
     ] = 200,
     spark: Annotated[
         bool,
-        typer.Option("--spark", help="Spark runs the query, also over Parquet on this machine."),
+        typer.Option("--spark", help="Spark runs the query, whatever the tables are."),
     ] = False,
     state: StateOption = DEFAULT_STATE,
     nats: NatsOption = None,
@@ -45,8 +45,8 @@ def sql(
     """Query what became of messages: Spark SQL over the audit table, as view audit.
 
     The view dead_letters has the dead letters that there are now. While a pipeline runs, rows of a
-    Parquet table on this machine are there after an epoch, others after audit.interval. Such a
-    table is queried without starting Spark.
+    Parquet table on this machine are there after an epoch, others after audit.interval. DuckDB runs
+    queries over Parquet on this machine, Spark all others.
     """
     from ebbflow.audit_query import query_audit
 
