@@ -171,6 +171,10 @@ def _adapt(node: exp.Expr) -> exp.Expr:
             return _adapt_substring_index(node)
         case exp.TsOrDsAdd():
             return exp.cast(node.copy(), "DATE")
+        case exp.Round():  # without a zero that is negative
+            return exp.paren(exp.Add(this=node.copy(), expression=exp.Literal.number(0)))
+        case exp.Ceil() | exp.Floor() | exp.Sign():
+            return exp.cast(node.copy(), "DOUBLE" if isinstance(node, exp.Sign) else "BIGINT")
         case exp.Add() | exp.Sub() if _is_date(node.left):
             return _adapt_days(node)
     _refuse_other_results(node)
