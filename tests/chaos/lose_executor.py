@@ -30,11 +30,11 @@ from typing import NamedTuple
 
 import psutil
 
-from ebbflow.buffers.names import Names
-from ebbflow.buffers.positions import read_all
 from ebbflow.nats.link import Link
 from ebbflow.status.model import PipelineStatus
 from ebbflow.status.publishing import NOW
+from ebbflow.streams.names import Names
+from ebbflow.streams.positions import read_all
 from tests.chaos.kill_and_restart import kill_tree
 from tests.chaos.tally import PIPELINE
 from tests.cluster.cluster import Cluster

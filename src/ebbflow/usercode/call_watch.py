@@ -13,8 +13,8 @@ Both are set when a call begins and is the first for a while. The thread that wa
 when it sees another call. If it cannot run, because C code does not let go of the interpreter, they
 go off as they were set.
 
-User code runs on one thread, one call at a time. Whoever calls it says so in ``RUNNING``, at next to
-no cost. ``async`` code is held to its time on its own event loop (``in_time``).
+User code runs on one thread, one call at a time. Whoever calls it says so in ``RUNNING``, at next
+to no cost. ``async`` code is held to its time on its own event loop (``in_time``).
 """
 
 from __future__ import annotations
