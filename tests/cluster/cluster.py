@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ebbflow.nats import api
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link
-from ebbflow.nats.login import Login
+from ebbflow.nats.login import Addresses, Login
 from ebbflow.streams import streams
 from examples.cluster.nodes import Node, Nodes, Ports
 from tests.nats.outside import until

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.locate import open_link
+from ebbflow.nats.login import Addresses
 from ebbflow.streams import streams
 from examples.cluster.nodes import ports_from
 

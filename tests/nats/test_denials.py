@@ -17,9 +17,9 @@ from ebbflow.domain.errors import AccessError, PermanentPublishError, SetupError
 from ebbflow.engine import frames
 from ebbflow.engine.position import Mark
 from ebbflow.nats import api
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.locate import open_link
+from ebbflow.nats.login import Addresses
 from ebbflow.nats.publish import BUFFER, publish
 from ebbflow.nats.stored import read_last
 from ebbflow.publishing import Login, Outgoing, Publisher

@@ -11,9 +11,9 @@ import pytest
 
 from ebbflow.domain.errors import SetupError
 from ebbflow.nats import api
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.disk import DiskWatch
 from ebbflow.nats.locate import open_link, start_embedded
+from ebbflow.nats.login import Addresses
 from ebbflow.nats.publish import BUFFER, Tally, publish
 from ebbflow.streams import streams
 from ebbflow.streams.names import Names

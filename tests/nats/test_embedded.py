@@ -21,12 +21,11 @@ import pytest
 
 from ebbflow.domain.errors import SetupError
 from ebbflow.nats import api
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.disk import DiskWatch
 from ebbflow.nats.embedded import EmbeddedServer, FolderWitness, StateFolder
 from ebbflow.nats.link import Link, check_version
 from ebbflow.nats.locate import find_own_server, open_link, start_embedded
-from ebbflow.nats.login import Login
+from ebbflow.nats.login import Addresses, Login
 from ebbflow.streams import streams
 
 

@@ -18,9 +18,9 @@ import pytest
 
 from ebbflow.domain.errors import SetupError
 from ebbflow.nats import api
-from ebbflow.nats.address import Addresses
-from ebbflow.nats.connect import connect
+from ebbflow.nats.link import connect
 from ebbflow.nats.locate import open_link
+from ebbflow.nats.login import Addresses
 from ebbflow.publishing import Login, Publisher
 from ebbflow.streams import streams
 from tests.nats.securing import Authority, Nkey, Operator, nats_server

@@ -21,8 +21,8 @@ from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link_to_pipeline, start_embedded
 from ebbflow.streams import streams
 from ebbflow.streams.answers import bucket_config
-from ebbflow.streams.carry_out import publish_all
 from ebbflow.streams.names import Names
+from ebbflow.streams.publish_settlement import publish_settlement
 from tests.engine.sample_rows import NOW, some, verdict_on
 
 STORE_SERVER = Path(__file__).parent.parent / "numaflow" / "servers" / "odd_store.py"
@@ -49,7 +49,7 @@ class Answering:
             verdict.decisions.finish(index, Served())
         place = Place(sink, 0, [], 1_000_000, self._bucket)
         settlement = settle(Chunk("k", verdict.rows), verdict, place, NOW)
-        self._link.run(publish_all(self._link.client, self._names, settlement))
+        self._link.run(publish_settlement(self._link.client, self._names, settlement))
 
 
 @pytest.fixture(scope="module")

@@ -24,9 +24,9 @@ from ebbflow.domain.errors import AccessError, RequestFailed, SetupError
 from ebbflow.engine.publications import Place
 from ebbflow.engine.tapping import TapWish
 from ebbflow.nats import api
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.locate import open_link
+from ebbflow.nats.login import Addresses
 from ebbflow.nats.stored import read_last
 from ebbflow.publishing import Login
 from ebbflow.runtime.journal import SystemClock

@@ -20,9 +20,9 @@ from ebbflow.nats.publish import publish
 from ebbflow.runtime.provision import lineage
 from ebbflow.streams import streams
 from ebbflow.streams.audit import AuditStream
-from ebbflow.streams.carry_out import publish_all
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import PositionStore
+from ebbflow.streams.publish_settlement import publish_settlement
 from tests.engine.sample_rows import decide, some, verdict_on
 
 EDGES = {"in": [Edge("work")], "work": [Edge("out")], "out": []}
@@ -77,7 +77,7 @@ class Audited:
         place = Place(vertex, 0, EDGES[vertex], 10**6, audit=self._audit)
         chunk = Chunk(f"l:{vertex}:0:{number.number}:0", Rows(rows.batch), number)
         settlement = settle(chunk, verdict, place, at or datetime.now(UTC))
-        self.link.run(publish_all(self.link.client, self.names, settlement))
+        self.link.run(publish_settlement(self.link.client, self.names, settlement))
         if record:
             done = position.done
             more = Span(Mark(done.inlet.seq, done.inlet.row), done.redelivery)

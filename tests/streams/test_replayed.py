@@ -19,8 +19,7 @@ from ebbflow.engine.verdict import Verdict
 from ebbflow.nats import api
 from ebbflow.nats.stored import read_subject
 from ebbflow.streams import streams
-from ebbflow.streams.carry_out import publish_all
-from ebbflow.streams.replayed import without_stored
+from ebbflow.streams.publish_settlement import publish_settlement, without_stored
 
 
 @pytest.fixture
@@ -58,7 +57,7 @@ def everything(link, names):
 @pytest.mark.parametrize("due", [False, True], ids=["waiting", "come due"])
 def test_letters_and_redeliveries_are_not_written_again_by_a_replay(link, names, streams_of_v, due):
     delay = 100 if due else 60_000
-    link.run(publish_all(link.client, names, settlement(delay)))
+    link.run(publish_settlement(link.client, names, settlement(delay)))
     subject = names.due_subject("v", 0)
     deadline = time.monotonic() + 20
     while due and len(stored(link, names, names.redelivery("v", 0), subject)) < 2:
@@ -70,13 +69,13 @@ def test_letters_and_redeliveries_are_not_written_again_by_a_replay(link, names,
     replay = link.run(without_stored(link.client, names, settlement(delay), Mark(0)))
     assert replay.publications == []
     assert replay.counts == settlement(delay).counts
-    link.run(publish_all(link.client, names, replay))
+    link.run(publish_settlement(link.client, names, replay))
     assert everything(link, names) == (2, 2)
 
 
 def test_the_server_alone_would_store_them_twice(link, names, streams_of_v):
     for _ in range(2):
-        link.run(publish_all(link.client, names, settlement(60_000)))
+        link.run(publish_settlement(link.client, names, settlement(60_000)))
         time.sleep(0.3)
     again, dead = everything(link, names)
     assert (again, dead) == (3, 4), "what waits on its own subject is replaced"
@@ -86,7 +85,7 @@ def test_what_is_missing_is_written_by_the_replay(link, names, streams_of_v):
     whole = settlement(60_000)
     lost = whole.publications.pop(1), whole.publications.pop()
     assert {one.stage for one in lost} == {Stage.REDELIVER, Stage.DEAD_LETTER}
-    link.run(publish_all(link.client, names, whole))
+    link.run(publish_settlement(link.client, names, whole))
     time.sleep(0.3)
 
     replay = link.run(without_stored(link.client, names, settlement(60_000), Mark(0)))
@@ -95,7 +94,7 @@ def test_what_is_missing_is_written_by_the_replay(link, names, streams_of_v):
 
 def test_what_was_read_before_the_chunk_is_no_copy(link, names, streams_of_v):
     """A message that is redelivered for the second time is in the stream for the first one."""
-    link.run(publish_all(link.client, names, settlement(60_000)))
+    link.run(publish_settlement(link.client, names, settlement(60_000)))
     state = link.run(api.read_info(link.client, names.redelivery("v", 0)))
     after = Mark(state["last_seq"])
     replay = link.run(without_stored(link.client, names, settlement(60_000), after))
@@ -112,7 +111,7 @@ def test_many_waiting_messages_are_all_looked_at(link, names, streams_of_v):
     for number in range(2_500):
         link.submit(link.client.publish(subject, b"%d" % number))
     link.flush()
-    link.run(publish_all(link.client, names, settlement(60_000)))
+    link.run(publish_settlement(link.client, names, settlement(60_000)))
     time.sleep(0.3)
     replay = link.run(without_stored(link.client, names, settlement(60_000), Mark(0)))
     assert replay.publications == []
@@ -132,5 +131,5 @@ def test_the_server_takes_the_letter_of_a_message_with_more_facts_than_headers_c
     verdict.decisions.dead_letter(0, DeadLetter("no"))
     place = Place("v", 0, [], 10**6)
     plan = settle(Chunk("life:v:0:0-1:0-0", rows), verdict, place, datetime.now(UTC))
-    link.run(publish_all(link.client, names, plan))
+    link.run(publish_settlement(link.client, names, plan))
     assert everything(link, names) == (0, 1)

@@ -15,8 +15,8 @@ from ebbflow.engine.settlement import Settlement, settle
 from ebbflow.engine.verdict import Verdict
 from ebbflow.nats import api
 from ebbflow.streams import streams
-from ebbflow.streams.carry_out import publish_all
-from ebbflow.streams.trail import TrailFollower, TrailFrame, read_trail_behind
+from ebbflow.streams.publish_settlement import publish_settlement
+from ebbflow.streams.trail import TrailFollower, TrailFrame, read_trail_after
 from tests.engine.sample_rows import some
 
 
@@ -31,14 +31,14 @@ def tell(link, names, ensure):
         return settle(Chunk(f"k:{vertex}", verdict.rows), verdict, place, datetime.now(UTC))
 
     def publish(vertex: str, *ids: str) -> None:
-        link.run(publish_all(link.client, names, settlement(vertex, *ids)), timeout=10)
+        link.run(publish_settlement(link.client, names, settlement(vertex, *ids)), timeout=10)
 
     return publish
 
 
 def read(link, names, after: int = 0, vertex: str = "*") -> list[tuple[int, str, list[str]]]:
     async def gather() -> list[TrailFrame]:
-        batches = read_trail_behind(link.client, names, after, vertex)
+        batches = read_trail_after(link.client, names, after, vertex)
         return [frame async for batch in batches for frame in batch]
 
     return facts(link.run(gather(), timeout=10))

@@ -113,7 +113,7 @@ class Follower:
 
     def _hand_on(self, deliveries: Deliveries) -> None:
         self._asked = max(0, self._asked - len(deliveries))
-        new = deliveries.behind(self._seen)
+        new = deliveries.after(self._seen)
         if new:
             # Only what was handed on counts as seen: a new consumer begins right behind it.
             self._take(new)

@@ -20,8 +20,7 @@ from ebbflow.runtime.pause_watch import tell_pauses
 from ebbflow.runtime.run_lock import find_run
 from ebbflow.runtime.stored_spec import read_spec
 from ebbflow.streams.names import Names
-from ebbflow.streams.pauses import change_pauses, read_pauses
-from ebbflow.streams.positions import read_all
+from ebbflow.streams.positions import change_pauses, read_all, read_pauses
 
 _PATIENCE = 20.0
 _REPEAT_EVERY = 0.25

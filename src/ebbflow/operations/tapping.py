@@ -26,10 +26,10 @@ from ebbflow.engine.position import Position, Span
 from ebbflow.engine.publications import Place
 from ebbflow.engine.tapping import OUTCOMES, PassingRows, TapFilter, TappedRow, TapWish
 from ebbflow.nats import api
-from ebbflow.nats.behind import read_behind
 from ebbflow.nats.follow import Follower
 from ebbflow.nats.link import Link
 from ebbflow.nats.pull import Deliveries
+from ebbflow.nats.stored import read_after
 from ebbflow.runtime.stored_spec import read_spec
 from ebbflow.runtime.taps import ask_tap, end_tap
 from ebbflow.spec.graph.shape import ShapeVertex
@@ -188,7 +188,7 @@ def _read(
     link: Link, stream: str, subject: str, after: int
 ) -> Iterator[list[tuple[pa.RecordBatch, Mapping[str, str]]]]:
     """Yields the frames on a subject behind a sequence with their headers, many at a time."""
-    batches = read_behind(link.client, stream, subject, after)
+    batches = read_after(link.client, stream, subject, after)
 
     async def fetch() -> Deliveries | None:
         return await anext(batches, None)

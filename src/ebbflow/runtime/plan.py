@@ -17,7 +17,7 @@ from ebbflow.engine.outage import DEFAULT_ON_UNAVAILABLE
 from ebbflow.engine.retry import RetryStrategy
 from ebbflow.engine.routing import Edge
 from ebbflow.engine.system_errors import LISTED, SystemErrors
-from ebbflow.nats.address import Addresses
+from ebbflow.nats.login import Addresses
 from ebbflow.nats.publish import BUFFER, PublishRetry
 from ebbflow.runtime.source_process.client import SourcePlan
 from ebbflow.streams.feed import FeedPlan

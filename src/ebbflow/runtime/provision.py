@@ -16,9 +16,9 @@ from ebbflow.engine.position import Position
 from ebbflow.engine.publications import ROWS
 from ebbflow.nats import api
 from ebbflow.nats.api import StreamState
-from ebbflow.nats.behind import read_behind
 from ebbflow.nats.link import Link
 from ebbflow.nats.pull import Deliveries
+from ebbflow.nats.stored import read_after
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.streams import streams
 from ebbflow.streams.answers import bucket_config
@@ -133,7 +133,7 @@ async def _count_left(link: Link, stream: str, position: Position) -> int:
     done = position.done.redelivery if again else position.done.inlet
     count = 0
     try:
-        frames = read_behind(link.client, stream, "", 0 if again else done.seq, headers_only=True)
+        frames = read_after(link.client, stream, "", 0 if again else done.seq, headers_only=True)
         async with contextlib.aclosing(frames):
             async for deliveries in frames:
                 count += _count_rows(deliveries, done.seq)

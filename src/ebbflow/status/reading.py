@@ -20,10 +20,9 @@ import nats.errors
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.position import Position
 from ebbflow.nats import api
-from ebbflow.nats.behind import read_behind
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.link import Link
-from ebbflow.nats.stored import read_last
+from ebbflow.nats.stored import read_after, read_last
 from ebbflow.status.backlog import Backlog, age_of
 from ebbflow.status.conditions import list_concerns
 from ebbflow.status.json_form import load_fields
@@ -167,7 +166,7 @@ async def follow_status(
 async def load_history(client: SecuredClient, names: Names) -> list[Sample]:
     """Returns the samples of the last hour, oldest first."""
     subject, samples = names.status_subject(SAMPLE), []
-    async for deliveries in read_behind(client, names.status, subject, 0):
+    async for deliveries in read_after(client, names.status, subject, 0):
         parcel = deliveries.parcel
         samples += [Sample.from_json(json.loads(parcel.payload(row))) for row in range(len(parcel))]
     return samples

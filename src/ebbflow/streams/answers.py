@@ -12,14 +12,16 @@ from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Any, Protocol
 
-from ebbflow.domain.errors import EbbflowError
+from ebbflow.domain.errors import EbbflowError, SetupError
 from ebbflow.engine.answers import Answer, key_pattern, read_answer
 from ebbflow.nats import api
-from ebbflow.nats.behind import read_behind
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.follow import Follower
+from ebbflow.nats.link import Link
 from ebbflow.nats.pull import EPOCH, Deliveries
-from ebbflow.nats.stored import read_last
+from ebbflow.nats.stored import read_after, read_last
+from ebbflow.streams.names import Names
+from ebbflow.streams.streams import ANSWERS, explain_unknown
 
 
 class ServingStore(Protocol):
@@ -77,7 +79,7 @@ class AnswerBucket:
 
     async def read_all(self) -> AsyncGenerator[list[Answer], None]:
         """Yields the answers that are there now, oldest first, many at a time."""
-        async for batch in read_behind(self._client, self.stream, self._subject(), 0):
+        async for batch in read_after(self._client, self.stream, self._subject(), 0):
             yield self._read(batch)
 
     async def follow(
@@ -133,3 +135,30 @@ class AnswerBucket:
 
     def _key_of(self, subject: str) -> str:
         return subject.removeprefix(self._prefix)
+
+
+async def find_bucket(link: Link, pipeline: str) -> str:
+    """Returns the bucket that the last run of the pipeline has named beside its positions."""
+    return bucket_in(await read_metadata(link, pipeline), pipeline)
+
+
+def bucket_in(metadata: dict[str, str], pipeline: str) -> str:
+    """Returns the bucket that is named there; ``SetupError`` if the pipeline keeps no answers."""
+    bucket = metadata.get(ANSWERS)
+    if bucket is None:
+        raise SetupError(
+            f"Pipeline {pipeline!r} keeps no answers.", "Give it servingStore: {nats: {}}."
+        )
+    return bucket
+
+
+async def read_metadata(link: Link, pipeline: str) -> dict[str, str]:
+    """Returns what the last run of the pipeline has said beside its positions."""
+    client, positions = link.client, f"KV_{Names(pipeline).positions}"
+    try:
+        facts = await api.call(client, f"STREAM.INFO.{positions}")
+    except api.ApiError as error:
+        if error.code != api.NOT_FOUND:
+            raise
+        raise explain_unknown(pipeline, await api.list_streams(client, "ebb_")) from None
+    return facts["config"].get("metadata") or {}

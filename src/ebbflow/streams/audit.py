@@ -17,12 +17,11 @@ from dataclasses import asdict, dataclass, field, replace
 from ebbflow.domain.errors import Fenced, PermanentPublishError
 from ebbflow.engine.audit import CHUNK, AuditStamp, ToldFrame, choose
 from ebbflow.nats import api
-from ebbflow.nats.behind import read_behind
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import PublishRetry, publish
 from ebbflow.nats.pull import Deliveries
-from ebbflow.nats.stored import read_one
+from ebbflow.nats.stored import read_after, read_one
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import read_all
 
@@ -143,7 +142,7 @@ class AuditStream:
         ends = {f"{vertex}.{number}": own.chunks for (vertex, number), own in positions.items()}
         # The record last: a batch that is written meanwhile is left out, and is in the table.
         payloads: dict[ToldFrame, bytes] = {}
-        async for batch in read_behind(self._link.client, self._names.audit, "", 0):
+        async for batch in read_after(self._link.client, self._names.audit, "", 0):
             payloads |= {frame: bytes(batch.parcel.payload(row)) for row, frame in _told_in(batch)}
         await self._load()
         chosen = _choose([*payloads], self._record.written, ends)
@@ -204,7 +203,7 @@ class AuditStream:
 
 async def read_told(client: SecuredClient, names: Names) -> AsyncIterator[ToldFrame]:
     """Yields which frames the stream has now, in order, without their rows."""
-    async for batch in read_behind(client, names.audit, "", 0, headers_only=True):
+    async for batch in read_after(client, names.audit, "", 0, headers_only=True):
         for _, frame in _told_in(batch):
             yield frame
 

@@ -9,15 +9,20 @@ names its owner, which tells the two cases apart.
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
+from collections.abc import Callable
 
 from ebbflow.domain.errors import Fenced, PermanentPublishError
+from ebbflow.engine.pauses import Pauses
 from ebbflow.engine.position import Position
+from ebbflow.nats import api
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import BUFFER, PublishRetry, Tally, publish
 from ebbflow.nats.stored import read_last, read_one
 from ebbflow.streams.names import Names
+from ebbflow.streams.streams import explain_unknown
 
 _IN_PROCESS = 10164
 _WRONG_REVISION = frozenset({10071, _IN_PROCESS})
@@ -110,3 +115,41 @@ async def load_all(client: SecuredClient, names: Names) -> dict[tuple[str, int],
         if vertex:  # the record of the audit table is kept beside the positions
             positions[vertex, int(partition)] = Position.from_json(record.payload)
     return positions
+
+
+_WRONG_TOO = frozenset({10071, 10164})
+_PATIENT = PublishRetry(attempts=-1, ack_wait=20)
+
+
+async def read_pauses(client: SecuredClient, names: Names) -> Pauses:
+    """Returns what is paused now; ``SetupError`` if there is no such pipeline."""
+    stream = f"KV_{names.positions}"
+    try:
+        # From the leader: a follower may lag behind, and a task would take messages once more.
+        record = await read_one(client, stream, last_by_subj=names.pauses_subject)
+    except api.ApiError as error:
+        if error.code != api.NOT_FOUND:
+            raise
+        existing = await api.list_streams(client, "ebb_")
+        raise explain_unknown(names.pipeline, existing) from None
+    return Pauses() if record is None else Pauses.from_json(record.payload, record.seq)
+
+
+async def change_pauses(
+    client: SecuredClient, names: Names, change: Callable[[Pauses], Pauses]
+) -> Pauses:
+    """Changes what is paused, and returns it as it is stored."""
+    while True:
+        before = await read_pauses(client, names)
+        after = change(before)
+        if after == before:
+            return before
+        payload = json.dumps(after.to_json()).encode()
+        expected = {"Nats-Expected-Last-Subject-Sequence": str(before.revision)}
+        try:
+            ack = await publish(client, names.pauses_subject, payload, expected, retry=_PATIENT)
+        except PermanentPublishError as error:
+            if error.code not in _WRONG_TOO:
+                raise
+            continue
+        return Pauses.from_json(payload, ack.seq)

@@ -1,6 +1,6 @@
 """Reading the trail of a pipeline: what became of every message, frame by frame, in order.
 
-``read_trail_behind`` reads what is there and ends; a ``TrailFollower`` goes on with what is
+``read_trail_after`` reads what is there and ends; a ``TrailFollower`` goes on with what is
 written. Both begin behind a sequence of the stream. What each row says to be stored is stored when
 it is read (``engine.trail``). Everything here runs on the loop of the client.
 """
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from ebbflow.domain.errors import EbbflowError
 from ebbflow.engine.trail import TrailRow, read_trail
 from ebbflow.nats import api
-from ebbflow.nats.behind import read_behind
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.follow import Follower
 from ebbflow.nats.pull import Deliveries
+from ebbflow.nats.stored import read_after
 from ebbflow.streams.names import Names
 
 _LOOK_EVERY = 1.0
@@ -44,14 +44,14 @@ def _to_frames(deliveries: Deliveries) -> list[TrailFrame]:
     ]
 
 
-async def read_trail_behind(
+async def read_trail_after(
     client: SecuredClient, names: Names, after: int = 0, vertex: str = "*"
 ) -> AsyncIterator[list[TrailFrame]]:
     """Yields the frames behind a sequence that are there now, oldest first, many at a time.
 
     ``JetStreamUnavailable`` when the server stops answering before the end.
     """
-    async for batch in read_behind(client, names.trail, names.trail_subject(vertex), after):
+    async for batch in read_after(client, names.trail, names.trail_subject(vertex), after):
         yield _to_frames(batch)
 
 

@@ -12,7 +12,7 @@ from ebbflow.domain.errors import SetupError
 from ebbflow.engine import frames
 from ebbflow.engine.frames import Rows
 from ebbflow.nats import api
-from ebbflow.nats.address import Addresses
+from ebbflow.nats.login import Addresses
 from ebbflow.nats.stored import read_subject
 from ebbflow.streams import streams
 from ebbflow.streams.feed import Spot

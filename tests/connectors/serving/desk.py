@@ -24,10 +24,10 @@ from ebbflow.nats.publish import publish
 from ebbflow.nats.stored import read_subject
 from ebbflow.streams import streams
 from ebbflow.streams.answers import AnswerBucket, bucket_config
-from ebbflow.streams.carry_out import address
 from ebbflow.streams.feed import Spot, StorePlan
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import PositionStore
+from ebbflow.streams.publish_settlement import address
 from ebbflow.web.refusal import Refusal
 
 TTL = 60_000

@@ -25,7 +25,7 @@ from ebbflow.connectors.nats.connection import leave, outside_client
 from ebbflow.connectors.nats.messages import to_source_columns
 from ebbflow.domain.errors import EbbflowError, SetupError
 from ebbflow.engine import frames
-from ebbflow.nats.address import Addresses
+from ebbflow.nats.login import Addresses
 from ebbflow.nats.wire import Parcel
 from ebbflow.streams.feed import Spot
 

@@ -25,8 +25,8 @@ from ebbflow.domain.errors import EbbflowError, MessageTooLarge
 from ebbflow.domain.outcome import DeadLetter
 from ebbflow.engine import frames
 from ebbflow.engine.dead_letter import mark_dead
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.link import Link, worker_link
+from ebbflow.nats.login import Addresses
 from ebbflow.streams.feed import Buffers
 from ebbflow.streams.names import Names
 

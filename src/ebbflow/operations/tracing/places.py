@@ -16,8 +16,8 @@ import pyarrow as pa
 from ebbflow.engine import frames
 from ebbflow.engine.dead_letter import PREFIX
 from ebbflow.engine.position import Mark, Position
-from ebbflow.nats.behind import read_behind
 from ebbflow.nats.link import Link
+from ebbflow.nats.stored import read_after
 from ebbflow.operations.tracing.way import Family, Where, Whereabouts
 from ebbflow.status.model import WorkInHand
 from ebbflow.streams.names import Names
@@ -117,7 +117,7 @@ class Search:
         if self._names.ledger not in self._streams:
             return
         returned: dict[tuple[str, str], Whereabouts | None] = {}
-        async for batch in read_behind(self._link.client, self._names.ledger, "", 0):
+        async for batch in read_after(self._link.client, self._names.ledger, "", 0):
             for number in range(len(batch.seqs)):
                 rows = frames.decode(batch.parcel.payload(number))
                 vertex = batch.parcel.subjects[number].decode().split(".")[-2]
@@ -133,7 +133,7 @@ class Search:
 
     async def _search_letters(self) -> AsyncIterator[Whereabouts]:
         stream = self._names.dead_letters
-        async for batch in read_behind(self._link.client, stream, "", 0, headers_only=True):
+        async for batch in read_after(self._link.client, stream, "", 0, headers_only=True):
             for number, seq in enumerate(batch.seqs):
                 headers = batch.parcel.headers(number) or {}
                 message = json.loads(headers.get(f"{PREFIX}Id", '""'))
@@ -147,7 +147,7 @@ class Search:
     ) -> AsyncIterator[tuple[Mark, pa.RecordBatch, dict[str, str]]]:
         """Yields the rows behind a mark, frame by frame, with where each begins."""
         first = done.row
-        async for batch in read_behind(self._link.client, stream, subject, done.seq):
+        async for batch in read_after(self._link.client, stream, subject, done.seq):
             for number, seq in enumerate(batch.seqs):
                 rows = frames.decode(batch.parcel.payload(number)).slice(first)
                 yield Mark(seq - 1, first), rows, batch.parcel.headers(number) or {}

@@ -16,7 +16,7 @@ from ebbflow.nats import api
 from ebbflow.nats.publish import BUFFER, Tally
 from ebbflow.streams import streams
 from ebbflow.streams.answers import bucket_config
-from ebbflow.streams.carry_out import publish_all
+from ebbflow.streams.publish_settlement import publish_settlement
 
 HASTY = replace(BUFFER, wait=0.01, attempts=3, ack_wait=1.0)
 
@@ -41,7 +41,7 @@ def publish(link, names):
     """Begin to publish a settlement; what it meets with is counted in the tally."""
 
     def begin(settlement, tally):
-        return link.submit(publish_all(link.client, names, settlement, HASTY, tally))
+        return link.submit(publish_settlement(link.client, names, settlement, HASTY, tally))
 
     return begin
 
