@@ -74,13 +74,12 @@ def logs(
 def _check_vertex(link: Link, names: Names, vertex: str | None) -> None:
     """Raises if there is no such pipeline, or if it has no such vertex."""
     from ebbflow.domain.errors import EbbflowError
-    from ebbflow.nats import api
     from ebbflow.streams.positions import read_all
-    from ebbflow.streams.streams import explain_unknown
+    from ebbflow.streams.streams import find_unknown
 
     known = sorted({name for name, _ in link.run(read_all(link, names))})
     if not known:
-        raise explain_unknown(names.pipeline, link.run(api.list_streams(link.client, "ebb_")))
+        raise link.run(find_unknown(link.client, names.pipeline))
     if vertex is not None and vertex not in known:
         raise EbbflowError(
             f"Pipeline {names.pipeline} has no vertex {vertex!r}. It has: {', '.join(known)}."

@@ -31,7 +31,7 @@ from ebbflow.status.model import ChunkTimes, Concern, PipelineStatus, Sample, Ve
 from ebbflow.status.publishing import CHUNKS, NOW, SAMPLE
 from ebbflow.streams.names import Names, VertexStreams
 from ebbflow.streams.positions import load_all
-from ebbflow.streams.streams import explain_unknown
+from ebbflow.streams.streams import find_unknown
 
 SILENCE = 5.0
 """Seconds after which a run that has told nothing counts as lost."""
@@ -62,7 +62,7 @@ async def load_status(client: SecuredClient, names: Names) -> PipelineStatus:
         return last
     positions = await load_all(client, names)
     if last is None and not positions:
-        raise explain_unknown(names.pipeline, await api.list_streams(client, "ebb_"))
+        raise await find_unknown(client, names.pipeline)
     known = last or PipelineStatus(names.pipeline, phase="ended")
     return await _bring_up_to_date(client, names, known, positions)
 

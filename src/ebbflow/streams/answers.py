@@ -21,7 +21,7 @@ from ebbflow.nats.link import Link
 from ebbflow.nats.pull import EPOCH, Deliveries
 from ebbflow.nats.stored import read_after, read_last
 from ebbflow.streams.names import Names
-from ebbflow.streams.streams import ANSWERS, explain_unknown
+from ebbflow.streams.streams import ANSWERS, explain_missing
 
 
 class ServingStore(Protocol):
@@ -154,11 +154,6 @@ def bucket_in(metadata: dict[str, str], pipeline: str) -> str:
 
 async def read_metadata(link: Link, pipeline: str) -> dict[str, str]:
     """Returns what the last run of the pipeline has said beside its positions."""
-    client, positions = link.client, f"KV_{Names(pipeline).positions}"
-    try:
-        facts = await api.call(client, f"STREAM.INFO.{positions}")
-    except api.ApiError as error:
-        if error.code != api.NOT_FOUND:
-            raise
-        raise explain_unknown(pipeline, await api.list_streams(client, "ebb_")) from None
+    async with explain_missing(link.client, pipeline):
+        facts = await api.call(link.client, f"STREAM.INFO.KV_{Names(pipeline).positions}")
     return facts["config"].get("metadata") or {}

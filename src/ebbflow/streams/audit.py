@@ -9,29 +9,23 @@ Frames are deleted only when the record says that they are in the table.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from ebbflow.domain.errors import Fenced, PermanentPublishError
+from ebbflow.domain.errors import Fenced
 from ebbflow.engine.audit import CHUNK, AuditStamp, ToldFrame, choose
 from ebbflow.nats import api
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.link import Link
-from ebbflow.nats.publish import PublishRetry, publish
 from ebbflow.nats.pull import Deliveries
-from ebbflow.nats.stored import read_after, read_one
+from ebbflow.nats.stored import read_after
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import read_all
+from ebbflow.streams.record import Record
 
 MOST_FRAMES = 100_000
 """The most frames of a batch. At low rates a frame has one row, and a batch is a file."""
-
-_IN_PROCESS = 10164
-_WRONG_REVISION = frozenset({10071, _IN_PROCESS})
-_PAUSE = 0.1
-_PATIENT = PublishRetry(attempts=-1, ack_wait=20)
 
 Numbers = dict[str, int]
 """The number of a chunk for each partition, by ``vertex.partition``."""
@@ -78,8 +72,7 @@ class AuditStream:
         self._link = link
         self._names = names
         self._lineage = lineage
-        self._subject = f"$KV.{names.positions}.{names.audit_key}"
-        self._revision = 0
+        self._stored = Record(link.client, names.positions, names.audit_key)
         self._record = AuditRecord()
         self._told: list[ToldFrame] = []
 
@@ -163,42 +156,17 @@ class AuditStream:
             await api.purge(self._link.client, self._names.audit, subject, seq)
 
     async def _load(self) -> None:
-        stored = await read_one(
-            self._link.client, f"KV_{self._names.positions}", last_by_subj=self._subject
-        )
+        stored = await self._stored.read()
         if stored is not None:
-            self._revision = stored.seq
-            facts = json.loads(stored.payload)
+            facts = json.loads(stored)
             # In a record from before there were merges, what was written is in the table.
             self._record = AuditRecord(**{"merged": facts["batches"], **facts})
 
     async def _store(self, record: AuditRecord) -> None:
         """Replaces the record; ``Fenced`` when another run has replaced it."""
-        while not await self._try_store(record):
-            await asyncio.sleep(_PAUSE)
-
-    async def _try_store(self, record: AuditRecord) -> bool:
-        """Returns ``True`` once it is stored; ``False`` while a copy of it may still be stored."""
-        replaced = self._revision
-        try:
-            ack = await publish(
-                self._link.client,
-                self._subject,
-                json.dumps(asdict(record)).encode(),
-                {"Nats-Expected-Last-Subject-Sequence": str(self._revision)},
-                retry=_PATIENT,
-            )
-        except PermanentPublishError as error:
-            if error.code not in _WRONG_REVISION:
-                raise
-            await self._load()
-            if self._record == record:  # an equal one is ours, and this is about its second copy
-                return True
-            if error.code == _IN_PROCESS and self._revision == replaced:
-                return False
-            raise Fenced("audit", 0) from error
-        self._revision, self._record = ack.seq, record
-        return True
+        if not await self._stored.replace(json.dumps(asdict(record)).encode()):
+            raise Fenced("audit", 0)
+        self._record = record
 
 
 async def read_told(client: SecuredClient, names: Names) -> AsyncIterator[ToldFrame]:

@@ -130,14 +130,14 @@ class Names:
         return f"{vertex}.{partition}"
 
     @property
-    def pauses_subject(self) -> str:
-        """The key, as a subject, of what people have paused: beside positions, which have a dot."""
-        return f"$KV.{self.positions}.paused"
+    def pauses_key(self) -> str:
+        """The key of what people have paused: next to the positions, whose keys have a dot."""
+        return "paused"
 
     @property
-    def spec_subject(self) -> str:
-        """The key, as a subject, of the spec that the pipeline last ran with."""
-        return f"$KV.{self.positions}.spec"
+    def spec_key(self) -> str:
+        """The key of the spec that the pipeline last ran with."""
+        return "spec"
 
     @property
     def answers(self) -> str:

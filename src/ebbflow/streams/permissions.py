@@ -92,7 +92,10 @@ def derive_permissions(
         ],
         "have tasks stop, and tell what they do": [names.control_subject, names.event_subject()],
         "show what passes to whoever taps": [names.tap_subject()],
-        "pause and resume, and keep the spec": [names.pauses_subject, names.spec_subject],
+        "pause and resume, and keep the spec": [
+            f"$KV.{names.positions}.{names.pauses_key}",
+            f"$KV.{names.positions}.{names.spec_key}",
+        ],
         "tell what user code prints, and read it": [
             *(names.log_subject(vertex.vertex) for vertex in vertices),
             *_list_reads([names.logs]),

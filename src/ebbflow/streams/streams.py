@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from nats.aio.client import Client
@@ -225,6 +226,22 @@ def _explain(config: dict[str, Any], error: ApiError) -> SetupError:
             "Make room on its disk, or raise max_file_store in its configuration.",
         )
     return SetupError(f"NATS refused stream {name}: {error}.")
+
+
+@asynccontextmanager
+async def explain_missing(client: Client, pipeline: str) -> AsyncIterator[None]:
+    """Raises ``SetupError`` where JetStream has no such stream, as no such pipeline has run."""
+    try:
+        yield
+    except ApiError as error:
+        if error.code != api.NOT_FOUND:
+            raise
+        raise await find_unknown(client, pipeline) from None
+
+
+async def find_unknown(client: Client, pipeline: str) -> SetupError:
+    """Returns the error about a pipeline that has not run here, with those that have."""
+    return explain_unknown(pipeline, await api.list_streams(client, "ebb_"))
 
 
 def explain_unknown(pipeline: str, existing: Iterable[str]) -> SetupError:
