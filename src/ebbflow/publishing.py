@@ -124,7 +124,8 @@ class AsyncPublisher:
 
     def _prepare(self, message: Outgoing, options: PublishOptions) -> Sending:
         client, headers = self._require_client(), message.headers or {}
-        return Sending(client, message.subject, message.data, headers, options.to_retry())
+        bounds, room = options.to_retry(), options.room
+        return Sending(client, message.subject, message.data, headers, bounds, room=room)
 
     def _require_client(self) -> SecuredClient:
         if self._client is None:

@@ -13,7 +13,7 @@ from ebbflow.domain.errors import (
     PublishTimeout,
 )
 from ebbflow.nats import api
-from ebbflow.nats.publish import PublishRetry, publish
+from ebbflow.nats.publish import PublishRetry, Room, publish
 from ebbflow.streams import streams
 
 
@@ -58,7 +58,11 @@ def test_a_full_buffer_is_told_apart_or_waited_for(link, names, ensure):
 
     waiting = link.submit(
         publish(
-            link.client, subject, b"y", retry=PublishRetry(wait=0.02, ack_wait=5, until_room=True)
+            link.client,
+            subject,
+            b"y",
+            retry=PublishRetry(wait=0.02, ack_wait=5),
+            room=Room.DEADLINE,
         )
     )
     assert not waiting.done()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import queue
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from itertools import chain
 from pathlib import Path
@@ -37,7 +37,8 @@ from ebbflow.status.model import PipelineStatus
 from ebbflow.status.reading import follow_status, read_chunks, read_history, read_status
 from ebbflow.status.run_report import Silent
 from ebbflow.streams import streams
-from ebbflow.streams.logs import LogEntry, LogFollower
+from ebbflow.streams.logs import LogEntry
+from ebbflow.streams.logs import follow_logs as follow_entries
 from ebbflow.streams.names import Names
 from ebbflow.streams.permissions import Permissions
 from ebbflow.testing.background_run import BackgroundRun
@@ -184,12 +185,11 @@ def have_changed(server: Watched) -> None:
 
 def follow_logs(server: Watched) -> None:
     """As ``ebbflow logs --follow`` does, with the permissions of the pipeline."""
-    entries: queue.Queue[LogEntry] = queue.Queue()
+    entries: queue.Queue[Sequence[LogEntry]] = queue.Queue()
     names = Names("p")
     with open_link(server.as_("me", "m", names.inbox)) as link:
-        follower = LogFollower(link.client, names, "out", 0, entries.put, print)
-        link.run(follower.open())
-        assert entries.get(timeout=10).printed.text == "out prints"
+        follower = link.run(follow_entries(link.client, names, "out", 0, entries.put, print))
+        assert entries.get(timeout=10)[0].printed.text == "out prints"
         link.run(follower.close())
 
 

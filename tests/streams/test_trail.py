@@ -14,9 +14,10 @@ from ebbflow.engine.publications import Chunk, Place
 from ebbflow.engine.settlement import Settlement, settle
 from ebbflow.engine.verdict import Verdict
 from ebbflow.nats import api
+from ebbflow.nats.follow import Follower
 from ebbflow.streams import streams
 from ebbflow.streams.publish_settlement import publish_settlement
-from ebbflow.streams.trail import TrailFollower, TrailFrame, read_trail_after
+from ebbflow.streams.trail import TrailFrame, follow_trail, read_trail_after
 from tests.engine.sample_rows import some
 
 
@@ -80,9 +81,8 @@ def test_a_follower_hands_on_what_was_there_and_then_what_comes(link, names, tel
         taken.extend(batch)
         come.set()
 
-    async def follow() -> TrailFollower:
-        follower = TrailFollower(link.client, names, 1, take, failures.append)
-        await follower.open()
+    async def follow() -> Follower:
+        follower = await follow_trail(link.client, names, 1, take, failures.append)
         await follower.catch_up()
         return follower
 
@@ -107,8 +107,7 @@ def test_a_follower_hands_on_what_was_there_and_then_what_comes(link, names, tel
 def test_to_catch_up_with_a_trail_that_has_become_too_old_takes_no_time(link, names, tell):
     async def follow() -> None:
         await api.call(link.client, f"STREAM.PURGE.{names.trail}")
-        follower = TrailFollower(link.client, names, 0, lambda _: None, lambda _: None)
-        await follower.open()
+        follower = await follow_trail(link.client, names, 0, lambda _: None, lambda _: None)
         await follower.catch_up()
         await follower.close()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -96,7 +97,7 @@ def _print(entry: LogEntry, as_json: bool) -> None:
 
 
 def _follow(link: Link, names: Names, vertex: str, after: int, as_json: bool) -> None:
-    from ebbflow.streams.logs import LogFollower
+    from ebbflow.streams.logs import follow_logs
 
     ended = threading.Event()
     failures: list[EbbflowError] = []
@@ -105,8 +106,11 @@ def _follow(link: Link, names: Names, vertex: str, after: int, as_json: bool) ->
         failures.append(error)
         ended.set()
 
-    follower = LogFollower(link.client, names, vertex, after, lambda e: _print(e, as_json), fail)
-    link.run(follower.open())
+    def show(entries: Sequence[LogEntry]) -> None:
+        for entry in entries:
+            _print(entry, as_json)
+
+    follower = link.run(follow_logs(link.client, names, vertex, after, show, fail))
     try:
         ended.wait()
     except KeyboardInterrupt:

@@ -32,7 +32,7 @@ from typing import Any, TypeGuard, TypeVar
 
 from ebbflow.domain.errors import Ack, EbbflowError, PublishError
 from ebbflow.nats.client import SecuredClient
-from ebbflow.nats.publish import PublishRetry, Sending, Tally, check_size
+from ebbflow.nats.publish import PublishRetry, Room, Sending, Tally, check_size
 from ebbflow.nats.requests import Answer
 from ebbflow.nats.wire import Publishes, read_headers
 
@@ -56,11 +56,17 @@ Addressed = tuple[str, Mapping[str, str], bytes]
 
 
 async def publish_all(
-    client: SecuredClient, rows: Publishes, retry: PublishRetry, tally: Tally | None = None
+    client: SecuredClient,
+    rows: Publishes,
+    retry: PublishRetry,
+    *,
+    room: Room = Room.NO,
+    tally: Tally | None = None,
 ) -> dict[int, PublishError]:
     """Publishes all rows; returns those that are not confirmed, each with the reason.
 
-    Each row is on its own: others go on when one fails.
+    Each row is on its own: others go on when one fails. Only with ``Room.FOREVER`` the first error
+    is raised at once, because others may wait for ever.
     """
     began, tally = time.monotonic(), tally or Tally()
     answers: list[Answer] = [None] * len(rows)
@@ -74,17 +80,53 @@ async def publish_all(
         async with gate:
             subject, headers = rows.subjects[row].decode(), read_headers(rows.headers[row])
             payload = rows.payloads[row]
-            sending = Sending(client, subject, payload, headers, retry, tally=tally, began=began)
+            sending = Sending(
+                client, subject, payload, headers, retry, room=room, tally=tally, began=began
+            )
             try:
                 await (sending.go_on(answers[row]) if was_sent else sending.confirm())
             except PublishError as error:
+                if room is Room.FOREVER:
+                    raise
                 failures[row] = error
 
     left = [row for row, answer in enumerate(answers) if not _is_stored(answer)]
     tally.attempts += len(rows) - len(left)
     tally.confirmed += len(rows) - len(left)
-    await asyncio.gather(*map(go_on, left))
+    await _run_all(map(go_on, left))
     return failures
+
+
+async def _run_all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Runs coroutines side by side; the first error ends the others and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for one in work:
+                group.create_task(one)
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
+
+async def publish_lanes(
+    lanes: Iterable[Iterable[T]], publish: Callable[[T], Coroutine[Any, Any, None]], most: int
+) -> None:
+    """Publishes lanes side by side, at most so many messages at a time.
+
+    The next message of a lane is published only when the one before it is confirmed: otherwise one
+    that had to be sent again would come behind it. The first error ends all lanes.
+    """
+    gate = asyncio.Semaphore(most)
+
+    async def publish_lane(lane: Iterable[T]) -> None:
+        for message in lane:
+            async with gate:
+                await publish(message)
+
+    separate = [*lanes]
+    if len(separate) == 1:  # as a small chunk has it: without a task of its own
+        await publish_lane(separate[0])
+    else:
+        await _run_all(map(publish_lane, separate))
 
 
 def _is_stored(answer: Answer) -> TypeGuard[bytes]:

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
+from enum import Enum
 from types import MappingProxyType
 from typing import Any, TypedDict, TypeVar
 from uuid import uuid4
@@ -71,15 +72,21 @@ _SILENCE = (TimeoutError, nats.errors.TimeoutError, nats.errors.OutboundBufferLi
 class PublishRetry:
     """The bounds of trying: how long and how often. ``attempts`` of -1 goes on until the deadline.
 
-    ``until_room`` waits for a full stream as well, within the same deadline; finding it full uses
-    up no attempts.
+    They do not say whether a full stream is waited for: see ``Room``.
     """
 
     wait: float = 0.25
     attempts: int = 2
     ack_wait: float = 5.0
     attempt_timeout: float = 1.0
-    until_room: bool = False
+
+
+class Room(Enum):
+    """How long a full stream is waited for. Finding it full uses up no attempts."""
+
+    NO = "not at all: it is a BufferFull"
+    DEADLINE = "until the deadline, in which the time without room counts"
+    FOREVER = "for as long as it takes: the bounds begin anew whenever there may be room"
 
 
 BUFFER = PublishRetry(wait=0.05, attempts=-1, ack_wait=float("inf"))
@@ -131,9 +138,11 @@ class Sending:
         payload: bytes,
         headers: Mapping[str, str],
         retry: PublishRetry,
-        clock: Callable[[], float] = time.monotonic,
+        *,
+        room: Room = Room.NO,
         tally: Tally | None = None,
         began: float | None = None,
+        on_full: Callable[[], None] = lambda: None,
     ) -> None:
         self.headers = write_headers(headers)
         check_size(client.max_payload, payload, self.headers)
@@ -141,9 +150,13 @@ class Sending:
         self.subject = subject
         self.payload = payload
         self._retry = retry
-        self._clock = clock
+        self._room = room
         self._tally = tally or Tally()
-        self._start = clock() if began is None else began
+        self._on_full = on_full
+        self._begin(time.monotonic() if began is None else began)
+
+    def _begin(self, start: float) -> None:
+        self._start = start
         self._sent = 0
         self._uncounted = 0
         self._seen: dict[str, int] = {}
@@ -237,7 +250,7 @@ class Sending:
 
     @property
     def _elapsed(self) -> float:
-        return self._clock() - self._start
+        return time.monotonic() - self._start
 
     @property
     def _remaining(self) -> float:
@@ -289,12 +302,7 @@ class Sending:
     async def _wait_or_raise(self, code: int, text: str) -> None:
         """Returns when it is worth another attempt, and raises when it is not."""
         if code == _FULL:
-            self._note("found it full")
-            self._tally.full += 1
-            if not self._retry.until_room:
-                raise self.explain(BufferFull, text)
-            self._uncounted += 1
-            await self._pause(BufferFull, text)
+            await self._wait_for_room(text)
         elif code == _IN_PROCESS:
             self._note("found a copy in process")
             self._uncounted += 1
@@ -310,6 +318,21 @@ class Sending:
                 error.subject, error.attempts, error.seconds, error.detail, code
             )
 
+    async def _wait_for_room(self, text: str) -> None:
+        self._note("found it full")
+        self._tally.full += 1
+        match self._room:
+            case Room.NO:
+                raise self.explain(BufferFull, text)
+            case Room.DEADLINE:
+                self._uncounted += 1
+                await self._pause(BufferFull, text)
+            case Room.FOREVER:
+                self._on_full()
+                # The same message again, with the same id: it is stored once.
+                await asyncio.sleep(self._retry.wait)
+                self._begin(time.monotonic())
+
 
 async def publish(
     client: SecuredClient,
@@ -319,49 +342,24 @@ async def publish(
     *,
     msg_id: str | None = None,
     retry: PublishRetry | None = None,
-    clock: Callable[[], float] = time.monotonic,
+    room: Room = Room.NO,
     tally: Tally | None = None,
+    on_full: Callable[[], None] = lambda: None,
 ) -> Ack:
     """Publishes one message and returns when the server has confirmed it.
 
     Raises one of the ``PublishError`` family when it is not confirmed, ``MessageTooLarge`` when it
     cannot be sent at all. A call that is cancelled stops waiting at once; the message may or may
-    not have arrived.
+    not have arrived. ``on_full`` is called each time that a full stream is waited for without end.
     """
     sent = dict(headers or {})
     if msg_id is not None:
         sent[MSG_ID] = msg_id
-    sending = Sending(client, subject, payload, sent, retry or PublishRetry(), clock, tally)
+    bounds = retry or PublishRetry()
+    sending = Sending(
+        client, subject, payload, sent, bounds, room=room, tally=tally, on_full=on_full
+    )
     return await sending.confirm()
-
-
-async def publish_when_room(
-    client: SecuredClient,
-    subject: str,
-    payload: bytes,
-    headers: Mapping[str, str] | None = None,
-    *,
-    msg_id: str | None = None,
-    retry: PublishRetry,
-    tally: Tally | None = None,
-    on_full: Callable[[], None] = lambda: None,
-) -> Ack:
-    """Publishes one message like ``publish``, and waits for a full stream for as long as it takes.
-
-    A full buffer is back-pressure and no failure, so the bounds of ``retry`` are for everything
-    else: they begin anew whenever there may be room. ``until_room`` is the other way to wait, for
-    callers with a deadline of their own: there the time without room counts. ``on_full`` is called
-    each time the stream is found full.
-    """
-    while True:
-        try:
-            return await publish(
-                client, subject, payload, headers, msg_id=msg_id, retry=retry, tally=tally
-            )
-        except BufferFull:
-            on_full()
-        # The same message again, with the same id: it is stored once.
-        await asyncio.sleep(retry.wait)
 
 
 def check_size(largest: int, payload: bytes, headers: bytes) -> None:
@@ -509,8 +507,12 @@ class PublishOptions:
             attempts=self.retry_attempts,
             ack_wait=ack_wait,
             attempt_timeout=self.attempt_timeout,
-            until_room=self.wait_for_room,
         )
+
+    @property
+    def room(self) -> Room:
+        """How long a full stream is waited for."""
+        return Room.DEADLINE if self.wait_for_room else Room.NO
 
 
 def _check_seconds(name: str, value: object, most: float = sys.float_info.max) -> None:

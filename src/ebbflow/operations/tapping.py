@@ -13,9 +13,10 @@ import json
 import queue
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from random import Random
 
 import pyarrow as pa
@@ -26,7 +27,7 @@ from ebbflow.engine.position import Position, Span
 from ebbflow.engine.publications import Place
 from ebbflow.engine.tapping import OUTCOMES, PassingRows, TapFilter, TappedRow, TapWish
 from ebbflow.nats import api
-from ebbflow.nats.follow import Follower
+from ebbflow.nats.follow import Follower, follow
 from ebbflow.nats.link import Link
 from ebbflow.nats.pull import Deliveries
 from ebbflow.nats.stored import read_after
@@ -107,17 +108,17 @@ def _follow_buffers(
             stream = names.buffer(vertex.name, partition)
             state = link.run(api.read_state(link.client, stream))
             place = Place(vertex.name, partition, (), link.client.max_payload)
-            follower = Follower(
+            following = follow(
                 link.client,
                 stream,
                 names.buffer_subject(vertex.name, partition),
                 0 if state is None else state.last_seq,
-                take=_Arrivals(place, wish, arriving).take,
+                decode=partial(_choose_arrivals, place, wish),
+                take=partial(_put_all, arriving),
                 fail=lambda error: None,
                 waiting=arriving.qsize,
             )
-            link.run(follower.open(), timeout=30)
-            stack.callback(_close, link, follower)
+            stack.callback(_close, link, link.run(following, timeout=30))
         yield
 
 
@@ -126,18 +127,15 @@ def _close(link: Link, follower: Follower) -> None:
         link.run(follower.close(), timeout=10)
 
 
-@dataclass
-class _Arrivals:
-    """Turns the frames of one buffer into what is shown. Called on the link's loop."""
+def _choose_arrivals(place: Place, wish: TapWish, deliveries: Deliveries) -> list[Tapped]:
+    """Returns what is shown of the frames of one buffer."""
+    views = map(deliveries.parcel.view, range(len(deliveries)))
+    return [Tapped(*_choose(frames.decode(view), place, wish, "arrived")) for view in views]
 
-    place: Place
-    wish: TapWish
-    arriving: queue.Queue[Tapped]
 
-    def take(self, deliveries: Deliveries) -> None:
-        for row, _ in enumerate(deliveries.seqs):
-            batch = frames.decode(deliveries.parcel.view(row))
-            _put(self.arriving, Tapped(*_choose(batch, self.place, self.wish, "arrived")))
+def _put_all(arriving: queue.Queue[Tapped], some: Sequence[Tapped]) -> None:
+    for tapped in some:
+        _put(arriving, tapped)
 
 
 def _choose(

@@ -16,7 +16,7 @@ from ebbflow.domain.errors import EbbflowError, SetupError
 from ebbflow.engine.answers import Answer, key_pattern, read_answer
 from ebbflow.nats import api
 from ebbflow.nats.client import SecuredClient
-from ebbflow.nats.follow import Follower
+from ebbflow.nats.follow import Follower, follow
 from ebbflow.nats.link import Link
 from ebbflow.nats.pull import EPOCH, Deliveries
 from ebbflow.nats.stored import read_after, read_last
@@ -94,26 +94,16 @@ class AnswerBucket:
         written again, as after a crash, comes again. ``take`` gets those that have arrived
         together; ``fail`` the error after which none come.
         """
-
-        def hand_on(deliveries: Deliveries) -> None:
-            take(self._read(deliveries))
-
-        after = await self._find_last() if request is None else 0
-        follower = Follower(
+        now = await api.read_info(self._client, self.stream) if request is None else {}
+        return await follow(
             self._client,
             self.stream,
             self._subject(request),
-            after,
-            take=hand_on,
+            int(now.get("last_seq", 0)),
+            decode=self._read,
+            take=take,
             fail=fail,
-            waiting=lambda: 0,
         )
-        await follower.open()
-        return follower
-
-    async def _find_last(self) -> int:
-        state = await api.read_info(self._client, self.stream)
-        return int(state["last_seq"])
 
     def _read(self, deliveries: Deliveries) -> list[Answer]:
         parcel = deliveries.parcel

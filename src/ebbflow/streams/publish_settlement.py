@@ -13,7 +13,6 @@ first time.
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,16 +23,16 @@ from ebbflow.engine.frames import fingerprint
 from ebbflow.engine.position import Mark
 from ebbflow.engine.publications import Publication, Stage
 from ebbflow.engine.settlement import Settlement
-from ebbflow.nats import bulk
+from ebbflow.nats.bulk import publish_all, publish_lanes
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.publish import (
     BUFFER,
     MSG_ID,
     PublishRetry,
+    Room,
     Tally,
     check_size,
     publish,
-    publish_when_room,
 )
 from ebbflow.nats.stored import read_after, read_page, take_snapshot
 from ebbflow.nats.wire import Publishes
@@ -57,52 +56,21 @@ async def publish_settlement(
 
     It returns when everything else is confirmed, and raises the first error that no wait mends.
     """
-    gate = asyncio.Semaphore(IN_FLIGHT)
     discarded: list[Publication] = []
 
-    async def publish_lane(publications: list[Publication]) -> None:
-        for publication in publications:
-            # The next one of a lane only when this one is confirmed: an ordered edge would get it
-            # in front of one that had to be sent again.
-            async with gate:
-                if not await _publish(client, names, publication, retry, tally):
-                    discarded.append(publication)
+    async def publish_one(publication: Publication) -> None:
+        if not await _publish(client, names, publication, retry, tally):
+            discarded.append(publication)
 
     for stage in settlement.stages():
         # A stage begins when the one before it is confirmed. The order of stages is what a crash in
         # between may not turn around: see ``Stage``.
-        if len(stage) == 1:  # as a small chunk has it: without a task of its own
-            await publish_lane(stage)
-            continue
-        if stage[0].stage in _A_MESSAGE_EACH:
-            await _publish_in_bulk(client, names, stage, retry, tally)
-            continue
-        lanes = _split_lanes(stage)
-        try:
-            async with asyncio.TaskGroup() as group:
-                for publications in lanes:
-                    group.create_task(publish_lane(publications))
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None
+        if len(stage) > 1 and stage[0].stage in _A_MESSAGE_EACH:
+            rows = _encode(client, names, stage)
+            await publish_all(client, rows, retry, room=Room.FOREVER, tally=tally)
+        else:
+            await publish_lanes(_split_lanes(stage), publish_one, IN_FLIGHT)
     return discarded
-
-
-async def _publish_in_bulk(
-    client: SecuredClient,
-    names: Names,
-    stage: list[Publication],
-    retry: PublishRetry,
-    tally: Tally | None,
-) -> None:
-    """Publishes messages many at a time; returns when all of them are confirmed."""
-    rows = _encode(client, names, stage)
-    while failures := await bulk.publish_all(client, rows, retry, tally):
-        for error in failures.values():
-            if not isinstance(error, BufferFull):
-                raise error
-        # The same messages again, with the same ids: each is stored once.
-        rows = rows.pick(sorted(failures))
-        await asyncio.sleep(retry.wait)
 
 
 def _encode(client: SecuredClient, names: Names, stage: list[Publication]) -> Publishes:
@@ -135,15 +103,16 @@ async def _publish(
 ) -> bool:
     """Returns ``True`` when it is stored; only what may be discarded can fail to be."""
     subject, headers = address(names, publication)
-    send = publish if publication.discards else publish_when_room
+    room = Room.NO if publication.discards else Room.FOREVER
     try:
-        await send(
+        await publish(
             client,
             subject,
             publication.payload,
             headers,
             msg_id=publication.msg_id,
             retry=retry,
+            room=room,
             tally=tally,
         )
     except BufferFull:
