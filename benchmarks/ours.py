@@ -25,9 +25,10 @@ from ebbflow.runtime.plan import MonoPlan, Role, SinksPlan, UserMap, VertexPlan
 from ebbflow.runtime.planning import make_plans
 from ebbflow.runtime.provision import provision
 from ebbflow.spark.supervisor import Supervisor
-from ebbflow.streams import streams
+from ebbflow.streams import catalogue
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import read_all
+from ebbflow.streams.provision import ensure
 from ebbflow.usercode.monovertex import Bypass
 
 if TYPE_CHECKING:
@@ -71,9 +72,7 @@ def lay_out(ground: Ground, plans: Sequence[VertexPlan], *ends: str) -> None:
     ground.fresh()
     ground.link.run(provision(ground.link, plans))
     for end in ends:
-        ground.link.run(
-            streams.ensure(ground.link.client, streams.buffer_config(NAMES, end, 0, _BUFFER))
-        )
+        ground.link.run(ensure(ground.link.client, catalogue.buffer_config(NAMES, end, 0, _BUFFER)))
 
 
 def planned(ground: Ground, builder: Builder) -> list[VertexPlan]:

@@ -36,7 +36,7 @@ from ebbflow.spark.run import run_pipeline
 from ebbflow.status.model import PipelineStatus
 from ebbflow.status.reading import follow_status, read_chunks, read_history, read_status
 from ebbflow.status.run_report import Silent
-from ebbflow.streams import streams
+from ebbflow.streams import catalogue, provision
 from ebbflow.streams.logs import LogEntry
 from ebbflow.streams.logs import follow_logs as follow_entries
 from ebbflow.streams.names import Names
@@ -433,7 +433,9 @@ def test_a_run_without_a_permission_names_it_and_goes_on_once_it_has_it(run, ser
             seen[0],
         )
         with open_link(server.as_("admin", "a")) as link:
-            link.run(streams.ensure(link.client, streams.redelivery_config(Names("p"), "old", 0)))
+            link.run(
+                provision.ensure(link.client, catalogue.redelivery_config(Names("p"), "old", 0))
+            )
             with pytest.raises(SetupError) as refused:
                 run(pipeline, nats=server.url, login=login)
             link.run(api.delete(link.client, ["ebb_p_old_0_redelivery"]))

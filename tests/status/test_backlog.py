@@ -20,7 +20,7 @@ from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.status import backlog
 from ebbflow.status.backlog import Backlog, VertexBacklog
-from ebbflow.streams import streams
+from ebbflow.streams import catalogue
 from ebbflow.streams.names import Names, VertexStreams
 from ebbflow.streams.publish_settlement import publish_settlement
 from tests.engine.sample_rows import some
@@ -68,8 +68,8 @@ class Vertex:
 
 @pytest.fixture
 def vertex(link: Link, names: Names, ensure: Callable[[Any], None]) -> Vertex:
-    ensure(streams.buffer_config(names, "v", 0, 100))
-    ensure(streams.redelivery_config(names, "v", 0))
+    ensure(catalogue.buffer_config(names, "v", 0, 100))
+    ensure(catalogue.redelivery_config(names, "v", 0))
     return Vertex(link, names)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from ebbflow.nats.publish import Tally
 from ebbflow.runtime.events import Events
-from ebbflow.streams import streams
+from ebbflow.streams import catalogue
 from ebbflow.streams.logs import LogEntry, follow_logs, read_logs
 from ebbflow.usercode.printing import Printed
 
@@ -19,7 +19,7 @@ from ebbflow.usercode.printing import Printed
 @pytest.fixture
 def tell(link, names, ensure):
     """Tell what a vertex prints, as its task does."""
-    ensure(streams.logs_config(names))
+    ensure(catalogue.logs_config(names))
 
     def tell(vertex: str, printed: Printed, partition: int = 0) -> None:
         Events(link, names, vertex, partition, Tally()).log(printed)

@@ -14,8 +14,8 @@ from ebbflow.engine.publications import Publication, Stage
 from ebbflow.engine.settlement import Settlement
 from ebbflow.nats import api
 from ebbflow.nats.publish import BUFFER, Tally
-from ebbflow.streams import streams
-from ebbflow.streams.answers import bucket_config
+from ebbflow.streams import catalogue
+from ebbflow.streams.catalogue import bucket_config
 from ebbflow.streams.publish_settlement import publish_settlement
 
 HASTY = replace(BUFFER, wait=0.01, attempts=3, ack_wait=1.0)
@@ -48,7 +48,7 @@ def publish(link, names):
 
 @pytest.fixture
 def buffer_of_one(link, names, ensure):
-    ensure(streams.buffer_config(names, "out", 0, max_frames=1))
+    ensure(catalogue.buffer_config(names, "out", 0, max_frames=1))
 
 
 def test_a_bound_ends_the_attempts_when_there_is_no_stream(publish):

@@ -18,14 +18,14 @@ from ebbflow.engine.settlement import settle
 from ebbflow.engine.verdict import Verdict
 from ebbflow.nats import api
 from ebbflow.nats.stored import read_subject
-from ebbflow.streams import streams
+from ebbflow.streams import catalogue
 from ebbflow.streams.publish_settlement import publish_settlement, without_stored
 
 
 @pytest.fixture
 def streams_of_v(names, ensure):
     """With a window that is over at once, as after a long outage."""
-    for config in (streams.redelivery_config(names, "v", 0), streams.dead_letter_config(names)):
+    for config in (catalogue.redelivery_config(names, "v", 0), catalogue.dead_letter_config(names)):
         ensure(config | {"duplicate_window": 100_000_000})
 
 

@@ -15,7 +15,7 @@ from ebbflow.engine.settlement import Settlement, settle
 from ebbflow.engine.verdict import Verdict
 from ebbflow.nats import api
 from ebbflow.nats.follow import Follower
-from ebbflow.streams import streams
+from ebbflow.streams import catalogue
 from ebbflow.streams.publish_settlement import publish_settlement
 from ebbflow.streams.trail import TrailFrame, follow_trail, read_trail_after
 from tests.engine.sample_rows import some
@@ -24,7 +24,7 @@ from tests.engine.sample_rows import some
 @pytest.fixture
 def tell(link, names, ensure):
     """Settle a chunk of rows at a vertex, as often as one likes."""
-    ensure(streams.trail_config(names, 60_000))
+    ensure(catalogue.trail_config(names, 60_000))
 
     def settlement(vertex: str, *ids: str) -> Settlement:
         verdict = Verdict(some(*ids), Rules(vertex, Backoff(interval=1, steps=1), 10**6))

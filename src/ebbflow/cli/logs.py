@@ -76,7 +76,7 @@ def _check_vertex(link: Link, names: Names, vertex: str | None) -> None:
     """Raises if there is no such pipeline, or if it has no such vertex."""
     from ebbflow.domain.errors import EbbflowError
     from ebbflow.streams.positions import read_all
-    from ebbflow.streams.streams import find_unknown
+    from ebbflow.streams.provision import find_unknown
 
     known = sorted({name for name, _ in link.run(read_all(link, names))})
     if not known:

@@ -32,7 +32,7 @@ from typing import Any, TypeGuard, TypeVar
 
 from ebbflow.domain.errors import Ack, EbbflowError, PublishError
 from ebbflow.nats.client import SecuredClient
-from ebbflow.nats.publish import PublishRetry, Room, Sending, Tally, check_size
+from ebbflow.nats.publish import PublishRetry, Sending, Tally, WaitForRoom, check_size
 from ebbflow.nats.requests import Answer
 from ebbflow.nats.wire import Publishes, read_headers
 
@@ -60,13 +60,13 @@ async def publish_all(
     rows: Publishes,
     retry: PublishRetry,
     *,
-    room: Room = Room.NO,
+    room: WaitForRoom = WaitForRoom.NO,
     tally: Tally | None = None,
 ) -> dict[int, PublishError]:
     """Publishes all rows; returns those that are not confirmed, each with the reason.
 
-    Each row is on its own: others go on when one fails. Only with ``Room.FOREVER`` the first error
-    is raised at once, because others may wait for ever.
+    Each row is on its own: others go on when one fails. Only with ``WaitForRoom.FOREVER`` the first
+    error is raised at once, because others may wait for ever.
     """
     began, tally = time.monotonic(), tally or Tally()
     answers: list[Answer] = [None] * len(rows)
@@ -86,7 +86,7 @@ async def publish_all(
             try:
                 await (sending.go_on(answers[row]) if was_sent else sending.confirm())
             except PublishError as error:
-                if room is Room.FOREVER:
+                if room is WaitForRoom.FOREVER:
                     raise
                 failures[row] = error
 

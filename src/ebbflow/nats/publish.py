@@ -72,7 +72,7 @@ _SILENCE = (TimeoutError, nats.errors.TimeoutError, nats.errors.OutboundBufferLi
 class PublishRetry:
     """The bounds of trying: how long and how often. ``attempts`` of -1 goes on until the deadline.
 
-    They do not say whether a full stream is waited for: see ``Room``.
+    They do not say whether a full stream is waited for: see ``WaitForRoom``.
     """
 
     wait: float = 0.25
@@ -81,7 +81,7 @@ class PublishRetry:
     attempt_timeout: float = 1.0
 
 
-class Room(Enum):
+class WaitForRoom(Enum):
     """How long a full stream is waited for. Finding it full uses up no attempts."""
 
     NO = "not at all: it is a BufferFull"
@@ -139,7 +139,7 @@ class Sending:
         headers: Mapping[str, str],
         retry: PublishRetry,
         *,
-        room: Room = Room.NO,
+        room: WaitForRoom = WaitForRoom.NO,
         tally: Tally | None = None,
         began: float | None = None,
         on_full: Callable[[], None] = lambda: None,
@@ -322,12 +322,12 @@ class Sending:
         self._note("found it full")
         self._tally.full += 1
         match self._room:
-            case Room.NO:
+            case WaitForRoom.NO:
                 raise self.explain(BufferFull, text)
-            case Room.DEADLINE:
+            case WaitForRoom.DEADLINE:
                 self._uncounted += 1
                 await self._pause(BufferFull, text)
-            case Room.FOREVER:
+            case WaitForRoom.FOREVER:
                 self._on_full()
                 # The same message again, with the same id: it is stored once.
                 await asyncio.sleep(self._retry.wait)
@@ -342,7 +342,7 @@ async def publish(
     *,
     msg_id: str | None = None,
     retry: PublishRetry | None = None,
-    room: Room = Room.NO,
+    room: WaitForRoom = WaitForRoom.NO,
     tally: Tally | None = None,
     on_full: Callable[[], None] = lambda: None,
 ) -> Ack:
@@ -510,9 +510,9 @@ class PublishOptions:
         )
 
     @property
-    def room(self) -> Room:
+    def room(self) -> WaitForRoom:
         """How long a full stream is waited for."""
-        return Room.DEADLINE if self.wait_for_room else Room.NO
+        return WaitForRoom.DEADLINE if self.wait_for_room else WaitForRoom.NO
 
 
 def _check_seconds(name: str, value: object, most: float = sys.float_info.max) -> None:

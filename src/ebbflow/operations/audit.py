@@ -19,8 +19,9 @@ from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link_to_pipeline
 from ebbflow.spark.audit.query import AuditTables, open_query
-from ebbflow.streams.names import Names
-from ebbflow.streams.streams import AUDIT_TABLE, explain_unknown
+from ebbflow.streams.catalogue import AUDIT_TABLE
+from ebbflow.streams.names import AUDIT, PREFIX, Names, list_pipelines
+from ebbflow.streams.provision import explain_unknown
 
 if TYPE_CHECKING:
     from ebbflow.spark.audit.query import AuditResult
@@ -51,9 +52,8 @@ def query_audit(
 
 def _find_tables(link: Link, pipeline: str | None) -> dict[str, Mapping[str, Any]]:
     """Returns the tables that pipelines say to keep."""
-    streams = link.run(api.list_streams(link.client, "ebb_"))
-    first, last = Names("|").audit.split("|")
-    audited = [s.removeprefix(first).removesuffix(last) for s in streams if s.endswith(last)]
+    streams = link.run(api.list_streams(link.client, PREFIX))
+    audited = list_pipelines(streams, AUDIT)
     if pipeline is not None:
         if Names(pipeline).dead_letters not in streams:
             raise explain_unknown(pipeline, streams)

@@ -23,7 +23,7 @@ from ebbflow.engine import frames
 from ebbflow.engine.publications import ROWS, partition_of
 from ebbflow.nats.bulk import publish_lanes
 from ebbflow.nats.link import Link
-from ebbflow.nats.publish import PublishRetry, Room, publish
+from ebbflow.nats.publish import PublishRetry, WaitForRoom, publish
 from ebbflow.runtime.stored_spec import read_spec
 from ebbflow.spec.graph.shape import ShapeVertex
 from ebbflow.streams.names import Names
@@ -134,7 +134,7 @@ class Sender:
             counted,
             msg_id=mark,
             retry=self._retry,
-            room=Room.DEADLINE,
+            room=WaitForRoom.DEADLINE,
         )
         return ack.duplicate
 

@@ -202,6 +202,7 @@ class VertexPlan:
             self.remembers,
             self.batched,
             self.serves,
+            self.buffer_frames,
         )
 
     @property

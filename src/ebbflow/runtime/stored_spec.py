@@ -14,8 +14,8 @@ from ebbflow.domain.errors import EbbflowError, SetupError, did_you_mean
 from ebbflow.nats.client import SecuredClient
 from ebbflow.spec.graph.shape import PipelineShape, ShapeVertex
 from ebbflow.streams.names import Names
+from ebbflow.streams.provision import explain_missing
 from ebbflow.streams.record import Record
-from ebbflow.streams.streams import explain_missing
 
 if TYPE_CHECKING:
     from ebbflow.spec.model import Spec

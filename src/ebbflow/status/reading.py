@@ -31,7 +31,7 @@ from ebbflow.status.model import ChunkTimes, Concern, PipelineStatus, Sample, Ve
 from ebbflow.status.publishing import CHUNKS, NOW, SAMPLE
 from ebbflow.streams.names import Names, VertexStreams
 from ebbflow.streams.positions import load_all
-from ebbflow.streams.streams import find_unknown
+from ebbflow.streams.provision import find_unknown
 
 SILENCE = 5.0
 """Seconds after which a run that has told nothing counts as lost."""
@@ -87,7 +87,7 @@ async def _bring_up_to_date(
         by_vertex[vertex][partition] = position
     letters = LetterCauses(client, names)
     await letters.look(_LETTERS_WITHIN)
-    streams = set(await api.list_streams(client, f"ebb_{names.pipeline}_"))
+    streams = set(await api.list_streams(client, names.prefix))
     vertices = known.vertices or tuple(VertexStatus(name) for name in sorted(by_vertex))
     now = [
         await _refresh(client, names, vertex, by_vertex[vertex.name], letters, streams)

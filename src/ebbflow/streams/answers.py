@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Sequence
 from datetime import datetime, timedelta
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Protocol
 
 from ebbflow.domain.errors import EbbflowError, SetupError
 from ebbflow.engine.answers import Answer, key_pattern, read_answer
@@ -20,8 +20,9 @@ from ebbflow.nats.follow import Follower, follow
 from ebbflow.nats.link import Link
 from ebbflow.nats.pull import EPOCH, Deliveries
 from ebbflow.nats.stored import read_after, read_last
-from ebbflow.streams.names import Names
-from ebbflow.streams.streams import ANSWERS, explain_missing
+from ebbflow.streams.catalogue import ANSWERS_BUCKET
+from ebbflow.streams.names import Names, bucket_stream
+from ebbflow.streams.provision import explain_missing
 
 
 class ServingStore(Protocol):
@@ -37,30 +38,12 @@ class ServingStore(Protocol):
         """Returns all answers to a request so far; none for one that is not known."""
 
 
-def bucket_config(bucket: str, ttl_ms: int, replicas: int = 1) -> dict[str, Any]:
-    """Describes the stream behind the bucket, as any NATS tool knows buckets."""
-    return {
-        "name": f"KV_{bucket}",
-        "subjects": [f"$KV.{bucket}.>"],
-        "storage": "file",
-        "num_replicas": replicas,
-        "max_msgs_per_subject": 1,
-        "max_age": ttl_ms * 1_000_000,
-        # No message id may be remembered for longer than the message itself is kept.
-        "duplicate_window": min(120_000, ttl_ms) * 1_000_000,
-        "discard": "new",
-        "allow_direct": True,
-        "allow_rollup_hdrs": True,
-        "deny_delete": True,
-    }
-
-
 class AnswerBucket:
     """The answers in a bucket, for reading. Used on the client's loop."""
 
     def __init__(self, client: SecuredClient, bucket: str) -> None:
         self._client = client
-        self.stream = f"KV_{bucket}"
+        self.stream = bucket_stream(bucket)
         self._prefix = f"$KV.{bucket}."
 
     async def get(self, request: str) -> list[Answer]:
@@ -134,7 +117,7 @@ async def find_bucket(link: Link, pipeline: str) -> str:
 
 def bucket_in(metadata: dict[str, str], pipeline: str) -> str:
     """Returns the bucket that is named there; ``SetupError`` if the pipeline keeps no answers."""
-    bucket = metadata.get(ANSWERS)
+    bucket = metadata.get(ANSWERS_BUCKET)
     if bucket is None:
         raise SetupError(
             f"Pipeline {pipeline!r} keeps no answers.", "Give it servingStore: {nats: {}}."
@@ -145,5 +128,5 @@ def bucket_in(metadata: dict[str, str], pipeline: str) -> str:
 async def read_metadata(link: Link, pipeline: str) -> dict[str, str]:
     """Returns what the last run of the pipeline has said beside its positions."""
     async with explain_missing(link.client, pipeline):
-        facts = await api.call(link.client, f"STREAM.INFO.KV_{Names(pipeline).positions}")
+        facts = await api.call(link.client, f"STREAM.INFO.{Names(pipeline).positions_stream}")
     return facts["config"].get("metadata") or {}

@@ -20,7 +20,7 @@ from ebbflow.domain.errors import Ack, PermanentPublishError
 from ebbflow.engine import frames
 from ebbflow.engine.publications import ROWS
 from ebbflow.nats.link import Link
-from ebbflow.nats.publish import BUFFER, Room, publish
+from ebbflow.nats.publish import BUFFER, WaitForRoom, publish
 from ebbflow.streams.names import Names
 from ebbflow.usercode.variables import Variables
 
@@ -141,7 +141,7 @@ class Buffers:
         msg_id: str,
         *,
         within: float = float("inf"),
-        room: Room = Room.NO,
+        room: WaitForRoom = WaitForRoom.NO,
         on_full: Callable[[], None] = lambda: None,
     ) -> Ack:
         """Stores rows as one frame, on the link's loop; the same id again is stored once.

@@ -1,7 +1,7 @@
 """The permissions that the login of a pipeline needs in NATS, and no more.
 
 Every stream and subject is named in full: a wildcard stands only for what is made up while the
-pipeline runs, and never reaches into another pipeline. Pure: from names to subjects.
+pipeline runs, and never reaches into another pipeline. Pure: from the catalogue to subjects.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
+from ebbflow.streams.catalogue import KINDS, KeptStream, PipelineStreams, Purpose, StreamKind
 from ebbflow.streams.names import Names, VertexStreams
 
-_FOLLOW = ("CONSUMER.CREATE.{}.*", "CONSUMER.MSG.NEXT.{}.*", "CONSUMER.DELETE.{}.*")
+# The last one is for streams that are the pipeline's own: one that it may share stays.
+_MAKES = ("STREAM.CREATE.{}", "STREAM.UPDATE.{}", "STREAM.INFO.{}", "STREAM.DELETE.{}")
 
 Groups = dict[str, list[str]]
 """Subjects under what they are for."""
@@ -54,81 +55,16 @@ def derive_permissions(
 
     ``bucket`` is where its answers go; ``audit`` if it keeps an audit table.
     """
-    returned = [_list_returned(names, vertex) for vertex in vertices if vertex.returns]
-    seen = [names.seen_subject(vertex.vertex) for vertex in vertices if vertex.remembers]
-    followed = [s for vertex in vertices if not vertex.batched for s in vertex.for_messages(names)]
-    batched = [s for vertex in vertices if vertex.batched for s in vertex.for_messages(names)]
-    serves = any(vertex.serves for vertex in vertices)
-    positions = f"KV_{names.positions}"
-    kept = {names.ledger: bool(returned), names.seen: bool(seen), names.trail: serves}
-    kept[names.audit] = audit
-    beside = [stream for stream, is_kept in kept.items() if is_kept]
-    kept_always = [names.dead_letters, names.logs, names.status]
-    own = [positions, *kept_always, *beside, *followed, *batched]
-    publish: Groups = {
-        "see which streams there are; shows names only": ["$JS.API.STREAM.NAMES"],
-        "make its streams, look at them, delete them for --fresh": _list_calls(
-            own, "STREAM.CREATE.{}", "STREAM.UPDATE.{}", "STREAM.INFO.{}", "STREAM.DELETE.{}"
-        ),
-        "read its buffers and redeliveries, and forget what is done": [
-            *_list_calls([*followed, *batched], *_FOLLOW),
-            *_list_reads(batched),
-            *_list_calls([*followed, *batched], "STREAM.PURGE.{}"),
-        ],
-        "read its positions": _list_reads([positions]),
-        "tell its state, and read it": [
-            names.status_subject(),
-            *_list_reads([names.status]),
-            *_list_calls([names.status], *_FOLLOW),
-        ],
-        "read, replay and purge its dead letters": [
-            *_list_reads([names.dead_letters]),
-            *_list_calls([names.dead_letters], *_FOLLOW),
-            *_list_calls([names.dead_letters], "STREAM.MSG.DELETE.{}", "STREAM.PURGE.{}"),
-            *_list_calls(_list_marked(names, vertices), "STREAM.MSG.GET.{}"),
-        ],
-        "write messages, redeliveries, dead letters and positions": [
-            subject for vertex in vertices for subject in _list_written(names, vertex)
-        ],
-        "have tasks stop, and tell what they do": [names.control_subject, names.event_subject()],
-        "show what passes to whoever taps": [names.tap_subject()],
-        "pause and resume, and keep the spec": [
-            f"$KV.{names.positions}.{names.pauses_key}",
-            f"$KV.{names.positions}.{names.spec_key}",
-        ],
-        "tell what user code prints, and read it": [
-            *(names.log_subject(vertex.vertex) for vertex in vertices),
-            *_list_reads([names.logs]),
-            *_list_calls([names.logs], *_FOLLOW),
-        ],
-        "be the one run of this pipeline": [names.run_subject, f"{names.inbox}.>"],
+    pipeline = PipelineStreams(names, vertices, bucket, audit_table="" if audit else None)
+    publish: dict[Purpose, list[str]] = {
+        Purpose.SEE: ["$JS.API.STREAM.NAMES"],
+        Purpose.CONTROL: [names.control_subject, names.event_subject()],
+        Purpose.TAP: [names.tap_subject()],
+        Purpose.RUN: [names.run_subject, f"{names.inbox}.>"],
     }
-    if returned:
-        publish["write down what went back to a source"] = [
-            *_list_reads([names.ledger]),
-            *_list_calls([names.ledger], "STREAM.PURGE.{}"),
-            *chain.from_iterable(returned),
-        ]
-    if seen:
-        publish["write down the ids that sources were given"] = [*_list_reads([names.seen]), *seen]
-    if serves:
-        publish["write down what became of every message, and follow it"] = [
-            *_list_calls([names.trail], *_FOLLOW),
-            *(names.trail_subject(vertex.vertex) for vertex in vertices),
-        ]
-    if audit:
-        publish["write down what became of every message, until it is in the audit table"] = [
-            *_list_calls([names.audit], "STREAM.PURGE.{}", *_FOLLOW),
-            *_list_reads([names.audit]),
-            *(
-                names.audit_subject(vertex.vertex, partition)
-                for vertex in vertices
-                for partition in range(vertex.partitions)
-            ),
-            f"$KV.{names.positions}.{names.audit_key}",
-        ]
-    if bucket is not None:
-        publish["write and read answers"] = _list_for_answers(names, bucket)
+    for kind in KINDS:
+        for purpose, subjects in _list_granted(kind, pipeline):
+            publish.setdefault(purpose, []).extend(subjects)
     subscribe = {
         "answers to its requests": [f"{names.inbox}.>"],
         "the word to stop, and what tasks tell": [
@@ -140,47 +76,24 @@ def derive_permissions(
         "be the one run of this pipeline": [names.run_subject],
         "the state of the pipeline": [names.status_subject("now")],
     }
-    return Permissions(publish, subscribe)
+    in_order = (purpose for purpose in Purpose if publish.get(purpose))
+    return Permissions({purpose.value: publish[purpose] for purpose in in_order}, subscribe)
 
 
-def _list_calls(streams: Iterable[str], *calls: str) -> list[str]:
-    return [f"$JS.API.{call.format(stream)}" for stream in streams for call in calls]
+def _list_granted(
+    kind: StreamKind, pipeline: PipelineStreams
+) -> Iterator[tuple[Purpose, Sequence[str]]]:
+    """Yields the subjects that a pipeline publishes to because of a kind of stream."""
+    streams = [*kind.kept(pipeline)]
+    if not streams:
+        return
+    making = _MAKES if kind.is_own(pipeline) else _MAKES[:-1]
+    yield Purpose.MAKE, [*_list_calls(streams, making)]
+    for grant in kind.grants:
+        about = [s for s in streams if s.vertex is None or grant.where(s.vertex)]
+        yield grant.purpose, [*_list_calls(about, grant.calls), *grant.subjects(pipeline)]
 
 
-def _list_reads(streams: Iterable[str]) -> list[str]:
-    return _list_calls(streams, "DIRECT.GET.{}", "STREAM.MSG.GET.{}")
-
-
-def _list_for_answers(names: Names, bucket: str) -> list[str]:
-    stream = f"KV_{bucket}"
-    calls = _list_calls([stream], "STREAM.CREATE.{}", "STREAM.UPDATE.{}", "STREAM.INFO.{}")
-    # Its own bucket goes with --fresh; one that it may share stays.
-    fresh = _list_calls([stream], "STREAM.DELETE.{}") if bucket == names.answers else []
-    reads = [*_list_reads([stream]), *_list_calls([stream], *_FOLLOW)]
-    return [*calls, *fresh, *reads, f"$KV.{bucket}.>"]
-
-
-def _list_returned(names: Names, vertex: VertexStreams) -> list[str]:
-    return [names.ledger_subject(vertex.vertex, one) for one in range(vertex.partitions)]
-
-
-def _list_marked(names: Names, vertices: Iterable[VertexStreams]) -> list[str]:
-    """Returns the streams where a replay marks what it has sent, but those that are read anyway."""
-    return [
-        names.redelivery(vertex.vertex, partition)
-        for vertex in vertices
-        if not vertex.batched
-        for partition in range(vertex.partitions)
-    ]
-
-
-def _list_written(names: Names, vertex: VertexStreams) -> Iterator[str]:
-    name = vertex.vertex
-    for partition in range(vertex.partitions):
-        if vertex.has_buffer:
-            yield names.buffer_subject(name, partition)
-        yield names.due_subject(name, partition)
-        yield names.later_subject(name, partition, "*")
-        yield names.replayed_subject(name, partition)
-        yield f"$KV.{names.positions}.{names.position_key(name, partition)}"
-    yield names.dead_letter_subject(name)
+def _list_calls(streams: Iterable[KeptStream], calls: Iterable[str]) -> Iterator[str]:
+    for stream in streams:
+        yield from (f"$JS.API.{call.format(stream.config['name'])}" for call in calls)

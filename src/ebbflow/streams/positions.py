@@ -22,8 +22,8 @@ from ebbflow.nats.link import Link
 from ebbflow.nats.publish import BUFFER, PublishRetry, Tally
 from ebbflow.nats.stored import read_last
 from ebbflow.streams.names import Names
+from ebbflow.streams.provision import explain_missing
 from ebbflow.streams.record import Record
-from ebbflow.streams.streams import explain_missing
 
 
 class PositionStore:
@@ -68,9 +68,9 @@ async def read_all(link: Link, names: Names) -> dict[tuple[str, int], Position]:
 
 async def load_all(client: SecuredClient, names: Names) -> dict[tuple[str, int], Position]:
     """Returns the same, by a client."""
-    prefix = f"$KV.{names.positions}."
+    prefix = names.record_subject("")
     positions = {}
-    for record in await read_last(client, f"KV_{names.positions}", prefix + "*.*"):
+    for record in await read_last(client, names.positions_stream, prefix + "*.*"):
         vertex, _, partition = record.subject.removeprefix(prefix).rpartition(".")
         positions[vertex, int(partition)] = Position.from_json(record.payload)
     return positions

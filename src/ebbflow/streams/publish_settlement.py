@@ -29,8 +29,8 @@ from ebbflow.nats.publish import (
     BUFFER,
     MSG_ID,
     PublishRetry,
-    Room,
     Tally,
+    WaitForRoom,
     check_size,
     publish,
 )
@@ -67,7 +67,7 @@ async def publish_settlement(
         # between may not turn around: see ``Stage``.
         if len(stage) > 1 and stage[0].stage in _A_MESSAGE_EACH:
             rows = _encode(client, names, stage)
-            await publish_all(client, rows, retry, room=Room.FOREVER, tally=tally)
+            await publish_all(client, rows, retry, room=WaitForRoom.FOREVER, tally=tally)
         else:
             await publish_lanes(_split_lanes(stage), publish_one, IN_FLIGHT)
     return discarded
@@ -103,7 +103,7 @@ async def _publish(
 ) -> bool:
     """Returns ``True`` when it is stored; only what may be discarded can fail to be."""
     subject, headers = address(names, publication)
-    room = Room.NO if publication.discards else Room.FOREVER
+    room = WaitForRoom.NO if publication.discards else WaitForRoom.FOREVER
     try:
         await publish(
             client,

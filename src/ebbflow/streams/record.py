@@ -16,6 +16,7 @@ from ebbflow.nats.bulk import EXPECTED
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.publish import PublishRetry, Tally, publish
 from ebbflow.nats.stored import read_one
+from ebbflow.streams.names import bucket_stream
 
 # For records that people or the driver write: gives up when NATS is silent for long.
 _PATIENT = PublishRetry(attempts=-1, ack_wait=20)
@@ -40,7 +41,7 @@ class Record:
     ) -> None:
         self.revision = 0
         self._client = client
-        self._stream = f"KV_{bucket}"
+        self._stream = bucket_stream(bucket)
         self._subject = f"$KV.{bucket}.{key}"
         self._retry = retry
         self._tally = tally

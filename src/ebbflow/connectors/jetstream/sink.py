@@ -12,7 +12,7 @@ from ebbflow.connectors.nats.messages import PublishSettings
 from ebbflow.domain.errors import PermanentPublishError, PublishError, SetupError
 from ebbflow.domain.message import RowResponse
 from ebbflow.nats.bulk import publish_all
-from ebbflow.nats.publish import PublishRetry, Room
+from ebbflow.nats.publish import PublishRetry, WaitForRoom
 
 
 class JetStreamSink:
@@ -40,7 +40,7 @@ class JetStreamSink:
         client = self._link.client
         outbound = self._settings.outgoing(rows, client.max_payload)
         failures = self._link.run(
-            publish_all(client, outbound.messages, self._retry, room=Room.DEADLINE)
+            publish_all(client, outbound.messages, self._retry, room=WaitForRoom.DEADLINE)
         )
         return outbound.answer({n: self._respond(error) for n, error in failures.items()})
 

@@ -26,7 +26,7 @@ from ebbflow.connectors.nats.messages import to_source_columns
 from ebbflow.domain.errors import EbbflowError, SetupError
 from ebbflow.engine import frames
 from ebbflow.nats.login import Addresses
-from ebbflow.nats.publish import Room
+from ebbflow.nats.publish import WaitForRoom
 from ebbflow.nats.wire import Parcel
 from ebbflow.streams.feed import Spot
 
@@ -205,7 +205,7 @@ class NatsFeed:
                     rows,
                     self._name(chunk[0].first),
                     within=_STORE_WITHIN,
-                    room=Room.FOREVER,
+                    room=WaitForRoom.FOREVER,
                     on_full=self._meet_full,
                 )
             except EbbflowError as error:

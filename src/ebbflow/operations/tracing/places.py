@@ -7,7 +7,6 @@ ledger of its source or among the dead letters, and the positions say what of th
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from datetime import UTC, datetime
 
@@ -58,7 +57,7 @@ class Search:
     async def _search_all(
         self, positions: dict[tuple[str, int], Position]
     ) -> AsyncIterator[Whereabouts]:
-        for vertex, partition in sorted(self._list_partitions()):
+        for vertex, partition in sorted(self._names.partitions_in(self._streams)):
             # A vertex that has never begun has no position, and messages may wait for it.
             position = positions.get((vertex, partition), Position(""))
             if self._names.buffer(vertex, partition) in self._streams:
@@ -71,12 +70,6 @@ class Search:
             yield place
         async for place in self._search_letters():
             yield place
-
-    def _list_partitions(self) -> set[tuple[str, int]]:
-        """Returns the partitions of all vertices, as their streams show them."""
-        pattern = re.compile(rf"ebb_{re.escape(self._names.pipeline)}_([^_]+)_(\d+)(_redelivery)?")
-        matches = filter(None, map(pattern.fullmatch, self._streams))
-        return {(match[1], int(match[2])) for match in matches}
 
     async def _search_buffer(
         self, vertex: str, partition: int, position: Position
