@@ -22,7 +22,7 @@ from ebbflow.runtime.planning import make_plans
 from ebbflow.streams import catalogue
 from ebbflow.streams.answers import AnswerBucket
 from ebbflow.streams.catalogue import bucket_config
-from ebbflow.streams.positions import PositionStore, read_all
+from ebbflow.streams.positions import PositionStore, read_positions
 from tests.cluster.lagging import READS, lagging
 from tests.cluster.steady import Steady
 
@@ -47,7 +47,9 @@ def test_positions_are_up_to_date_when_a_follower_lags(cluster, names):
 
         for _ in late.rounds():
             backlog = f"$KV.{names.positions}.large.0"
-            found = late.after(settle, lambda: read_all(late.reading, names), backlog, LARGE)
+            found = late.after(
+                settle, lambda: read_positions(late.reading.client, names), backlog, LARGE
+            )
             expected = {("v", number): one for number, one in enumerate(positions)}
             assert [one.items() >= expected.items() for one in found] == [True] * READS
 
@@ -158,12 +160,12 @@ def test_reads_wait_for_a_leader_and_one_that_was_replaced_does_not_count(cluste
         old.run(PositionStore(old.client, names, "v", 0).claim())
         with cluster.halted(leader):
             began = time.monotonic()
-            reading = other.submit(read_all(other, names))
+            reading = other.submit(read_positions(other.client, names))
             position = other.run(PositionStore(other.client, names, "v", 0).claim())
             assert reading.result(30).keys() == {("v", 0)}
             print(f"read and written {time.monotonic() - began:.1f} s after the leader was halted")
             states = [old.submit(api.read_state(old.client, stream)) for _ in range(20)]
-            found = old.submit(read_all(old, names))
+            found = old.submit(read_positions(old.client, names))
             time.sleep(0.02)  # on their way into the node
         assert {state.result(30).last_seq for state in states} == {2}
         assert found.result(30) == {("v", 0): position}
@@ -183,4 +185,4 @@ def test_a_position_that_is_being_written_is_waited_for(cluster, names):
         writing.result(10)
         link.run(store.write(position))
 
-    assert cluster.link.run(read_all(cluster.link, names)) == {("v", 0): position}
+    assert cluster.link.run(read_positions(cluster.link.client, names)) == {("v", 0): position}

@@ -11,7 +11,7 @@ from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.nats.publish import publish
 from ebbflow.streams import catalogue, provision
 from ebbflow.streams.names import Names
-from ebbflow.streams.positions import read_all
+from ebbflow.streams.positions import read_positions
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +23,7 @@ def write_again(state, rows):
     window = catalogue.buffer_config(names, "work", 0, 10_000) | {"duplicate_window": 10**8}
     with start_embedded(state) as server, open_link(server) as link:
         link.run(provision.ensure(link.client, window))
-        last = link.run(read_all(link, names))["work", 0].done.known["in.0"]
+        last = link.run(read_positions(link.client, names))["work", 0].done.known["in.0"]
         a, b, c, d = last.begins
         for mark, ids in rows(last.rows).items():
             batch = frames.batch_of({"id": ids, "value": [b"{}"] * len(ids)}, len(ids))

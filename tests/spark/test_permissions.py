@@ -40,12 +40,12 @@ from ebbflow.streams import catalogue, provision
 from ebbflow.streams.logs import LogEntry
 from ebbflow.streams.logs import follow_logs as follow_entries
 from ebbflow.streams.names import Names
-from ebbflow.streams.permissions import Permissions
+from ebbflow.streams.provision import Permissions
 from ebbflow.testing.background_run import BackgroundRun
 from tests.connectors.user_code.queue import QueueFile, RedeliveringQueue
 from tests.engine.sample_rows import some, verdict_on
 from tests.nats.securing import nats_server, reload
-from tests.streams.test_permissions import matches, subjects
+from tests.streams.test_provision import matches, subjects
 
 pytestmark = pytest.mark.slow
 

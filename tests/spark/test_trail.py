@@ -12,8 +12,8 @@ from ebbflow import Message, Nack, Pipeline, Response
 from ebbflow.connectors.registry import SOURCES
 from ebbflow.engine.trail import TrailRow
 from ebbflow.nats.locate import open_link, start_embedded
+from ebbflow.streams.answers import read_trail_after
 from ebbflow.streams.names import Names
-from ebbflow.streams.trail import read_trail_after
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from ebbflow.domain.errors import Fenced
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.position import Mark, Span
 from ebbflow.streams import catalogue
-from ebbflow.streams.positions import PositionStore, read_all
+from ebbflow.streams.positions import PositionStore, read_positions
 
 
 @pytest.fixture
@@ -61,4 +61,4 @@ def test_all_positions_of_a_pipeline_are_read_at_once(link, names, ensure):
     for vertex, partition in (("a", 0), ("a", 1), ("b-c", 0)):
         link.run(PositionStore(link.client, names, vertex, partition).claim())
 
-    assert set(link.run(read_all(link, names))) == {("a", 0), ("a", 1), ("b-c", 0)}
+    assert set(link.run(read_positions(link.client, names))) == {("a", 0), ("a", 1), ("b-c", 0)}

@@ -75,10 +75,10 @@ def logs(
 def _check_vertex(link: Link, names: Names, vertex: str | None) -> None:
     """Raises if there is no such pipeline, or if it has no such vertex."""
     from ebbflow.domain.errors import EbbflowError
-    from ebbflow.streams.positions import read_all
+    from ebbflow.streams.positions import read_positions
     from ebbflow.streams.provision import find_unknown
 
-    known = sorted({name for name, _ in link.run(read_all(link, names))})
+    known = sorted({name for name, _ in link.run(read_positions(link.client, names))})
     if not known:
         raise link.run(find_unknown(link.client, names.pipeline))
     if vertex is not None and vertex not in known:

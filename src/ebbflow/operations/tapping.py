@@ -35,7 +35,7 @@ from ebbflow.runtime.stored_spec import read_spec
 from ebbflow.runtime.taps import ask_tap, end_tap
 from ebbflow.spec.graph.shape import ShapeVertex
 from ebbflow.streams.names import Names
-from ebbflow.streams.positions import read_all
+from ebbflow.streams.positions import read_positions
 
 __all__ = ["OUTCOMES", "TapFilter", "TapWish", "Tapped", "read_waiting", "tap"]
 
@@ -154,7 +154,7 @@ def read_waiting(link: Link, names: Names, wish: TapWish) -> Iterator[TappedRow]
     ``outcome`` says which; of those that are parked, ``due`` says until when.
     """
     vertex = link.run(read_spec(link.client, names)).vertex(wish.vertex)
-    positions = link.run(read_all(link, names))
+    positions = link.run(read_positions(link.client, names))
     for partition in range(vertex.partitions):
         done = positions.get((vertex.name, partition), Position("")).done
         place = Place(vertex.name, partition, (), link.client.max_payload)

@@ -22,9 +22,8 @@ from ebbflow.nats.stored import read_after
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.streams.catalogue import PipelineStreams, list_configs
 from ebbflow.streams.names import REDELIVERY, Names, bucket_stream, parse_stream
-from ebbflow.streams.permissions import Permissions, derive_permissions
-from ebbflow.streams.positions import read_all
-from ebbflow.streams.provision import ensure
+from ebbflow.streams.positions import read_positions
+from ebbflow.streams.provision import Permissions, derive_permissions, ensure
 
 if TYPE_CHECKING:
     from ebbflow.spec.model import Spec
@@ -71,7 +70,7 @@ async def _refuse_leftovers(link: Link, plans: Sequence[VertexPlan], names: Name
     stored = await api.list_streams(link.client, names.prefix)
     parsed = {stream: parse_stream(stream) for stream in stored if stream not in known}
     gone = {stream: place for stream, place in parsed.items() if place and place.vertex}
-    positions = await read_all(link, names) if gone else {}
+    positions = await read_positions(link.client, names) if gone else {}
     left: Counter[tuple[str, int]] = Counter()
     for stream, place in gone.items():
         whose = place.vertex, place.partition
@@ -165,7 +164,7 @@ async def drained(link: Link, plans: Sequence[VertexPlan]) -> bool:
     Two equal looks are needed: between two reads a message could move from a stream not yet
     looked at to one already seen empty, but not without raising a sequence.
     """
-    positions = await read_all(link, Names(plans[0].pipeline))
+    positions = await read_positions(link.client, Names(plans[0].pipeline))
     for plan in plans:
         if plan.is_source and not plan.has_buffer and not plan.paused:
             ends = [positions.get((plan.vertex, p)) for p in range(plan.partitions)]

@@ -30,7 +30,7 @@ from ebbflow.status.letter_causes import LetterCauses
 from ebbflow.status.model import ChunkTimes, Concern, PipelineStatus, Sample, VertexStatus
 from ebbflow.status.publishing import CHUNKS, NOW, SAMPLE
 from ebbflow.streams.names import Names, VertexStreams
-from ebbflow.streams.positions import load_all
+from ebbflow.streams.positions import read_positions
 from ebbflow.streams.provision import find_unknown
 
 SILENCE = 5.0
@@ -60,7 +60,7 @@ async def load_status(client: SecuredClient, names: Names) -> PipelineStatus:
     last = await _load_last(client, names)
     if last is not None and last.phase != "ended" and not _is_old(last):
         return last
-    positions = await load_all(client, names)
+    positions = await read_positions(client, names)
     if last is None and not positions:
         raise await find_unknown(client, names.pipeline)
     known = last or PipelineStatus(names.pipeline, phase="ended")

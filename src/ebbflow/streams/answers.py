@@ -1,19 +1,26 @@
-"""The serving store: answers under the id of the request that they belong to.
+"""What a pipeline keeps that serves: answers to requests, and the trail of every message.
 
-The built-in store is a NATS key-value bucket; sinks write to it as part of settling, one entry for
-each message that answered, so that a replay after a crash writes the same entry again. A store of
-the user's own is a class with ``put`` and ``get``.
+Answers are under the id of the request that they belong to. The built-in store is a NATS key-value
+bucket; sinks write to it as part of settling, one entry for each message that answered, so that a
+replay after a crash writes the same entry again. A store of the user's own is a class with ``put``
+and ``get``.
+
+The trail says what became of every message, frame by frame, in order. ``read_trail_after`` reads
+what is there and ends; ``follow_trail`` continues with what is written. Both begin after a sequence
+of the stream. What each row says to be stored is stored when it is read (``engine.trail``).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Protocol
 
 from ebbflow.domain.errors import EbbflowError, SetupError
 from ebbflow.engine.answers import Answer, key_pattern, read_answer
+from ebbflow.engine.trail import TrailRow, read_trail
 from ebbflow.nats import api
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.follow import Follower, follow
@@ -130,3 +137,49 @@ async def read_metadata(link: Link, pipeline: str) -> dict[str, str]:
     async with explain_missing(link.client, pipeline):
         facts = await api.call(link.client, f"STREAM.INFO.{Names(pipeline).positions_stream}")
     return facts["config"].get("metadata") or {}
+
+
+@dataclass(frozen=True, slots=True)
+class TrailFrame:
+    """The rows that one chunk of a vertex has left, and their sequence in the stream."""
+
+    seq: int
+    vertex: str
+    rows: list[TrailRow]
+
+
+def _to_frames(deliveries: Deliveries) -> list[TrailFrame]:
+    parcel = deliveries.parcel
+    return [
+        TrailFrame(
+            seq,
+            parcel.subjects[row].rpartition(b".")[2].decode(),  # names of vertices have no dots
+            read_trail(parcel.payload(row)),
+        )
+        for row, seq in enumerate(deliveries.seqs)
+    ]
+
+
+async def read_trail_after(
+    client: SecuredClient, names: Names, after: int = 0, vertex: str = "*"
+) -> AsyncIterator[list[TrailFrame]]:
+    """Yields the frames behind a sequence that are there now, oldest first, many at a time.
+
+    ``JetStreamUnavailable`` when the server stops answering before the end.
+    """
+    async for batch in read_after(client, names.trail, names.trail_subject(vertex), after):
+        yield _to_frames(batch)
+
+
+async def follow_trail(
+    client: SecuredClient,
+    names: Names,
+    after: int,
+    take: Callable[[Sequence[TrailFrame]], None],
+    fail: Callable[[EbbflowError], None],
+) -> Follower:
+    """Hands on every frame after a sequence, each once and in order; see ``follow``."""
+    subject = names.trail_subject()
+    return await follow(
+        client, names.trail, subject, after, decode=_to_frames, take=take, fail=fail
+    )

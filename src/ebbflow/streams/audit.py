@@ -21,7 +21,7 @@ from ebbflow.nats.link import Link
 from ebbflow.nats.pull import Deliveries
 from ebbflow.nats.stored import read_after
 from ebbflow.streams.names import Names
-from ebbflow.streams.positions import read_all
+from ebbflow.streams.positions import read_positions
 from ebbflow.streams.record import Record
 
 MOST_FRAMES = 100_000
@@ -91,7 +91,7 @@ class AuditStream:
         await self._load()
         # The positions first. What they say to be done has been told before, and is in the stream
         # when it is read now; the other way round rows would be missing and never come.
-        positions = await read_all(self._link, self._names)
+        positions = await read_positions(self._link.client, self._names)
         ends = {f"{vertex}.{number}": own.chunks for (vertex, number), own in positions.items()}
         told = self._told = [frame async for frame in read_told(self._link.client, self._names)]
         begun = self._record.begun
@@ -131,7 +131,7 @@ class AuditStream:
 
     async def read_unwritten(self) -> list[tuple[ToldFrame, bytes]]:
         """Returns the frames that count and are not in the table, with their payloads."""
-        positions = await read_all(self._link, self._names)
+        positions = await read_positions(self._link.client, self._names)
         ends = {f"{vertex}.{number}": own.chunks for (vertex, number), own in positions.items()}
         # The record last: a batch that is written meanwhile is left out, and is in the table.
         payloads: dict[ToldFrame, bytes] = {}

@@ -18,7 +18,6 @@ from ebbflow.domain.errors import Fenced
 from ebbflow.engine.pauses import Pauses
 from ebbflow.engine.position import Position
 from ebbflow.nats.client import SecuredClient
-from ebbflow.nats.link import Link
 from ebbflow.nats.publish import BUFFER, PublishRetry, Tally
 from ebbflow.nats.stored import read_last
 from ebbflow.streams.names import Names
@@ -61,13 +60,8 @@ class PositionStore:
             raise Fenced(*self._owner)
 
 
-async def read_all(link: Link, names: Names) -> dict[tuple[str, int], Position]:
+async def read_positions(client: SecuredClient, names: Names) -> dict[tuple[str, int], Position]:
     """Returns every position of the pipeline by vertex and partition, no older than this call."""
-    return await load_all(link.client, names)
-
-
-async def load_all(client: SecuredClient, names: Names) -> dict[tuple[str, int], Position]:
-    """Returns the same, by a client."""
     prefix = names.record_subject("")
     positions = {}
     for record in await read_last(client, names.positions_stream, prefix + "*.*"):

@@ -36,9 +36,9 @@ from ebbflow.engine.answers import Answer
 from ebbflow.nats import api
 from ebbflow.nats.follow import Follower
 from ebbflow.nats.link import Link
+from ebbflow.streams.answers import follow_trail
 from ebbflow.streams.feed import Spot
 from ebbflow.streams.names import Names
-from ebbflow.streams.trail import follow_trail
 from ebbflow.web.body import check_size
 from ebbflow.web.refusal import Refusal, too_many, unavailable
 

@@ -23,7 +23,7 @@ from ebbflow.nats.link import Link
 from ebbflow.nats.publish import BUFFER, publish
 from ebbflow.nats.stored import read_after
 from ebbflow.streams.names import Names
-from ebbflow.streams.positions import read_all
+from ebbflow.streams.positions import read_positions
 
 
 async def read_life(client: SecuredClient, stream: str) -> str:
@@ -36,7 +36,7 @@ async def read_waiting(
     link: Link, names: Names, vertex: str, partitions: int
 ) -> dict[str, datetime]:
     """Returns the requests whose rows the source has not settled, and when they were accepted."""
-    positions = await read_all(link, names)
+    positions = await read_positions(link.client, names)
     waiting: dict[str, datetime] = {}
     for partition in range(partitions):
         position = positions.get((vertex, partition))

@@ -20,7 +20,7 @@ from ebbflow.nats.stored import read_after
 from ebbflow.operations.tracing.way import Family, Where, Whereabouts
 from ebbflow.status.model import WorkInHand
 from ebbflow.streams.names import Names
-from ebbflow.streams.positions import read_all
+from ebbflow.streams.positions import read_positions
 
 _SCHEDULE = "Nats-Schedule"
 
@@ -48,7 +48,7 @@ class Search:
 
     async def look(self) -> list[Whereabouts]:
         """Returns where they are, each once."""
-        positions = await read_all(self._link, self._names)
+        positions = await read_positions(self._link.client, self._names)
         places: dict[tuple[str, str, str], Whereabouts] = {}
         async for place in self._search_all(positions):
             places.setdefault((place.vertex, place.message, place.where), place)

@@ -17,9 +17,8 @@ from ebbflow.engine.completion import RequestStep
 from ebbflow.engine.trail import TrailRow
 from ebbflow.nats.link import Link
 from ebbflow.operations.tracing.way import TraceStep
-from ebbflow.streams.answers import find_bucket
+from ebbflow.streams.answers import TrailFrame, find_bucket, read_trail_after
 from ebbflow.streams.names import Names
-from ebbflow.streams.trail import TrailFrame, read_trail_after
 
 
 async def find_request(

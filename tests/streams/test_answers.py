@@ -15,8 +15,8 @@ from ebbflow.engine.verdict import Rules, Verdict
 from ebbflow.nats import api
 from ebbflow.nats.follow import Follower
 from ebbflow.streams import catalogue
+from ebbflow.streams.answers import TrailFrame, follow_trail, read_trail_after
 from ebbflow.streams.publish_settlement import publish_settlement
-from ebbflow.streams.trail import TrailFrame, follow_trail, read_trail_after
 from tests.engine.sample_rows import some
 
 

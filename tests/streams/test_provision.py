@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.streams.names import Names
-from ebbflow.streams.permissions import Groups, Permissions, VertexStreams, derive_permissions
+from ebbflow.streams.provision import Groups, Permissions, VertexStreams, derive_permissions
 
 LABEL = st.from_regex(r"[a-z]([-a-z0-9]{0,4}[a-z0-9])?", fullmatch=True)
 VERTICES = st.lists(
