@@ -47,11 +47,11 @@ async def provision(link: Link, plans: Sequence[VertexPlan], replicas: int = 1) 
     pipeline = PipelineStreams(
         names,
         [plan.streams for plan in plans],
-        plans[0].bucket,
-        plans[0].bucket_ttl,
-        any(plan.has_own_store for plan in plans),
-        plans[0].audit,
-        replicas,
+        bucket=plans[0].bucket,
+        bucket_ttl=plans[0].bucket_ttl,
+        own_store=any(plan.has_own_store for plan in plans),
+        audit_table=plans[0].audit,
+        replicas=replicas,
     )
     for config in list_configs(pipeline):
         await ensure(link.client, config)

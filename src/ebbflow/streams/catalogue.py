@@ -34,8 +34,11 @@ AUDIT_TABLE = "ebbflow.audit-table"
 OWN_STORE = "ebbflow.own-store"
 """The metadata that says that the answers are in a store of the user's own."""
 
+Config = dict[str, Any]
+"""A stream as JetStream's management interface wants it described."""
 
 Where = Callable[[VertexStreams], bool]
+"""Says which vertices are meant."""
 
 
 def any_vertex(_: VertexStreams) -> bool:
@@ -43,7 +46,7 @@ def any_vertex(_: VertexStreams) -> bool:
     return True
 
 
-def _stream(name: str, subjects: list[str], replicas: int, **options: Any) -> dict[str, Any]:
+def _stream(name: str, subjects: list[str], replicas: int, **options: Any) -> Config:
     return {
         "name": name,
         "subjects": subjects,
@@ -58,7 +61,7 @@ def _stream(name: str, subjects: list[str], replicas: int, **options: Any) -> di
 
 def buffer_config(
     names: Names, vertex: str, partition: int, max_frames: int, replicas: int = 1
-) -> dict[str, Any]:
+) -> Config:
     """Describes the stream a partition reads: full means full."""
     return _stream(
         names.buffer(vertex, partition),
@@ -70,9 +73,7 @@ def buffer_config(
     )
 
 
-def redelivery_config(
-    names: Names, vertex: str, partition: int, replicas: int = 1
-) -> dict[str, Any]:
+def redelivery_config(names: Names, vertex: str, partition: int, replicas: int = 1) -> Config:
     """Describes the stream of what a partition gets again, with schedules for what is not due."""
     return _stream(
         names.redelivery(vertex, partition),
@@ -88,22 +89,22 @@ def redelivery_config(
     )
 
 
-def dead_letter_config(names: Names, replicas: int = 1) -> dict[str, Any]:
+def dead_letter_config(names: Names, replicas: int = 1) -> Config:
     """Describes the stream of dead letters: nothing leaves it but by purge or replay."""
     return _stream(names.dead_letters, [names.dead_letter_subject()], replicas)
 
 
-def ledger_config(names: Names, replicas: int = 1) -> dict[str, Any]:
+def ledger_config(names: Names, replicas: int = 1) -> Config:
     """Describes the stream of what is known about messages that went back to their source."""
     return _stream(names.ledger, [names.ledger_subject()], replicas)
 
 
-def seen_config(names: Names, replicas: int = 1) -> dict[str, Any]:
+def seen_config(names: Names, replicas: int = 1) -> Config:
     """Describes the stream of ids that sources were given, kept for as long as copies are known."""
     return _stream(names.seen, [names.seen_subject()], replicas, max_age=DUPLICATE_WINDOW * _NANOS)
 
 
-def trail_config(names: Names, ttl_ms: int, replicas: int = 1) -> dict[str, Any]:
+def trail_config(names: Names, ttl_ms: int, replicas: int = 1) -> Config:
     """Describes the stream of what became of every message: as old as the answers may become."""
     return _stream(
         names.trail,
@@ -115,7 +116,7 @@ def trail_config(names: Names, ttl_ms: int, replicas: int = 1) -> dict[str, Any]
     )
 
 
-def audit_config(names: Names, table: str, replicas: int = 1) -> dict[str, Any]:
+def audit_config(names: Names, table: str, replicas: int = 1) -> Config:
     """Describes the stream of audit rows that are not in the table yet: full means full.
 
     Its metadata say what ``table`` they go to, for those who read it.
@@ -130,7 +131,7 @@ def audit_config(names: Names, table: str, replicas: int = 1) -> dict[str, Any]:
     )
 
 
-def logs_config(names: Names, replicas: int = 1) -> dict[str, Any]:
+def logs_config(names: Names, replicas: int = 1) -> Config:
     """Describes the stream of logs: the newest of each vertex, within bounds."""
     return _stream(
         names.logs,
@@ -143,7 +144,7 @@ def logs_config(names: Names, replicas: int = 1) -> dict[str, Any]:
     )
 
 
-def status_config(names: Names, replicas: int = 1) -> dict[str, Any]:
+def status_config(names: Names, replicas: int = 1) -> Config:
     """Describes the stream of the pipeline's state: old samples go, the latest state stays."""
     return _stream(
         names.status,
@@ -157,7 +158,7 @@ def status_config(names: Names, replicas: int = 1) -> dict[str, Any]:
 
 def positions_config(
     names: Names, replicas: int = 1, answers: str | None = None, own_store: bool = False
-) -> dict[str, Any]:
+) -> Config:
     """Describes the key-value bucket of positions, as any NATS tool knows buckets.
 
     Its metadata say in which bucket the pipeline keeps its ``answers``, if in any, and whether it
@@ -176,7 +177,7 @@ def positions_config(
     )
 
 
-def bucket_config(bucket: str, ttl_ms: int, replicas: int = 1) -> dict[str, Any]:
+def bucket_config(bucket: str, ttl_ms: int, replicas: int = 1) -> Config:
     """Describes the stream behind the bucket of answers, as any NATS tool knows buckets."""
     return _stream(
         bucket_stream(bucket),
@@ -229,9 +230,6 @@ class PipelineStreams:
             if where(each)
             for partition in range(each.partitions)
         ]
-
-
-Config = dict[str, Any]
 
 
 class KeptStream(NamedTuple):
