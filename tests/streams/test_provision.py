@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.streams.catalogue import PipelineStreams, Purpose, list_configs
+from ebbflow.streams.catalogue import PipelineStreams, list_configs
 from ebbflow.streams.names import Names
 from ebbflow.streams.provision import Groups, Permissions, VertexStreams, derive_permissions
 
@@ -74,7 +74,7 @@ def test_wildcards_stand_only_behind_the_name_of_the_pipeline(name, vertices):
 def test_what_is_made_is_what_may_be_made(name, vertices, bucket, audit):
     table = "{}" if audit else None
     configs = list_configs(PipelineStreams(Names(name), vertices, bucket, 1, audit_table=table))
-    allowed = derive_permissions(Names(name), vertices, bucket, audit).publish[Purpose.MAKE.value]
+    allowed = subjects(derive_permissions(Names(name), vertices, bucket, audit).publish)
     made = {subject for subject in allowed if subject.startswith("$JS.API.STREAM.CREATE.")}
     assert made == {f"$JS.API.STREAM.CREATE.{config['name']}" for config in configs}
     assert len(made) == len(configs)

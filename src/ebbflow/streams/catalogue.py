@@ -287,12 +287,13 @@ class Grant:
 class StreamKind:
     """One kind of stream: those that a pipeline keeps, none if it has no use for them.
 
-    ``is_own`` says whether they are deleted when the pipeline starts over; what others may share is
-    not.
+    ``made_for`` is what the permission to make them is for. ``is_own`` says whether they are
+    deleted when the pipeline starts over; what others may share is not.
     """
 
     kept: Callable[[PipelineStreams], Iterable[KeptStream]]
     grants: tuple[Grant, ...]
+    made_for: Purpose = Purpose.MAKE
     is_own: Callable[[PipelineStreams], bool] = lambda _: True
 
 
@@ -355,6 +356,7 @@ ANSWERS = StreamKind(
         lambda p: p.bucket is not None,
     ),
     (Grant(Purpose.ANSWERS, (*READS, *FOLLOWS), lambda p: [f"$KV.{p.bucket}.>"]),),
+    made_for=Purpose.ANSWERS,
     is_own=lambda p: p.bucket == p.names.answers,
 )
 LEDGER = StreamKind(

@@ -184,7 +184,7 @@ def _list_granted(
     if not streams:
         return
     making = _MAKES if kind.is_own(pipeline) else _MAKES[:-1]
-    yield Purpose.MAKE, [*_list_calls(streams, making)]
+    yield kind.made_for, [*_list_calls(streams, making)]
     for grant in kind.grants:
         about = [s for s in streams if s.vertex is None or grant.where(s.vertex)]
         yield grant.purpose, [*_list_calls(about, grant.calls), *grant.subjects(pipeline)]
