@@ -118,7 +118,7 @@ def declared(wheel: zipfile.ZipFile) -> dict[str, str]:
 OF_ITS_EXTRA = {
     "client": ("client/",),
     "grpc": ("numaflow/",),
-    "http": ("web/self_signed.py",),
+    "http": ("web/server.py",),
     "kafka": ("connectors/kafka/",),
     "otel": ("runtime/spans.py", "runtime/trace_export.py"),
 }

@@ -6,25 +6,25 @@ import socket
 import pytest
 
 from ebbflow.domain.errors import SetupError
-from ebbflow.ui.address import PageAddress, open_entrance, parse_address
-from ebbflow.web.self_signed import make_certificate
+from ebbflow.ui.server import UiAddress, open_socket, parse_address
+from ebbflow.web.server import make_certificate
 
 
 @pytest.mark.parametrize(
     ("text", "address"),
     [
-        (True, PageAddress("127.0.0.1", 8321, usual=True)),
-        ("", PageAddress("127.0.0.1", 8321, usual=True)),
-        ("9000", PageAddress("127.0.0.1", 9000)),
-        ("https://9000", PageAddress("127.0.0.1", 9000, secured=True)),
-        ("https://my-host", PageAddress("my-host", 8321, usual=True, secured=True)),
-        ("http://[::1]:0", PageAddress("::1", 0, secured=False)),
-        (":9000", PageAddress("127.0.0.1", 9000)),
-        ("0.0.0.0:9000", PageAddress("0.0.0.0", 9000)),
-        ("0.0.0.0", PageAddress("0.0.0.0", 8321, usual=True)),
-        ("[::1]:0", PageAddress("::1", 0)),
-        ("[::1]", PageAddress("::1", 8321, usual=True)),
-        ("my-host", PageAddress("my-host", 8321, usual=True)),
+        (True, UiAddress("127.0.0.1", 8321, usual=True)),
+        ("", UiAddress("127.0.0.1", 8321, usual=True)),
+        ("9000", UiAddress("127.0.0.1", 9000)),
+        ("https://9000", UiAddress("127.0.0.1", 9000, secured=True)),
+        ("https://my-host", UiAddress("my-host", 8321, usual=True, secured=True)),
+        ("http://[::1]:0", UiAddress("::1", 0, secured=False)),
+        (":9000", UiAddress("127.0.0.1", 9000)),
+        ("0.0.0.0:9000", UiAddress("0.0.0.0", 9000)),
+        ("0.0.0.0", UiAddress("0.0.0.0", 8321, usual=True)),
+        ("[::1]:0", UiAddress("::1", 0)),
+        ("[::1]", UiAddress("::1", 8321, usual=True)),
+        ("my-host", UiAddress("my-host", 8321, usual=True)),
     ],
 )
 def test_an_address_is_a_host_a_port_or_both(text, address):
@@ -44,11 +44,11 @@ def test_what_is_no_address_is_told_with_an_example(text):
 def test_the_usual_port_gives_way_and_one_that_was_named_does_not():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        entrance = open_entrance(PageAddress("127.0.0.1", port, usual=True))
+        entrance = open_socket(UiAddress("127.0.0.1", port, usual=True))
         with entrance.bound:
             assert entrance.bound.getsockname()[1] != port
         with pytest.raises(SetupError) as raised:
-            open_entrance(PageAddress("127.0.0.1", port))
+            open_socket(UiAddress("127.0.0.1", port))
     assert str(raised.value) == (
         f"The page cannot listen on 127.0.0.1:{port}: Address already in use. "
         "Stop what listens there, or name another port; 0 is any that is free."
@@ -58,13 +58,13 @@ def test_the_usual_port_gives_way_and_one_that_was_named_does_not():
 @pytest.mark.guarantee("pages-are-kept-to-those-who-may")
 def test_beyond_this_machine_a_token_is_needed(monkeypatch):
     with pytest.raises(SetupError) as raised:
-        open_entrance(PageAddress("0.0.0.0", 0))
+        open_socket(UiAddress("0.0.0.0", 0))
     assert str(raised.value) == (
         "The page would show everything to anybody who can reach 0.0.0.0. "
         "Choose a token and set EBBFLOW_UI_TOKEN to it, or have the page listen on 127.0.0.1."
     )
     monkeypatch.setenv("EBBFLOW_UI_TOKEN", "chosen")
-    entrance = open_entrance(PageAddress("0.0.0.0", 0))
+    entrance = open_socket(UiAddress("0.0.0.0", 0))
     with entrance.bound:
         assert entrance.token.reveal() == "chosen"
         assert announced(entrance) == [
@@ -92,7 +92,7 @@ def test_a_token_that_was_made_up_is_written_to_a_terminal_and_nowhere_else(monk
     streams = {name: Stream(name == terminal) for name in ("stdout", "stderr")}
     for name, stream in streams.items():
         monkeypatch.setattr(f"sys.{name}", stream)
-    entrance = open_entrance(PageAddress("0.0.0.0", 0))
+    entrance = open_socket(UiAddress("0.0.0.0", 0))
     with entrance.bound:
         lines = announced(entrance)
         token = entrance.token.reveal()
@@ -116,7 +116,7 @@ def certificate(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("secured", "scheme"), [(None, "https"), (True, "https"), (False, "http")])
 def test_with_a_certificate_the_page_speaks_tls_unless_told_otherwise(certificate, secured, scheme):
-    entrance = open_entrance(PageAddress("127.0.0.1", 0, secured=secured))
+    entrance = open_socket(UiAddress("127.0.0.1", 0, secured=secured))
     with entrance.bound:
         assert entrance.url.startswith(f"{scheme}://127.0.0.1:")
 
@@ -124,7 +124,7 @@ def test_with_a_certificate_the_page_speaks_tls_unless_told_otherwise(certificat
 def test_a_certificate_that_cannot_be_read_is_named_without_its_content(certificate, monkeypatch):
     monkeypatch.delenv("EBBFLOW_UI_KEY_FILE")
     with pytest.raises(SetupError) as raised:
-        open_entrance(PageAddress("127.0.0.1", 0))
+        open_socket(UiAddress("127.0.0.1", 0))
     assert str(raised.value) == (
         "The page cannot read the file that EBBFLOW_UI_KEY_FILE names: it is not set. "
         "Set EBBFLOW_UI_CERT_FILE and EBBFLOW_UI_KEY_FILE to a certificate and its key, in PEM "

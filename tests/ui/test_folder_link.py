@@ -6,7 +6,7 @@ from ebbflow.domain.errors import SetupError
 from ebbflow.nats.embedded import StateFolder
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import start_embedded
-from ebbflow.ui.folder_link import FolderLink
+from ebbflow.ui.links import FolderLink
 from tests.connectors.http.posting import wait_for
 
 

@@ -3,17 +3,16 @@
 import pytest
 
 from ebbflow.domain.secrets import Secret
-from ebbflow.ui.guard import PageGuard
-from ebbflow.web.connection import RequestHead
-from ebbflow.web.refusal import Refusal
+from ebbflow.web.exchange import HttpRequest, Refusal
+from ebbflow.web.guard import WebUiGuard
 
 LOCAL = (b"host", b"localhost:8321")
-OPEN = PageGuard(None, True, 8321)
-CLOSED = PageGuard(Secret("let me in"), False, 8321)
+OPEN = WebUiGuard(None, True, 8321)
+CLOSED = WebUiGuard(Secret("let me in"), False, 8321)
 
 
-def head(*headers: tuple[bytes, bytes], method: bytes = b"GET") -> RequestHead:
-    return RequestHead(method, b"/api/pipelines", [*headers])
+def head(*headers: tuple[bytes, bytes], method: bytes = b"GET") -> HttpRequest:
+    return HttpRequest(method, b"/api/pipelines", [*headers])
 
 
 @pytest.mark.guarantee("pages-are-kept-to-those-who-may")
@@ -59,7 +58,7 @@ def test_the_token_is_asked_for_as_bearer_or_cookie():
     assert "let me in" not in cookie
     pair = cookie.partition(";")[0].encode()
     CLOSED.check_token(head((b"cookie", b"a=b; " + pair + b"; c")))
-    other = PageGuard(Secret("let me in"), False, 9)
+    other = WebUiGuard(Secret("let me in"), False, 9)
     for wrong in (
         head(),
         head((b"authorization", b"Bearer let me")),
@@ -89,13 +88,13 @@ def test_a_wrong_token_gets_no_cookie(token):
     ],
 )
 def test_over_tls_the_cookie_is_sent_over_tls_only(secured, headers, is_secure):
-    guard = PageGuard(Secret("let me in"), False, 8321, secured)
+    guard = WebUiGuard(Secret("let me in"), False, 8321, secured)
     assert guard.make_cookie("let me in", head(*headers)).endswith("; Secure") == is_secure
 
 
 @pytest.mark.guarantee("guessing-is-slow")
 def test_whoever_has_the_cookie_does_not_wait_for_guessers():
-    guard = PageGuard(Secret("let me in"), False, 8321)
+    guard = WebUiGuard(Secret("let me in"), False, 8321)
     cookie = guard.make_cookie("let me in", head()).partition(";")[0].encode()
     for n in range(10):
         assert guard.make_cookie(f"guess {n}", head()) is None

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ebbflow.engine import frames
-from ebbflow.ui.letter_readers import LetterReaders
+from ebbflow.ui.letters import LetterReaders
 from tests.ui.asking import Answer, Asking, asking
 from tests.ui.shown import Shown
 
@@ -183,7 +183,7 @@ def test_threads_that_ask_at_the_same_time_share_a_reader(link, shown: Shown, mo
             made.append(self)
             time.sleep(0.05)  # in which the other threads look for a reader, too
 
-    monkeypatch.setattr("ebbflow.ui.letter_readers.DeadLetters", Letters)
+    monkeypatch.setattr("ebbflow.ui.letters.DeadLetters", Letters)
     readers = LetterReaders()
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: readers.use(link, "p", "list", id), range(8)))

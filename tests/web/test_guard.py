@@ -7,16 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.domain.secrets import Secret
-from ebbflow.web.connection import RequestHead
+from ebbflow.web.exchange import HttpRequest, Refusal
 from ebbflow.web.guard import MOST_GUESSES, Guesses, SiteGuard, TokenGuard, is_local_name
-from ebbflow.web.refusal import Refusal
 
 LOCAL = SiteGuard({"127.0.0.1", "my-host"}, "advice", "rename", ["https://app.example"])
 
 
-def head(method: bytes = b"POST", client: str = "10.0.0.1", **headers: str) -> RequestHead:
+def head(method: bytes = b"POST", client: str = "10.0.0.1", **headers: str) -> HttpRequest:
     pairs = [(name.replace("_", "-").encode(), text.encode()) for name, text in headers.items()]
-    return RequestHead(method, b"/vertices/in", pairs, client)
+    return HttpRequest(method, b"/vertices/in", pairs, client)
 
 
 def status_of(guard: SiteGuard, **headers: str) -> int:
@@ -56,7 +55,7 @@ def test_a_server_answers_to_names_of_this_machine_and_the_host_it_listens_on(ho
 def test_a_foreign_name_that_leads_here_is_refused(host):
     assert not is_local_name(host)
     with pytest.raises(Refusal) as raised:
-        LOCAL.check(RequestHead(b"POST", b"/", [(b"host", host)]))
+        LOCAL.check(HttpRequest(b"POST", b"/", [(b"host", host)]))
     assert (raised.value.status, raised.value.reason) == (
         403,
         "this server answers to names of this machine only; rename",

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.connectors.http.known_ids import RecentIds
-from ebbflow.connectors.http.request import Envelope, rows_of
+from ebbflow.connectors.listening.posts import Envelope, rows_of
 from ebbflow.nats import api
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.nats.stored import read_subject
@@ -271,5 +271,5 @@ def test_a_client_that_is_gone_does_not_keep_its_room(link, tmp_path):
         for n in range(20):
             with socket.create_connection(("127.0.0.1", source.port)) as client:
                 client.sendall(request(f"m{n}", b"x" * 10)[: -5 if n % 2 else None])
-        wait_for(lambda: source.feed._room._inside == 0)
+        wait_for(lambda: source.feed._admission._inside == 0)
         wait_for(lambda: source.post(b"x").status == 200)

@@ -13,7 +13,7 @@ import pytest
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.secrets import Secret
 from ebbflow.nats.locate import open_link, start_embedded
-from ebbflow.web.endpoint import Endpoint
+from ebbflow.web.server import Endpoint
 from tests.connectors.http.posting import in_background, wait_for
 from tests.connectors.serving.asking import asking
 
@@ -35,7 +35,7 @@ def server(link, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def settled(monkeypatch):
     """All who share a port have been added as soon as one is there."""
-    monkeypatch.setattr("ebbflow.connectors.http.listener._SETTLING", 0.0)
+    monkeypatch.setattr("ebbflow.connectors.listening.server._SETTLING", 0.0)
 
 
 # --- sync ---------------------------------------------------------------------------------------
@@ -439,7 +439,7 @@ def test_a_slow_reader_holds_up_its_own_stream_only_and_one_that_stops_is_let_go
         for _ in range(200):
             server.on_loop(server.book.add, "slow", b"x" * 100_000)
         assert server.post("sync", b"y").body == b"y"
-        connections = list(server.feed._doors.listeners[0].server.connections)
+        connections = list(server.feed._listeners.ports[0].server.connections)
         held = max(connection._transport.get_write_buffer_size() for connection in connections)
         assert 0 < held < 1_000_000
         wait_for(lambda: not server.book.open_calls)
@@ -451,7 +451,7 @@ def test_a_connection_that_is_to_be_closed_does_not_wait_for_a_client_that_never
 ):
     monkeypatch.setattr("ebbflow.web.connection._PATIENCE", 0.3)
     with asking(link, tmp_path, largest=20_000_000, read_timeout=5.0) as server:
-        connections = server.feed._doors.listeners[0].server.connections
+        connections = server.feed._listeners.ports[0].server.connections
         client = socket.socket()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", server.port))

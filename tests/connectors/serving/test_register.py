@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.connectors.serving.open_request import OpenRequest
-from ebbflow.connectors.serving.records import Checkpoint
-from ebbflow.connectors.serving.register import RequestRegister
-from ebbflow.connectors.serving.served_request import ServedRequest
+from ebbflow.connectors.serving.requests import OpenRequest, RequestRegister
+from ebbflow.connectors.serving.store import Checkpoint, ServedRequest
 from ebbflow.engine.completion import MOST_STEPS
 from ebbflow.engine.trail import TrailRow
 from ebbflow.streams.trail import TrailFrame

@@ -5,9 +5,8 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from ebbflow.connectors.http.request import KEYS, TIME
-from ebbflow.connectors.serving.results import BINARY, LENGTH, LENGTHS, TEXT
-from ebbflow.connectors.serving.settings import ServingSettings
+from ebbflow.connectors.listening.posts import KEYS, TIME
+from ebbflow.connectors.serving.replies import BINARY, LENGTH, LENGTHS, TEXT, ServingSettings
 from ebbflow.domain.version import __version__
 from ebbflow.web.exchange import JSON
 

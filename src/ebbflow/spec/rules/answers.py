@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ebbflow.connectors.serve.spec import ServeSinkSpec
+from ebbflow.connectors.serving.spec import ServeSinkSpec
 from ebbflow.spec.findings import FieldPath, Finding
 from ebbflow.spec.model import PipelineSpec, Spec
 from ebbflow.spec.sections import SinkSpec, SinkTarget

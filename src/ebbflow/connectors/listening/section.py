@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from typing import Annotated
 
-from pydantic import Field, StrictInt, StrictStr, model_validator
+from pydantic import AfterValidator, Field, StrictInt, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
 from ebbflow.connectors.schema import fields
-from ebbflow.connectors.schema.fields import Section
+from ebbflow.connectors.schema.fields import Section, shown
 from ebbflow.connectors.schema.secret import SecretRef
 from ebbflow.connectors.section import SourceSection
 from ebbflow.domain.secrets import Secret
-from ebbflow.web.endpoint import Certificate, Endpoint
+from ebbflow.web.server import Certificate, Endpoint
 
 _HTTPS = 8_443
+_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 Port = Annotated[StrictInt, Field(ge=0, le=65_535)]
 """A TCP port; 0 for any that is free, which the run then tells."""
+
+
+def check_header_name(value: str) -> str:
+    """Returns the name of a header; an error of validation if it is none."""
+    if not _NAME.fullmatch(value):
+        raise PydanticCustomError("EB104", "{name} is no header", {"name": shown(value)})
+    return value
+
+
+HeaderName = Annotated[StrictStr, AfterValidator(check_header_name)]
+"""The name of a header."""
 
 
 class BearerToken(Section):

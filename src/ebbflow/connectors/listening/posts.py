@@ -1,10 +1,13 @@
-"""Stores posts in the buffer of their vertex: those that arrive together go into one frame.
+"""Posts to a source: what a request says, the messages in it, and how they are stored.
 
-A frame is published at once while none is on its way. What arrives meanwhile is gathered for the
+What is wrong with a request is a ``Refusal``, with the status and the reason that its sender gets.
+Its messages go into the buffer of their vertex: those that arrive together go into one frame.
+
+A frame is published at once while none is in flight. What arrives meanwhile is gathered for the
 next one, so frames grow with the load and a lone post waits for nothing. A frame that is full goes
 at once in any case. A post is never cut: its messages are stored together or not at all.
 
-The same id is stored once. An id that is known is confirmed at once; one that is on its way waits
+The same id is stored once. An id that is known is confirmed at once; one that is in flight waits
 for the post that was first. Whoever waits longer than ``ack_wait`` is told that nothing is certain,
 but the frame is tried on, under the same id of its own, until it is: only so can the same post,
 sent again, find out whether it is stored. All of it is on the link's loop.
@@ -14,29 +17,226 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
 from bisect import bisect_right
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
+from functools import cache, lru_cache
+from itertools import count
 from typing import Any, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ebbflow.connectors.http.known_ids import KnownIds
-from ebbflow.connectors.http.request import Envelope, rows_of
 from ebbflow.domain.errors import BufferFull, EbbflowError, MessageTooLarge
 from ebbflow.engine import frames
 from ebbflow.streams.feed import Buffers
 from ebbflow.streams.streams import DUPLICATE_WINDOW
-from ebbflow.web.body import Body
-from ebbflow.web.exchange import Exchange
-from ebbflow.web.refusal import Refusal, too_many, unavailable
-from ebbflow.web.room import RequestRoom
+from ebbflow.web.app import Body, Reservation
+from ebbflow.web.exchange import Exchange, Refusal, too_many, unavailable
+
+ID, TIME, KEYS = "x-numaflow-id", "x-numaflow-event-time", "x-numaflow-keys"
+NDJSON = "application/x-ndjson"
+MOST_LINES = 10_000
+_MOST_OF_HEADERS = 8 * 1024 * 1024
+
+_ID = re.compile(r"[\x21-\x7e]{1,256}")
+_MILLIS = re.compile(r"\d{1,15}")
+_LATEST = 253_402_300_799_999  # the end of the year 9999
+# Between two hops, about the body as it travels, or what is not the pipeline's business.
+_NOT_THE_MESSAGES = frozenset(
+    (
+        "authorization", "connection", "content-length", "expect", "keep-alive",
+        "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
+        "transfer-encoding", "upgrade", TIME,
+    )
+)  # fmt: skip
+
+
+_process = secrets.token_hex(8)
+_numbered = count()
 
 CERTAIN_WITHIN = DUPLICATE_WINDOW - 10.0
 """So long a frame is tried. JetStream recognises a copy a bit longer; later it would be stored."""
 
-_ROW_BYTES = 128
+ROW_BYTES = 128
+"""About how many bytes a message has beside its value and headers."""
+
 _LATE = 0.05
+
+
+# --- what a request says ------------------------------------------------------------------------
+
+
+class Envelope:
+    """All that a request says beside its body. Times are microseconds since 1970.
+
+    ``has_own_id`` if the sender named its id; otherwise it was made up. ``seen`` is when the
+    request arrived. ``announced`` is the length of the body, if it was announced. ``size`` is about
+    how many bytes each of its messages has beside its value.
+    """
+
+    __slots__ = (
+        "announced", "event_time", "has_own_id", "headers", "id", "is_batch", "keys", "seen",
+        "size",
+    )  # fmt: skip
+
+    def __init__(self, raw: Iterable[tuple[bytes, bytes]], now: int) -> None:
+        """Reads the headers, in lower case and in their order; ``Refusal`` if they are wrong."""
+        headers = join_headers(raw)
+        own_id = headers.get(ID)
+        self.id = _make_id() if own_id is None else check_id(own_id)
+        self.has_own_id = own_id is not None
+        self.is_batch = _is_ndjson(headers.get("content-type", "")) and _is_plain(headers)
+        self.announced = _announced_size(headers)
+        self._read(headers, now)
+
+    def _read(self, headers: Mapping[str, str], now: int) -> None:
+        """Reads what all messages have in common."""
+        self.seen = now
+        self.event_time = _read_time(headers[TIME]) if TIME in headers else now
+        self.keys = _split_keys(headers[KEYS]) if KEYS in headers else []
+        self.headers = _keep_of_the_message(headers)
+        self.size = sum(map(len, headers)) + sum(map(len, headers.values()))
+
+    def split(self, body: bytes) -> pa.RecordBatch:
+        """Returns the messages of a batch; ``Refusal`` if it has none or too many."""
+        values = _split_lines(body)
+        rows = len(values)
+        self._check_headers(rows)
+        columns = {
+            "id": pc.binary_join_element_wise(f"{self.id}-", _numbers().slice(0, rows), ""),
+            "value": values,
+            "event_time": _repeat("event_time", self.event_time, rows),
+            "first_seen": _repeat("first_seen", self.seen, rows),
+            "headers": _repeat("headers", self.headers, rows),
+            "keys": _repeat("keys", self.keys, rows) if self.keys else None,
+        }
+        return frames.batch_of(columns, rows)
+
+    def _check_headers(self, rows: int) -> None:
+        """Each message has all of them, so a small batch could become a large one."""
+        if rows * self.size > _MOST_OF_HEADERS:
+            raise Refusal(413, f"{self.size:,} bytes of headers are too many for {rows:,} messages")
+
+
+def rows_of(posts: Sequence[tuple[Envelope, bytes]]) -> pa.RecordBatch:
+    """Returns the messages of posts that are one message each."""
+    envelopes = [envelope for envelope, _ in posts]
+    has_keys = any(envelope.keys for envelope in envelopes)
+    columns = {
+        "id": [envelope.id for envelope in envelopes],
+        "value": [value for _, value in posts],
+        "event_time": [envelope.event_time for envelope in envelopes],
+        "first_seen": [envelope.seen for envelope in envelopes],
+        "headers": [envelope.headers for envelope in envelopes],
+        "keys": [envelope.keys for envelope in envelopes] if has_keys else None,
+    }
+    return frames.batch_of(columns, len(posts))
+
+
+def _repeat(name: str, value: object, rows: int) -> pa.Array:
+    column = pa.array([value], frames.SCHEMA.field(name).type)
+    # To repeat a scalar takes six times as long, if it is a list or a map.
+    return column.take(pa.repeat(0, rows))
+
+
+@cache
+def _numbers() -> pa.StringArray:
+    return pa.array(map(str, range(MOST_LINES)), pa.string())
+
+
+def join_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Returns one text for each name, as HTTP has it: several are a list with commas."""
+    headers: dict[str, str] = {}
+    for raw_name, raw_text in raw:
+        name, text = raw_name.decode("latin-1"), _decode(raw_text)
+        if name in headers:
+            if name in (ID, TIME):
+                raise Refusal(400, f"{name} is there twice")
+            text = f"{headers[name]}, {text}"
+        headers[name] = text
+    return headers
+
+
+def _decode(text: bytes) -> str:
+    """Returns UTF-8, which clients send, or else Latin-1, in which anything is text."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return text.decode("latin-1")
+
+
+def _make_id() -> str:
+    """Returns an id that no other post has: random for this process, then a number."""
+    return f"{_process}{next(_numbered):016x}"
+
+
+def check_id(text: str, name: str = ID) -> str:
+    """Returns an id that somebody named; ``Refusal`` if it is none."""
+    if _ID.fullmatch(text) is None:
+        raise Refusal(400, f"{name} must be 1 to 256 visible ASCII characters")
+    return text
+
+
+def _read_time(text: str) -> int:
+    millis = int(text) if _MILLIS.fullmatch(text) else None
+    if millis is None or millis > _LATEST:
+        raise Refusal(400, f"{TIME} must be milliseconds since 1970, a whole number")
+    return millis * 1000
+
+
+def _split_keys(text: str) -> list[str]:
+    return [key.strip() for key in text.split(",") if key.strip()]
+
+
+def _announced_size(headers: Mapping[str, str]) -> int:
+    """Returns the announced length, 0 for a body in pieces; ``Refusal`` if it may not be."""
+    if "content-length" in headers:
+        return int(headers["content-length"])
+    if "transfer-encoding" not in headers:
+        raise Refusal(411, "there is no content-length")
+    return 0
+
+
+def _keep_of_the_message(headers: Mapping[str, str]) -> list[tuple[str, str]]:
+    left_out: Collection[str] = _NOT_THE_MESSAGES
+    if "connection" in headers:
+        named = {name.strip().lower() for name in headers["connection"].split(",")}
+        left_out = _NOT_THE_MESSAGES | named
+    return [pair for pair in headers.items() if pair[0] not in left_out]
+
+
+@lru_cache
+def _is_ndjson(kind: str) -> bool:
+    return kind.partition(";")[0].strip().lower() == NDJSON
+
+
+def _is_plain(headers: Mapping[str, str]) -> bool:
+    coding = headers.get("content-encoding", "identity").strip().lower()
+    if coding != "identity":
+        raise Refusal(
+            415, f"a batch in the content encoding {coding!r} cannot be split; send it plain"
+        )
+    return True
+
+
+def _split_lines(body: bytes) -> pa.BinaryArray:
+    if b"\r" in body:
+        body = b"\n".join(line.removesuffix(b"\r") for line in body.split(b"\n"))
+    lines = pc.split_pattern(pa.array([body.strip(b"\n")], pa.binary()), b"\n").flatten()
+    sizes = pc.binary_length(lines)
+    if not pc.min(sizes).as_py():
+        lines = lines.filter(pc.greater(sizes, 0))
+    if not len(lines):
+        raise Refusal(400, "the batch has no lines")
+    if len(lines) > MOST_LINES:
+        raise Refusal(413, f"a batch may have {MOST_LINES:,} lines, not {len(lines):,}")
+    return lines
+
+
+# --- storing ------------------------------------------------------------------------------------
 
 
 class Entry(Protocol):
@@ -54,13 +254,13 @@ class Entry(Protocol):
 
     @property
     def named_id(self) -> str | None:
-        """As above."""
+        """The id that its sender named."""
 
     def settle(self, refusal: Refusal | None) -> None:
-        """Hears that it is stored, or why not. Called once."""
+        """Is told that it is stored, or why not. Called once."""
 
     def answer(self, refusal: Refusal | None) -> None:
-        """Hears that nothing is certain yet, before it is settled."""
+        """Is told that nothing is certain yet, before it is settled."""
 
 
 class Post(Body):
@@ -75,11 +275,10 @@ class Post(Body):
         self,
         envelope: Envelope,
         exchange: Exchange,
-        room: RequestRoom,
-        largest: int,
+        reservation: Reservation,
         store: PostStore,
     ) -> None:
-        super().__init__(room, largest)
+        super().__init__(reservation)
         self.envelope = envelope
         self.value = b""
         self.rows: pa.RecordBatch | None = None
@@ -93,7 +292,7 @@ class Post(Body):
     def finish(self) -> None:
         """Has it stored; ``Refusal`` if it holds no messages."""
         self.value = self.join()
-        self.size = self.received + self.envelope.size + _ROW_BYTES
+        self.size = self.received + self.envelope.size + ROW_BYTES
         try:
             if self.envelope.is_batch:
                 self._split()
@@ -105,7 +304,7 @@ class Post(Body):
     def _split(self) -> None:
         self.rows = self.envelope.split(self.value)
         self.count, self.size = self.rows.num_rows, self.rows.nbytes
-        self._room.cover(self.size)
+        self._reservation.grow_to(self.size)
 
     # --- as the store sees it -------------------------------------------------------------------
 
@@ -116,7 +315,7 @@ class Post(Body):
 
     def settle(self, refusal: Refusal | None) -> None:
         """Answers, if that was not done before, and gives its room back. Called once."""
-        self._room.release()
+        self._reservation.release()
         self.answer(refusal)
 
     def answer(self, refusal: Refusal | None) -> None:
