@@ -1,4 +1,8 @@
-"""The part of the API about dead letters: search, open, export, replay and purge them."""
+"""The API of the web UI for dead letters: search, open, export, replay and purge them.
+
+The dead letters of a pipeline are kept open between requests: what was read is not read again.
+What is wrong with a request, or with how it changes a letter, is a 400.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +35,15 @@ from ebbflow.ui.pipelines import Pipelines
 from ebbflow.web.app import HttpReply
 from ebbflow.web.exchange import Exchange, HttpRequest, Refusal
 
+T = TypeVar("T")
+
+Chosen = LetterFilter | Sequence[int]
+"""Letters that match a filter, or their numbers."""
+
 _TEXTS = ("reason", "cause", "error", "text", "id", "key", "header")
 _TIMES = ("since", "until")
 _FIELDS = frozenset((*_TEXTS, *_TIMES, "vertex", "up_to"))
 _MOST_NUMBERS = 100_000
-T = TypeVar("T")
-Chosen = LetterFilter | Sequence[int]
-"""Letters that match a filter, or their numbers."""
-
 _PAGE = 50
 _LARGEST_PAGE = 1_000
 _LARGEST_NUMBER = 10**15 - 1
@@ -192,7 +197,7 @@ class LettersApi:
 
 
 def describe(stored: StoredLetter, whole: bool) -> dict[str, Any]:
-    """Returns a letter for the page: its value is ``{"text": …}`` or ``{"base64": …}``."""
+    """Returns a letter for the web UI: its value is ``{"text": …}`` or ``{"base64": …}``."""
     facts = describe_letter(stored, whole)
     if isinstance(facts.get("value"), str):
         facts["value"] = {"text": facts["value"]}

@@ -1,4 +1,9 @@
-"""The connection to NATS that the page reads over: its own, so that it never holds up a run."""
+"""The connection to NATS that a web UI reads over: its own, so that it never holds up a run.
+
+It leads to one server, or to the embedded server of a state folder, whoever runs that. While a
+pipeline runs, that is the run's server. When none runs, the web UI runs one, and gives the folder
+up as soon as a run wants it: a web UI that is left open keeps nobody from starting a pipeline.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +89,7 @@ class FolderLink:
             return self._link
 
     def close(self) -> None:
-        """Closes the connection, and stops the server if it is the page's own."""
+        """Closes the connection, and stops the server if it is the web UI's own."""
         self._closed.set()
         self._watch.join()
         with self._changing:

@@ -1,7 +1,7 @@
-"""The pipelines that a page shows: which there are, their states, and work on what they keep.
+"""The pipelines that a web UI shows, and its API about them: states, specs, logs, traces, probes.
 
-Work that waits for NATS is done by a few threads, on the page's own connection. Reading states has
-threads of its own: a long search does not stop the numbers.
+Work that waits for NATS is done by a few threads, on the web UI's own connection. Reading states
+has threads of its own: a long search does not stop the numbers.
 """
 
 from __future__ import annotations
@@ -48,10 +48,17 @@ T = TypeVar("T")
 _THREADS = 8
 _READERS = 4
 _NAMES_KEPT = 2.0
+_YAML = "text/yaml; charset=utf-8"
+_LONGEST_ID = 4_096
+_LOGS = 200
+_MOST_LOGS = 5_000
+
+ChangePause = Callable[[Link, Names, str | None, float], PauseReport]
+"""Pauses or resumes."""
 
 
 class Pipelines:
-    """Those that NATS knows, or ``only`` some of them. Used on the page's loop."""
+    """Those that NATS knows, or ``only`` some of them. Used on the web UI's loop."""
 
     def __init__(self, link: UiLink, only: Collection[str] = ()) -> None:
         self._link = link
@@ -128,6 +135,9 @@ def _describe(error: Exception) -> bytes:
     return describe_error(explain_failure(error))
 
 
+# --- states ---------------------------------------------------------------------------------------
+
+
 class StatusApi:
     """Answers questions about the state of pipelines."""
 
@@ -199,13 +209,7 @@ def describe_pipeline(status: PipelineStatus) -> dict[str, Any]:
     }
 
 
-_YAML = "text/yaml; charset=utf-8"
-_LONGEST_ID = 4_096
-_LOGS = 200
-_MOST_LOGS = 5_000
-
-ChangePause = Callable[[Link, Names, str | None, float], PauseReport]
-"""Pauses or resumes."""
+# --- one pipeline ---------------------------------------------------------------------------------
 
 
 class PipelineApi:
@@ -279,7 +283,7 @@ def _read_logs(link: Link, names: Names, vertex: str, most: int) -> LogPage:
 
 
 def _change(change: ChangePause, vertex: str | None, link: Link, names: Names) -> dict[str, Any]:
-    """Has the pause stored and told; the page does not wait, it shows what comes of it."""
+    """Has the pause stored and told; the web UI does not wait, it shows what comes of it."""
     try:
         report = change(link, names, vertex, 0.0)
     except SetupError:
@@ -293,10 +297,13 @@ def _change(change: ChangePause, vertex: str | None, link: Link, names: Names) -
     }
 
 
-class ProbesApi:
-    """Answers those who watch: about all pipelines of the page, or about ``?pipeline=``.
+# --- probes ---------------------------------------------------------------------------------------
 
-    Of a page of all that there are, those count that run.
+
+class ProbesApi:
+    """Answers those who watch: about all pipelines of the web UI, or about ``?pipeline=``.
+
+    In a web UI of all pipelines, those count that run.
     """
 
     def __init__(self, pipelines: Pipelines, guard: WebUiGuard) -> None:
