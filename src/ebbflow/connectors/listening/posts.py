@@ -23,18 +23,20 @@ from bisect import bisect_right
 from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import count
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ebbflow.connectors.http.known_ids import KnownIds
 from ebbflow.domain.errors import BufferFull, EbbflowError, MessageTooLarge
 from ebbflow.engine import frames
 from ebbflow.streams.feed import Buffers
 from ebbflow.streams.streams import DUPLICATE_WINDOW
 from ebbflow.web.app import Body, Reservation
 from ebbflow.web.exchange import Exchange, Refusal, too_many, unavailable
+
+if TYPE_CHECKING:
+    from ebbflow.connectors.http.known_ids import KnownIds
 
 ID, TIME, KEYS = "x-numaflow-id", "x-numaflow-event-time", "x-numaflow-keys"
 NDJSON = "application/x-ndjson"

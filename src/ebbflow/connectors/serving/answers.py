@@ -50,15 +50,15 @@ class BucketAnswers:
         self._follower: Follower | None = None
 
     async def follow(self, take: TakeAnswers, fail: Callable[[EbbflowError], None]) -> None:
-        """As in ``AnswerSource``."""
+        """Follows the bucket."""
         self._follower = await self._bucket.follow(take, fail)
 
     async def get(self, request: str) -> list[Answer]:
-        """As in ``AnswerSource``."""
+        """Returns the answers in the bucket."""
         return await self._bucket.get(request)
 
     async def close(self) -> None:
-        """As in ``AnswerSource``."""
+        """Follows the bucket no more."""
         if self._follower is not None:
             await self._follower.close()
 
@@ -81,11 +81,11 @@ class OwnStoreAnswers:
         """Does nothing: nobody tells when a store of the user's is given an answer."""
 
     async def get(self, request: str) -> list[Answer]:
-        """As in ``AnswerSource``."""
+        """Asks the store, in its thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._ask, request)
 
     async def close(self) -> None:
-        """As in ``AnswerSource``."""
+        """Closes the store, and ends its thread."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
         self._thread.shutdown(wait=False)
 

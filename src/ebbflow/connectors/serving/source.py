@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from ebbflow.connectors.listening.posts import KEYS, TIME
@@ -139,19 +141,17 @@ class ServingFeed:
             Route((b"GET",), "/openapi.json", reply_always(HttpReply.json(document))),
             Route((b"GET",), "/docs", reply_always(page)),
         ]
+        guarded = [replace(route, open=partial(self._open, route.open)) for route in routes]
+        preflights = self._list_preflights(routes) if self._cors.is_on else []
+        return [replace(route, error_body=describe_problem) for route in [*guarded, *preflights]]
+
+    def _list_preflights(self, routes: Sequence[Route]) -> list[Route]:
         methods: dict[str, tuple[bytes, ...]] = {}
         for route in routes:
             methods[route.path] = (*methods.get(route.path, ()), *route.methods)
-        preflights = methods if self._cors.is_on else {}
         return [
-            *(
-                Route(route.methods, route.path, partial(self._open, route.open), describe_problem)
-                for route in routes
-            ),
-            *(
-                Route((b"OPTIONS",), path, partial(self._answer_preflight, taken), describe_problem)
-                for path, taken in preflights.items()
-            ),
+            Route((b"OPTIONS",), path, partial(self._answer_preflight, taken))
+            for path, taken in methods.items()
         ]
 
     def _open(self, open: Opener, request: HttpRequest, exchange: Exchange) -> Receiver:
