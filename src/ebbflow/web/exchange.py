@@ -25,6 +25,7 @@ from urllib.parse import parse_qsl
 
 JSON = "application/json"
 _RETRY_AFTER = 1
+_NO_NAMES: Mapping[str, str] = {}
 
 
 def encode_json(value: Any) -> bytes:
@@ -56,7 +57,7 @@ class HttpRequest:
         self.target = target
         self.headers = headers
         self.client = client
-        self.names: Mapping[str, str] = {}
+        self.names = _NO_NAMES
         self.body = b""
         self._query: dict[str, str] | None = None
         self._json: dict[str, Any] | None = None
