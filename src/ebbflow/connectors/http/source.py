@@ -12,18 +12,27 @@ is kept.
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from dataclasses import dataclass, replace
 
+import pyarrow as pa
+
 from ebbflow.connectors.http.known_ids import KnownIds
-from ebbflow.connectors.listening.posts import CERTAIN_WITHIN, Envelope, Post, PostStore, rows_of
+from ebbflow.connectors.listening.posts import (
+    CERTAIN_WITHIN,
+    ROW_BYTES,
+    Envelope,
+    PostStore,
+    rows_of,
+)
 from ebbflow.connectors.listening.server import Listeners
 from ebbflow.domain.secrets import Secret
 from ebbflow.nats.link import Link
 from ebbflow.streams.feed import Spot
 from ebbflow.streams.names import Names
-from ebbflow.web.app import Admission, Route
-from ebbflow.web.exchange import Exchange, HttpRequest, Receiver, unavailable
+from ebbflow.web.app import Admission, Body, Reservation, Route
+from ebbflow.web.exchange import Exchange, HttpRequest, Receiver, Refusal, unavailable
 from ebbflow.web.server import Endpoint
 
 _MOST_BYTES = 64 * 1024 * 1024
@@ -112,3 +121,75 @@ class HttpFeed:
         envelope = Envelope(request.headers, time.time_ns() // 1000)
         reservation = self._admission.reserve(envelope.announced, self._spot.largest)
         return Post(envelope, exchange, reservation, self._store)
+
+
+class Post(Body):
+    """One post: its body while it arrives, its messages while they are stored, and its answer.
+
+    When it is complete, ``count`` is the number of its messages and ``size`` about their bytes.
+    """
+
+    __slots__ = ("_exchange", "_store", "count", "envelope", "rows", "size", "value")
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        exchange: Exchange,
+        reservation: Reservation,
+        store: PostStore,
+    ) -> None:
+        super().__init__(reservation)
+        self.envelope = envelope
+        self.value = b""
+        self.rows: pa.RecordBatch | None = None
+        self._exchange: Exchange | None = exchange
+        self._store = store
+        self.count = 1
+        self.size = 0
+
+    # --- as the connection sees it --------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Has it stored; ``Refusal`` if it holds no messages."""
+        self.value = self.join()
+        self.size = self.received + self.envelope.size + ROW_BYTES
+        try:
+            if self.envelope.is_batch:
+                self._split()
+            self._store.add(self)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _split(self) -> None:
+        self.rows = self.envelope.split(self.value)
+        self.count, self.size = self.rows.num_rows, self.rows.nbytes
+        self._reservation.grow_to(self.size)
+
+    # --- as the store sees it -------------------------------------------------------------------
+
+    @property
+    def named_id(self) -> str | None:
+        """The id that its sender named."""
+        return self.envelope.id if self.envelope.has_own_id else None
+
+    def settle(self, refusal: Refusal | None) -> None:
+        """Answers, if that was not done before, and gives its room back. Called once."""
+        self._reservation.release()
+        self.answer(refusal)
+
+    def answer(self, refusal: Refusal | None) -> None:
+        """Says that it is stored, or why not; only the first answer counts."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is None:
+            return
+        if refusal is None:
+            exchange.respond(200, self._confirmation())
+        else:
+            exchange.refuse(refusal)
+
+    def _confirmation(self) -> bytes:
+        text = json.dumps(self.envelope.id)
+        if self.rows is None:
+            return b'{"id":%b}' % text.encode()
+        return b'{"id":%b,"messages":%d}' % (text.encode(), self.count)

@@ -16,7 +16,6 @@ sent again, find out whether it is stored. All of it is on the link's loop.
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import secrets
 from bisect import bisect_right
@@ -32,8 +31,7 @@ from ebbflow.domain.errors import BufferFull, EbbflowError, MessageTooLarge
 from ebbflow.engine import frames
 from ebbflow.streams.feed import Buffers
 from ebbflow.streams.streams import DUPLICATE_WINDOW
-from ebbflow.web.app import Body, Reservation
-from ebbflow.web.exchange import Exchange, Refusal, too_many, unavailable
+from ebbflow.web.exchange import Refusal, too_many, unavailable
 
 if TYPE_CHECKING:
     from ebbflow.connectors.http.known_ids import KnownIds
@@ -263,78 +261,6 @@ class Entry(Protocol):
 
     def answer(self, refusal: Refusal | None) -> None:
         """Is told that nothing is certain yet, before it is settled."""
-
-
-class Post(Body):
-    """One post: its body while it arrives, its messages while they are stored, and its answer.
-
-    When it is complete, ``count`` is the number of its messages and ``size`` about their bytes.
-    """
-
-    __slots__ = ("_exchange", "_store", "count", "envelope", "rows", "size", "value")
-
-    def __init__(
-        self,
-        envelope: Envelope,
-        exchange: Exchange,
-        reservation: Reservation,
-        store: PostStore,
-    ) -> None:
-        super().__init__(reservation)
-        self.envelope = envelope
-        self.value = b""
-        self.rows: pa.RecordBatch | None = None
-        self._exchange: Exchange | None = exchange
-        self._store = store
-        self.count = 1
-        self.size = 0
-
-    # --- as the connection sees it --------------------------------------------------------------
-
-    def finish(self) -> None:
-        """Has it stored; ``Refusal`` if it holds no messages."""
-        self.value = self.join()
-        self.size = self.received + self.envelope.size + ROW_BYTES
-        try:
-            if self.envelope.is_batch:
-                self._split()
-            self._store.add(self)
-        except BaseException:
-            self.abandon()
-            raise
-
-    def _split(self) -> None:
-        self.rows = self.envelope.split(self.value)
-        self.count, self.size = self.rows.num_rows, self.rows.nbytes
-        self._reservation.grow_to(self.size)
-
-    # --- as the store sees it -------------------------------------------------------------------
-
-    @property
-    def named_id(self) -> str | None:
-        """The id that its sender named."""
-        return self.envelope.id if self.envelope.has_own_id else None
-
-    def settle(self, refusal: Refusal | None) -> None:
-        """Answers, if that was not done before, and gives its room back. Called once."""
-        self._reservation.release()
-        self.answer(refusal)
-
-    def answer(self, refusal: Refusal | None) -> None:
-        """Says that it is stored, or why not; only the first answer counts."""
-        exchange, self._exchange = self._exchange, None
-        if exchange is None:
-            return
-        if refusal is None:
-            exchange.respond(200, self._confirmation())
-        else:
-            exchange.refuse(refusal)
-
-    def _confirmation(self) -> bytes:
-        text = json.dumps(self.envelope.id)
-        if self.rows is None:
-            return b'{"id":%b}' % text.encode()
-        return b'{"id":%b,"messages":%d}' % (text.encode(), self.count)
 
 
 class Group:
