@@ -98,5 +98,5 @@ def asking(
 ) -> Iterator[Asking]:
     """A page of all pipelines on the server of a link, or of some."""
     address = UiAddress(host, 0, secured=secured)
-    with open_web_ui(address, ServerLink(link.server), only, whole) as entrance:
-        yield Asking(entrance.bound.getsockname()[1], bool(secured))
+    with open_web_ui(address, ServerLink(link.server), only, whole) as listening:
+        yield Asking(listening.bound.getsockname()[1], bool(secured))

@@ -35,7 +35,7 @@ def browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def open_web_ui(browser: Browser, address: str = "", **options: Any) -> Iterator[Page]:
+def open_page(browser: Browser, address: str = "", **options: Any) -> Iterator[Page]:
     """Opens a page of its own, and fails if it reports an error to the console."""
     context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
     context.set_default_timeout(_PATIENCE)

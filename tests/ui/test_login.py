@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.ui.asking import Asking, asking
-from tests.ui.browser import open_web_ui
+from tests.ui.browser import open_page
 
 pytestmark = [pytest.mark.slow, pytest.mark.guarantee("pages-are-kept-to-those-who-may")]
 
@@ -25,7 +25,7 @@ def secured(link) -> Iterator[Asking]:
 
 @pytest.fixture
 def page(browser: Browser, secured: Asking) -> Iterator[Page]:
-    with open_web_ui(browser, ignore_https_errors=True) as page:
+    with open_page(browser, ignore_https_errors=True) as page:
         yield page
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from tests.ui.browser import find_cut_off, find_overlaps, find_ragged, open_web_ui
+from tests.ui.browser import find_cut_off, find_overlaps, find_ragged, open_page
 from tests.ui.orders import RED_WITHIN, SOON, Orders, node, run_orders, visit
 
 pytestmark = [pytest.mark.slow, pytest.mark.story]
@@ -32,7 +32,7 @@ def orders(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(scope="module")
 def page(browser: Browser, orders: Orders) -> Iterator[Page]:
-    with open_web_ui(browser, orders.address) as page:
+    with open_page(browser, orders.address) as page:
         yield page
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
-from tests.ui.browser import STATIC, open_web_ui, serve_files
+from tests.ui.browser import STATIC, open_page, serve_files
 
 
 @pytest.fixture(scope="module")
 def page(browser: Browser) -> Iterator[Page]:
-    with open_web_ui(browser) as page:
+    with open_page(browser) as page:
         serve_files(page)
         yield page
 

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, TimeoutError, expect
 
 from tests.long_tests import are_long_tests_wanted
-from tests.ui.browser import open_web_ui
+from tests.ui.browser import open_page
 from tests.ui.orders import SOON, Orders, node, run_orders, visit
 
 pytestmark = pytest.mark.slow
@@ -37,7 +37,7 @@ def kill_until_red(orders: Orders, page: Page) -> None:
 def test_a_killed_vertex_is_red_within_five_seconds_and_a_server_that_is_gone_is_told(
     browser: Browser, tmp_path: Path
 ) -> None:
-    with run_orders(tmp_path) as orders, open_web_ui(browser, orders.address) as page:
+    with run_orders(tmp_path) as orders, open_page(browser, orders.address) as page:
         visit(page)
         expect(node(page, "price")).to_have_class(re.compile(r"\bok\b"), timeout=SOON)
         kill_until_red(orders, page)

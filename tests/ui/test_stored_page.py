@@ -18,7 +18,7 @@ from ebbflow.status.model import BackPressure, Concern, EdgeStatus, Parked, Vert
 from ebbflow.streams.names import Names
 from tests.deadletters.written import LETTER
 from tests.ui.asking import asking
-from tests.ui.browser import open_web_ui
+from tests.ui.browser import open_page
 from tests.ui.shown import Shown
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -111,7 +111,7 @@ def address(link: Link, shown: Shown) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def page(browser: Browser, address: str) -> Iterator[Page]:
-    with open_web_ui(browser, address) as page:
+    with open_page(browser, address) as page:
         yield page
 
 
@@ -123,7 +123,7 @@ def visit(page: Page, address: str) -> None:
 def test_thirty_vertices_stay_readable(browser: Browser, address: str, width: int) -> None:
     size = {"width": width, "height": 800}
     # Without motion: on their way to new places vertices may pass over one another.
-    with open_web_ui(browser, address, viewport=size, reduced_motion="reduce") as page:
+    with open_page(browser, address, viewport=size, reduced_motion="reduce") as page:
         expect(page.locator(".node")).to_have_count(30)
         assert not overlaps(page), "vertices lie on one another"
         assert not overflowing(page), "numbers leave their vertex"
@@ -212,7 +212,7 @@ def test_a_purge_counts_first_and_asks_for_the_number(page: Page, address: str) 
 
 
 def test_the_scheme_follows_the_system_until_one_is_chosen(browser: Browser, address: str) -> None:
-    with open_web_ui(browser, address, color_scheme="dark") as page:
+    with open_page(browser, address, color_scheme="dark") as page:
         assert background(page) == "rgb(14, 19, 24)"
         switch = page.get_by_role("button", name=re.compile("Colours"))
         switch.click()

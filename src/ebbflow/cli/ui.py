@@ -43,8 +43,8 @@ def ui(
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: ended.set())
-    with open_web_ui(address, _open_link(state, nats), pipelines or ()) as entrance:
-        entrance.announce(typer.echo, "The page is at")
+    with open_web_ui(address, _open_link(state, nats), pipelines or ()) as listening:
+        listening.announce(typer.echo, "The page is at")
         typer.echo("Ctrl-C ends it; pipelines go on.", err=True)
         ended.wait()
 
