@@ -15,9 +15,9 @@ import grpc
 
 from ebbflow.engine.redelivery import describe
 from ebbflow.engine.system_errors import retry_after
+from ebbflow.numaflow.proto import rpc_status_pb2
 
 _STATUS = "grpc-status-details-bin"
-_TYPES = "type.googleapis.com/google.rpc."
 # Trailers beyond 8 KB are refused by many clients; the end of a stack is where the error is.
 _LONGEST_TEXT, _LONGEST_STACK = 1_000, 4_000
 
@@ -56,34 +56,12 @@ class FunctionFailure:
     @property
     def trailers(self) -> tuple[tuple[str, bytes], ...]:
         """The trailers of the stream: the status once more, with stack and wait."""
-        parts = [_varint_field(1, self.code.value[0]), _bytes_field(2, self.details.encode())]
+        status = rpc_status_pb2.Status(code=self.code.value[0], message=self.details)
         if self.stack:
             stack = self.stack.encode("utf-8", "replace")[-_LONGEST_STACK:]
-            parts.append(_detail("DebugInfo", _bytes_field(2, stack)))
+            status.details.add().Pack(rpc_status_pb2.DebugInfo(detail=stack))
         if self.wait is not None:
-            seconds, rest = divmod(self.wait, 1_000)
-            wait = _varint_field(1, seconds) + _varint_field(2, rest * 1_000_000)
-            parts.append(_detail("RetryInfo", _bytes_field(1, wait)))
-        return ((_STATUS, b"".join(parts)),)
-
-
-def _detail(name: str, message: bytes) -> bytes:
-    packed = _bytes_field(1, f"{_TYPES}{name}".encode()) + _bytes_field(2, message)
-    return _bytes_field(3, packed)
-
-
-def _bytes_field(number: int, value: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(value)) + value
-
-
-def _varint_field(number: int, value: int) -> bytes:
-    return _varint(number << 3) + _varint(value)
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+            info = rpc_status_pb2.RetryInfo()
+            info.retry_delay.FromMilliseconds(self.wait)
+            status.details.add().Pack(info)
+        return ((_STATUS, status.SerializeToString()),)
