@@ -14,9 +14,9 @@ from pathlib import Path
 
 import grpc
 
-from ebbflow.numaflow.function import FunctionPlan
+from ebbflow.numaflow.decode import DROP, FAIL, NACK
+from ebbflow.numaflow.process import FunctionPlan
 from ebbflow.numaflow.proto import map_pb2, sourcetransform_pb2
-from ebbflow.numaflow.responses import DROP, FAIL, NACK
 from ebbflow.numaflow.server_info import END_MARKER, ServerInfo, info_path, socket_path
 from tests.numaflow.servers.handlers import add_servicer
 

@@ -12,8 +12,8 @@ import grpc
 
 from ebbflow.numaflow.proto import map_pb2, sink_pb2, source_pb2
 from ebbflow.numaflow.proto import sourcetransform_pb2 as transform_pb2
-from ebbflow.numaflow.serve.failures import FunctionFailure
 from ebbflow.numaflow.serve.kinds import KINDS
+from ebbflow.numaflow.serve.messages import FunctionFailure
 from ebbflow.numaflow.serve.server import FunctionServer, Serving
 
 LARGE = [("grpc.max_send_message_length", 2**26), ("grpc.max_receive_message_length", 2**26)]

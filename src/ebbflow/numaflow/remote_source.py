@@ -24,14 +24,12 @@ from google.protobuf.message import DecodeError
 from ebbflow.domain.errors import CallTimeout, StreamBroken, Unavailable
 from ebbflow.domain.message import NackOptions
 from ebbflow.domain.source import NackOffset, Source
-from ebbflow.numaflow.function import BATCH_ROWS, FunctionPlan, FunctionProcess
-from ebbflow.numaflow.held_nacks import HeldNacks
-from ebbflow.numaflow.nack_options import write_options
+from ebbflow.numaflow.decode import offset_of, read_messages
+from ebbflow.numaflow.grpc import UNAVAILABLE, Arrived, GrpcStream
+from ebbflow.numaflow.nacks import HeldNacks, write_options
+from ebbflow.numaflow.process import BATCH_ROWS, FunctionPlan, FunctionProcess
 from ebbflow.numaflow.proto import source_pb2
-from ebbflow.numaflow.readings import offset_of, read_messages
 from ebbflow.numaflow.session import Service, Session
-from ebbflow.numaflow.status import UNAVAILABLE
-from ebbflow.numaflow.stream import Arrived, GrpcStream
 
 _READ, _ACK = "ReadFn", "AckFn"
 SOURCE_SERVICE = Service(

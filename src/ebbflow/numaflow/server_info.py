@@ -7,13 +7,21 @@ its stream would only break later, for no reason that anybody could see.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
 import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from ebbflow.domain.errors import SetupError
+from ebbflow.domain.host import LONGEST_SOCKET_PATH
 
 ContainerType = Literal[
     "udf", "udsink", "fb-udsink", "ons-udsink", "transformer", "udsource", "udstore"
@@ -24,6 +32,8 @@ MapMode = Literal["unary-map", "batch-map", "stream-map"]
 """What a map is given at a time, and how it answers, in Numaflow's words (``MAP_MODE``)."""
 
 END_MARKER = "U+005C__END__"
+NACK_OPTIONS = "NACK_OPTIONS"
+"""In the metadata of a source that is told the options of nacks whatever its version says."""
 
 _NAMES: dict[ContainerType, tuple[str, str]] = {
     "udf": ("mapper", "map"),
@@ -39,7 +49,6 @@ _MAP_SOCKETS: dict[MapMode, str] = {
     "batch-map": "batchmap",
     "stream-map": "mapstream",
 }
-
 _Version = tuple[int, int, int]
 _OLDEST: dict[str, _Version] = {
     "go": (0, 9, 0),
@@ -64,9 +73,10 @@ _OLDEST_WITH_NACK_OPTIONS: dict[str, _Version] = {
     "python": (0, 15, 0),
     "rust": (0, 6, 0),
 }
-
-NACK_OPTIONS = "NACK_OPTIONS"
-"""In the metadata of a source that is told the options of nacks whatever its version says."""
+_PREFIX = "ebf-"
+_LONGEST_NAME = len("/sourcetransform.sock")
+# A younger folder may belong to somebody who is about to lock it.
+_OLD = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,3 +181,59 @@ def _numbers(version: str) -> _Version | None:
 
 def _texts(metadata: Any) -> dict[str, str]:
     return {str(name): str(value) for name, value in (metadata or {}).items()}
+
+
+# --- the folder of the sockets---------------------------------------------------------------------
+
+
+def make_folder() -> Path:
+    """Makes a folder for sockets, whose paths may not be long; takes away those left behind.
+
+    It lies in a folder that only this user can enter, and is itself open to whatever user a
+    container runs as.
+    """
+    parent = _parent()
+    for outer in _left_behind(parent):
+        shutil.rmtree(outer, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent)) / "s"
+    folder.mkdir()
+    folder.chmod(0o777)
+    return folder
+
+
+def remove_folder(folder: Path) -> None:
+    """Takes a folder away, with all that is in it."""
+    shutil.rmtree(folder.parent, ignore_errors=True)
+
+
+def lock_folder(folder: Path) -> int:
+    """Returns a descriptor that keeps the folder for as long as any process has it open."""
+    descriptor = os.open(folder.parent, os.O_RDONLY | os.O_CLOEXEC)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+def _parent() -> Path:
+    usual, room = tempfile.gettempdir(), len(f"/{_PREFIX}12345678/s") + _LONGEST_NAME
+    return Path(usual if len(usual) + room <= LONGEST_SOCKET_PATH else "/tmp")  # noqa: S108
+
+
+def _left_behind(parent: Path) -> Iterator[Path]:
+    """Yields the folders of launchers that have died."""
+    for outer in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            status = outer.stat()
+            if status.st_uid == os.getuid() and time.time() - status.st_mtime > _OLD:
+                with _unlocked(outer):
+                    yield outer
+
+
+@contextlib.contextmanager
+def _unlocked(outer: Path) -> Iterator[None]:
+    """Holds the lock of a folder; raises ``OSError`` if somebody else does."""
+    descriptor = os.open(outer, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)

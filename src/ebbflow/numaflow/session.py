@@ -8,18 +8,24 @@ failure, and whoever asks the old one meets it while it goes down.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from ebbflow.domain.errors import CallTimeout, StreamBroken, Unavailable
-from ebbflow.numaflow.function import FunctionProcess
-from ebbflow.numaflow.stream import GrpcConnection, GrpcStream
+from ebbflow.domain.errors import CallTimeout, SetupError, StreamBroken, Unavailable
+from ebbflow.engine.blame import CALLS_IN_A_ROW, ENOUGH
+from ebbflow.numaflow.grpc import UNAVAILABLE, GrpcConnection, GrpcStream
+from ebbflow.numaflow.process import FunctionProcess
 
 OPEN_LIMIT = 60.0
 """The seconds that a function may take from its server-info to its readiness."""
 
+Failures = dict[int, BaseException | None]
+"""Rows without an answer, each with the reason; ``None`` for one that was not tried."""
+
 _CALL_LIMIT, _PAUSE = 10.0, 0.02
 _EMPTY = b""
+_SAID_BY_USER_CODE = "UDF_EXECUTION_ERROR"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,3 +144,82 @@ class Session:
         self.streams.clear()
         if connection is not None:
             connection.close()
+
+
+# --- when the function breaks----------------------------------------------------------------------
+
+
+class Asking(Protocol):
+    """A call of the function with the rows of a batch."""
+
+    def ask(self, rows: Sequence[int]) -> None:
+        """Gives the function these rows and keeps its answers until it has given the last one.
+
+        Raises ``StreamBroken`` or ``CallTimeout`` when it does not come to that.
+        """
+
+    def unanswered(self, rows: Sequence[int]) -> list[int]:
+        """Returns those of the rows that have no answer yet."""
+
+
+def ask_all(session: Session, asking: Asking, rows: Sequence[int]) -> Failures:
+    """Has the function answer for all rows; returns those for which it has none."""
+    session.reopen_if_ended()
+    try:
+        asking.ask(rows)
+    except (StreamBroken, CallTimeout) as error:
+        left = asking.unanswered(rows)
+        try:
+            _go_on(session, error)
+        except Unavailable as away:
+            return dict.fromkeys(left, away)
+        return _ask_alone(session, asking, left)
+    return {}
+
+
+def _ask_alone(session: Session, asking: Asking, rows: Sequence[int]) -> Failures:
+    """Gives the function one row after the other, as long as that leads to anything."""
+    failures: Failures = {}
+    in_a_row = 0
+    for place, row in enumerate(rows):
+        try:
+            asking.ask([row])
+            in_a_row = 0
+        except (StreamBroken, CallTimeout) as error:
+            failures[row] = reason = _reason(session, error)
+            in_a_row += 1
+            rest = rows[place + 1 :]
+            try:
+                _go_on(session, error)
+            except Unavailable as away:
+                return failures | dict.fromkeys(rest, away)
+            if in_a_row >= (CALLS_IN_A_ROW if isinstance(reason, Unavailable) else ENOUGH):
+                return failures | dict.fromkeys(rest, None)
+    return failures
+
+
+def _reason(session: Session, error: StreamBroken | CallTimeout) -> BaseException:
+    """Returns what the row failed with; a system that user code says is away is no break."""
+    if isinstance(error, CallTimeout):
+        return error
+    if _means_away(error):
+        return Unavailable(error.said.removeprefix("Unavailable: "), error.wait)
+    return session.explain(error)
+
+
+def _go_on(session: Session, error: StreamBroken | CallTimeout) -> None:
+    """Makes the function ready for the next row; ``Unavailable`` if that cannot be done."""
+    try:
+        if isinstance(error, StreamBroken) and _means_away(error):
+            session.renew_streams()
+        else:
+            session.reopen()
+    except SetupError as refused:
+        away = Unavailable(str(refused))
+        away.tried = False
+        raise away from refused
+
+
+def _means_away(error: StreamBroken) -> bool:
+    """Returns whether user code behind the function has raised ``Unavailable``."""
+    return error.code == UNAVAILABLE and _SAID_BY_USER_CODE in error.what

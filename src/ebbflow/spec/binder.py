@@ -13,8 +13,8 @@ from typing import Literal
 
 from ebbflow.connectors.schema.container import Container, Program
 from ebbflow.connectors.user_code.spec import Bound, CodeSection
-from ebbflow.numaflow.function import FunctionPlan
-from ebbflow.numaflow.images.table import find_built_in
+from ebbflow.numaflow.images import find_built_in
+from ebbflow.numaflow.process import FunctionPlan
 from ebbflow.numaflow.server_info import ContainerType
 from ebbflow.spec.bindings import Binding, Bindings
 from ebbflow.spec.findings import FieldPath

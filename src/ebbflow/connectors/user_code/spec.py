@@ -14,21 +14,20 @@ from ebbflow.connectors.schema.container import Container, Program
 from ebbflow.connectors.schema.fields import Section
 from ebbflow.connectors.section import SinkSection, SourceSection, require_extra
 from ebbflow.domain.code import Code, Mode, SinkMode
-from ebbflow.numaflow.docker import check_docker
-from ebbflow.numaflow.function import BATCH_ROWS, FunctionPlan
+from ebbflow.numaflow.process import BATCH_ROWS, FunctionPlan, check_docker
 from ebbflow.numaflow.pynumaflow.recognition import Place
 from ebbflow.numaflow.server_info import ContainerType
 from ebbflow.usercode import targets
 from ebbflow.usercode.variables import Variables
 
 _CALLERS: dict[ContainerType, str] = {
-    "udf": "ebbflow.numaflow.remote_map:RemoteMap",
-    "transformer": "ebbflow.numaflow.remote_map:RemoteMap",
-    "udsink": "ebbflow.numaflow.remote_sink:RemoteSink",
-    "fb-udsink": "ebbflow.numaflow.remote_sink:RemoteSink",
-    "ons-udsink": "ebbflow.numaflow.remote_sink:RemoteSink",
+    "udf": "ebbflow.numaflow.remote:RemoteMap",
+    "transformer": "ebbflow.numaflow.remote:RemoteMap",
+    "udsink": "ebbflow.numaflow.remote:RemoteSink",
+    "fb-udsink": "ebbflow.numaflow.remote:RemoteSink",
+    "ons-udsink": "ebbflow.numaflow.remote:RemoteSink",
     "udsource": "ebbflow.numaflow.remote_source:RemoteSource",
-    "udstore": "ebbflow.numaflow.remote_store:RemoteStore",
+    "udstore": "ebbflow.numaflow.remote:RemoteStore",
 }
 """The code that calls a function in its own process; imported only where there is one."""
 

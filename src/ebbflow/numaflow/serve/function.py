@@ -18,10 +18,8 @@ from ebbflow.engine.blame import Blame
 from ebbflow.engine.redelivery import describe
 from ebbflow.engine.system_errors import LISTED
 from ebbflow.engine.verdict import Emitter
-from ebbflow.numaflow.serve.failures import FunctionFailure
 from ebbflow.numaflow.serve.kinds import Kind
-from ebbflow.numaflow.serve.replies import Replies, rules_of
-from ebbflow.numaflow.serve.requests import Request, RequestRows
+from ebbflow.numaflow.serve.messages import FunctionFailure, Replies, Request, RequestRows, rules_of
 from ebbflow.usercode import calling
 from ebbflow.usercode.calling import USER_ERRORS, Handler
 

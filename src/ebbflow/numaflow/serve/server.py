@@ -23,14 +23,10 @@ import grpc
 from ebbflow.domain.code import Mode
 from ebbflow.domain.errors import SetupError
 from ebbflow.numaflow.proto import map_pb2
-from ebbflow.numaflow.serve.conversations import SideBySide
-from ebbflow.numaflow.serve.failures import FunctionFailure
 from ebbflow.numaflow.serve.function import ServedFunction
 from ebbflow.numaflow.serve.kinds import Kind, write_server_info
-from ebbflow.numaflow.serve.replies import LARGEST
-from ebbflow.numaflow.serve.results import MapResults, TransformResults
-from ebbflow.numaflow.serve.sources import ServedSource
-from ebbflow.numaflow.serve.stores import ServedStore
+from ebbflow.numaflow.serve.messages import LARGEST, FunctionFailure, MapResults, TransformResults
+from ebbflow.numaflow.serve.sources import ServedSource, ServedStore
 from ebbflow.numaflow.serve.streams import (
     MAP,
     SINK,
@@ -39,6 +35,7 @@ from ebbflow.numaflow.serve.streams import (
     InBatches,
     InPieces,
     OneByOne,
+    SideBySide,
     StreamShape,
 )
 from ebbflow.usercode.calling import USER_ERRORS

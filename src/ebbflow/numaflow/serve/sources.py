@@ -18,11 +18,10 @@ import pyarrow as pa
 
 from ebbflow.domain.source import NackOffset, SourceMessage, redelivers
 from ebbflow.engine.source_columns import check_columns, columns_of
-from ebbflow.numaflow.held_nacks import HeldNacks
-from ebbflow.numaflow.nack_options import read_options
-from ebbflow.numaflow.proto import source_pb2
+from ebbflow.numaflow.nacks import HeldNacks, read_options
+from ebbflow.numaflow.proto import source_pb2, store_pb2
 from ebbflow.numaflow.serve.function import ServedFunction
-from ebbflow.numaflow.serve.results import write_metadata, write_time
+from ebbflow.numaflow.serve.messages import write_metadata, write_time
 from ebbflow.numaflow.serve.streams import EOF, Fail, greet, write_all
 
 _GREETING = source_pb2.ReadResponse(handshake={"sot": True}, status={}).SerializeToString()
@@ -32,7 +31,7 @@ _ACK_GREETING = source_pb2.AckResponse(
 _ACKED = source_pb2.AckResponse(result={"success": {}}).SerializeToString()
 _NACKED = source_pb2.NackResponse(result={"success": {}}).SerializeToString()
 _END = source_pb2.ReadResponse(status={"eot": True}).SerializeToString()
-
+_STORED = store_pb2.PutResponse(success=True).SerializeToString()
 # While something is unsettled the runtime may want to say so soon: all calls share one thread.
 _SETTLE_SOON = 0.25
 # Not zero, which some clients take for "for ever".
@@ -181,3 +180,36 @@ def _list_given(given: Any) -> Iterator[SourceMessage]:
             row["partition"],
             metadata={group: dict(entries) for group, entries in row["metadata"] or ()},
         )
+
+
+# --- stores----------------------------------------------------------------------------------------
+
+
+class ServedStore:
+    """The calls of a store. What it raises fails the call, which the runtime repeats."""
+
+    def __init__(self, function: ServedFunction, fail: Fail) -> None:
+        self._function = function
+        self._fail = fail
+
+    async def put(self, raw: bytes, context: Any) -> bytes:
+        """Stores the answers to one request."""
+        asked = store_pb2.PutRequest.FromString(raw)
+        payloads = [payload.value for payload in asked.payloads]
+        await self._try(context, "put", asked.id, payloads)
+        return _STORED
+
+    async def get(self, raw: bytes, context: Any) -> bytes:
+        """Returns the answers to one request."""
+        asked = store_pb2.GetRequest.FromString(raw)
+        answers = await self._try(context, "get", asked.id)
+        response = store_pb2.GetResponse(
+            id=asked.id, payloads=[{"value": answer} for answer in answers]
+        )
+        return response.SerializeToString()
+
+    async def _try(self, context: Any, *call: Any) -> Any:
+        try:
+            return await self._function.run(self._function.call, *call)
+        except (Exception, SystemExit) as error:
+            await self._fail(context, self._function.failure_of(error))

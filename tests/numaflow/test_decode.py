@@ -9,10 +9,17 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.numaflow.few_responses import FewResponses
-from ebbflow.numaflow.fields import Messages, Places
+from ebbflow.numaflow.decode import (
+    DROP,
+    FAIL,
+    MAP_RESULT,
+    NACK,
+    TRANSFORM_RESULT,
+    FewResponses,
+    Responses,
+)
 from ebbflow.numaflow.proto import map_pb2, sourcetransform_pb2
-from ebbflow.numaflow.responses import DROP, FAIL, MAP_RESULT, NACK, TRANSFORM_RESULT, Responses
+from ebbflow.numaflow.protobuf import Messages, Places
 
 TEXTS = st.text(max_size=20)
 GROUPS = st.dictionaries(

@@ -10,17 +10,23 @@ call with ``CallTimeout``. Everything else that goes wrong is ``StreamBroken``.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import select
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from google.protobuf.message import DecodeError
 
 from ebbflow.domain.errors import CallTimeout, StreamBroken
 from ebbflow.numaflow.http2 import Headers, Http2, Http2Exchange
-from ebbflow.numaflow.status import OK, read_failure
+from ebbflow.numaflow.proto import rpc_status_pb2
 from ebbflow.usercode.running_call import RUNNING
 
 LARGEST = 64 * 1024 * 1024
@@ -29,22 +35,16 @@ LARGEST = 64 * 1024 * 1024
 PREFIX = struct.Struct(">BI")
 """What stands before each message: whether it is compressed, and its size."""
 
+OK = "0"
+UNKNOWN, UNAVAILABLE = 2, 14
+CODES = (
+    "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND",
+    "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED",
+    "OUT_OF_RANGE", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
+)  # fmt: skip
 _READ = 256 * 1024
 _BEATS = 8
 _USER_AGENT = "ebbflow"
-
-
-def _request_headers(method: str) -> Headers:
-    return [
-        (":method", "POST"),
-        (":scheme", "http"),
-        (":path", method),
-        (":authority", "localhost"),
-        ("te", "trailers"),
-        ("content-type", "application/grpc"),
-        ("user-agent", _USER_AGENT),
-        ("grpc-accept-encoding", "identity"),
-    ]
 
 
 @dataclass(slots=True)
@@ -239,6 +239,19 @@ class GrpcConnection:
         return True
 
 
+def _request_headers(method: str) -> Headers:
+    return [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", method),
+        (":authority", "localhost"),
+        ("te", "trailers"),
+        ("content-type", "application/grpc"),
+        ("user-agent", _USER_AGENT),
+        ("grpc-accept-encoding", "identity"),
+    ]
+
+
 class GrpcStream:
     """One call, with any number of messages both ways."""
 
@@ -324,3 +337,44 @@ class GrpcStream:
         if trailers.get("grpc-status") != OK:
             return read_failure(exchange.headers or {}, trailers)
         return None
+
+
+# --- the status of a call that failed--------------------------------------------------------------
+
+
+def read_failure(headers: Mapping[str, str], trailers: Mapping[str, str]) -> StreamBroken:
+    """Returns the error that the headers and trailers of a failed call say."""
+    if "grpc-status" not in trailers:
+        http = headers.get(":status", "no status")
+        return StreamBroken(f"the function ended the stream without a result (HTTP {http})")
+    text = trailers["grpc-status"]
+    code = int(text) if text.isdecimal() else UNKNOWN
+    name = CODES[code] if code < len(CODES) else f"status {code}"
+    said = unquote(trailers.get("grpc-message", ""))
+    stack, wait = read_details(trailers.get("grpc-status-details-bin", ""))
+    return StreamBroken(f"{name}: {said}" if said else name, code, stack, wait)
+
+
+def read_details(details: str) -> tuple[str, int | None]:
+    """Returns the stack and the wait in the details of a status, as far as there are any."""
+    try:
+        raw = base64.b64decode(details + "=" * (-len(details) % 4), validate=True)
+        infos = rpc_status_pb2.Status.FromString(raw).details
+        stack = "\n".join(line for info in infos for line in _read_debug_info(info))
+        return stack, next(filter(None, map(_read_retry_info, infos)), None)
+    except (binascii.Error, DecodeError, ValueError):
+        return "", None
+
+
+def _read_debug_info(detail: Any) -> list[str]:
+    info = rpc_status_pb2.DebugInfo()
+    if not detail.Unpack(info):
+        return []
+    lines = [*info.stack_entries, info.detail] if info.detail else info.stack_entries
+    return [line.decode("utf-8", "replace") for line in lines]
+
+
+def _read_retry_info(detail: Any) -> int | None:
+    """Returns the milliseconds after which the function asks to be called again."""
+    info = rpc_status_pb2.RetryInfo()
+    return info.retry_delay.ToMilliseconds() if detail.Unpack(info) else None

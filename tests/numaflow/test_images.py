@@ -2,7 +2,7 @@
 
 import pytest
 
-from ebbflow.numaflow.images.table import BUILT_IN, find_built_in
+from ebbflow.numaflow.images import BUILT_IN, find_built_in
 from ebbflow.usercode.targets import resolve
 
 
@@ -24,7 +24,7 @@ def test_every_entry_leads_to_code(name: str) -> None:
 def test_registry_and_tag_do_not_matter(image: str) -> None:
     entry = find_built_in(image)
     assert entry is not None
-    assert entry.target == "ebbflow.numaflow.images.maps:cat"
+    assert entry.target == "ebbflow.numaflow.image_functions:cat"
 
 
 def test_the_folder_decides_where_sdks_differ() -> None:

@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
 
 from ebbflow.domain.code import Mode
-
-Place = Literal["udf", "transformer", "udsink", "udsource"]
-"""The sections of a spec in which an image can stand."""
+from ebbflow.numaflow.server_info import ContainerType
 
 _IMAGE = re.compile(
     r"(?:.*/)?(?P<sdk>numaflow-(?:go|python|java|rs))(?:-examples)?/(?P<name>[^/:@]+)(?:[:@].*)?"
@@ -29,40 +26,23 @@ class BuiltIn:
     ``mode`` is that of a map, a transformer or a sink; a source has none.
     """
 
-    place: Place
+    place: ContainerType
     target: str
     mode: Mode | None
 
 
-def _maps(mode: Mode, **names: str) -> dict[str, BuiltIn]:
-    return _entries("udf", "maps", mode, names)
-
-
-def _transformers(mode: Mode, **names: str) -> dict[str, BuiltIn]:
-    return _entries("transformer", "transformers", mode, names)
-
-
-def _sinks(**names: str) -> dict[str, BuiltIn]:
-    return _entries("udsink", "sinks", "columnar", names)
-
-
-def _sources(**names: str) -> dict[str, BuiltIn]:
-    return _entries("udsource", "sources", None, names)
-
-
-def _entries(
-    place: Place, module: str, mode: Mode | None, names: dict[str, str]
-) -> dict[str, BuiltIn]:
-    """Returns the entries of functions of one module, each given with the names of its images."""
+def _entries(container: ContainerType, mode: Mode | None, **names: str) -> dict[str, BuiltIn]:
+    """Returns entries for functions that run in one mode, each with the names of its images."""
     return {
-        name: BuiltIn(place, f"ebbflow.numaflow.images.{module}:{function}", mode)
+        name: BuiltIn(container, f"ebbflow.numaflow.image_functions:{function}", mode)
         for function, images in names.items()
         for name in images.split()
     }
 
 
 BUILT_IN: dict[str, BuiltIn] = {
-    **_maps(
+    **_entries(
+        "udf",
         "columnar",
         cat="map-cat batchmap-cat map-forward-message map-async-forward-message multiproc",
         even_odd="map-even-odd even-odd",
@@ -70,7 +50,8 @@ BUILT_IN: dict[str, BuiltIn] = {
         flatmap="map-flatmap map-flatmap-stream flat-map-stream batch-map-flatmap",
         flatmap_with_keys="batchmap-flatmap flatmap-stream",
     ),
-    **_maps(
+    **_entries(
+        "udf",
         "unary",
         even_odd_bytes="numaflow-python/even-odd",
         filter_greetings="map-filter",
@@ -79,19 +60,23 @@ BUILT_IN: dict[str, BuiltIn] = {
         add_metadata="map-metadata",
         tag_for_bypass="map-bypass-cat",
     ),
-    **_transformers(
+    **_entries(
+        "transformer",
         "columnar",
         assign_event_time="mapt-assign-event-time source-transformer-now",
         filter_event_time="mapt-event-time-filter mapt-event-time-filter-function "
         "async-mapt-event-time-filter",
     ),
-    **_transformers(
+    **_entries(
+        "transformer",
         "unary",
-        filter_greetings="mapt-filter",
+        filter_keyed_greetings="mapt-filter",
         add_event_time="transformer-metadata",
-        tag_for_bypass="source-transformer-bypass",
+        tag_for_bypass_now="source-transformer-bypass",
     ),
-    **_sinks(
+    **_entries(
+        "udsink",
+        "columnar",
         log="sink-log async-sink-log simple-sink",
         log_metadata="sink-metadata",
         send_to_fallback="fb-sink-log",
@@ -101,7 +86,9 @@ BUILT_IN: dict[str, BuiltIn] = {
         fail="sink-failure sink-retry-e2e",
         panic="sink-panic",
     ),
-    **_sources(
+    **_entries(
+        "udsource",
+        None,
         CountingSource="source-simple-source simple-source",
         CountingMetadataSource="source-metadata",
     ),

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from ebbflow import NackOptions
 from ebbflow.domain.source import NackOffset
-from ebbflow.numaflow.held_nacks import HeldNacks
+from ebbflow.numaflow.nacks import HeldNacks
 
 
 @given(st.lists(st.none() | st.integers(0, 5_000), max_size=20), st.floats(0, 6))

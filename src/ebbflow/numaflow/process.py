@@ -13,31 +13,36 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
-from ebbflow.domain.errors import Unavailable
+from ebbflow.domain.errors import SetupError, Unavailable
 from ebbflow.domain.host import is_linux, keep_private
 from ebbflow.numaflow import launcher
-from ebbflow.numaflow.docker import docker_remove, docker_run
-from ebbflow.numaflow.environment import SOCKETS, function_environment
-from ebbflow.numaflow.function_output import FunctionOutput
+from ebbflow.numaflow.launcher import PLACE
 from ebbflow.numaflow.server_info import (
     ContainerType,
     ServerInfo,
     check_server_info,
+    lock_folder,
+    make_folder,
     read_server_info,
+    remove_folder,
     socket_path,
 )
-from ebbflow.numaflow.socket_folder import lock_folder, make_folder, remove_folder
-from ebbflow.usercode.variables import Variables, expand
+from ebbflow.usercode.printing import LONGEST, cut
+from ebbflow.usercode.variables import CONTAINER_TYPE, Variables, expand, expand_all
 
 BATCH_ROWS = 500
 """The most messages that a sink gets at a time or a source is asked for, unless a spec says it.
@@ -48,14 +53,20 @@ Numaflow's own number, which functions are written for.
 START_LIMIT = 60.0
 """The seconds that a function may take until it can be called."""
 
+SOCKETS = "EBBFLOW_SOCKETS"
+"""The variable with the folder of the sockets, for functions that can be told where to listen."""
+
 _RUNNING_LIMIT = 5.0
 _STOP_GRACE, _RESTART_GRACE = 5.0, 1.0
 _SOON, _LATER = 0.01, 0.1
-_LONGEST_SHOWN = 80
 _LONGEST_WAIT = 30
-
+_LONGEST_SHOWN = 80
+_KEPT, _SHOWN, _LONGEST = 200, 10, 2_000
+_PATIENCE = 20.0
+_OURS = ("EBBFLOW_", "SPARK_", "PYSPARK_", "_PYSPARK_", "PYTHON_")
+_SET_BY_SPARK = ("OMP_NUM_THREADS", "PYTHONHASHSEED")
+_PYTHON_PATH = "PYTHONPATH"
 T = TypeVar("T")
-
 _failures: dict[FunctionPlan, int] = {}
 """How often in a row a function has not come up; whoever starts it is made anew each time."""
 
@@ -268,3 +279,132 @@ def _listens(path: Path) -> bool:
 
 def _describe(code: int) -> str:
     return f"it was killed by signal {code - 128}" if code > 128 else f"it ended with code {code}"
+
+
+# --- what the function prints----------------------------------------------------------------------
+
+
+class FunctionOutput:
+    """The output of one function, read by a thread of its own."""
+
+    def __init__(self) -> None:
+        self._lines: deque[str] = deque(maxlen=_KEPT)
+        self._unshown: deque[str] = deque(maxlen=_KEPT)
+        self._thread: threading.Thread | None = None
+
+    def follow(self, pipe: IO[bytes]) -> None:
+        """Reads the pipe to its end, beside the caller; forgets the output of earlier processes."""
+        self._lines.clear()
+        self._thread = threading.Thread(target=self._read, args=(pipe,), daemon=True)
+        self._thread.start()
+
+    def _read(self, pipe: IO[bytes]) -> None:
+        with pipe:
+            for raw in iter(lambda: pipe.readline(LONGEST), b""):
+                line = cut(raw.decode("utf-8", "backslashreplace").rstrip("\r\n"))
+                self._lines.append(line)
+                self._unshown.append(f"{line}\n")
+                self._show()
+
+    def _show(self) -> None:
+        if sys.stdout is sys.__stdout__:  # nobody listens here now
+            return
+        while self._unshown:
+            sys.stdout.write(self._unshown.popleft())
+
+    def finish(self) -> None:
+        """Waits until all is read; the process must have ended."""
+        if self._thread is not None:
+            self._thread.join(timeout=5)
+            self._thread = None
+        self._show()
+
+    def last_lines(self) -> str:
+        """Returns the last lines as the end of an error's text, on one line; all were shown."""
+        lines = [text for line in list(self._lines)[-_SHOWN:] if (text := line.strip())]
+        return f": {' | '.join(lines)[-_LONGEST:]}" if lines else ""
+
+
+# --- its environment-------------------------------------------------------------------------------
+
+
+def function_environment(container: str, own: Variables, folder: Path) -> dict[str, str]:
+    """Returns the variables for a function; those of its container go before all others."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_OURS) and name not in _SET_BY_SPARK
+    }
+    if _PYTHON_PATH in environment:
+        environment[_PYTHON_PATH] = _without_spark(environment[_PYTHON_PATH])
+    environment |= {CONTAINER_TYPE: container, SOCKETS: str(folder)}
+    return environment | expand_all(own, environment)
+
+
+def _without_spark(path: str) -> str:
+    """Returns a Python path without the entries that Spark gives its workers."""
+    entries = path.split(os.pathsep)
+    return os.pathsep.join(
+        entry
+        for entry in entries
+        if "pyspark" not in Path(entry).parts
+        and not Path(entry).name.startswith(("pyspark", "py4j"))
+    )
+
+
+# --- Docker----------------------------------------------------------------------------------------
+
+
+def docker_run(
+    image: str,
+    name: str,
+    folder: Path,
+    variables: Iterable[str],
+    command: Sequence[str],
+    args: Sequence[str],
+    workdir: str | None,
+) -> list[str]:
+    """Returns the command that runs an image with the folder of its sockets.
+
+    ``variables`` are the names of those that the container gets, and none of the machine's others;
+    Docker's client has them in its own environment. ``command`` replaces the image's entry point
+    and ``args`` what it is given, as in Kubernetes.
+    """
+    run = ["docker", "run", "--rm", "--name", name, "--volume", f"{folder}:{PLACE}"]
+    if os.getuid() != 0:  # whoever connects to a socket must be allowed to write to it
+        run += ["--user", f"{os.getuid()}:{os.getgid()}"]
+    for variable in dict.fromkeys(variables):
+        run += ["--env", variable]
+    if workdir is not None:
+        run += ["--workdir", workdir]
+    if command:
+        run += ["--entrypoint", command[0]]
+    return [*run, image, *command[1:], *args]
+
+
+def docker_remove(name: str) -> list[str]:
+    """Returns the command that ends a container, also when the client that ran it was killed."""
+    return ["docker", "rm", "--force", name]
+
+
+@cache
+def check_docker() -> None:
+    """Raises ``SetupError`` if there is no client of Docker's, or no engine behind it."""
+    if shutil.which("docker") is None:
+        raise SetupError(
+            "Docker is not installed, and --containers docker needs it.",
+            "Install it, or bind the images to commands: see docs/guides/functions.md",
+        )
+    question = ["docker", "version", "--format", "{{.Server.Version}}"]
+    try:
+        asked = subprocess.run(question, capture_output=True, text=True, timeout=_PATIENCE)
+    except subprocess.TimeoutExpired:
+        said = f"it did not answer within {_PATIENCE:g} s"
+    else:
+        if asked.returncode == 0:
+            return
+        said = " ".join(asked.stderr.split()) or f"its client ended with code {asked.returncode}"
+    raise SetupError(
+        f"Docker's engine is not there, and --containers docker needs it: {said.rstrip('.?! ')}.",
+        "Start it, or bind the images to commands: see docs/guides/functions.md",
+    )

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from ebbflow.domain.errors import CallTimeout, StreamBroken
 from ebbflow.numaflow import http2
+from ebbflow.numaflow.grpc import LARGEST, PREFIX, GrpcConnection, Splitter
 from ebbflow.numaflow.http2 import frame, settings
-from ebbflow.numaflow.stream import LARGEST, PREFIX, GrpcConnection, Splitter
 from ebbflow.usercode.call_watch import watch_calls
 from ebbflow.usercode.running_call import RUNNING
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ebbflow.engine import frames
 from ebbflow.engine.frames import FEW, Rows
-from ebbflow.numaflow.requests import MAP, SINK, TRANSFORM, Shape, encode_requests
+from ebbflow.numaflow.encode import MAP, SINK, TRANSFORM, Shape, encode_requests
 
 TIMES = st.datetimes(datetime(1900, 1, 1), datetime(9999, 1, 1)).map(
     lambda time: time.replace(tzinfo=UTC)
@@ -109,7 +109,7 @@ def test_so_does_one_of_another_time(
 
 
 def test_the_bulk_way_is_taken_for_many_rows_of_our_days(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ebbflow.numaflow.requests._encode_few", None)
+    monkeypatch.setattr("ebbflow.numaflow.encode._encode_few", None)
     start = datetime(2026, 11, 16, tzinfo=UTC)
     times = [start + timedelta(microseconds=row) for row in range(FEW + 1)]
     columns = {"id": [str(row) for row in range(FEW + 1)], "value": [b"x"] * (FEW + 1)}

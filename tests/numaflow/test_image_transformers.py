@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 from ebbflow import Datum
 from ebbflow.domain.outcome import Dropped
-from ebbflow.numaflow.images import transformers
-from ebbflow.numaflow.images.table import BUILT_IN
+from ebbflow.numaflow import image_functions
+from ebbflow.numaflow.images import BUILT_IN
 from ebbflow.testing import Result, run_map
 
 LONG_AGO = datetime(2020, 5, 1, tzinfo=UTC)
@@ -16,7 +16,7 @@ def call(image: str, *data: Datum) -> list[Result]:
     entry = BUILT_IN[image]
     assert entry.place == "transformer"
     assert entry.mode is not None
-    return run_map(getattr(transformers, entry.target.partition(":")[2]), *data, mode=entry.mode)
+    return run_map(getattr(image_functions, entry.target.partition(":")[2]), *data, mode=entry.mode)
 
 
 def is_now(time: datetime | None) -> bool:
