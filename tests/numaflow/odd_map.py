@@ -49,7 +49,7 @@ class OddMap:
         self._server.start()
 
     def add_to(self, server: grpc.Server) -> None:
-        add_servicer(server, self, map_pb2)
+        add_servicer(server, self, "map")
 
     def socket(self, info: ServerInfo) -> Path:
         return socket_path(self.folder, "udf", info)
@@ -200,7 +200,7 @@ class OddTransformer(OddMap):
         super().start()
 
     def add_to(self, server: grpc.Server) -> None:
-        add_servicer(server, self, sourcetransform_pb2)
+        add_servicer(server, self, "sourcetransform")
 
     def socket(self, info: ServerInfo) -> Path:
         return socket_path(self.folder, "transformer", info)

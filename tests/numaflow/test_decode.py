@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from ebbflow.numaflow.decode import (
     DROP,
     FAIL,
-    MAP_RESULT,
     NACK,
-    TRANSFORM_RESULT,
     FewResponses,
     Responses,
 )
 from ebbflow.numaflow.proto import map_pb2, sourcetransform_pb2
 from ebbflow.numaflow.protobuf import Messages, Places
+from ebbflow.numaflow.services import SERVICES
 
 TEXTS = st.text(max_size=20)
 GROUPS = st.dictionaries(
@@ -123,26 +122,26 @@ def test_answers_of_maps_are_read_as_protobuf_reads_them(answers):
         map_pb2.MapResponse(id=i, results=rs, status={"eot": True} if last else None)
         for i, rs, last in answers
     ]
-    check(messages, MAP_RESULT, timed=False)
+    check(messages, SERVICES["map"], timed=False)
 
 
 @given(st.lists(st.tuples(TEXTS, st.lists(results(timed=True), max_size=3)), max_size=6))
 def test_answers_of_transformers_are_read_as_protobuf_reads_them(answers):
     messages = [sourcetransform_pb2.SourceTransformResponse(id=i, results=rs) for i, rs in answers]
-    check(messages, TRANSFORM_RESULT, timed=True)
+    check(messages, SERVICES["transformer"], timed=True)
 
 
 def test_lengths_longer_than_necessary_and_fields_nobody_knows_are_read():
     # Field 9 with a number, 10 with eight bytes, 11 with four; then the id with a padded length.
     message = b"\x48\xff\x01" + b"\x51" + b"8" * 8 + b"\x5d" + b"4" * 4 + b"\x12\x82\x80\x00ab"
     places = Places(message, np.array([0]), np.array([len(message)]))
-    assert Responses(places, MAP_RESULT).ids.to_pylist() == ["ab"]
+    assert Responses(places, SERVICES["map"]).ids.to_pylist() == ["ab"]
 
 
 @given(st.binary(min_size=1, max_size=40))
 def test_bytes_that_are_no_message_are_refused_and_nothing_worse(noise):
     with contextlib.suppress(ValueError, DecodeError):
-        Responses(Places(noise, np.array([0]), np.array([len(noise)])), MAP_RESULT).columns()
+        Responses(Places(noise, np.array([0]), np.array([len(noise)])), SERVICES["map"]).columns()
 
 
 @pytest.mark.parametrize("cut", range(1, 9))

@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 
 from ebbflow.engine import frames
 from ebbflow.engine.frames import FEW, Rows
-from ebbflow.numaflow.encode import MAP, SINK, TRANSFORM, Shape, encode_requests
+from ebbflow.numaflow.encode import encode_requests
+from ebbflow.numaflow.services import SERVICES, Service
+
+MAP, TRANSFORM, SINK = (SERVICES[name] for name in ("map", "transformer", "sink"))
 
 TIMES = st.datetimes(datetime(1900, 1, 1), datetime(9999, 1, 1)).map(
     lambda time: time.replace(tzinfo=UTC)
@@ -53,14 +56,14 @@ def rows_of(draw: st.DrawFn, times: st.SearchStrategy[datetime]) -> pa.RecordBat
     return frames.batch_of(columns, count + 4).slice(draw(st.integers(0, 4)), count)
 
 
-def check(rows: pa.RecordBatch, shape: Shape, watermark: datetime | None) -> None:
-    requests = encode_requests(rows, rows.column("id"), shape, watermark).to_pylist()
+def check(rows: pa.RecordBatch, service: Service, watermark: datetime | None) -> None:
+    requests = encode_requests(rows, rows.column("id"), service, watermark).to_pylist()
     assert [int.from_bytes(text[:5]) for text in requests] == [len(text) - 5 for text in requests]
     read = Rows(rows)
     for index, text in enumerate(requests):
-        message = shape.request.FromString(text[5:])
+        message = service.stream.request.FromString(text[5:])
         request = message.request
-        assert (message if shape.beside else request).id == read.column("id")[index]
+        assert (message if service is MAP else request).id == read.column("id")[index]
         assert list(request.keys) == read.column("keys")[index]
         assert request.value == read.column("value")[index]
         assert dict(request.headers) == read.column("headers")[index]
@@ -73,13 +76,13 @@ def check(rows: pa.RecordBatch, shape: Shape, watermark: datetime | None) -> Non
             name: dict(group.key_value) for name, group in metadata.user_metadata.items()
         } == read.column("metadata")[index]
         told = {name: dict(group.key_value) for name, group in metadata.sys_metadata.items()}
-        assert told == history(read, index, shape)
+        assert told == history(read, index, service)
 
 
-def history(rows: Rows, index: int, shape: Shape) -> dict[str, dict[str, bytes]]:
+def history(rows: Rows, index: int, service: Service) -> dict[str, dict[str, bytes]]:
     """What a function is told about what happened to a message before."""
     groups: dict[str, dict[str, bytes]] = {}
-    if shape is SINK or rows.column("retries")[index]:
+    if service is SINK or rows.column("retries")[index]:
         groups["sink"] = {"retry_count": b"%d" % rows.column("retries")[index]}
     if rows.column("deliveries")[index] != 1:
         groups["ebbflow"] = {"deliveries": b"%d" % rows.column("deliveries")[index]}
@@ -89,23 +92,25 @@ def history(rows: Rows, index: int, shape: Shape) -> dict[str, dict[str, bytes]]
     return groups
 
 
-SHAPES = pytest.mark.parametrize("shape", [MAP, TRANSFORM, SINK], ids=["map", "transform", "sink"])
+SERVED = pytest.mark.parametrize(
+    "service", [MAP, TRANSFORM, SINK], ids=["map", "transform", "sink"]
+)
 
 
-@SHAPES
+@SERVED
 @given(rows=rows_of(OUR_TIMES), watermark=st.none() | OUR_TIMES)
 def test_a_request_says_what_its_row_says(
-    shape: Shape, rows: pa.RecordBatch, watermark: datetime | None
+    service: Service, rows: pa.RecordBatch, watermark: datetime | None
 ) -> None:
-    check(rows, shape, watermark)
+    check(rows, service, watermark)
 
 
-@SHAPES
+@SERVED
 @given(rows=rows_of(TIMES), watermark=st.none() | TIMES)
 def test_so_does_one_of_another_time(
-    shape: Shape, rows: pa.RecordBatch, watermark: datetime | None
+    service: Service, rows: pa.RecordBatch, watermark: datetime | None
 ) -> None:
-    check(rows, shape, watermark)
+    check(rows, service, watermark)
 
 
 def test_the_bulk_way_is_taken_for_many_rows_of_our_days(monkeypatch: pytest.MonkeyPatch) -> None:

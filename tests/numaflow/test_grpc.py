@@ -234,8 +234,10 @@ HEAD = [(":status", "200"), ("content-type", "application/grpc")]
 def answer(*messages: bytes) -> bytes:
     data = b"".join(PREFIX.pack(0, len(message)) + message for message in messages)
     block = Encoder().encode(HEAD)
-    opening = frame(http2.SETTINGS, 0, 0) + frame(http2.HEADERS, http2.END_HEADERS, 1, block)
-    return opening + frame(http2.DATA, 0, 1, data)
+    opening = frame(http2.FrameType.SETTINGS, 0, 0) + frame(
+        http2.FrameType.HEADERS, http2.END_HEADERS, 1, block
+    )
+    return opening + frame(http2.FrameType.DATA, 0, 1, data)
 
 
 def test_answers_before_the_process_is_gone_are_returned_and_then_its_end_is_told(tmp_path):
@@ -243,7 +245,9 @@ def test_answers_before_the_process_is_gone_are_returned_and_then_its_end_is_tol
         connection = GrpcConnection(path)
         stream = connection.open_stream("/t.T/Echo")
         peer, _ = listening.accept()
-        peer.sendall(answer(b"one", b"two") + frame(http2.DATA, 0, 1, PREFIX.pack(0, 9) + b"thr"))
+        peer.sendall(
+            answer(b"one", b"two") + frame(http2.FrameType.DATA, 0, 1, PREFIX.pack(0, 9) + b"thr")
+        )
         peer.close()
         stream.send([b"x" * 1_000_000])  # which nobody takes any more
         assert stream.receive(SOON) == [b"one", b"two"]
@@ -260,8 +264,8 @@ def test_a_server_that_stops_reading_still_gets_its_answers_through(tmp_path):
         stream = connection.open_stream("/t.T/Echo")
         peer, _ = listening.accept()
         large = [(4, 2**31 - 1), (5, 2**24 - 1)]
-        window = frame(http2.WINDOW_UPDATE, 0, 0, struct.pack(">I", 2**30))
-        peer.sendall(frame(http2.SETTINGS, 0, 0, settings(large)) + window)
+        window = frame(http2.FrameType.WINDOW_UPDATE, 0, 0, struct.pack(">I", 2**30))
+        peer.sendall(frame(http2.FrameType.SETTINGS, 0, 0, settings(large)) + window)
         stream.send([b"x" * 30_000_000])  # far more than the socket holds
         writer = threading.Thread(target=peer.sendall, args=(answer(*[b"y" * 200_000]) * 1,))
         writer.start()
@@ -286,7 +290,7 @@ def test_a_message_that_cannot_be_read_breaks_the_stream(tmp_path, sent, why):
         connection = GrpcConnection(path)
         stream = connection.open_stream("/t.T/Echo")
         peer, _ = listening.accept()
-        peer.sendall(answer(b"good") + frame(http2.DATA, 0, 1, sent))
+        peer.sendall(answer(b"good") + frame(http2.FrameType.DATA, 0, 1, sent))
         assert receive_all(stream, 1) == [b"good"]
         with pytest.raises(StreamBroken, match=f"a message that cannot be read: {why}$"):
             stream.receive(SOON)
@@ -324,7 +328,9 @@ def test_a_response_of_trailers_alone_is_the_end_of_the_call(tmp_path, trailers,
         peer, _ = listening.accept()
         block = Encoder().encode([(":status", "503" if not trailers else "200"), *trailers])
         flags = http2.END_HEADERS | http2.END_STREAM
-        peer.sendall(frame(http2.SETTINGS, 0, 0) + frame(http2.HEADERS, flags, 1, block))
+        peer.sendall(
+            frame(http2.FrameType.SETTINGS, 0, 0) + frame(http2.FrameType.HEADERS, flags, 1, block)
+        )
         with pytest.raises(StreamBroken) as failure:
             stream.receive(SOON)
         assert (str(failure.value), failure.value.code, failure.value.trace) == (text, code, "")

@@ -147,7 +147,7 @@ class TimeLimit:
         return _LOOKING.seconds(self.waits)
 
 
-# --- asking----------------------------------------------------------------------------------------
+# --- asking ---------------------------------------------------------------------------------------
 
 
 def ask(at: ServerPaths, request: NamedRequest, limit: TimeLimit) -> Conversation[Answered]:
@@ -266,7 +266,7 @@ def _give_up(id: str, came: ServerReply | NoReply) -> None:
     raise RequestInDoubt(id, came.problem)
 
 
-# --- following-------------------------------------------------------------------------------------
+# --- following ------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

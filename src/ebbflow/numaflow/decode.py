@@ -1,10 +1,20 @@
-"""Answers of maps and transformers, as columns.
+"""What functions send becomes columns: responses of maps and transformers, messages of sources.
 
-A response names its request and holds any number of results. The columns are those that a columnar
-map returns (``usercode.columns``). An output without keys or metadata has none, as in Numaflow:
-SDKs say nothing of what they leave out. Without an event time it has that of its input. Reserved
-tags have become ``drop``, ``nack`` and ``error``. The text of an error is the reason in the options
-of a nack, if there is one: no other field could hold it.
+A response of a map names its request and holds any number of results. The columns are those that a
+columnar map returns (``usercode.columns``). An output without keys or metadata has none, as in
+Numaflow: SDKs say nothing of what they leave out. Without an event time it has that of its input.
+Reserved tags have become ``drop``, ``nack`` and ``error``. The text of an error is the reason in
+the options of a nack, if there is one: no other field could hold it.
+
+``Answers`` matches the responses to one batch with its rows. Every row has exactly one answer,
+under the id of its request. A row that has none or several, or that may be the one meant by an id
+that no request had, has failed with a ``ContractViolation``; the others keep their answers. The
+outputs are in the order of the inputs, whatever the order of the answers was, so that a replay
+makes the same frames.
+
+The name of a source's message in the columns is the function's offset and partition in one: two
+partitions may have the same offsets. ``offset_of`` takes it apart again, also for a process of the
+function that did not give the message.
 """
 
 from __future__ import annotations
@@ -13,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -27,7 +38,8 @@ from ebbflow.domain.source import SourceMessage
 from ebbflow.engine.frames import FEW
 from ebbflow.engine.source_columns import columns_of
 from ebbflow.numaflow.grpc import Arrived
-from ebbflow.numaflow.proto import map_pb2, source_pb2, sourcetransform_pb2
+from ebbflow.numaflow.nacks import OPTIONS, read_option
+from ebbflow.numaflow.proto import source_pb2
 from ebbflow.numaflow.proto.nack_options_pb2 import NackOptions
 from ebbflow.numaflow.protobuf import (
     Fields,
@@ -41,6 +53,7 @@ from ebbflow.numaflow.protobuf import (
     read_times,
     to_time,
 )
+from ebbflow.numaflow.services import Service
 from ebbflow.numaflow.session import Failures
 from ebbflow.usercode.columns import TYPES
 
@@ -54,14 +67,13 @@ FAILED = "failed"
 _FIX = "A function answers each request once, with the id of that request."
 _UNKNOWN = -1
 _RESULTS, _ID, _STATUS, _EOT = 1, 2, 4, 1
-_OPTIONS = ("delay", "max_deliveries", "reason")
-_RESULT, _READ_STATUS, _READ_EOT = 1, 2, 1
+_RESULT, _READ_STATUS = 1, 2
 _PAYLOAD, _OFFSET, _EVENT_TIME, _KEYS, _HEADERS, _METADATA = range(1, 7)
 _NAME, _PARTITION = 1, 2
 _NO_OFFSET = "the function gave a message without an offset"
 
 
-# --- responses of maps and transformers------------------------------------------------------------
+# --- responses of maps and transformers -----------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +81,21 @@ class ResultShape:
     """A service's response, and the numbers of the fields of a result in it."""
 
     response: Any
+    keys: int
+    value: int
     tags: int
     metadata: int
     nack_options: int
-    event_time: int | None = None
-    keys: int = 1
-    value: int = 2
+    event_time: int | None
 
 
-MAP_RESULT = ResultShape(map_pb2.MapResponse, tags=3, metadata=4, nack_options=5)
-TRANSFORM_RESULT = ResultShape(
-    sourcetransform_pb2.SourceTransformResponse, tags=4, metadata=5, nack_options=6, event_time=3
-)
+@cache
+def _shape_of(service: Service) -> ResultShape:
+    response = service.stream.response
+    numbers = {field.name: field.number for field in response.Result.DESCRIPTOR.fields}
+    names = ("keys", "value", "tags", "metadata", "nack_options")
+    fields = {name: numbers[name] for name in names}
+    return ResultShape(response, **fields, event_time=numbers.get("event_time"))
 
 
 class Responses:
@@ -89,8 +104,8 @@ class Responses:
     ``ids`` name the requests, ``last`` are those with the mark that ends what is transmitted.
     """
 
-    def __init__(self, places: Places, shape: ResultShape) -> None:
-        self._shape = shape
+    def __init__(self, places: Places, service: Service) -> None:
+        self._shape = _shape_of(service)
         messages = Messages(places)
         self.ids: pa.StringArray = messages.field(_ID).last(places).texts()
         self.last: Flags = _marked(messages.field(_STATUS), len(places))
@@ -147,15 +162,12 @@ class Responses:
         return columns
 
     def _nack_options(self, count: int) -> dict[str, pa.Array]:
-        asked: dict[str, list[Any]] = {
-            name: [None] * count for name in ("delay", "max_deliveries", "reason")
-        }
+        asked: dict[str, list[Any]] = {name: [None] * count for name in OPTIONS}
         fields = self._results.field(self._shape.nack_options)
         for row, packed in zip(fields.owners, fields.places.column().to_pylist(), strict=True):
             options = NackOptions.FromString(packed)
             for name, column in asked.items():
-                if options.HasField(name):
-                    column[row] = getattr(options, name)
+                column[row] = read_option(options, name)
         kinds = {"delay": pa.int64(), "max_deliveries": pa.int64(), "reason": pa.string()}
         return {f"nack_{name}": pa.array(column, kinds[name]) for name, column in asked.items()}
 
@@ -176,10 +188,13 @@ def _flags(rows: Numbers, count: int) -> pa.BooleanArray:
 
 
 class FewResponses:
-    """The same as ``Responses``."""
+    """The few responses of a trickle, read by protobuf's own classes; otherwise as ``Responses``.
 
-    def __init__(self, messages: Sequence[bytes], shape: ResultShape) -> None:
-        self._shape = shape
+    For some messages these are faster than the way that is made for thousands of them.
+    """
+
+    def __init__(self, messages: Sequence[bytes], service: Service) -> None:
+        self._shape = shape = _shape_of(service)
         try:
             responses = [shape.response.FromString(message) for message in messages]
         except DecodeError as error:
@@ -196,11 +211,11 @@ class FewResponses:
 
     @property
     def have_ids(self) -> bool:
-        """As in ``Responses``."""
+        """Whether one of the responses names its request."""
         return any(self.ids.to_pylist())
 
     def columns(self) -> dict[str, pa.Array]:
-        """As in ``Responses``."""
+        """Returns the columns of all results; ``owners`` has the response of each."""
         results = self._results
         columns: dict[str, list[Any]] = {
             "value": [result.value for result in results],
@@ -228,12 +243,12 @@ class FewResponses:
             columns["error"] = [reason if FAIL in texts else None for texts, reason in pairs]
         if NACK in reserved:
             columns["nack"] = [NACK in texts for texts in tags]
-            columns |= {f"nack_{name}": self._option(name) for name in _OPTIONS}
+            asked = [result.nack_options for result in self._results]
+            columns |= {
+                f"nack_{name}": [read_option(options, name) for options in asked]
+                for name in OPTIONS
+            }
         return columns
-
-    def _option(self, name: str) -> list[Any]:
-        asked = [result.nack_options for result in self._results]
-        return [getattr(options, name) if options.HasField(name) else None for options in asked]
 
 
 def _read_groups(metadata: Any) -> list[tuple[str, list[tuple[str, bytes]]]]:
@@ -241,7 +256,7 @@ def _read_groups(metadata: Any) -> list[tuple[str, list[tuple[str, bytes]]]]:
     return [(name, list(groups[name].key_value.items())) for name in groups]
 
 
-# --- matching responses with rows------------------------------------------------------------------
+# --- matching responses with rows -----------------------------------------------------------------
 
 
 class Answers:
@@ -251,9 +266,9 @@ class Answers:
     answer such requests one after the other leave out the ids; then the order counts.
     """
 
-    def __init__(self, ids: pa.StringArray, shape: ResultShape, streamed: bool) -> None:
+    def __init__(self, ids: pa.StringArray, service: Service, streamed: bool) -> None:
         self._ids = ids
-        self._shape = shape
+        self._service = service
         self._streamed = streamed
         self._parts: list[Arrived] = []
         self._asked: list[int] = []
@@ -318,18 +333,10 @@ class Answers:
         try:
             if sum(map(len, self._parts)) <= FEW:
                 messages = [message for part in self._parts for message in part.messages()]
-                return FewResponses(messages, self._shape)
-            return Responses(self._places(), self._shape)
+                return FewResponses(messages, self._service)
+            return Responses(join_parts(self._parts), self._service)
         except ValueError as error:
             raise StreamBroken(f"the function answered what cannot be read: {error}") from error
-
-    def _places(self) -> Places:
-        edges, shift = [np.empty(0, np.int64)], 0
-        for part in self._parts:
-            edges.append(np.array(part.edges, np.int64) + shift)
-            shift += len(part.buffer)
-        buffer, joined = b"".join([part.buffer for part in self._parts]), np.concatenate(edges)
-        return Places(buffer, joined[::2], joined[1::2])
 
 
 class _Matched:
@@ -387,7 +394,7 @@ def _describe(twice: Sequence[str], unknown: Sequence[str]) -> str:
     return "did not answer all requests of a batch"
 
 
-# --- messages of sources---------------------------------------------------------------------------
+# --- messages of sources --------------------------------------------------------------------------
 
 
 def offset_of(name: bytes) -> dict[str, Any]:
@@ -404,7 +411,8 @@ def read_messages(parts: Sequence[Arrived]) -> tuple[pa.RecordBatch, int]:
     if sum(map(len, parts)) <= FEW:
         return _read_few([text for part in parts for text in part.messages()])
     messages = Messages(join_parts(parts))
-    return _read_many(messages.field(_RESULT)), _count_marks(messages.field(_READ_STATUS))
+    ends = np.count_nonzero(_marked(messages.field(_READ_STATUS), len(messages)))
+    return _read_many(messages.field(_RESULT)), int(ends)
 
 
 def _read_few(texts: Sequence[bytes]) -> tuple[pa.RecordBatch, int]:
@@ -463,8 +471,3 @@ def _read_offsets(results: Messages) -> tuple[pa.BinaryArray, Numbers]:
     partitions = offsets.field(_PARTITION).last_numbers(len(places))
     texts = pa.array(partitions).cast(pa.string()).cast(pa.binary())
     return pc.binary_join_element_wise(names.column(), texts, b"."), partitions
-
-
-def _count_marks(statuses: Fields) -> int:
-    marks = Messages(statuses.places).field(_READ_EOT).last_numbers(len(statuses))
-    return int(np.count_nonzero(marks))

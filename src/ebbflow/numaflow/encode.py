@@ -8,7 +8,6 @@ length in every row. The few rows of a trickle go through protobuf's own classes
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -20,7 +19,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ebbflow.engine.frames import FEW, Rows
-from ebbflow.numaflow.proto import map_pb2, sink_pb2, sourcetransform_pb2
+from ebbflow.numaflow.grpc import PREFIX
+from ebbflow.numaflow.services import (
+    DELIVERIES,
+    HISTORY,
+    NACK_REASON,
+    RETRY_COUNT,
+    SINK_GROUP,
+    Service,
+)
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
@@ -28,7 +35,6 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NOTHING_YET = _EPOCH - timedelta(milliseconds=1)
 """The watermark while none is known, as Numaflow has it."""
 
-_GRPC_PREFIX = struct.Struct(">BI")
 _KEYS = 1
 _ENTRY_KEY, _ENTRY_VALUE = 1, 2
 _GROUP_ENTRIES, _USER = 1, 3
@@ -50,29 +56,38 @@ class Shape:
     retried: bool = False
 
 
-MAP = Shape(map_pb2.MapRequest, id=2, headers=5, metadata=6, beside=True)
-TRANSFORM = Shape(sourcetransform_pb2.SourceTransformRequest, id=6, headers=5, metadata=7)
-SINK = Shape(sink_pb2.SinkRequest, id=5, headers=6, metadata=7, retried=True)
+@cache
+def _shape_of(service: Service) -> Shape:
+    message = service.stream.request
+    numbers = {field.name: field.number for field in message.Request.DESCRIPTOR.fields}
+    beside = "id" not in numbers
+    return Shape(
+        message,
+        message.DESCRIPTOR.fields_by_name["id"].number if beside else numbers["id"],
+        numbers["headers"],
+        numbers["metadata"],
+        beside,
+        retried=service.proto == "sink",
+    )
 
-HISTORY, DELIVERIES, NACK_REASON = "ebbflow", "deliveries", "nack_reason"
-"""The group of the engine's metadata, and its keys, in which a redelivered message says so."""
 
 History = tuple[int, str | None, int | None]
 """How often a message was delivered, why it was nacked last, and how often it was tried before."""
 
 
 def encode_requests(
-    rows: pa.RecordBatch, ids: pa.StringArray, shape: Shape, watermark: datetime | None
+    rows: pa.RecordBatch, ids: pa.StringArray, service: Service, watermark: datetime | None
 ) -> pa.BinaryArray:
     """Returns a request for each row, with the prefix that gRPC puts before a message.
 
     ``ids`` are what responses name. The rows have the columns that a columnar map or sink is given.
     """
     few = len(rows) <= FEW or not _are_usual(rows.column("event_time"))
-    return (_encode_few if few else _encode_many)(rows, ids, shape, watermark or _NOTHING_YET)
+    encode = _encode_few if few else _encode_many
+    return encode(rows, ids, _shape_of(service), watermark or _NOTHING_YET)
 
 
-# --- few rows -----------------------------------------------------------------------------------
+# --- few rows -------------------------------------------------------------------------------------
 
 
 def _encode_few(
@@ -93,7 +108,7 @@ def _encode_few(
             request.metadata.user_metadata[group].key_value.update(entries)
         _tell_history(request, histories[index])
         payload = message.SerializeToString()
-        written.append(_GRPC_PREFIX.pack(0, len(payload)) + payload)
+        written.append(PREFIX.pack(0, len(payload)) + payload)
     return pa.array(written, pa.binary())
 
 
@@ -114,10 +129,10 @@ def _tell_history(request: Any, history: History) -> None:
         group = request.metadata.sys_metadata[HISTORY].key_value
         group[NACK_REASON] = reason.encode()
     if retries is not None:
-        request.metadata.sys_metadata["sink"].key_value["retry_count"] = b"%d" % retries
+        request.metadata.sys_metadata[SINK_GROUP].key_value[RETRY_COUNT] = b"%d" % retries
 
 
-# --- many rows ----------------------------------------------------------------------------------
+# --- many rows ------------------------------------------------------------------------------------
 
 _START = np.dtype(
     [
@@ -238,7 +253,7 @@ def _are_usual(column: pa.TimestampArray) -> bool:
     return bool(numbers.min() >= 0 and numbers.max() < _LATEST)
 
 
-# --- nested columns -----------------------------------------------------------------------------
+# --- nested columns -------------------------------------------------------------------------------
 
 
 def _encode_group(entries: pa.MapArray) -> pa.BinaryArray:
@@ -275,7 +290,7 @@ def _enclose(number: int, *parts: pa.BinaryArray) -> pa.BinaryArray:
     return pc.binary_join_element_wise(_as_column(field), *parts, b"")
 
 
-# --- numbers ------------------------------------------------------------------------------------
+# --- numbers --------------------------------------------------------------------------------------
 
 
 def _tag(number: int) -> int:

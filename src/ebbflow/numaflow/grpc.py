@@ -5,7 +5,9 @@ for the other to make room, and it looks at the socket only inside a call. ``Grp
 bidirectional call. Messages go out many to a frame, and what has arrived is split at once.
 
 A function that says nothing for ``RUNNING.limit`` seconds, or for the timeout of a call, ends the
-call with ``CallTimeout``. Everything else that goes wrong is ``StreamBroken``.
+call with ``CallTimeout``. Everything else that goes wrong is ``StreamBroken``, with what the
+function says about it: status, message, its own stack and how long to wait. A detail that cannot be
+read is left out: a failure must not be hidden by a second one.
 """
 
 from __future__ import annotations
@@ -27,10 +29,8 @@ from google.protobuf.message import DecodeError
 from ebbflow.domain.errors import CallTimeout, StreamBroken
 from ebbflow.numaflow.http2 import Headers, Http2, Http2Exchange
 from ebbflow.numaflow.proto import rpc_status_pb2
+from ebbflow.numaflow.services import LARGEST
 from ebbflow.usercode.running_call import RUNNING
-
-LARGEST = 64 * 1024 * 1024
-"""The largest message that Numaflow's functions send and take, in bytes."""
 
 PREFIX = struct.Struct(">BI")
 """What stands before each message: whether it is compressed, and its size."""
@@ -339,7 +339,7 @@ class GrpcStream:
         return None
 
 
-# --- the status of a call that failed--------------------------------------------------------------
+# --- the status of a call that failed -------------------------------------------------------------
 
 
 def read_failure(headers: Mapping[str, str], trailers: Mapping[str, str]) -> StreamBroken:

@@ -1,10 +1,15 @@
-"""Maps that do what the map images of Numaflow's examples do.
+"""The code that is bound to the images of Numaflow's examples: maps, transformers, sinks, sources.
 
-Most take and return columns. Those that read JSON or keep counts are called with single messages,
-so that one message on which they fail is nobody else's affair.
+Most maps and all sinks take columns. Those that read JSON or keep counts are called with single
+messages, so that one message on which they fail does not affect the others.
 
 An output of an image says all about itself: without keys it has none, without metadata it has none.
 Outputs of Ebbflow's own code would have those of their input, so they are told to have none.
+
+The lines that sinks print begin with the name of their vertex. Sources count, and keep in memory
+what they gave, as the images do: a process that takes the place of a lost one begins to count anew,
+under offsets of its own. They have no ``nack``, so Ebbflow keeps what is nacked and redelivers it
+itself, with its delay.
 """
 
 from __future__ import annotations
@@ -51,7 +56,7 @@ _SUCCESS = RowResponse.on_success()
 _FAILURE = RowResponse.failure("this sink fails for every message, so that retries can be seen")
 
 
-# --- maps------------------------------------------------------------------------------------------
+# --- maps -----------------------------------------------------------------------------------------
 
 
 def without(rows: int, *names: str) -> dict[str, pa.Array]:
@@ -182,7 +187,7 @@ def tag_for_bypass(datum: Datum) -> Message:
     return Message(datum.value, tags=tags_by_words(datum.value), metadata={})
 
 
-# --- transformers----------------------------------------------------------------------------------
+# --- transformers ---------------------------------------------------------------------------------
 
 
 def assign_event_time(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -230,7 +235,7 @@ def tag_for_bypass_now(datum: Datum) -> Message:
     return Message(datum.value, tags=tags, event_time=now, metadata={})
 
 
-# --- sinks-----------------------------------------------------------------------------------------
+# --- sinks ----------------------------------------------------------------------------------------
 
 
 def log(batch: pa.RecordBatch) -> None:
@@ -298,7 +303,7 @@ def _write_payload(payload: bytes) -> str:
     return "payload=" + payload.decode("utf-8", "backslashreplace").replace("\n", "\\n")
 
 
-# --- sources---------------------------------------------------------------------------------------
+# --- sources --------------------------------------------------------------------------------------
 
 
 class CountingSource(Source):

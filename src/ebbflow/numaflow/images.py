@@ -1,9 +1,10 @@
-"""The table of images that Ebbflow stands in for, by the names of their repositories.
+"""The images that Ebbflow has code for, by the names of their repositories.
 
 An image is known by the last two parts of its name, whatever its registry and tag: those of
 ``quay.io/numaio/numaflow-go/map-cat:stable`` are ``numaflow-go`` and ``map-cat``. The folder must
 be that of one of Numaflow's SDKs, so somebody's own ``team/map-cat`` is left alone. Most names mean
-the same in every SDK; where they do not, the table has the folder as well.
+the same in every SDK; where they do not, the table has the folder as well. The code itself is in
+``image_functions``, which lint does not import.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 from dataclasses import dataclass
 
 from ebbflow.domain.code import Mode
-from ebbflow.numaflow.server_info import ContainerType
+from ebbflow.numaflow.services import ContainerType
 
 _IMAGE = re.compile(
     r"(?:.*/)?(?P<sdk>numaflow-(?:go|python|java|rs))(?:-examples)?/(?P<name>[^/:@]+)(?:[:@].*)?"

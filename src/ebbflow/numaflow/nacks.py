@@ -1,8 +1,9 @@
-"""Nacks that are held back until their delay is over.
+"""Nacks in the protocol: their options, and those that wait until their delay is over.
 
-For sources that are told no options, as those of pynumaflow: they would give a message again at
-once. Until its time has come the source counts the message as on its way; if its process ends
-before, it gives the message again anyway. Times are seconds of any clock that only rises.
+Sources of SDKs that are told no options, as those of pynumaflow, would redeliver a nacked message
+at once. ``HeldNacks`` keeps such a nack until its time has come. Until then the source counts the
+message as in flight; if its process ends before, it redelivers the message anyway. Times are
+seconds of any clock that only rises.
 """
 
 from __future__ import annotations
@@ -10,29 +11,36 @@ from __future__ import annotations
 import heapq
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from ebbflow.domain.message import NackOptions
 from ebbflow.domain.source import NackOffset
-from ebbflow.numaflow.proto import nack_options_pb2
+
+if TYPE_CHECKING:
+    from ebbflow.numaflow.proto import nack_options_pb2
 
 _LONGEST_DELAY = 2**53 - 1
 """Milliseconds: longer than any delay that means something, and all that a delay can hold."""
 
 
+OPTIONS = ("delay", "max_deliveries", "reason")
+"""The options of a nack: the same names in the protocol and in ``NackOptions``."""
+
+
+def read_option(said: nack_options_pb2.NackOptions, name: str) -> Any:
+    """Returns one option that a function asked for, ``None`` if it said nothing of it."""
+    return getattr(said, name) if said.HasField(name) else None
+
+
 def read_options(said: nack_options_pb2.NackOptions) -> NackOptions:
     """Returns what a function asked for."""
-    return NackOptions(
-        min(said.delay, _LONGEST_DELAY) if said.HasField("delay") else None,
-        said.max_deliveries if said.HasField("max_deliveries") else None,
-        said.reason if said.HasField("reason") else None,
-    )
+    delay, most, reason = (read_option(said, name) for name in OPTIONS)
+    return NackOptions(None if delay is None else min(delay, _LONGEST_DELAY), most, reason)
 
 
-def write_options(options: NackOptions) -> nack_options_pb2.NackOptions:
-    """Returns options as a function hears them."""
-    return nack_options_pb2.NackOptions(
-        delay=options.delay, max_deliveries=options.max_deliveries, reason=options.reason
-    )
+def write_options(options: NackOptions) -> dict[str, Any]:
+    """Returns options as the fields that a function reads; what is not set stays unset."""
+    return {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
 
 
 class HeldNacks:

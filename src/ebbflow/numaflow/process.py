@@ -1,10 +1,16 @@
-"""Functions in processes of their own: started beside the task that calls them, watched, ended.
+"""Functions in processes of their own: started next to the task that calls them, watched, ended.
 
 A ``FunctionPlan`` says what to start, or where a function is running already. A ``FunctionProcess``
 starts it on a worker with a folder of sockets that is its own, so that any number of vertices and
-partitions get along on one machine. A launcher stands between them (see ``launcher``): the
-function ends with its worker, also when that is killed. What the function prints is shown as what
-user code prints; the last lines are part of the error when it does not come up.
+partitions get along on one machine. A launcher stands between them (see ``launcher``): the function
+ends with its worker, also when that is killed. What the function prints is shown as what user code
+prints; the last lines are part of the error when it does not come up.
+
+Its environment is the worker's, which says in Numaflow's variables which vertex it serves, and the
+container's own. What Spark and Ebbflow have put there for themselves, secrets among it, is not for
+functions. In a container of Docker's the folder of the sockets is mounted where SDKs listen. Values
+of variables are handed over in the environment of Docker's client and not on its command line,
+where everybody could read them.
 """
 
 from __future__ import annotations
@@ -32,7 +38,6 @@ from ebbflow.domain.host import is_linux, keep_private
 from ebbflow.numaflow import launcher
 from ebbflow.numaflow.launcher import PLACE
 from ebbflow.numaflow.server_info import (
-    ContainerType,
     ServerInfo,
     check_server_info,
     lock_folder,
@@ -41,6 +46,7 @@ from ebbflow.numaflow.server_info import (
     remove_folder,
     socket_path,
 )
+from ebbflow.numaflow.services import ContainerType
 from ebbflow.usercode.printing import LONGEST, cut
 from ebbflow.usercode.variables import CONTAINER_TYPE, Variables, expand, expand_all
 
@@ -281,7 +287,7 @@ def _describe(code: int) -> str:
     return f"it was killed by signal {code - 128}" if code > 128 else f"it ended with code {code}"
 
 
-# --- what the function prints----------------------------------------------------------------------
+# --- what the function prints ---------------------------------------------------------------------
 
 
 class FunctionOutput:
@@ -325,7 +331,7 @@ class FunctionOutput:
         return f": {' | '.join(lines)[-_LONGEST:]}" if lines else ""
 
 
-# --- its environment-------------------------------------------------------------------------------
+# --- its environment ------------------------------------------------------------------------------
 
 
 def function_environment(container: str, own: Variables, folder: Path) -> dict[str, str]:
@@ -352,7 +358,7 @@ def _without_spark(path: str) -> str:
     )
 
 
-# --- Docker----------------------------------------------------------------------------------------
+# --- Docker ---------------------------------------------------------------------------------------
 
 
 def docker_run(

@@ -1,8 +1,9 @@
 """Protobuf read in bulk: the fields of thousands of messages at a time, as columns.
 
-Nothing is done for each message by itself: ``split`` takes the next field off every message at
+Nothing is done for each message by itself: ``Messages`` takes the next field off every message at
 once, until none is left. No bytes are copied before a column is made of them. A message that is no
-protobuf is a ``ValueError``.
+protobuf is a ``ValueError``. What is nested in messages becomes columns of lists, maps and times; a
+message without such a field has a null.
 """
 
 from __future__ import annotations
@@ -68,11 +69,12 @@ class Places:
 
 def join_parts(parts: Sequence[Arrived]) -> Places:
     """Returns the places of all messages that have arrived in some parts, in one buffer."""
-    buffer = b"".join([part.buffer for part in parts])
-    counts = [len(part) for part in parts]
-    shifts = np.repeat(np.cumsum([0, *(len(part.buffer) for part in parts)])[:-1], counts)
-    edges = np.array([edge for part in parts for edge in part.edges], np.int64)
-    return Places(buffer, edges[::2] + shifts, edges[1::2] + shifts)
+    edges, shift = [np.empty(0, np.int64)], 0
+    for part in parts:
+        edges.append(np.array(part.edges, np.int64) + shift)
+        shift += len(part.buffer)
+    joined = np.concatenate(edges)
+    return Places(b"".join([part.buffer for part in parts]), joined[::2], joined[1::2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +212,7 @@ def _read_varints(places: Places) -> tuple[NDArray[np.uint64], Numbers]:
     return values, ends
 
 
-# --- nested fields as columns----------------------------------------------------------------------
+# --- nested fields as columns ---------------------------------------------------------------------
 
 
 def list_texts(fields: Fields, count: int, nulls: bool = True) -> pa.ListArray:

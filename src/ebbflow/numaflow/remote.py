@@ -1,12 +1,18 @@
-"""Maps and transformers in processes of their own, called as columnar maps are.
+"""Functions in processes of their own that are given rows and answer: maps, sinks and stores.
 
-A function says how it wants to be called: with a message at a time, of which many are in flight
-side by side; with batches; or with a message for which it sends outputs one by one. The outputs of
-a call are forwarded together when the last of its messages is answered, also those sent one by one.
+A map says how it wants to be called: with a message at a time, of which many are in flight side by
+side; with batches; or with a message for which it sends outputs one by one. The outputs of a call
+are forwarded together when the last of its messages is answered, also those sent one by one. SDKs
+for functions that send outputs one by one mark the outputs of a message as complete also when the
+function has failed on it in the middle, and report the failure only then. So what such a function
+has answered counts when it is still there afterwards, and nothing of it counts when it breaks off.
 
-SDKs for functions that send outputs one by one mark the outputs of a message as complete also when
-the function has failed on it in the middle, and tell only then. So what such a function has
-answered counts when it is still there afterwards, and nothing of it counts when it breaks off.
+A sink is given a batch and an end mark, answers for each message under its id, in as many pieces as
+it likes, and marks the end. A message that has no answer or several, or an answer that means
+nothing, has failed with a ``ContractViolation``; the others keep their answers.
+
+A store that breaks is opened anew and asked once more; if it breaks again, the message whose answer
+it was is to blame. One that says that it has not stored an answer is unavailable.
 """
 
 from __future__ import annotations
@@ -30,46 +36,30 @@ from ebbflow.domain.errors import (
 )
 from ebbflow.domain.message import Message, RowResponse, Status
 from ebbflow.engine.frames import join_bytes
-from ebbflow.numaflow.decode import MAP_RESULT, TRANSFORM_RESULT, Answers, ResultShape
-from ebbflow.numaflow.encode import MAP, SINK, TRANSFORM, Shape, encode_requests
+from ebbflow.numaflow.decode import Answers
+from ebbflow.numaflow.encode import encode_requests
 from ebbflow.numaflow.grpc import PREFIX, Arrived, GrpcStream
 from ebbflow.numaflow.nacks import read_options
 from ebbflow.numaflow.process import FunctionPlan, FunctionProcess
-from ebbflow.numaflow.proto import map_pb2, sink_pb2, store_pb2
-from ebbflow.numaflow.server_info import MapMode
-from ebbflow.numaflow.session import Failures, Service, Session, ask_all
+from ebbflow.numaflow.proto import sink_pb2, store_pb2
+from ebbflow.numaflow.services import SERVICES, MapMode, Service, service_of
+from ebbflow.numaflow.session import Failures, Session, ask_all
 from ebbflow.usercode.contract import UNTRIED
 
 CONCURRENCY = 500
 """The most messages in flight, unless a spec says something else."""
 
-_HANDSHAKE, _SECOND_HANDSHAKE = b"\x1a\x02\x08\x01", b"\x12\x02\x08\x01"
-_MAP_FN, _TRANSFORM_FN = "MapFn", "SourceTransformFn"
-MAP_SERVICE = Service("map.v1.Map", (_MAP_FN,), _HANDSHAKE, _HANDSHAKE)
-TRANSFORM_SERVICE = Service(
-    "sourcetransformer.v1.SourceTransform", (_TRANSFORM_FN,), _SECOND_HANDSHAKE, _HANDSHAKE
-)
-SINK_SERVICE = Service(
-    "sink.v1.Sink",
-    ("SinkFn",),
-    sink_pb2.SinkRequest(handshake={"sot": True}).SerializeToString(),
-    sink_pb2.SinkResponse(handshake={"sot": True}).SerializeToString(),
-)
-STORE_SERVICE = Service("serving.v1.ServingStore", (), b"", b"")
 # The SDK for Go sends the outputs of several messages side by side on one stream, which gRPC does
 # not allow: once 64 KiB of them wait, they wait for ever. So it gets fewer messages at a time.
 _SENDS_SIDE_BY_SIDE, _LEAST_ROOM = "go", 16 * 1024
-_EOT = map_pb2.MapRequest(status={"eot": True}).SerializeToString()
-_EOT_MARK = b"\x22\x02\x08\x01"
-_SINK_EOT = sink_pb2.SinkRequest(status={"eot": True}).SerializeToString()
-_END = PREFIX.pack(0, len(_SINK_EOT)) + _SINK_EOT
+_END_OF_OUTPUTS = SERVICES["map"].stream.end_of_responses
 _SINK_FIX = "A sink answers each message of a batch once, with its id, and then marks the end."
 _ROW = 0
 RowAnswer = RowResponse | BaseException | object
 """What becomes of a row that was not simply written; an object is ``UNTRIED``."""
 
 
-# --- maps and transformers-------------------------------------------------------------------------
+# --- maps and transformers ------------------------------------------------------------------------
 
 
 class RemoteMap:
@@ -86,8 +76,7 @@ class RemoteMap:
         batch_size: int = CONCURRENCY,
     ) -> None:
         self._transforms = plan.container == "transformer"
-        service = TRANSFORM_SERVICE if self._transforms else MAP_SERVICE
-        self._session = Session(FunctionProcess(plan), service)
+        self._session = Session(FunctionProcess(plan), service_of(plan.container))
         self._vertex = vertex
         self._concurrency = concurrency
         self._batch_size = batch_size
@@ -133,14 +122,13 @@ class MapCall:
         self._batched = mode == "batch-map"
         self._streamed = mode == "stream-map"
         ids = _name_apart(batch.column("id"))
-        shape, result = _SHAPES[mode is None]
         watermark = batch.column("watermark")[0].as_py() if batch.num_rows else None
-        self._requests = encode_requests(batch, ids, shape, watermark)
+        self._requests = encode_requests(batch, ids, session.service, watermark)
         self._in_flight = batch_size if self._batched else concurrency
         if self._streamed and session.process.server_info.language == _SENDS_SIDE_BY_SIDE:
             largest = pc.max(pc.binary_length(self._requests)).as_py()
             self._in_flight = max(1, min(concurrency, _LEAST_ROOM // largest))
-        self.answers = Answers(ids, result, self._streamed)
+        self.answers = Answers(ids, session.service, self._streamed)
 
     @property
     def _stream(self) -> GrpcStream:
@@ -148,7 +136,7 @@ class MapCall:
         return stream
 
     def ask(self, rows: Sequence[int]) -> None:
-        """As in ``Asking``."""
+        """Gives the function these rows, in the way in which it wants to be called."""
         if self._batched:
             for start in range(0, len(rows), self._in_flight):
                 self._ask_batch(rows[start : start + self._in_flight])
@@ -158,7 +146,7 @@ class MapCall:
             self._ask_side_by_side(rows)
 
     def unanswered(self, rows: Sequence[int]) -> list[int]:
-        """As in ``Asking``."""
+        """Returns those of the rows that have no answer yet."""
         return self.answers.unanswered(rows)
 
     def _ask_side_by_side(self, rows: Sequence[int]) -> None:
@@ -168,7 +156,7 @@ class MapCall:
             # Filled up when a quarter is free: a few rows at a time would be many small writes.
             if sent < len(rows) and 4 * (sent - answered) <= 3 * self._in_flight:
                 end = min(len(rows), answered + self._in_flight)
-                self._stream.send_packed(self._pack(rows[sent:end]))
+                self._stream.send_packed(_pack(self._requests, rows[sent:end]))
                 sent = end
             parts = self._receive()
             answered += sum(map(_count_marks if self._streamed else len, parts))
@@ -185,7 +173,7 @@ class MapCall:
 
         Some SDKs end the stream with each batch; then the next one goes to a new stream.
         """
-        packed = self._pack(rows) + PREFIX.pack(0, len(_EOT)) + _EOT
+        packed = b"".join((_pack(self._requests, rows), _end_of_batch(self._session.service)))
         self._stream.send_packed(packed)
         parts = self._stream.receive_parts()
         if not parts:
@@ -202,18 +190,6 @@ class MapCall:
         self.answers.keep(parts)
         return parts
 
-    def _pack(self, rows: Sequence[int]) -> bytes:
-        """Returns the requests of rows that stand one behind the other, or of any others."""
-        if isinstance(rows, range):
-            return bytes(join_bytes(self._requests.slice(rows.start, len(rows))))
-        return b"".join(self._requests.take(pa.array(rows, pa.int64())).to_pylist())
-
-
-_SHAPES: dict[bool, tuple[Shape, ResultShape]] = {
-    False: (MAP, MAP_RESULT),
-    True: (TRANSFORM, TRANSFORM_RESULT),
-}
-
 
 def _name_apart(ids: pa.StringArray) -> pa.StringArray:
     """Returns the ids, copies of a message in one batch with a number behind theirs."""
@@ -228,11 +204,23 @@ def _count_marks(part: Arrived) -> int:
     """Returns how many of the messages mark an end; the mark stands last, if anywhere."""
     buffer, ends = part.buffer, iter(part.edges)
     return sum(
-        buffer.endswith(_EOT_MARK, start, end) for start, end in zip(ends, ends, strict=True)
+        buffer.endswith(_END_OF_OUTPUTS, start, end) for start, end in zip(ends, ends, strict=True)
     )
 
 
-# --- sinks-----------------------------------------------------------------------------------------
+def _pack(requests: pa.BinaryArray, rows: Sequence[int]) -> bytes | memoryview:
+    """Returns the requests of rows that stand one behind the other, or of any others."""
+    if isinstance(rows, range):
+        return join_bytes(requests.slice(rows.start, len(rows)))
+    return b"".join(requests.take(pa.array(rows, pa.int64())).to_pylist())
+
+
+def _end_of_batch(service: Service) -> bytes:
+    mark = service.stream.end_of_requests
+    return PREFIX.pack(0, len(mark)) + mark
+
+
+# --- sinks ----------------------------------------------------------------------------------------
 
 
 class RemoteSink:
@@ -240,7 +228,7 @@ class RemoteSink:
 
     def __init__(self, plan: FunctionPlan) -> None:
         self._name = plan.name
-        self._session = Session(FunctionProcess(plan), SINK_SERVICE)
+        self._session = Session(FunctionProcess(plan), service_of(plan.container))
 
     def open(self) -> None:
         """Starts the function and opens its stream; ``Unavailable`` if that cannot be done."""
@@ -296,17 +284,17 @@ class SinkCall:
         self._session = session
         self._values = rows.column("value")
         self._ids: list[str] = rows.column("id").to_pylist()
-        self._requests = encode_requests(rows, rows.column("id"), SINK, watermark)
+        self._requests = encode_requests(rows, rows.column("id"), session.service, watermark)
         self._results: dict[int, list[Any]] = {}
         self.strange: list[str] = []
 
     def ask(self, rows: Sequence[int]) -> None:
-        """As in ``Asking``."""
+        """Gives the function these rows and keeps its answers until it has marked the end."""
         for batch in self._without_copies(rows):
             self._ask_batch(batch)
 
     def unanswered(self, rows: Sequence[int]) -> list[int]:
-        """As in ``Asking``."""
+        """Returns those of the rows that have no answer yet."""
         return [row for row in rows if row not in self._results]
 
     def _without_copies(self, rows: Sequence[int]) -> Iterator[Sequence[int]]:
@@ -325,7 +313,8 @@ class SinkCall:
 
     def _ask_batch(self, rows: Sequence[int]) -> None:
         (stream,) = self._session.streams.values()
-        stream.send_packed(b"".join((self._pack(rows), _END)))
+        end = _end_of_batch(self._session.service)
+        stream.send_packed(b"".join((_pack(self._requests, rows), end)))
         by_id = {self._ids[row]: row for row in rows}
         ended = False
         while not ended:
@@ -344,11 +333,6 @@ class SinkCall:
             else:
                 self._results.setdefault(row, []).append(result)
         return response.status.eot
-
-    def _pack(self, rows: Sequence[int]) -> bytes | memoryview:
-        if isinstance(rows, range):
-            return join_bytes(self._requests.slice(rows.start, len(rows)))
-        return b"".join(self._requests.take(pa.array(rows, pa.int64())).to_pylist())
 
     def read_answers(self, name: str, failed: Mapping[int, Any]) -> dict[int, RowAnswer]:
         """Returns what becomes of the rows that are neither written nor among the failed ones."""
@@ -416,7 +400,7 @@ def _message(said: Any) -> Message:
     return Message(said.value, list(said.keys), metadata=metadata)
 
 
-# --- stores----------------------------------------------------------------------------------------
+# --- stores ---------------------------------------------------------------------------------------
 
 
 class RemoteStore:
@@ -425,7 +409,7 @@ class RemoteStore:
     def __init__(self, plan: FunctionPlan) -> None:
         self._name = plan.name
         self._origin = os.environ.get("NUMAFLOW_VERTEX_NAME", "")
-        self._session = Session(FunctionProcess(plan), STORE_SERVICE)
+        self._session = Session(FunctionProcess(plan), service_of(plan.container))
 
     def open(self) -> None:
         """Starts the function; ``Unavailable`` if that cannot be done."""
@@ -469,9 +453,9 @@ class StoreCall:
         self._request = request
 
     def ask(self, rows: Sequence[int]) -> None:
-        """As in ``Asking``."""
+        """Calls the store and keeps its answer."""
         self.answer = self._session.call(self._name, self._request)
 
     def unanswered(self, rows: Sequence[int]) -> list[int]:
-        """As in ``Asking``."""
+        """Returns the row: a call that broke has no answer."""
         return list(rows)

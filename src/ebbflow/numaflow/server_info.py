@@ -1,8 +1,12 @@
-"""Server-info files: what a function says of itself when it is ready to be called.
+"""Server-info files and folders for sockets: where a function says of itself that it can be called.
 
-Every SDK of Numaflow writes one beside its socket, as JSON with an end marker behind it. A function
-whose SDK is too old, or that listens where it cannot be called, is refused here with what to do:
-its stream would only break later, for no reason that anybody could see.
+Every SDK of Numaflow writes such a file next to its socket, as JSON with an end marker behind it. A
+function whose SDK is too old, or that listens where it cannot be called, is refused here with what
+to do: its stream would only break later, for no reason that anybody could see.
+
+The folder of a function's sockets is new for each process, short and private, and none stays
+behind. A launcher removes its function's folder in the end. One whose launcher was killed is
+removed when the next function starts: a lock shows that it is not in use any more.
 """
 
 from __future__ import annotations
@@ -16,39 +20,22 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, cast, get_args
 
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.host import LONGEST_SOCKET_PATH
-
-ContainerType = Literal[
-    "udf", "udsink", "fb-udsink", "ons-udsink", "transformer", "udsource", "udstore"
-]
-"""The part that a function plays, in Numaflow's words (``NUMAFLOW_UD_CONTAINER_TYPE``)."""
-
-MapMode = Literal["unary-map", "batch-map", "stream-map"]
-"""What a map is given at a time, and how it answers, in Numaflow's words (``MAP_MODE``)."""
+from ebbflow.numaflow.services import ContainerType, MapMode, Service, service_of
 
 END_MARKER = "U+005C__END__"
 NACK_OPTIONS = "NACK_OPTIONS"
 """In the metadata of a source that is told the options of nacks whatever its version says."""
 
-_NAMES: dict[ContainerType, tuple[str, str]] = {
-    "udf": ("mapper", "map"),
-    "udsink": ("sinker", "sink"),
-    "fb-udsink": ("fb-sinker", "fb-sink"),
-    "ons-udsink": ("ons-sinker", "ons-sink"),
-    "transformer": ("sourcetransformer", "sourcetransform"),
-    "udsource": ("sourcer", "source"),
-    "udstore": ("serving", "serving"),
-}
-_MAP_SOCKETS: dict[MapMode, str] = {
-    "unary-map": "map",
-    "batch-map": "batchmap",
-    "stream-map": "mapstream",
-}
+_MAP_MODES = get_args(MapMode)
+# The release of Numaflow's own Python SDK whose protocol this is; it has the nack of a source.
+_SDK_VERSION = "0.14.0"
+
 _Version = tuple[int, int, int]
 _OLDEST: dict[str, _Version] = {
     "go": (0, 9, 0),
@@ -92,7 +79,7 @@ class ServerInfo:
     def map_mode(self) -> MapMode:
         """How a map wants to be called; one message at a time if it does not say."""
         mode = self.metadata.get("MAP_MODE", "unary-map")
-        return mode if mode in _MAP_SOCKETS else "unary-map"
+        return cast("MapMode", mode) if mode in _MAP_MODES else "unary-map"
 
     @property
     def takes_nacks(self) -> bool:
@@ -113,17 +100,14 @@ class ServerInfo:
 
 def info_path(folder: Path, container: ContainerType) -> Path:
     """Returns where a function writes its server-info."""
-    return folder / f"{_NAMES[container][0]}-server-info"
+    return service_of(container).info_path(folder)
 
 
 def socket_path(folder: Path, container: ContainerType, info: ServerInfo) -> Path:
     """Returns the socket that a function listens on; of a map its mode decides which one."""
-    name = _NAMES[container][1]
     if "MULTIPROC" in info.metadata:
-        name = "multiproc0"  # one server of those that may be several; see check_server_info
-    elif container == "udf":
-        name = _MAP_SOCKETS[info.map_mode]
-    return folder / f"{name}.sock"
+        return folder / "multiproc0.sock"  # one server of those that may be several
+    return service_of(container, info.map_mode).socket_path(folder)
 
 
 def read_server_info(folder: Path, container: ContainerType) -> ServerInfo | None:
@@ -173,6 +157,23 @@ def check_server_info(info: ServerInfo, container: ContainerType) -> None:
         )
 
 
+def own_server_info(service: Service) -> ServerInfo:
+    """Returns what a function that Ebbflow serves says of itself."""
+    metadata: dict[str, str] = {"MAP_MODE": service.map_mode} if service.map_mode else {}
+    if service.name == "source":
+        metadata[NACK_OPTIONS] = "true"
+    return ServerInfo("uds", "python", _SDK_VERSION, metadata)
+
+
+def write_server_info(folder: Path, service: Service) -> None:
+    """Tells the runtime that a function is ready. The file is complete before it is there."""
+    facts = asdict(own_server_info(service)) | {"minimum_numaflow_version": service.minimum}
+    path = service.info_path(folder)
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.write_text(json.dumps(facts) + END_MARKER, encoding="utf-8")
+    os.replace(fresh, path)
+
+
 def _numbers(version: str) -> _Version | None:
     """Returns the first three numbers of a version; ``None`` if it is not one."""
     match = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", version)
@@ -183,7 +184,7 @@ def _texts(metadata: Any) -> dict[str, str]:
     return {str(name): str(value) for name, value in (metadata or {}).items()}
 
 
-# --- the folder of the sockets---------------------------------------------------------------------
+# --- the folder of the sockets --------------------------------------------------------------------
 
 
 def make_folder() -> Path:

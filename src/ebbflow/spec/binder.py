@@ -15,7 +15,7 @@ from ebbflow.connectors.schema.container import Container, Program
 from ebbflow.connectors.user_code.spec import Bound, CodeSection
 from ebbflow.numaflow.images import find_built_in
 from ebbflow.numaflow.process import FunctionPlan
-from ebbflow.numaflow.server_info import ContainerType
+from ebbflow.numaflow.services import ContainerType
 from ebbflow.spec.bindings import Binding, Bindings
 from ebbflow.spec.findings import FieldPath
 from ebbflow.spec.model import MonoVertexSpec, PipelineSpec, Spec

@@ -3,19 +3,20 @@
 from typing import Any
 
 import grpc
-from google.protobuf.message_factory import GetMessageClass
+
+from ebbflow.numaflow.services import Method, methods_of
 
 
-def add_servicer(server: grpc.Server, servicer: Any, module: Any) -> None:
-    """Serves the methods of ``servicer`` as the service that a module of messages describes."""
-    (service,) = module.DESCRIPTOR.services_by_name.values()
-    methods = {method.name: _handler(servicer, method) for method in service.methods}
-    handler = grpc.method_handlers_generic_handler(service.full_name, methods)
-    server.add_generic_rpc_handlers((handler,))
+def add_servicer(server: grpc.Server, servicer: Any, proto: str) -> None:
+    """Serves the methods of ``servicer`` as the service in a ``.proto`` file."""
+    methods = methods_of(proto)
+    handlers = {name: _handler(servicer, method) for name, method in methods.items()}
+    service = methods["IsReady"].service
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
 
 
-def _handler(servicer: Any, method: Any) -> grpc.RpcMethodHandler:
+def _handler(servicer: Any, method: Method) -> grpc.RpcMethodHandler:
     stream, call = grpc.stream_stream_rpc_method_handler, grpc.unary_unary_rpc_method_handler
-    make = stream if method.client_streaming else call
-    request, response = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
-    return make(getattr(servicer, method.name), request.FromString, response.SerializeToString)
+    make = stream if method.streamed else call
+    serve, response = getattr(servicer, method.name), method.response
+    return make(serve, method.request.FromString, response.SerializeToString)

@@ -80,7 +80,7 @@ def answer(datum: object, batch: list[object], context: grpc.ServicerContext) ->
 def main() -> None:
     kind = sys.argv[1] if len(sys.argv) > 1 else "sink"
     server = grpc.server(ThreadPoolExecutor(8))
-    add_servicer(server, OddSink(), sink_pb2)
+    add_servicer(server, OddSink(), "sink")
     server.add_insecure_port(f"unix://{SOCKETS}/{kind}.sock")
     server.start()
     info = '{"protocol": "uds", "language": "go", "version": "v0.12.0"}'

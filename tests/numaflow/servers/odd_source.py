@@ -94,7 +94,7 @@ class OddSource:
 
 def main() -> None:
     server = grpc.server(ThreadPoolExecutor(8))
-    add_servicer(server, OddSource(), source_pb2)
+    add_servicer(server, OddSource(), "source")
     server.add_insecure_port(f"unix://{SOCKETS}/source.sock")
     server.start()
     info = f'{{"protocol": "uds", "language": "go", "version": "{VERSION}"}}'

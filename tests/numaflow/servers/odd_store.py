@@ -43,7 +43,7 @@ class OddStore:
 
 def main() -> None:
     server = grpc.server(ThreadPoolExecutor(8))
-    add_servicer(server, OddStore(), store_pb2)
+    add_servicer(server, OddStore(), "store")
     server.add_insecure_port(f"unix://{SOCKETS}/serving.sock")
     server.start()
     (SOCKETS / "serving-server-info").write_text('{"language": "go"}' + END_MARKER)

@@ -16,20 +16,9 @@ from ebbflow.connectors.section import SinkSection, SourceSection, require_extra
 from ebbflow.domain.code import Code, Mode, SinkMode
 from ebbflow.numaflow.process import BATCH_ROWS, FunctionPlan, check_docker
 from ebbflow.numaflow.pynumaflow.recognition import Place
-from ebbflow.numaflow.server_info import ContainerType
+from ebbflow.numaflow.services import service_of
 from ebbflow.usercode import targets
 from ebbflow.usercode.variables import Variables
-
-_CALLERS: dict[ContainerType, str] = {
-    "udf": "ebbflow.numaflow.remote:RemoteMap",
-    "transformer": "ebbflow.numaflow.remote:RemoteMap",
-    "udsink": "ebbflow.numaflow.remote:RemoteSink",
-    "fb-udsink": "ebbflow.numaflow.remote:RemoteSink",
-    "ons-udsink": "ebbflow.numaflow.remote:RemoteSink",
-    "udsource": "ebbflow.numaflow.remote_source:RemoteSource",
-    "udstore": "ebbflow.numaflow.remote:RemoteStore",
-}
-"""The code that calls a function in its own process; imported only where there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +75,7 @@ class CodeSection(Section):
         if self.in_process is not None:
             return self._adapt(self.in_process)
         plan = self.plan_function()
-        return partial(targets.resolve(_CALLERS[plan.container]), plan)
+        return partial(targets.resolve(service_of(plan.container).caller), plan)
 
     def _adapt(self, code: Code) -> Code:
         """Returns an object as it is called; a name is looked at where it is imported.

@@ -1,4 +1,13 @@
-"""The one place where code for pynumaflow is found out and given the shape of Ebbflow's code."""
+"""Code for pynumaflow in the shape of Ebbflow's: made once per worker, called by the rules for all
+code.
+
+``adapt`` is the one place where such code is recognised and wrapped; what it raises is handled as
+what any user code raises.
+
+pynumaflow's source hears of a nack without its options, so the adapter waits until the delay is
+over and only then hands the nack on: a delay means the same on every source. Until then the message
+is neither acknowledged nor nacked, so it is not lost if the process ends.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +105,7 @@ class Datums:
         raise StopAsyncIteration
 
 
-# --- maps, transformers and sinks------------------------------------------------------------------
+# --- maps, transformers and sinks -----------------------------------------------------------------
 
 
 class KeysAndDatum(PynumaflowCode):
@@ -156,7 +165,7 @@ class ResponsesSink(PynumaflowCode):
         return read_responses(await answer)
 
 
-# --- sources---------------------------------------------------------------------------------------
+# --- sources --------------------------------------------------------------------------------------
 
 
 class ReadOutput:
@@ -247,7 +256,7 @@ def _read_message(message: Any) -> SourceMessage:
     )
 
 
-# --- choosing the adapter--------------------------------------------------------------------------
+# --- choosing the adapter -------------------------------------------------------------------------
 _SHAPES: dict[Surface, type[PynumaflowCode]] = {
     Surface.BATCH_MAP: BatchOfDatums,
     Surface.STREAM_MAP: StreamOfMessages,

@@ -1,8 +1,22 @@
-"""Requests of the runtime as rows, so that functions are called as they are in a pipeline.
+"""Messages of the protocol, as a function that is served sees them: requests, replies, failures.
 
-Protobuf messages are read only as far as the function asks. What Ebbflow's own runtime knows
-beyond the protocol, how often a message was delivered and why it was last nacked, comes in the
-group ``ebbflow`` of the system metadata; Numaflow's sends nothing there.
+Requests are rows, so that functions are called as they are in a pipeline. Protobuf messages are
+read only as far as the function asks. What Ebbflow's own runtime knows beyond the protocol, how
+often a message was delivered and why it was last nacked, comes in the group ``ebbflow`` of the
+system metadata; Numaflow's sends nothing there.
+
+In a pipeline a verdict turns the words of user code into outcomes. A served function only hands
+them on: the runtime at the other end counts deliveries, waits, retries and keeps dead letters.
+
+What a reply does not say it has from its input: keys, metadata and event time are sent back as they
+came, because Numaflow takes what is left out for nothing. A nack or a failure is one result with a
+reserved tag, alone: none of its siblings is forwarded. The error of a failure travels as the reason
+of its options; Numaflow, which knows no such error, leaves it unread.
+
+A stream on which a function has failed ends with status, text and the function's stack. The text
+begins as with Numaflow's SDKs, which its runtime shows to people. The status is INTERNAL when the
+function raised on a message, and UNAVAILABLE when a system that it needs is down: then no message
+is penalised.
 """
 
 from __future__ import annotations
@@ -30,14 +44,18 @@ from ebbflow.engine.system_errors import retry_after
 from ebbflow.engine.verdict import Emitter, Verdict
 from ebbflow.numaflow.decode import DROP, FAIL, NACK
 from ebbflow.numaflow.nacks import write_options
-from ebbflow.numaflow.proto import map_pb2, metadata_pb2, nack_options_pb2, rpc_status_pb2, sink_pb2
-from ebbflow.numaflow.proto import sourcetransform_pb2 as transform_pb2
-
-LARGEST = 64 * 1024 * 1024
-"""Bytes that a message of the protocol may have, in both directions."""
+from ebbflow.numaflow.proto import metadata_pb2, rpc_status_pb2, sink_pb2
+from ebbflow.numaflow.services import (
+    DELIVERIES,
+    HISTORY,
+    LARGEST,
+    NACK_REASON,
+    RETRY_COUNT,
+    SINK_GROUP,
+    Service,
+)
 
 EPOCH = datetime.fromtimestamp(0, UTC)
-OWN_GROUP = "ebbflow"
 # Room beside the value for keys, tags and ids.
 _RESERVED = 64 * 1024
 _FAILED = DeadLetter("failed")
@@ -49,7 +67,7 @@ _STATUS = "grpc-status-details-bin"
 _LONGEST_TEXT, _LONGEST_STACK = 1_000, 4_000
 
 
-# --- requests--------------------------------------------------------------------------------------
+# --- requests -------------------------------------------------------------------------------------
 
 
 class Request(NamedTuple):
@@ -57,6 +75,12 @@ class Request(NamedTuple):
 
     id: str
     message: Any
+
+    @classmethod
+    def of(cls, message: Any) -> Request:
+        """Returns what a request of a stream asks; its id stands next to the message or in it."""
+        named = message if hasattr(message, "id") else message.request
+        return cls(named.id, message.request)
 
 
 def read_time(timestamp: Any) -> datetime:
@@ -86,7 +110,7 @@ def _read_number(message: Any, group: str, key: str, absent: int) -> int:
 
 
 def _read_reason(message: Any) -> str | None:
-    reason = _read_system(message, OWN_GROUP, "nack_reason")
+    reason = _read_system(message, HISTORY, NACK_REASON)
     return None if reason is None else reason.decode("utf-8", "replace")
 
 
@@ -98,8 +122,8 @@ _READ: dict[str, Callable[[Request], Any]] = {
     "watermark": lambda request: _read_watermark(request.message),
     "headers": lambda request: dict(request.message.headers),
     "metadata": lambda request: read_metadata(request.message.metadata),
-    "deliveries": lambda request: _read_number(request.message, OWN_GROUP, "deliveries", 1),
-    "retries": lambda request: _read_number(request.message, "sink", "retry_count", 0),
+    "deliveries": lambda request: _read_number(request.message, HISTORY, DELIVERIES, 1),
+    "retries": lambda request: _read_number(request.message, SINK_GROUP, RETRY_COUNT, 0),
     "nack_reason": lambda request: _read_reason(request.message),
     "failures": lambda request: 0,
 }
@@ -138,7 +162,7 @@ class RequestRows(Rows):
         return [read(request) for request in self.requests]
 
 
-# --- replies: what the function said---------------------------------------------------------------
+# --- replies: what the function said --------------------------------------------------------------
 
 
 def rules_of(name: str) -> Rules:
@@ -165,7 +189,7 @@ class _TimedDecisions(Decisions):
             self._unclaimed = []
 
     def drop(self, index: int, rule: Dropped = EMPTY) -> None:
-        """As in ``Decisions``."""
+        """Drops the input, with the event time that came with the drop."""
         self.claim_times(index)
         super().drop(index, rule)
 
@@ -203,7 +227,7 @@ class Replies(Verdict):
         self.decisions.redeliver(index, Redeliver(0, None, 0, options))
 
     def fail(self, index: int, error: str) -> None:
-        """As in ``Verdict``."""
+        """Fails the input, with the event time that came with the failure."""
         self._timed.claim_times(index)
         super().fail(index, error)
 
@@ -264,13 +288,19 @@ def _as_groups(
     return {group: dict(entries) for group, entries in metadata}
 
 
-# --- results: replies as messages------------------------------------------------------------------
+# --- results: replies as messages -----------------------------------------------------------------
 
 
 class MapResults:
-    """Makes the responses of a map."""
+    """Makes the responses of a map or a transformer, of which every result has an event time.
 
-    _response: Any = map_pb2.MapResponse
+    What a transformer drops is a result as well: Numaflow takes an empty list for a fault, and its
+    event time counts.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._response = service.stream.response
+        self._has_times = "event_time" in self._response.Result.DESCRIPTOR.fields_by_name
 
     def responses(self, reply: Replies) -> Iterator[bytes]:
         """Yields a response for each request that the function has answered."""
@@ -294,10 +324,10 @@ class MapResults:
             wish = None if options is None else write_options(options)
             results[index] = [self._declined(reply, index, NACK, wish)]
         for index, failure in reply.decisions.failed.items():
-            reason = nack_options_pb2.NackOptions(reason=failure.error)
+            reason = {"reason": failure.error}
             results[index] = [self._declined(reply, index, FAIL, reason)]
         for index in reply.dropped:
-            results[index] = self._dropped(reply, index)
+            results[index] = [self._declined(reply, index, DROP)] if self._has_times else []
         return results
 
     def _pack(self, id: str, results: list[Any]) -> bytes:
@@ -314,36 +344,21 @@ class MapResults:
         )
 
     def _declined(
-        self,
-        reply: Replies,
-        index: int,
-        tag: str,
-        options: nack_options_pb2.NackOptions | None,
+        self, reply: Replies, index: int, tag: str, options: Mapping[str, Any] | None = None
     ) -> Any:
         time = self._timed(reply.requests[index], reply.times.get(index))
         return self._response.Result(tags=[tag], nack_options=options, **time)
 
-    def _dropped(self, reply: Replies, index: int) -> list[Any]:
-        return []
-
     def _timed(self, request: Request, own: datetime | None) -> dict[str, Any]:
         """Returns the field of the event time, if results have one."""
-        return {}
-
-
-class TransformResults(MapResults):
-    """Makes the responses of a transformer, of which every result has an event time.
-
-    A drop is a result as well: Numaflow takes an empty list for a fault, and its event time counts.
-    """
-
-    _response = transform_pb2.SourceTransformResponse
-
-    def _dropped(self, reply: Replies, index: int) -> list[Any]:
-        return [self._declined(reply, index, DROP, None)]
-
-    def _timed(self, request: Request, own: datetime | None) -> dict[str, Any]:
+        if not self._has_times:
+            return {}
         return {"event_time": request.message.event_time if own is None else write_time(own)}
+
+
+def responses_of(service: Service) -> Callable[[Replies], Iterator[bytes]]:
+    """Returns what makes the responses of a service from replies."""
+    return sink_responses if service.proto == "sink" else MapResults(service).responses
 
 
 def sink_responses(reply: Replies) -> Iterator[bytes]:
@@ -363,12 +378,11 @@ def sink_responses(reply: Replies) -> Iterator[bytes]:
 
 
 def _sink_result(reply: Replies, index: int, request: Request) -> sink_pb2.SinkResponse.Result:
-    result = sink_pb2.SinkResponse.Result(id=request.id)
-    decisions = reply.decisions
+    decisions, result = reply.decisions, sink_pb2.SinkResponse.Result(id=request.id)
     if index in reply.nacked:
         result.status = sink_pb2.NACK
         if (options := reply.nacked[index]) is not None:
-            result.nack_options.CopyFrom(write_options(options))
+            result.MergeFrom(sink_pb2.SinkResponse.Result(nack_options=write_options(options)))
     elif index in decisions.failed:
         result.status, result.err_msg = sink_pb2.FAILURE, decisions.failed[index].error
     elif index in decisions.fallback:
@@ -415,7 +429,7 @@ def _metadata_of(
     return metadata_pb2.Metadata(user_metadata=request.message.metadata.user_metadata)
 
 
-# --- failures--------------------------------------------------------------------------------------
+# --- failures -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""A source that is served: read, acknowledged and nacked by the runtime.
+"""Sources and stores that are served to the runtime.
 
 A source with a ``nack`` of its own hears every nack with its options. For one without, what was
-read and is not settled is kept here: a nacked message is given again when its delay is over, and
-the source hears only of the acknowledgement at the end. If the process ends before that, the
-source gives the message again, as it does in a pipeline.
+read and is not settled is kept here: a nacked message is redelivered when its delay is over, and
+the source hears only of the acknowledgement at the end. If the process ends before that, the source
+redelivers the message, as it does in a pipeline.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from ebbflow.numaflow.proto import source_pb2, store_pb2
 from ebbflow.numaflow.serve.function import ServedFunction
 from ebbflow.numaflow.serve.messages import write_metadata, write_time
 from ebbflow.numaflow.serve.streams import EOF, Fail, greet, write_all
+from ebbflow.numaflow.services import SERVICES
 
+_METHODS = SERVICES["source"].methods
 _GREETING = source_pb2.ReadResponse(handshake={"sot": True}, status={}).SerializeToString()
 _ACK_GREETING = source_pb2.AckResponse(
     handshake={"sot": True}, result={"success": {}}
 ).SerializeToString()
 _ACKED = source_pb2.AckResponse(result={"success": {}}).SerializeToString()
 _NACKED = source_pb2.NackResponse(result={"success": {}}).SerializeToString()
-_END = source_pb2.ReadResponse(status={"eot": True}).SerializeToString()
+_END = _METHODS["ReadFn"].end_of_responses
 _STORED = store_pb2.PutResponse(success=True).SerializeToString()
 # While something is unsettled the runtime may want to say so soon: all calls share one thread.
 _SETTLE_SOON = 0.25
@@ -48,11 +50,22 @@ class ServedSource:
         self._unsettled: dict[bytes, bytes] = {}
         self._again = HeldNacks()
 
+    @property
+    def handlers(self) -> dict[str, Any]:
+        """What serves each method of the service."""
+        return {
+            "ReadFn": self.read_stream,
+            "AckFn": self.ack_stream,
+            "NackFn": self.nack,
+            "PendingFn": self.pending,
+            "PartitionsFn": self.partitions,
+        }
+
     # --- streams and calls ----------------------------------------------------------------------
 
     async def read_stream(self, _: Any, context: Any) -> None:
         """Answers read after read with messages and an end mark."""
-        await greet(context, source_pb2.ReadRequest.FromString, _GREETING)
+        await greet(context, _METHODS["ReadFn"], _GREETING)
         while (raw := await context.read()) is not EOF:
             asked = source_pb2.ReadRequest.FromString(raw).request
             messages = await self._try(context, self._read, asked.num_records, asked.timeout_in_ms)
@@ -61,7 +74,7 @@ class ServedSource:
 
     async def ack_stream(self, _: Any, context: Any) -> None:
         """Tells the source what is settled, and answers each time."""
-        await greet(context, source_pb2.AckRequest.FromString, _ACK_GREETING)
+        await greet(context, _METHODS["AckFn"], _ACK_GREETING)
         while (raw := await context.read()) is not EOF:
             asked = source_pb2.AckRequest.FromString(raw).request
             offsets = [offset.offset for offset in asked.offsets]
@@ -182,7 +195,7 @@ def _list_given(given: Any) -> Iterator[SourceMessage]:
         )
 
 
-# --- stores----------------------------------------------------------------------------------------
+# --- stores ---------------------------------------------------------------------------------------
 
 
 class ServedStore:
@@ -191,6 +204,11 @@ class ServedStore:
     def __init__(self, function: ServedFunction, fail: Fail) -> None:
         self._function = function
         self._fail = fail
+
+    @property
+    def handlers(self) -> dict[str, Any]:
+        """What serves each method of the service."""
+        return {"Put": self.put, "Get": self.get}
 
     async def put(self, raw: bytes, context: Any) -> bytes:
         """Stores the answers to one request."""
