@@ -46,8 +46,8 @@ from ebbflow.connectors.schema.container import (
     VariablesFrom,
 )
 from ebbflow.connectors.schema.secret import SecretRef, Tls
-from ebbflow.datasource.columns import READ, WRITTEN
 from ebbflow.datasource.options import READ_OPTIONS, WRITE_OPTIONS, Option
+from ebbflow.datasource.source import READ, WRITTEN
 from ebbflow.domain.durations import DEFAULT_ON_ERROR, Backoff
 from ebbflow.domain.outcome import COUNTERS
 from ebbflow.engine.dead_letter import PREFIX, Letter

@@ -42,7 +42,7 @@ from ebbflow.numaflow.grpc import PREFIX, Arrived, GrpcStream
 from ebbflow.numaflow.nacks import read_options
 from ebbflow.numaflow.process import FunctionPlan, FunctionProcess
 from ebbflow.numaflow.proto import sink_pb2, store_pb2
-from ebbflow.numaflow.services import SERVICES, MapMode, Service, service_of
+from ebbflow.numaflow.services import READY, SERVICES, MapMode, Service, service_of
 from ebbflow.numaflow.session import Failures, Session, ask_all
 from ebbflow.usercode.contract import UNTRIED
 
@@ -55,6 +55,7 @@ _SENDS_SIDE_BY_SIDE, _LEAST_ROOM = "go", 16 * 1024
 _END_OF_OUTPUTS = SERVICES["map"].stream.end_of_responses
 _SINK_FIX = "A sink answers each message of a batch once, with its id, and then marks the end."
 _ROW = 0
+
 RowAnswer = RowResponse | BaseException | object
 """What becomes of a row that was not simply written; an object is ``UNTRIED``."""
 
@@ -165,7 +166,7 @@ class MapCall:
         """Does the same, and believes the answers only if the function is there afterwards."""
         with self.answers.all_or_nothing(rows):
             self._ask_side_by_side(rows)
-            self._session.call("IsReady")
+            self._session.call(READY)
             self._stream.raise_if_ended()
 
     def _ask_batch(self, rows: Sequence[int]) -> None:
