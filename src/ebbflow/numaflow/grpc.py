@@ -30,7 +30,7 @@ from ebbflow.domain.errors import CallTimeout, StreamBroken
 from ebbflow.numaflow.http2 import Headers, Http2, Http2Exchange
 from ebbflow.numaflow.proto import rpc_status_pb2
 from ebbflow.numaflow.services import LARGEST
-from ebbflow.usercode.running_call import RUNNING
+from ebbflow.usercode.call_watch import RUNNING
 
 PREFIX = struct.Struct(">BI")
 """What stands before each message: whether it is compressed, and its size."""

@@ -35,13 +35,12 @@ from ebbflow.domain.durations import DEFAULT_ON_ERROR
 from ebbflow.domain.message import Message, Metadata, Nack, NackOptions, Status
 from ebbflow.domain.outcome import DeadLetter, Dropped, Redeliver, Retry
 from ebbflow.engine import frames
-from ebbflow.engine.checks import Rules
 from ebbflow.engine.decisions import EMPTY, Decisions
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.outputs import AnyOutputs, ColumnOutputs
 from ebbflow.engine.redelivery import describe
 from ebbflow.engine.system_errors import retry_after
-from ebbflow.engine.verdict import Emitter, Verdict
+from ebbflow.engine.verdict import Emitter, Rules, Verdict
 from ebbflow.numaflow.decode import DROP, FAIL, NACK
 from ebbflow.numaflow.nacks import write_options
 from ebbflow.numaflow.proto import metadata_pb2, rpc_status_pb2, sink_pb2
