@@ -76,7 +76,7 @@ def test_workers_read_the_plan_of_a_sink_without_the_spec(kind: str) -> None:
     if kind == "kafka":
         pytest.importorskip("confluent_kafka")
     sink = SinkTarget.model_validate({kind: GIVEN_SINKS[kind]})
-    loaded = loaded_with(sink.section.plan(retried=False))
+    loaded = loaded_with(sink.section.plan())
     assert not loaded & {"pydantic", "pyspark"}
 
 

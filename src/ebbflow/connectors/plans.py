@@ -35,12 +35,17 @@ class UserSink:
     ``mode`` says what one call gets and how it answers. ``rows`` is the most that a call of a
     columnar sink gets, unless the spec says something else. ``env`` are the variables of its
     container.
+
+    A sink answers UNAVAILABLE while its target is down, and the vertex waits. With a retry strategy
+    that answer counts as FAILURE where ``strategy_decides``: the strategy then says what to do, for
+    example to use the fallback sink. The word of a user's own code holds as it is.
     """
 
     code: Code
     mode: SinkMode = "batch"
     rows: int | None = None
     env: Variables = field(default=(), repr=False)
+    strategy_decides: bool = True
 
 
 @dataclass(frozen=True, slots=True)

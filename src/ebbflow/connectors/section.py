@@ -32,11 +32,8 @@ class SourceSection(Section):
 class SinkSection(Section):
     """The fields of one kind of sink."""
 
-    def plan(self, retried: bool) -> SinkPlan:
-        """Returns what the vertex writes with. The driver calls it; ``SetupError`` ends the run.
-
-        ``retried`` says that the sink has a ``retryStrategy``, which then decides about outages.
-        """
+    def plan(self) -> SinkPlan:
+        """Returns what the vertex writes with. The driver calls it; ``SetupError`` ends the run."""
         raise NotImplementedError
 
 

@@ -1,10 +1,4 @@
-"""Waits for a system that is away: longer each time, in sight of people, until a call succeeds.
-
-``away`` is the answer of built-in sinks for a message whose target is away at the moment. Trouble
-that is over by itself, an outage or a full disk, is not the message's fault: the vertex waits. A
-sink with a ``retryStrategy`` reports a failure instead, because the strategy then says what to do,
-for example to use the fallback sink.
-"""
+"""Waits for a system that is unavailable: longer each time, visibly, until a call succeeds."""
 
 from __future__ import annotations
 
@@ -13,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ebbflow.domain.durations import Backoff
-from ebbflow.domain.message import Datum, Response, RowResponse
 from ebbflow.engine.blame import Outage
 
 DEFAULT_ON_UNAVAILABLE = Backoff(interval=100, factor=2.0, cap=1_000)
@@ -79,13 +72,3 @@ class Patience:
         seconds = self._clock() - self._since
         outage = self._outage
         return Waiting(outage.what, seconds, self.ready_in(), outage.certain, outage.named)
-
-
-def away(datum: Datum, why: str, *, retried: bool) -> Response:
-    """Returns the answer for a message whose target is away; ``retried`` with a retry strategy."""
-    return Response.failure(datum.id, why) if retried else Response.unavailable(datum.id, why)
-
-
-def away_row(why: str, *, retried: bool) -> RowResponse:
-    """Returns the same answer for rows of a columnar sink."""
-    return RowResponse.failure(why) if retried else RowResponse.unavailable(why)

@@ -219,10 +219,10 @@ def test_the_settings_of_sinks(monkeypatch, tmp_path):
 
     (sink,) = sinks.primary.code.args
     assert sink == HttpSinkSettings(
-        "http://a", headers=(("X-A", "b"),), timeout=3.0, batch=BatchSettings(size=7), retried=True
+        "http://a", headers=(("X-A", "b"),), timeout=3.0, batch=BatchSettings(size=7)
     )
     (aside,) = sinks.fallback.code.args
-    assert aside == FileSettings(str(tmp_path / "x"), retried=True)
+    assert aside == FileSettings(str(tmp_path / "x"))
 
 
 def test_without_the_extra_its_name_is_told(monkeypatch):

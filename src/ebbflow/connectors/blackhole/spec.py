@@ -9,6 +9,6 @@ from ebbflow.connectors.section import SinkSection
 class BlackholeSpec(SinkSection):
     """Forgets every message. Has no settings."""
 
-    def plan(self, retried: bool) -> BlackholeSink:
+    def plan(self) -> BlackholeSink:
         """Returns the plan of a blackhole sink."""
         return BlackholeSink()

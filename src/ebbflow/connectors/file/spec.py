@@ -50,10 +50,10 @@ class FileSinkSpec(SinkSection):
         default=None, description="the size at which a file is set aside and a new one begun"
     )
 
-    def plan(self, retried: bool) -> UserSink:
+    def plan(self) -> UserSink:
         """Returns the sink; a path that is not absolute begins where the run is started."""
         from ebbflow.connectors.file.sink import FileSettings, FileSink
 
         path = os.path.abspath(self.path)
-        settings = FileSettings(path, self.format, self.max_bytes, retried)
+        settings = FileSettings(path, self.format, self.max_bytes)
         return UserSink(partial(FileSink, settings), "columnar", WHOLE_CHUNK)

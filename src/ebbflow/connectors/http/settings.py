@@ -57,8 +57,7 @@ class BatchSettings:
 class HttpSinkSettings:
     """An address to send messages to, and how. ``timeout`` is in seconds, for one request.
 
-    ``concurrency`` is the number of requests at a time, ``login`` a user and a password,
-    ``retried`` whether the sink has a retry strategy.
+    ``concurrency`` is the number of requests at a time, ``login`` a user and a password.
     """
 
     url: str
@@ -70,4 +69,3 @@ class HttpSinkSettings:
     timeout: float = 10.0
     concurrency: int = 32
     batch: BatchSettings | None = None
-    retried: bool = False

@@ -151,15 +151,15 @@ class HttpSinkSpec(SinkSection):
     )
     batch: BatchSpec | None = None
 
-    def plan(self, retried: bool) -> UserSink:
+    def plan(self) -> UserSink:
         """Returns the sink, with all secrets read."""
         from ebbflow.connectors.http.sink import HttpSink
 
         # A call with a batch sends many requests; one that sends messages alone must not take long.
         rows = WHOLE_CHUNK if self.batch else _ALONE_A_CALL
-        return UserSink(partial(HttpSink, self.settings(retried)), mode="columnar", rows=rows)
+        return UserSink(partial(HttpSink, self.settings()), mode="columnar", rows=rows)
 
-    def settings(self, retried: bool) -> HttpSinkSettings:
+    def settings(self) -> HttpSinkSettings:
         """Returns where and how to send, with all secrets read."""
         where = f"the http sink to {self.url}"
         token = self.auth.token if self.auth else None
@@ -174,7 +174,6 @@ class HttpSinkSpec(SinkSection):
             self.timeout / 1000,
             self.concurrency,
             BatchSettings(**self.batch.model_dump()) if self.batch else None,
-            retried,
         )
 
 

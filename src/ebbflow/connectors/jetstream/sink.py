@@ -36,7 +36,7 @@ class JetStreamSink:
         try:
             self._link = renew_link(self._link, "jetstream sink")
         except SetupError as error:
-            return dict.fromkeys(range(rows.num_rows), self._settings.away(str(error)))
+            return dict.fromkeys(range(rows.num_rows), RowResponse.unavailable(str(error)))
         client = self._link.client
         outbound = self._settings.outgoing(rows, client.max_payload)
         failures = self._link.run(publish_all(client, outbound.messages, self._retry))
@@ -45,4 +45,4 @@ class JetStreamSink:
     def _respond(self, error: PublishError) -> RowResponse:
         if isinstance(error, PermanentPublishError):
             return RowResponse.failure(str(error))
-        return self._settings.away(str(error))
+        return RowResponse.unavailable(str(error))

@@ -104,9 +104,9 @@ class JetStreamSourceSpec(NatsAccess, SourceSection):
 class JetStreamSinkSpec(NatsTarget, SinkSection):
     """Publishes each message to the stream that has the subject, and waits until it is stored."""
 
-    def plan(self, retried: bool) -> UserSink:
+    def plan(self) -> UserSink:
         """Returns the sink, with all secrets read."""
         from ebbflow.connectors.jetstream.sink import JetStreamSink
 
-        code = partial(JetStreamSink, self.settings(retried))
+        code = partial(JetStreamSink, self.settings())
         return UserSink(code, mode="columnar", rows=WHOLE_CHUNK)

@@ -81,9 +81,8 @@ class KafkaSourceSettings:
 
 @dataclass(frozen=True, slots=True)
 class KafkaSinkSettings:
-    """The topic to write to; ``retried`` if the sink has a ``retryStrategy``."""
+    """The topic to write to."""
 
     access: KafkaAccess
     topic: str
     set_key: bool = False
-    retried: bool = False

@@ -187,7 +187,7 @@ class KafkaSink:
         why = describe(error)
         if error.code() == KafkaError._MSG_TIMED_OUT and complaints.last is not None:
             why = f"{why} ({complaints.text})"
-        if _is_refusal(error) or self._settings.retried:
+        if _is_refusal(error):
             return RowResponse.failure(why)
         return RowResponse.unavailable(why)
 

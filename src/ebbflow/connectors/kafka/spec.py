@@ -251,7 +251,7 @@ class KafkaSinkSpec(KafkaSection, SinkSection):
         default=False, description="a record has the message's keys as its key, with `:` in between"
     )
 
-    def plan(self, retried: bool) -> UserSink:
+    def plan(self) -> UserSink:
         """Returns the sink, with all secrets read.
 
         A producer is made once, to see that it takes its settings.
@@ -262,6 +262,6 @@ class KafkaSinkSpec(KafkaSection, SinkSection):
         from ebbflow.connectors.kafka.client import Complaints, make_client
         from ebbflow.connectors.kafka.sink import KafkaSink, producer_settings
 
-        settings = KafkaSinkSettings(self.access(), self.topic, self.set_key, retried)
+        settings = KafkaSinkSettings(self.access(), self.topic, self.set_key)
         make_client(Producer, producer_settings(settings), Complaints())
         return UserSink(partial(KafkaSink, settings), "columnar", WHOLE_CHUNK)

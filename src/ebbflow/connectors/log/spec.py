@@ -9,6 +9,6 @@ from ebbflow.connectors.section import SinkSection
 class LogSpec(SinkSection):
     """Writes every message to the log. Has no settings."""
 
-    def plan(self, retried: bool) -> LogSink:
+    def plan(self) -> LogSink:
         """Returns the plan of a log sink."""
         return LogSink()

@@ -123,12 +123,11 @@ def _carry_nothing(rows: pa.RecordBatch) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PublishSettings:
-    """A server and a subject to publish to; ``retried`` with a retry strategy. Times in seconds."""
+    """A server and a subject to publish to. Times in seconds."""
 
     server: Addresses
     subject: str | None
     subject_header: str | None
-    retried: bool
     ack_wait: float
 
     def outgoing(self, rows: pa.RecordBatch, largest: int) -> Outbound:
@@ -177,7 +176,3 @@ class PublishSettings:
         if subject is None:
             raise ValueError(f"it has no header {self.subject_header}, and there is no subject")
         return subject
-
-    def away(self, why: str) -> RowResponse:
-        """Returns the answer for a message that may be taken later."""
-        return RowResponse.failure(why) if self.retried else RowResponse.unavailable(why)

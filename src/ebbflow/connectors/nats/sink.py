@@ -37,7 +37,7 @@ class NatsSink:
         try:
             self._link = renew_link(self._link, "nats sink")
         except SetupError as error:
-            return dict.fromkeys(range(rows.num_rows), self._settings.away(str(error)))
+            return dict.fromkeys(range(rows.num_rows), RowResponse.unavailable(str(error)))
         outbound = self._settings.outgoing(rows, self._link.client.max_payload)
         return outbound.answer(self._link.run(self._publish(outbound.messages)))
 
@@ -46,7 +46,7 @@ class NatsSink:
             denied = await self._send(messages)
         except (nats.errors.Error, OSError) as error:
             trouble = f"NATS at {self._settings.server} did not take it: {error or type(error)}"
-            return dict.fromkeys(range(len(messages)), self._settings.away(trouble))
+            return dict.fromkeys(range(len(messages)), RowResponse.unavailable(trouble))
         return {
             number: RowResponse.failure(f"the login may not publish to {subject.decode()}")
             for number, subject in enumerate(messages.subjects if denied else ())

@@ -185,7 +185,7 @@ class NatsTarget(NatsAccess):
             raise PydanticCustomError("EB102", "write subject, subjectHeader or both")
         return self
 
-    def settings(self, retried: bool) -> PublishSettings:
+    def settings(self) -> PublishSettings:
         """Returns where to publish, with all secrets read."""
         from ebbflow.connectors.nats.messages import PublishSettings
 
@@ -193,7 +193,6 @@ class NatsTarget(NatsAccess):
             self.addresses("a NATS sink"),
             self.subject,
             self.subject_header,
-            retried,
             self.ack_wait / 1000,
         )
 
@@ -201,9 +200,9 @@ class NatsTarget(NatsAccess):
 class NatsSinkSpec(NatsTarget, SinkSection):
     """Publishes each message to whoever listens; whether anybody does is not known."""
 
-    def plan(self, retried: bool) -> UserSink:
+    def plan(self) -> UserSink:
         """Returns the sink, with all secrets read."""
         from ebbflow.connectors.nats.sink import NatsSink
 
-        code = partial(NatsSink, self.settings(retried))
+        code = partial(NatsSink, self.settings())
         return UserSink(code, mode="columnar", rows=WHOLE_CHUNK)

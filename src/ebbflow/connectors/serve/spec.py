@@ -9,6 +9,6 @@ from ebbflow.connectors.section import SinkSection
 class ServeSinkSpec(SinkSection):
     """Stores the value of every message as an answer to its request. Has no settings."""
 
-    def plan(self, retried: bool) -> ServeSink:
+    def plan(self) -> ServeSink:
         """Returns the plan of a serve sink."""
         return ServeSink()

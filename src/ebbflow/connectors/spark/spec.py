@@ -166,7 +166,7 @@ class SparkSinkSpec(SparkSection, SinkSection):
         default=(), description="columns by which files are put into folders"
     )
 
-    def plan(self, retried: bool) -> SparkSink:
+    def plan(self) -> SparkSink:
         """Returns where batches are written, with all secrets read."""
         settings = SparkSinkSettings(
             format=self.read_format("the Spark sink"),

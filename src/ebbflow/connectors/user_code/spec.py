@@ -149,9 +149,9 @@ class UserSinkSpec(CodeSection, SinkSection):
         description="what one call gets, and how it answers: [sinks](../guides/sinks.md#columns)",
     )
 
-    def plan(self, retried: bool) -> UserSink:
+    def plan(self) -> UserSink:
         """Returns the user's code."""
         # Lint has refused a mode that is not for sinks.
         mode = cast("SinkMode", self.call_mode)
         rows = BATCH_ROWS if self.in_process is None else None
-        return UserSink(self.code, mode, rows, self.variables)
+        return UserSink(self.code, mode, rows, self.variables, strategy_decides=False)
