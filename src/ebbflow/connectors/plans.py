@@ -6,6 +6,7 @@ Plain data without pydantic: the driver makes them from a spec and ships them to
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, Never
 
 from ebbflow.connectors.spark.settings import SparkSinkSettings
 from ebbflow.domain.code import Code, SinkMode
@@ -22,6 +23,28 @@ class Pulled:
 
     code: Code
     env: Variables = field(default=(), repr=False)
+
+
+class Settings:
+    """What a section of a spec says, as plain data for workers: an attribute for each field."""
+
+    def __init__(self, **values: Any) -> None:
+        self.__dict__.update(values)
+
+    def __setattr__(self, name: str, value: Any) -> Never:
+        raise AttributeError(f"settings do not change; {name} cannot be set")
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"there is no setting {name}")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Settings) and self.__dict__ == other.__dict__
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.__dict__.items()))
+
+    def __repr__(self) -> str:
+        return f"Settings({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
 
 WHOLE_CHUNK = 8_192

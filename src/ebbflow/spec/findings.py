@@ -37,6 +37,7 @@ CODES: dict[str, str] = {
     "EB209": "a bypass leads to a sink that is not there",
     "EB210": "SQL, a DataFrame function or a Spark sink where it cannot be",
     "EB211": "a serve sink without a serving store, or beside another sink",
+    "EB212": "a connector of another package that cannot be loaded or used here",
     "EB301": "an edge names a vertex that does not exist",
     "EB302": "the same edge is written twice",
     "EB303": "a tag condition has no values",

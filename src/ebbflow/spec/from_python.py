@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_type_hints
 
+from ebbflow.connectors.registry import find_shipped
 from ebbflow.domain.code import Code, Function, Mode, OnFailure, SinkMode, TagOperator
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.errors import did_you_mean
@@ -101,7 +102,7 @@ def source(
     on_failure: OnFailure | None,
 ) -> Part:
     """Returns a source; the retries are its transformer's."""
-    part = kinds_of(kinds, SourceKinds.__annotations__)
+    part = kinds_of(kinds, (*SourceKinds.__annotations__, *find_shipped()))
     if code is not None:
         part["udsource"] = code_fields(code)
     retried = _retry_strategy(retry, on_failure)
@@ -149,7 +150,9 @@ def sink(
     on_failure: OnFailure | None,
 ) -> Part:
     """Returns a sink with those behind it."""
-    part = _retry_strategy(retry, on_failure) | kinds_of(kinds, SinkKinds.__annotations__)
+    part = _retry_strategy(retry, on_failure) | kinds_of(
+        kinds, (*SinkKinds.__annotations__, *find_shipped())
+    )
     if code is not None or mode != "batch":
         part["udsink"] = code_fields(code) | ({} if mode == "batch" else {"mode": mode})
     if log:
@@ -251,7 +254,10 @@ def _names(method: Callable[..., object]) -> tuple[str, ...]:
             names.append(name)
             continue
         (options,) = get_args(get_type_hints(method)[name])
-        names += get_type_hints(options)
+        hints = get_type_hints(options)
+        names += hints
+        if any(kinds.__annotations__.keys() <= hints.keys() for kinds in (SourceKinds, SinkKinds)):
+            names += find_shipped()
     return tuple(names)
 
 

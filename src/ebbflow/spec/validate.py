@@ -11,12 +11,15 @@ from collections.abc import Mapping
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from ebbflow.connectors.registry import section_in
 from ebbflow.connectors.schema.cluster_values import ClusterSection, ClusterValues
 from ebbflow.connectors.schema.fields import shown
 from ebbflow.domain.errors import did_you_mean
 from ebbflow.spec.findings import CODES, FieldPath, Finding
+from ebbflow.spec.sections import OneOf
 
 _EXPECTED = {
     "string_type": "text",
@@ -101,12 +104,12 @@ def _is_secret(section: type[BaseModel]) -> bool:
 
     Whoever writes something else in its place may have written the secret.
     """
-    held = [_class_in(field.annotation) for field in section.model_fields.values()]
+    held = [_class_of(field) for field in section.model_fields.values()]
     return any(_names_secrets(part) for part in [section, *filter(None, held)])
 
 
 def _names_secrets(section: type[BaseModel]) -> bool:
-    held = [_class_in(field.annotation) for field in section.model_fields.values()]
+    held = [_class_of(field) for field in section.model_fields.values()]
     return any(issubclass(part, ClusterSection) for part in [section, *filter(None, held)])
 
 
@@ -120,7 +123,8 @@ def _unknown(model: type[BaseModel], path: FieldPath) -> str:
     name = str(path[-1])
     section = _section(model, path[:-1])
     known = [str(field.alias) for field in section.model_fields.values()]
-    names = [field for field in known if field not in getattr(section, "NOT_YET", ())]
+    unusable = section.unusable() if issubclass(section, OneOf) else ()
+    names = [field for field in known if field not in unusable]
     return f"unknown field {name!r}; {did_you_mean(name, names, 'valid here:')}"
 
 
@@ -129,8 +133,13 @@ def _section(section: type[BaseModel], path: FieldPath) -> type[BaseModel]:
     for part in path:
         for name, field in section.model_fields.items():
             if part in (name, field.alias):
-                section = _class_in(field.annotation) or section
+                section = _class_of(field) or section
     return section
+
+
+def _class_of(field: FieldInfo) -> type[BaseModel] | None:
+    shipped = section_in(field)
+    return _class_in(field.annotation) if shipped is None else shipped.section
 
 
 def _class_in(annotation: Any) -> type[BaseModel] | None:

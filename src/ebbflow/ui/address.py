@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from ebbflow.connectors.section import require_extra
+from ebbflow.connectors.base import require_extra
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.secrets import Secret
 from ebbflow.web.binding import bind, is_loopback, make_tls, url_of

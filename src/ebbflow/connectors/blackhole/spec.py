@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from ebbflow.connectors.base import SinkSection, sink
 from ebbflow.connectors.plans import BlackholeSink
-from ebbflow.connectors.section import SinkSection
 
 
+@sink("blackhole")
 class BlackholeSpec(SinkSection):
     """Forgets every message. Has no settings."""
 

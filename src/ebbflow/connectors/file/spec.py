@@ -10,10 +10,10 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, StrictStr
 from pydantic_core import PydanticCustomError
 
+from ebbflow.connectors.base import SinkSection, sink
 from ebbflow.connectors.plans import WHOLE_CHUNK, UserSink
 from ebbflow.connectors.schema import fields
 from ebbflow.connectors.schema.fields import shown
-from ebbflow.connectors.section import SinkSection
 
 PLACES = ("pipeline", "vertex", "partition")
 
@@ -36,6 +36,7 @@ Template = Annotated[StrictStr, AfterValidator(_template)]
 """A path in which ``{pipeline}``, ``{vertex}`` and ``{partition}`` stand for what they name."""
 
 
+@sink("file")
 class FileSinkSpec(SinkSection):
     """Appends messages to a file: their values as lines, or all of each as a line of JSON."""
 

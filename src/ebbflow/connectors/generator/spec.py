@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, StrictInt
 
+from ebbflow.connectors.base import SourceSection, source
 from ebbflow.connectors.schema import fields
-from ebbflow.connectors.section import SourceSection
 
 if TYPE_CHECKING:
     from ebbflow.connectors.generator.source import GeneratorPlan
 
 
+@source("generator")
 class GeneratorSpec(SourceSection):
     """Makes messages up: ``rpu`` of them per ``duration``, for ever or until ``messages``."""
 

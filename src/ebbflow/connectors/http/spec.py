@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
+from ebbflow.connectors.base import SinkSection, require_extra, sink, source
 from ebbflow.connectors.http.listening import ListeningSection
 from ebbflow.connectors.http.settings import (
     BatchSettings,
@@ -21,7 +22,6 @@ from ebbflow.connectors.plans import WHOLE_CHUNK, UserSink
 from ebbflow.connectors.schema import fields
 from ebbflow.connectors.schema.fields import Section, shown
 from ebbflow.connectors.schema.secret import SecretRef, Tls
-from ebbflow.connectors.section import SinkSection, require_extra
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.secrets import Secret
 
@@ -95,6 +95,7 @@ class SinkAuth(Section):
         return self
 
 
+@source("http", feeds=True, remembers=True)
 class HttpSourceSpec(ListeningSection):
     """Takes messages by POST. ``service`` is for Kubernetes only.
 
@@ -137,6 +138,7 @@ class BatchSpec(Section):
     )
 
 
+@sink("http")
 class HttpSinkSpec(SinkSection):
     """Sends messages on, one request each, or many in a ``batch``."""
 

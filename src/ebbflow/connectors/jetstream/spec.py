@@ -10,11 +10,11 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
+from ebbflow.connectors.base import SinkSection, SourceSection, sink, source
 from ebbflow.connectors.nats.spec import NatsAccess, NatsTarget, Pattern
 from ebbflow.connectors.plans import WHOLE_CHUNK, Pulled, UserSink
 from ebbflow.connectors.schema import fields
 from ebbflow.connectors.schema.fields import shown
-from ebbflow.connectors.section import SinkSection, SourceSection
 
 _NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]+")
 _POLICY = re.compile(r"all|new|last|last_per_subject|by_start_sequence [1-9]\d*|by_start_time \d+")
@@ -50,6 +50,7 @@ Policy = Annotated[StrictStr, AfterValidator(_policy)]
 """Where in a stream a consumer begins; a time is in milliseconds since 1970."""
 
 
+@source("jetstream", returns=True)
 class JetStreamSourceSpec(NatsAccess, SourceSection):
     """A stream, read through a durable consumer that is made if it is not there.
 
@@ -101,6 +102,7 @@ class JetStreamSourceSpec(NatsAccess, SourceSection):
         return Pulled(partial(JetStreamSource, settings))
 
 
+@sink("jetstream")
 class JetStreamSinkSpec(NatsTarget, SinkSection):
     """Publishes each message to the stream that has the subject, and waits until it is stored."""
 

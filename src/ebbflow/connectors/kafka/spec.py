@@ -15,6 +15,7 @@ import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
+from ebbflow.connectors.base import SinkSection, SourceSection, require_extra, sink, source
 from ebbflow.connectors.kafka.settings import (
     KafkaAccess,
     KafkaLogin,
@@ -26,7 +27,6 @@ from ebbflow.connectors.plans import WHOLE_CHUNK, Pulled, UserSink
 from ebbflow.connectors.schema import fields
 from ebbflow.connectors.schema.fields import Section, shown
 from ebbflow.connectors.schema.secret import SecretRef, Tls
-from ebbflow.connectors.section import SinkSection, SourceSection, require_extra
 from ebbflow.domain.secrets import Secret
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -217,6 +217,7 @@ def _read_tls(tls: Tls) -> KafkaTls:
     return KafkaTls(**{name: Secret(text) for name, text in tls.contents("Kafka").items()})
 
 
+@source("kafka", returns=True)
 class KafkaSourceSpec(KafkaSection, SourceSection):
     """Records of topics, read as a member of a consumer group."""
 
@@ -243,6 +244,7 @@ class KafkaSourceSpec(KafkaSection, SourceSection):
         return Pulled(partial(KafkaSource, settings))
 
 
+@sink("kafka")
 class KafkaSinkSpec(KafkaSection, SinkSection):
     """Records for a topic."""
 

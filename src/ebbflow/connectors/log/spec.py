@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from ebbflow.connectors.base import SinkSection, sink
 from ebbflow.connectors.plans import LogSink
-from ebbflow.connectors.section import SinkSection
 
 
+@sink("log")
 class LogSpec(SinkSection):
     """Writes every message to the log. Has no settings."""
 

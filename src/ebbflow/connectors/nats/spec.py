@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, Field, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
+from ebbflow.connectors.base import SinkSection, SourceSection, sink, source
 from ebbflow.connectors.plans import WHOLE_CHUNK, UserSink
 from ebbflow.connectors.schema import fields
 from ebbflow.connectors.schema.fields import Section, shown
 from ebbflow.connectors.schema.secret import SecretRef, Tls
-from ebbflow.connectors.section import SinkSection, SourceSection
 from ebbflow.domain.errors import SetupError
 
 if TYPE_CHECKING:
@@ -145,6 +145,7 @@ def _with_tls(url: str) -> str:
     return f"tls://{url.strip().removeprefix('nats://').removeprefix('tls://')}"
 
 
+@source("nats", feeds=True)
 class NatsSourceSpec(NatsAccess, SourceSection):
     """What is published on a subject; of those with the same ``queue`` each message goes to one.
 
@@ -197,6 +198,7 @@ class NatsTarget(NatsAccess):
         )
 
 
+@sink("nats")
 class NatsSinkSpec(NatsTarget, SinkSection):
     """Publishes each message to whoever listens; whether anybody does is not known."""
 

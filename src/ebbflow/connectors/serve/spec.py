@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from ebbflow.connectors.base import SinkSection, sink
 from ebbflow.connectors.plans import ServeSink
-from ebbflow.connectors.section import SinkSection
 
 
+@sink("serve", answers=True)
 class ServeSinkSpec(SinkSection):
     """Stores the value of every message as an answer to its request. Has no settings."""
 

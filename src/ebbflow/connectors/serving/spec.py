@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, StrictStr
 from pydantic_core import PydanticCustomError
 
+from ebbflow.connectors.base import require_extra, source
 from ebbflow.connectors.http.listening import ListeningSection
 from ebbflow.connectors.http.spec import HeaderName
 from ebbflow.connectors.schema import fields
 from ebbflow.connectors.schema.fields import shown
-from ebbflow.connectors.section import require_extra
 from ebbflow.connectors.serving.settings import ServingSettings
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class ServingFields(ListeningSection):
     )
 
 
+@source("serving", feeds=True, serves=True)
 class ServingSourceSpec(ServingFields):
     """Takes requests in over HTTP and gives callers the answers that sinks serve."""
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PlainValidator, StrictBool, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
+from ebbflow.connectors.base import SinkSection, SourceSection, sink, source
 from ebbflow.connectors.plans import SparkSink
 from ebbflow.connectors.schema import fields
 from ebbflow.connectors.schema.fields import Section, shown
 from ebbflow.connectors.schema.secret import SecretRef
-from ebbflow.connectors.section import SinkSection, SourceSection
 from ebbflow.connectors.spark.settings import Format, SparkSinkSettings, SparkSourceSettings
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ class Trigger(Section):
         return self
 
 
+@source("spark", feeds=True)
 class SparkSourceSpec(SparkSection, SourceSection):
     """Rows of any format; each is a message. ``stream: false`` reads them once, as they are now."""
 
@@ -153,6 +154,7 @@ class SparkSourceSpec(SparkSection, SourceSection):
         )
 
 
+@sink("spark", batched=True)
 class SparkSinkSpec(SparkSection, SinkSection):
     """Messages as rows of any format, appended in batches."""
 

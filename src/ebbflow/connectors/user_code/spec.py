@@ -8,11 +8,11 @@ from typing import ClassVar, cast
 
 from pydantic import Field, PrivateAttr
 
+from ebbflow.connectors.base import SinkSection, SourceSection, require_extra, sink, source
 from ebbflow.connectors.plans import Pulled, UserSink
 from ebbflow.connectors.schema import fields
 from ebbflow.connectors.schema.container import Container, Program
 from ebbflow.connectors.schema.fields import Section
-from ebbflow.connectors.section import SinkSection, SourceSection, require_extra
 from ebbflow.domain.code import Code, Mode, SinkMode
 from ebbflow.numaflow.docker import check_docker
 from ebbflow.numaflow.function import BATCH_ROWS, FunctionPlan
@@ -130,6 +130,7 @@ class CodeSection(Section):
         return tuple(dict(pair for variables in read for pair in variables).items())
 
 
+@source("udsource", returns=True)
 class UserSourceSpec(CodeSection, SourceSection):
     """A class of the user's that is asked for messages."""
 
@@ -140,6 +141,7 @@ class UserSourceSpec(CodeSection, SourceSection):
         return Pulled(self.code, self.variables)
 
 
+@sink("udsink", answers=True)
 class UserSinkSpec(CodeSection, SinkSection):
     """A function or class of the user's that is called with messages."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ebbflow.connectors.registry import SINKS, SOURCES
+from ebbflow.connectors.base import SINKS, SOURCES
 from ebbflow.spec.findings import FieldPath, Finding
 from ebbflow.spec.model import PipelineSpec, Spec, Vertex
 from ebbflow.spec.sections import SinkSpec, SourceSpec
