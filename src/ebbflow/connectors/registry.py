@@ -29,21 +29,40 @@ from ebbflow.connectors.base import SINKS, SOURCES, SinkKind, SourceKind
 from ebbflow.connectors.schema.fields import Section
 from ebbflow.domain.errors import SetupError
 
-for _module in (
-    "generator.spec",
-    "log.spec",
-    "blackhole.spec",
-    "serve.spec",
-    "user_code.spec",
-    "http.spec",
-    "file.spec",
-    "jetstream.spec",
-    "nats.spec",
-    "kafka.spec",
-    "spark.spec",
-    "serving.spec",
-):  # in the order in which the reference and messages list them
-    import_module(f"ebbflow.connectors.{_module}")
+_BUILT_IN = tuple(
+    f"ebbflow.connectors.{module}.spec"
+    for module in (
+        "generator",
+        "log",
+        "blackhole",
+        "serve",
+        "user_code",
+        "http",
+        "file",
+        "jetstream",
+        "nats",
+        "kafka",
+        "spark",
+        "serving",
+    )
+)
+"""The modules with the connectors of this package, in the order in which people read of them."""
+
+
+def _sort(table: dict[str, Any]) -> None:
+    """Brings the kinds into that order, whichever module happened to be imported first."""
+    order = {module: number for number, module in enumerate(_BUILT_IN)}
+    kinds = sorted(
+        table.items(), key=lambda kind: order.get(kind[1].section.__module__, len(order))
+    )
+    table.clear()
+    table.update(kinds)
+
+
+for _module in _BUILT_IN:
+    import_module(_module)
+for _table in (SOURCES, SINKS):
+    _sort(_table)
 
 GROUP = "ebbflow.connectors"
 """The group of the entry points."""

@@ -44,7 +44,7 @@ from ebbflow.usercode.calling import (
     run_sink,
     run_stream,
 )
-from ebbflow.usercode.monovertex import Mono, Step, run_mono
+from ebbflow.usercode.monovertex import Mono, MonoStep, run_mono
 from ebbflow.usercode.poison import Child, PoisonIsolation
 from ebbflow.usercode.printing import LOG_LEVEL, Emit
 from ebbflow.usercode.running_call import RUNNING
@@ -264,7 +264,7 @@ class Operators:
     def _mono(self, role: MonoPlan) -> Mono:
         steps = (("transformer", role.transformer), ("map", role.map))
         return Mono(
-            [Step(name, self._map(step, name), step.strategy) for name, step in steps if step],
+            [MonoStep(name, self._map(step, name), step.strategy) for name, step in steps if step],
             self.sinks(role.sinks),
             role.bypass,
         )
