@@ -19,15 +19,31 @@ from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from ebbflow.connectors.plans import Settings
+from ebbflow.connectors.plans import Pulled, Settings, UserSink
 from ebbflow.connectors.schema.fields import Section, is_duration
 from ebbflow.connectors.schema.secret import SecretRef
 from ebbflow.domain.errors import SetupError
 
 if TYPE_CHECKING:
     from ebbflow.connectors.generator.source import GeneratorPlan
-    from ebbflow.connectors.plans import Pulled, SinkPlan
+    from ebbflow.connectors.plans import SinkPlan
     from ebbflow.streams.feed import FeedPlan
+
+__all__ = [
+    "SINKS",
+    "SOURCES",
+    "ConnectorSection",
+    "Pulled",
+    "Settings",
+    "SinkKind",
+    "SinkSection",
+    "SourceKind",
+    "SourceSection",
+    "UserSink",
+    "require_extra",
+    "sink",
+    "source",
+]
 
 T = TypeVar("T")
 

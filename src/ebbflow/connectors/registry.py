@@ -51,12 +51,10 @@ _BUILT_IN = tuple(
 
 def _sort(table: dict[str, Any]) -> None:
     """Brings the kinds into that order, whichever module happened to be imported first."""
+    modules = {name: kind.section.__module__ for name, kind in table.items()}
     order = {module: number for number, module in enumerate(_BUILT_IN)}
-    kinds = sorted(
-        table.items(), key=lambda kind: order.get(kind[1].section.__module__, len(order))
-    )
-    table.clear()
-    table.update(kinds)
+    for name in sorted(table, key=lambda name: order.get(modules[name], len(order))):
+        table[name] = table.pop(name)
 
 
 for _module in _BUILT_IN:
@@ -197,7 +195,9 @@ class ShippedSection:
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         section = self.section
-        return {"not": {}} if section is None else handler(section.__pydantic_core_schema__)
+        if section is None:
+            return {"type": "null"}
+        return {"anyOf": [handler(section.__pydantic_core_schema__), {"type": "null"}]}
 
 
 def shipped_fields(role: Role) -> dict[str, tuple[Any, None]]:
