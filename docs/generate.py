@@ -35,8 +35,8 @@ from ebbflow.cli.conventions import EXIT_CODES
 from ebbflow.cli.main import app
 from ebbflow.connectors import registry
 from ebbflow.connectors.http import listening
-from ebbflow.connectors.jetstream import spec as jetstream_fields
 from ebbflow.connectors.kafka import spec as kafka_fields
+from ebbflow.connectors.nats import spec as jetstream_fields
 from ebbflow.connectors.nats import spec as nats_fields
 from ebbflow.connectors.schema import fields as kinds
 from ebbflow.connectors.schema.container import (

@@ -39,7 +39,6 @@ _BUILT_IN = tuple(
         "user_code",
         "http",
         "file",
-        "jetstream",
         "nats",
         "kafka",
         "spark",

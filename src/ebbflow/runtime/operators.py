@@ -35,6 +35,7 @@ from ebbflow.runtime.plan import (
     UserMap,
     VertexPlan,
 )
+from ebbflow.usercode.call_watch import RUNNING
 from ebbflow.usercode.calling import (
     Handler,
     run_batch_map,
@@ -47,7 +48,6 @@ from ebbflow.usercode.calling import (
 from ebbflow.usercode.monovertex import Mono, MonoStep, run_mono
 from ebbflow.usercode.poison import Child, PoisonIsolation
 from ebbflow.usercode.printing import LOG_LEVEL, Emit
-from ebbflow.usercode.running_call import RUNNING
 from ebbflow.usercode.sinks import Sinks, Store, run_sinks
 from ebbflow.usercode.variables import Variables, in_environment
 

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from ebbflow import Datum, Response
-from ebbflow.connectors.jetstream import spec
-from ebbflow.connectors.jetstream.sink import JetStreamSink
+from ebbflow.connectors.nats import spec
 from ebbflow.connectors.nats.messages import PublishSettings, read_headers, write_headers
-from ebbflow.connectors.nats.sink import NatsSink
+from ebbflow.connectors.nats.sinks import JetStreamSink, NatsSink
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.message import Status
 from ebbflow.engine import frames

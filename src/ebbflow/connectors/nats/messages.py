@@ -10,20 +10,26 @@ other run of a pipeline has which was started over: JetStream stores it once.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import nats.errors
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ebbflow.domain.errors import MessageTooLarge
+from ebbflow.domain.errors import AccessError, MessageTooLarge, SetupError
 from ebbflow.domain.message import RowResponse
 from ebbflow.engine.position import LINEAGE
 from ebbflow.nats import wire
 from ebbflow.nats.address import Addresses
+from ebbflow.nats.client import SecuredClient
+from ebbflow.nats.connect import connect
+from ebbflow.nats.link import Link
 from ebbflow.nats.outgoing import Outgoing
 from ebbflow.nats.publish import check_size
 from ebbflow.nats.wire import Parcel, Publishes
@@ -176,3 +182,46 @@ class PublishSettings:
         if subject is None:
             raise ValueError(f"it has no header {self.subject_header}, and there is no subject")
         return subject
+
+
+_LEAVE = 5.0
+
+
+def outside_link(server: Addresses, what: str) -> Link:
+    """Returns a link; an error names ``what`` it is for, as in "source in"."""
+    try:
+        return Link(server)
+    except SetupError as error:
+        raise _unreached(error, what) from None
+
+
+def renew_link(link: Link, what: str) -> Link:
+    """Returns the link, or another one in its place if the server has ended it for good."""
+    if link.client.ended is None:
+        return link
+    link.close()
+    return outside_link(link.server, what)
+
+
+async def outside_client(server: Addresses, what: str) -> SecuredClient:
+    """Returns a connection on the loop that this is called on."""
+    try:
+        return await connect(server, "ebbflow")
+    except SetupError as error:
+        raise _unreached(error, what) from None
+
+
+async def leave(client: SecuredClient) -> None:
+    """Ends a connection, whatever state it is in."""
+    with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
+        await asyncio.wait_for(client.close(), _LEAVE)
+
+
+def _unreached(error: SetupError, what: str) -> SetupError:
+    step = f"See that it is up, and whether url, auth and tls of the {what} are right."
+    return SetupError(error.what, step)
+
+
+def not_allowed(error: AccessError) -> SetupError:
+    """Returns the denial of something on such a server."""
+    return SetupError(error.what, "Allow it there; the guide on NATS lists what is needed.")
