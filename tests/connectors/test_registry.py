@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -52,8 +53,12 @@ GIVEN_SINKS: dict[str, dict[str, Any]] = {
 def test_every_folder_is_registered_by_the_sections_of_its_spec() -> None:
     kinds = [*SOURCES.values(), *SINKS.values()]
     registered = {kind.section.__module__ for kind in kinds}
-    folders = Path(ebbflow.connectors.__file__).parent.glob("*/spec.py")
-    assert registered == {f"ebbflow.connectors.{path.parent.name}.spec" for path in folders}
+    folder = Path(ebbflow.connectors.__file__).parent
+    files = {path: path.read_text(encoding="utf-8") for path in folder.rglob("*.py")}
+    defining = [path for path, text in files.items() if re.search(r"^@(source|sink)\(", text, re.M)]
+    modules = {".".join(path.relative_to(folder).with_suffix("").parts) for path in defining}
+    assert registered == {f"ebbflow.connectors.{module}" for module in modules}
+    assert {f"{path.parent.name}.spec" for path in folder.glob("*/spec.py")} <= modules
 
 
 def test_the_samples_here_are_of_all_kinds() -> None:

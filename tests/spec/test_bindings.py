@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ebbflow.cli.main import app
-from ebbflow.connectors.user_code.spec import CodeSection
+from ebbflow.connectors.user_code import CodeSection
 from ebbflow.spec.bindings import Binding, Bindings, split_image
 from ebbflow.spec.lint import load, read_specs
 from ebbflow.spec.model import PipelineSpec

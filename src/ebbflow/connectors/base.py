@@ -25,7 +25,7 @@ from ebbflow.connectors.schema.secret import SecretRef
 from ebbflow.domain.errors import SetupError
 
 if TYPE_CHECKING:
-    from ebbflow.connectors.generator.source import GeneratorPlan
+    from ebbflow.connectors.generator import GeneratorPlan
     from ebbflow.connectors.plans import SinkPlan
     from ebbflow.streams.feed import FeedPlan
 

@@ -30,19 +30,16 @@ from ebbflow.connectors.schema.fields import Section
 from ebbflow.domain.errors import SetupError
 
 _BUILT_IN = tuple(
-    f"ebbflow.connectors.{module}.spec"
+    f"ebbflow.connectors.{module}"
     for module in (
-        "generator",
-        "log",
-        "blackhole",
-        "serve",
+        "builtin",
+        "serve.spec",
         "user_code",
-        "http",
-        "file",
-        "nats",
-        "kafka",
-        "spark",
-        "serving",
+        "http.spec",
+        "nats.spec",
+        "kafka.spec",
+        "spark.spec",
+        "serving.spec",
     )
 )
 """The modules with the connectors of this package, in the order in which people read of them."""

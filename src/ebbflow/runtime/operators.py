@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import assert_never
 
-from ebbflow.connectors.blackhole import sink as blackhole
-from ebbflow.connectors.log import sink as log
 from ebbflow.connectors.plans import (
     BlackholeSink,
     LogSink,
@@ -227,11 +225,11 @@ class Operators:
             case UserSink():
                 return self._user_sink(role, name, retried)
             case LogSink():
-                return partial(log.write, emit=self._emit, role=name)
+                return partial(role.write, emit=self._emit, role=name)
             case ServeSink():
                 return serve.write
-            case BlackholeSink() | SparkSink():  # what Spark has written is just as done
-                return blackhole.write
+            case BlackholeSink() | SparkSink():
+                return role.write
             case never:
                 assert_never(never)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from ebbflow.connectors.generator.source import GeneratorPlan
+from ebbflow.connectors.generator import GeneratorPlan
 from ebbflow.connectors.plans import WHOLE_CHUNK, Pulled
 from ebbflow.engine.retry import RetryStrategy
 from ebbflow.engine.routing import Edge

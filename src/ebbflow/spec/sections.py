@@ -22,7 +22,7 @@ from ebbflow.connectors.registry import (
 from ebbflow.connectors.schema import fields
 from ebbflow.connectors.schema.fields import Section
 from ebbflow.connectors.spark.spec import FormatSection, Options
-from ebbflow.connectors.user_code.spec import CodeSection
+from ebbflow.connectors.user_code import CodeSection
 from ebbflow.domain import code as words
 from ebbflow.domain.durations import DEFAULT_ON_ERROR, SERVED_ON_ERROR, Backoff
 from ebbflow.engine.outage import DEFAULT_LIMIT, DEFAULT_ON_UNAVAILABLE, BreakerLimit

@@ -9,7 +9,7 @@ import pytest
 import trustme
 
 from ebbflow import Pipeline
-from ebbflow.connectors.file.sink import FileSettings
+from ebbflow.connectors.file import FileSettings
 from ebbflow.connectors.http.settings import BatchSettings, HttpSinkSettings, HttpSourceSettings
 from ebbflow.domain.errors import SetupError
 from ebbflow.nats.address import Addresses

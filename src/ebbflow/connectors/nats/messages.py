@@ -6,6 +6,8 @@ those of a message that came from one stream are not meant for the next.
 
 A message that is sent has an id that is the same however often it is given to the sink, and that no
 other run of a pipeline has which was started over: JetStream stores it once.
+
+Below are the connections that carry them, to servers of the user's own.
 """
 
 from __future__ import annotations

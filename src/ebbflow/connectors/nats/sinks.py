@@ -1,12 +1,14 @@
-"""A sink that publishes to a subject of NATS, without JetStream.
+"""The sinks that publish to NATS: to a subject, or to the stream that has the subject.
 
-OK means that the server has it. Whether anybody listens is not known.
+OK of ``NatsSink`` means that the server has the message; whether anybody listens is not known. OK
+of ``JetStreamSink`` means that the stream has stored it, once.
 """
 
 from __future__ import annotations
 
 import math
 from contextlib import ExitStack
+from typing import ClassVar
 
 import nats.errors
 import pyarrow as pa
@@ -19,28 +21,40 @@ from ebbflow.nats.publish import PublishRetry
 from ebbflow.nats.wire import Publishes
 
 
-class NatsSink:
-    """Publishes each message with its headers and its keys."""
+class _Publishing:
+    """A sink with one connection, for as long as its worker serves the vertex."""
+
+    NAME: ClassVar[str]
 
     def __init__(self, settings: PublishSettings) -> None:
         self._settings = settings
 
     def open(self) -> None:
         """Connects; ``SetupError`` when that cannot be done."""
-        self._link = outside_link(self._settings.server, "nats sink")
+        self._link = outside_link(self._settings.server, self.NAME)
 
     def close(self) -> None:
         """Ends the connection; the server has seen everything before."""
         self._link.close()
 
     def __call__(self, rows: pa.RecordBatch) -> dict[int, RowResponse] | None:
-        """Publishes all rows, and waits until the server has seen them."""
+        """Publishes all rows; returns when each is confirmed or has its reason why not."""
         try:
-            self._link = renew_link(self._link, "nats sink")
+            self._link = renew_link(self._link, self.NAME)
         except SetupError as error:
             return dict.fromkeys(range(rows.num_rows), RowResponse.unavailable(str(error)))
         outbound = self._settings.outgoing(rows, self._link.client.max_payload)
         return outbound.answer(self._link.run(self._publish(outbound.messages)))
+
+    async def _publish(self, messages: Publishes) -> dict[int, RowResponse]:
+        """Returns the answers for messages that are not published, by their number."""
+        raise NotImplementedError
+
+
+class NatsSink(_Publishing):
+    """Publishes each message with its headers and its keys."""
+
+    NAME = "nats sink"
 
     async def _publish(self, messages: Publishes) -> dict[int, RowResponse]:
         try:
@@ -71,34 +85,22 @@ class NatsSink:
         return denied
 
 
-class JetStreamSink:
+class JetStreamSink(_Publishing):
     """Publishes each message with its id, its headers and its keys; all of a chunk at once."""
 
+    NAME = "jetstream sink"
+
     def __init__(self, settings: PublishSettings) -> None:
-        self._settings = settings
+        super().__init__(settings)
         # Sent again for as long as there is time: after silence, without a leader, without room.
         self._retry = PublishRetry(attempts=-1, ack_wait=settings.ack_wait, until_room=True)
 
-    def open(self) -> None:
-        """Connects; ``SetupError`` when that cannot be done."""
-        self._link = outside_link(self._settings.server, "jetstream sink")
+    async def _publish(self, messages: Publishes) -> dict[int, RowResponse]:
+        failures = await publish_all(self._link.client, messages, self._retry)
+        return {number: _respond(error) for number, error in failures.items()}
 
-    def close(self) -> None:
-        """Ends the connection; everything was confirmed before."""
-        self._link.close()
 
-    def __call__(self, rows: pa.RecordBatch) -> dict[int, RowResponse] | None:
-        """Publishes all rows; returns when each is confirmed or has its reason why not."""
-        try:
-            self._link = renew_link(self._link, "jetstream sink")
-        except SetupError as error:
-            return dict.fromkeys(range(rows.num_rows), RowResponse.unavailable(str(error)))
-        client = self._link.client
-        outbound = self._settings.outgoing(rows, client.max_payload)
-        failures = self._link.run(publish_all(client, outbound.messages, self._retry))
-        return outbound.answer({n: self._respond(error) for n, error in failures.items()})
-
-    def _respond(self, error: PublishError) -> RowResponse:
-        if isinstance(error, PermanentPublishError):
-            return RowResponse.failure(str(error))
-        return RowResponse.unavailable(str(error))
+def _respond(error: PublishError) -> RowResponse:
+    if isinstance(error, PermanentPublishError):
+        return RowResponse.failure(str(error))
+    return RowResponse.unavailable(str(error))

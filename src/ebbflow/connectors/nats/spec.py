@@ -1,4 +1,4 @@
-"""NATS without JetStream as a source and a sink, and how any NATS connector gets in."""
+"""NATS and JetStream in a spec, as sources and as sinks, and how they log in."""
 
 from __future__ import annotations
 

@@ -9,11 +9,10 @@ from pydantic import AfterValidator, Field, PlainValidator, StrictBool, StrictSt
 from pydantic_core import PydanticCustomError
 
 from ebbflow.connectors.base import SinkSection, SourceSection, sink, source
-from ebbflow.connectors.plans import SparkSink
+from ebbflow.connectors.plans import Format, SparkSink, SparkSinkSettings, SparkSourceSettings
 from ebbflow.connectors.schema import fields
 from ebbflow.connectors.schema.fields import Section, shown
 from ebbflow.connectors.schema.secret import SecretRef
-from ebbflow.connectors.spark.settings import Format, SparkSinkSettings, SparkSourceSettings
 
 if TYPE_CHECKING:
     from ebbflow.streams.feed import FeedPlan

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ebbflow.connectors.registry import SINKS_NOT_YET, SOURCES_NOT_YET
-from ebbflow.connectors.user_code.spec import CodeSection
+from ebbflow.connectors.user_code import CodeSection
 from ebbflow.spec.model import (
     MonoVertexBody,
     MonoVertexSpec,

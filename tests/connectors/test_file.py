@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 import pytest
 
 from ebbflow import Message, Pipeline, RowResponse
-from ebbflow.connectors.file.sink import FileSettings, FileSink
+from ebbflow.connectors.file import FileSettings, FileSink
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.message import Status
 from ebbflow.engine import frames
@@ -144,7 +144,7 @@ def test_when_the_disk_is_full_nothing_is_ok_and_no_part_of_a_line_stays(path, m
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write(file, rest[:4])
 
-    monkeypatch.setattr("ebbflow.connectors.file.sink.os.write", some_room)
+    monkeypatch.setattr("ebbflow.connectors.file.os.write", some_room)
     responses = sink_to(path)(data(b"a long one", b"another"))
     monkeypatch.undo()
 
