@@ -14,7 +14,7 @@ ship.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -65,14 +65,13 @@ class ConnectorSection(Section):
 
         Secrets are read, durations are seconds, lists are tuples, mappings are tuples of pairs, and
         sections are ``Settings``. ``whose`` names the connector in errors about secrets, as in "the
-        sqlite sink". ``computed`` are values in place of those of fields, or besides them. ``into``
-        is a dataclass that takes those it has fields for; left out, they are ``Settings``.
+        sqlite sink". ``computed`` are values in place of those of fields, or next to them. ``into``
+        is a dataclass, which gets the fields that it has too.
         """
-        frozen = _freeze_fields(self, whose, skip=computed.keys()) | computed
-        if into is Settings:
-            return Settings(**frozen)
-        names = {field.name for field in fields(into)}
-        return into(**{name: value for name, value in frozen.items() if name in names})
+        names = type(self).model_fields.keys() - computed.keys()
+        if into is not Settings:
+            names &= {field.name for field in fields(into)}
+        return into(**_freeze_fields(self, whose, names), **computed)
 
 
 class SourceSection(ConnectorSection):
@@ -91,11 +90,11 @@ class SinkSection(ConnectorSection):
         raise NotImplementedError
 
 
-def _freeze_fields(section: Section, whose: str, skip: Any = ()) -> dict[str, Any]:
+def _freeze_fields(section: Section, whose: str, names: Collection[str]) -> dict[str, Any]:
     return {
         name: _freeze(getattr(section, name), f"the {field.alias or name} of {whose}", field)
         for name, field in type(section).model_fields.items()
-        if name not in skip
+        if name in names
     }
 
 
@@ -103,7 +102,7 @@ def _freeze(value: Any, what: str, field: Any = None) -> Any:
     if isinstance(value, SecretRef):
         return value.read(what)
     if isinstance(value, Section):
-        return Settings(**_freeze_fields(value, what))
+        return Settings(**_freeze_fields(value, what, type(value).model_fields))
     if isinstance(value, Mapping):
         return tuple((key, _freeze(item, what)) for key, item in value.items())
     if isinstance(value, list | tuple):

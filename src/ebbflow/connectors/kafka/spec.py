@@ -272,6 +272,6 @@ class KafkaSinkSpec(KafkaSection, SinkSection):
         from ebbflow.connectors.kafka.client import ClientErrors, KafkaSinkSettings, make_client
         from ebbflow.connectors.kafka.sink import KafkaSink, producer_settings
 
-        settings = KafkaSinkSettings(self.access(), self.topic, self.set_key)
+        settings = self.freeze("Kafka", KafkaSinkSettings, access=self.access())
         make_client(Producer, producer_settings(settings), ClientErrors())
         return UserSink(partial(KafkaSink, settings), "columnar", WHOLE_CHUNK)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, Field, StrictStr, model_validator
 from pydantic_core import PydanticCustomError
 
-from ebbflow.connectors.base import SinkSection, SourceSection, sink, source
+from ebbflow.connectors.base import ConnectorSection, SinkSection, SourceSection, sink, source
 from ebbflow.connectors.plans import WHOLE_CHUNK, Pulled, UserSink
 from ebbflow.connectors.schema import fields
 from ebbflow.connectors.schema.fields import Section, shown
@@ -113,7 +113,7 @@ class NatsAuth(Section):
         }
 
 
-class NatsAccess(Section):
+class NatsAccess(ConnectorSection):
     """A NATS server of the user's and how to get in; never the pipeline's own unless it says so."""
 
     url: Url = Field(
@@ -163,8 +163,9 @@ class NatsSourceSpec(NatsAccess, SourceSection):
         from ebbflow.connectors.nats.source import NatsFeed, NatsSettings
         from ebbflow.streams.feed import FeedPlan
 
-        server = self.addresses(f"source {vertex}")
-        return FeedPlan(NatsFeed, NatsSettings(server, self.subject, self.queue))
+        where = f"source {vertex}"
+        settings = self.freeze(where, NatsSettings, server=self.addresses(where))
+        return FeedPlan(NatsFeed, settings)
 
 
 class NatsTarget(NatsAccess):
@@ -191,12 +192,8 @@ class NatsTarget(NatsAccess):
         """Returns where to publish, with all secrets read."""
         from ebbflow.connectors.nats.messages import PublishSettings
 
-        return PublishSettings(
-            self.addresses("a NATS sink"),
-            self.subject,
-            self.subject_header,
-            self.ack_wait / 1000,
-        )
+        where = "a NATS sink"
+        return self.freeze(where, PublishSettings, server=self.addresses(where))
 
 
 @sink("nats")

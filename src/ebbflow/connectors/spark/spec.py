@@ -139,17 +139,13 @@ class SparkSourceSpec(SparkSection, SourceSection):
     def settings(self, where: str) -> SparkSourceSettings:
         """Returns what to read and how; ``where`` says whose the secrets are."""
         every = self.trigger.processing_time if self.trigger else None
-        return SparkSourceSettings(
+        return self.freeze(
+            where,
+            SparkSourceSettings,
             format=self.read_format(where),
             schema=self.schema_,
-            stream=self.stream,
             every=None if every is None else every / 1000,
             available_now=self.trigger is not None and self.trigger.available_now,
-            value=self.value,
-            keys=self.keys,
-            event_time=self.event_time,
-            id=self.id,
-            headers=tuple(self.headers.items()),
         )
 
 
@@ -169,11 +165,6 @@ class SparkSinkSpec(SparkSection, SinkSection):
 
     def plan(self) -> SparkSink:
         """Returns where batches are written, with all secrets read."""
-        settings = SparkSinkSettings(
-            format=self.read_format("the Spark sink"),
-            mode=self.mode,
-            schema=self.schema_,
-            columns=tuple(self.columns.items()),
-            partition_by=self.partition_by,
-        )
-        return SparkSink(settings)
+        where = "the Spark sink"
+        format = self.read_format(where)
+        return SparkSink(self.freeze(where, SparkSinkSettings, format=format, schema=self.schema_))
