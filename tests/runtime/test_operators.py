@@ -13,7 +13,7 @@ from ebbflow.connectors.plans import UserSink
 from ebbflow.domain.code import SinkMode
 from ebbflow.domain.outcome import DeadLetter, Retry
 from ebbflow.engine.verdict import Verdict
-from ebbflow.nats.address import Addresses
+from ebbflow.nats.login import Addresses
 from ebbflow.runtime.handlers import close_handlers
 from ebbflow.runtime.operators import Operators
 from ebbflow.runtime.plan import SinksPlan, VertexPlan

@@ -28,12 +28,10 @@ from ebbflow.domain.errors import AccessError, MessageTooLarge, SetupError
 from ebbflow.domain.message import RowResponse
 from ebbflow.engine.position import LINEAGE
 from ebbflow.nats import wire
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.client import SecuredClient
-from ebbflow.nats.connect import connect
-from ebbflow.nats.link import Link
-from ebbflow.nats.outgoing import Outgoing
-from ebbflow.nats.publish import check_size
+from ebbflow.nats.link import Link, connect
+from ebbflow.nats.login import Addresses
+from ebbflow.nats.publish import Outgoing, check_size
 from ebbflow.nats.wire import Parcel, Publishes
 
 KEYS = "Ebbflow-Keys"

@@ -17,7 +17,7 @@ from ebbflow.connectors.nats.messages import PublishSettings, outside_link, rene
 from ebbflow.domain.errors import AccessError, PermanentPublishError, PublishError, SetupError
 from ebbflow.domain.message import RowResponse
 from ebbflow.nats.bulk import publish_all
-from ebbflow.nats.publish import PublishRetry
+from ebbflow.nats.publish import PublishRetry, WaitForRoom
 from ebbflow.nats.wire import Publishes
 
 
@@ -93,10 +93,12 @@ class JetStreamSink(_Publishing):
     def __init__(self, settings: PublishSettings) -> None:
         super().__init__(settings)
         # Sent again for as long as there is time: after silence, without a leader, without room.
-        self._retry = PublishRetry(attempts=-1, ack_wait=settings.ack_wait, until_room=True)
+        self._retry = PublishRetry(attempts=-1, ack_wait=settings.ack_wait)
 
     async def _publish(self, messages: Publishes) -> dict[int, RowResponse]:
-        failures = await publish_all(self._link.client, messages, self._retry)
+        failures = await publish_all(
+            self._link.client, messages, self._retry, room=WaitForRoom.DEADLINE
+        )
         return {number: _respond(error) for number, error in failures.items()}
 
 

@@ -24,7 +24,8 @@ import pyarrow as pa
 from ebbflow.connectors.nats.messages import leave, outside_client, to_source_columns
 from ebbflow.domain.errors import EbbflowError, SetupError
 from ebbflow.engine import frames
-from ebbflow.nats.address import Addresses
+from ebbflow.nats.login import Addresses
+from ebbflow.nats.publish import WaitForRoom
 from ebbflow.nats.wire import Parcel
 from ebbflow.streams.feed import Spot
 
@@ -199,8 +200,12 @@ class NatsFeed:
         rows, buffers = self._rows(chunk), self._spot.buffers
         while True:
             try:
-                await buffers.put_when_room(
-                    rows, self._name(chunk[0].first), within=_STORE_WITHIN, on_full=self._meet_full
+                await buffers.put(
+                    rows,
+                    self._name(chunk[0].first),
+                    within=_STORE_WITHIN,
+                    room=WaitForRoom.FOREVER,
+                    on_full=self._meet_full,
                 )
             except EbbflowError as error:
                 self._trouble = str(error)
