@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType
 
-from ebbflow.connectors.spark.errors import trouble
+from ebbflow.connectors.spark.session import root_cause
 from ebbflow.domain.errors import ContractViolation, MessageTooLarge, SetupError
 from ebbflow.engine.isolation import Trouble
 from ebbflow.runtime.handlers import resolve_code
@@ -86,7 +86,7 @@ class Query:
             raise self._refusal(error) from None
 
     def _refusal(self, error: Exception) -> SetupError:
-        failure = trouble(error)
+        failure = root_cause(error)
         if self._sql is not None:
             return SetupError(
                 f"The SQL of {self._vertex} cannot work: {failure.sentence}", "Correct it."
@@ -122,7 +122,7 @@ class Query:
     @staticmethod
     def explain_failure(error: Exception) -> Trouble:
         """Returns what an attempt failed of."""
-        return trouble(error)
+        return root_cause(error)
 
     @staticmethod
     def suspects(rows: DataFrame) -> list[int]:

@@ -13,8 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from ebbflow.connectors.plans import SparkSink
-from ebbflow.connectors.spark.errors import trouble
-from ebbflow.connectors.spark.session import find_format
+from ebbflow.connectors.spark.session import find_format, root_cause
 from ebbflow.domain.errors import SetupError
 from ebbflow.engine.isolation import Trouble
 from ebbflow.runtime.plan import SinksPlan, VertexPlan
@@ -55,7 +54,7 @@ class Write:
             parsed = self._parse(messages(no_messages(self._spark)))
         except Exception as error:
             raise SetupError(
-                f"The schema of {self._vertex} cannot be used: {trouble(error).sentence}",
+                f"The schema of {self._vertex} cannot be used: {root_cause(error).sentence}",
                 "Correct it.",
             ) from None
         for name, expression in self._settings.columns:
@@ -64,7 +63,7 @@ class Write:
             except Exception as error:
                 raise SetupError(
                     f"Column {name} of {self._vertex} cannot be {expression!r}: "
-                    f"{trouble(error).sentence}",
+                    f"{root_cause(error).sentence}",
                     "Correct it.",
                 ) from None
 
@@ -87,7 +86,7 @@ class Write:
 
     def explain_failure(self, error: Exception) -> Trouble:
         """Returns what an attempt failed of, without the secrets of the format."""
-        failure = trouble(error)
+        failure = root_cause(error)
         return replace(failure, text=self._settings.format.without_secrets(failure.text))
 
     def suspects(self, rows: DataFrame) -> list[int]:
