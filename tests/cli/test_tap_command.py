@@ -7,13 +7,11 @@ import time
 import pytest
 from typer.testing import CliRunner
 
+from ebbflow.accounts.taps import Taps, TapWish, ask_tap, pack_rows
 from ebbflow.cli.main import app
 from ebbflow.engine.publications import Place
-from ebbflow.engine.tapping import TapWish
 from ebbflow.operations.sending import Sender, SentMessage
 from ebbflow.operations.tapping import tap
-from ebbflow.runtime.journal import SystemClock
-from ebbflow.runtime.taps import Taps, ask_tap, pack_rows
 from tests.engine.sample_rows import some, verdict_on
 
 
@@ -85,7 +83,7 @@ def _gather(passing, count, seconds=20):
 
 def test_tasks_show_what_passes_only_while_somebody_taps(link, standing):
     names = standing.names
-    taps = Taps(link, names, Place("sorted", 0, (), 1_000_000), SystemClock(), known={})
+    taps = Taps(link, names, Place("sorted", 0, (), 1_000_000), known={})
     asked = threading.Event()
 
     async def hear(message):
@@ -109,7 +107,7 @@ def test_tasks_show_what_passes_only_while_somebody_taps(link, standing):
     link.run(words.unsubscribe())
 
 
-class Clock(SystemClock):
+class Clock:
     """A clock that is set by hand."""
 
     at = 0.0
@@ -120,7 +118,7 @@ class Clock(SystemClock):
 
 def test_a_tap_shows_so_many_in_a_second_and_ends_when_nobody_asks_again(link, standing):
     clock = Clock()
-    taps = Taps(link, standing.names, Place("v", 0, (), 1_000_000), clock, known={})
+    taps = Taps(link, standing.names, Place("v", 0, (), 1_000_000), {}, clock.monotonic)
     wish = TapWish("t", "v", seconds=5, rate=3)
     taps.hear(ask_tap(TapWish("other", "w")))
     assert not taps._taps
@@ -148,7 +146,7 @@ def test_a_tap_shows_so_many_in_a_second_and_ends_when_nobody_asks_again(link, s
 
 
 def test_a_tap_that_fails_costs_the_task_nothing(link, standing):
-    taps = Taps(link, standing.names, Place("v", 0, (), 1_000_000), SystemClock(), known={})
+    taps = Taps(link, standing.names, Place("v", 0, (), 1_000_000), known={})
     taps.hear(ask_tap(TapWish("t", "v", sample="half")))  # type: ignore[arg-type]
     taps.show(verdict_on(some("a")))
     assert not taps._taps

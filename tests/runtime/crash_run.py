@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ebbflow.accounts.numbers import ChunkRecord
 from ebbflow.domain.outcome import Dropped, FellBack, Served
 from ebbflow.engine import frames
 from ebbflow.engine.blame import Outage
@@ -23,11 +24,10 @@ from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import Settlement
 from ebbflow.engine.verdict import Operator, Verdict
 from ebbflow.runtime.deciding import DecisionRules
-from ebbflow.runtime.gate import Gate
 from ebbflow.runtime.intake import Intake, OrderedIntake
-from ebbflow.runtime.journal import Report
-from ebbflow.runtime.measures import ChunkRecord
-from ebbflow.runtime.task import ChunkLoop, TaskParts
+from ebbflow.runtime.loop import ChunkLoop, TaskParts
+from ebbflow.runtime.outage_gate import OutageGate
+from ebbflow.runtime.ports import Report
 from ebbflow.runtime.turn import Turn
 from ebbflow.usercode.calling import Handler, run_map, run_stream
 from tests.runtime.crash_model import (
@@ -143,7 +143,7 @@ class ModelTask:
         self.journal.stop = self.turn.stop
         self.journal.on_recorded = self._recorded
         self._decides = CalledCode(code, self.call())
-        gate = Gate(self, Patience(clock=clock.monotonic), Breaker(self.breaker))
+        gate = OutageGate(self, Patience(clock=clock.monotonic), Breaker(self.breaker))
         rules_of_vertex = DecisionRules(self.place, POLICY, 10**6, self.emits)
         parts = TaskParts(
             journal=self.journal,

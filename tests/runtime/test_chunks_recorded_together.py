@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.position import Mark
-from ebbflow.runtime.gathering import AT_BUFFER
+from ebbflow.runtime.loop import AT_BUFFER
 from ebbflow.runtime.settling import Settling
 from tests.runtime.crash_model import AtHand, Chances, Rules, UserCode
 from tests.runtime.crash_run import ModelTask, Trickle, inlet_of, run_to_the_end

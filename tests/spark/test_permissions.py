@@ -18,20 +18,18 @@ import pytest
 from typer.testing import CliRunner
 
 from ebbflow import Message, MonoVertex, Nack, Pipeline, Response, answers
+from ebbflow.accounts.taps import Taps, TapWish, ask_tap
 from ebbflow.cli.main import app
 from ebbflow.client import Client
 from ebbflow.domain.errors import AccessError, RequestFailed, SetupError
 from ebbflow.engine.publications import Place
-from ebbflow.engine.tapping import TapWish
 from ebbflow.nats import api
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.locate import open_link
 from ebbflow.nats.stored import read_last
 from ebbflow.publishing import Login
-from ebbflow.runtime.journal import SystemClock
 from ebbflow.runtime.provision import permissions_of
-from ebbflow.runtime.taps import Taps, ask_tap
 from ebbflow.spark.run import run_pipeline
 from ebbflow.status.model import PipelineStatus
 from ebbflow.status.reading import follow_status, read_chunks, read_history, read_status
@@ -203,7 +201,7 @@ def look_inside(server: Watched) -> None:
     names = Names("p")
     with open_link(server.as_("me", "m", names.inbox)) as link:
         # As tasks do while somebody taps.
-        taps = Taps(link, names, Place("work", 0, (), 1_000_000), SystemClock(), known={})
+        taps = Taps(link, names, Place("work", 0, (), 1_000_000), known={})
         taps.hear(ask_tap(TapWish("t", "work")))
         taps.show(verdict_on(some("a")))
         link.flush()

@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import pytest
 
+from ebbflow.accounts.events import Events
 from ebbflow.nats.publish import Tally
-from ebbflow.runtime.events import Events
 from ebbflow.streams import streams
 from ebbflow.streams.logs import LogEntry, LogFollower, read_logs
 from ebbflow.usercode.printing import Printed

@@ -21,17 +21,24 @@ from random import Random
 import pyarrow as pa
 from nats.aio.msg import Msg
 
+from ebbflow.accounts.taps import (
+    OUTCOMES,
+    PassingRows,
+    TapFilter,
+    TappedRow,
+    TapWish,
+    ask_tap,
+    end_tap,
+)
 from ebbflow.engine import frames
 from ebbflow.engine.position import Position, Span
 from ebbflow.engine.publications import Place
-from ebbflow.engine.tapping import OUTCOMES, PassingRows, TapFilter, TappedRow, TapWish
 from ebbflow.nats import api
 from ebbflow.nats.behind import read_behind
 from ebbflow.nats.follow import Follower
 from ebbflow.nats.link import Link
 from ebbflow.nats.pull import Deliveries
 from ebbflow.runtime.stored_spec import read_spec
-from ebbflow.runtime.taps import ask_tap, end_tap
 from ebbflow.spec.graph.shape import ShapeVertex
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import read_all

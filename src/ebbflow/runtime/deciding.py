@@ -22,8 +22,8 @@ from ebbflow.engine.publications import Chunk, ChunkNumber, Place
 from ebbflow.engine.rescue import decide_in_pieces, settle_or_refuse
 from ebbflow.engine.settlement import Settlement, settle
 from ebbflow.engine.verdict import Verdict
-from ebbflow.runtime.gate import Gate
-from ebbflow.runtime.journal import Clock
+from ebbflow.runtime.outage_gate import OutageGate
+from ebbflow.runtime.ports import Clock
 
 _EMIT_EVERY = 0.1
 
@@ -109,7 +109,7 @@ class ChunkDecider:
     def __init__(
         self,
         rules: DecisionRules,
-        gate: Gate,
+        gate: OutageGate,
         size: ChunkSize,
         clock: Clock,
         tracing: ChunkTracing | None = None,

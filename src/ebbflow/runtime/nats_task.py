@@ -14,6 +14,9 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from nats.aio.msg import Msg
 
+from ebbflow.accounts.events import Events
+from ebbflow.accounts.taps import Tap, Taps
+from ebbflow.accounts.traces import TaskSpans, open_tracer
 from ebbflow.connectors.generator.source import GeneratorInlet, GeneratorPlan
 from ebbflow.engine.inlet import Inlet
 from ebbflow.engine.position import Mark, Position, Span
@@ -23,19 +26,15 @@ from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.publish import Tally
 from ebbflow.runtime.chunk_size import Pace
 from ebbflow.runtime.deciding import DecisionRules, Times, no_times, source_times
-from ebbflow.runtime.events import Events
-from ebbflow.runtime.gate import Gate, VertexCode
-from ebbflow.runtime.gathering import AT_BUFFER, AT_REQUESTS, AT_SOURCE
 from ebbflow.runtime.handlers import breaker_of, lasting, patience_of
 from ebbflow.runtime.intake import Intake, OrderedIntake
-from ebbflow.runtime.journal import InFlight, Report, SystemClock
+from ebbflow.runtime.loop import AT_BUFFER, AT_REQUESTS, AT_SOURCE, ChunkLoop, TaskParts
+from ebbflow.runtime.outage_gate import OutageGate, VertexCode
 from ebbflow.runtime.pause_watch import PauseWatch
 from ebbflow.runtime.plan import VertexPlan
+from ebbflow.runtime.ports import InFlight, Report, SystemClock
 from ebbflow.runtime.source_process.client import SourcePlan
 from ebbflow.runtime.source_process.inlet import PulledInlet
-from ebbflow.runtime.spans import open_spans
-from ebbflow.runtime.taps import Tap, Taps
-from ebbflow.runtime.task import ChunkLoop, TaskParts
 from ebbflow.runtime.turn import STOP, Turn, resumes, turn_of
 from ebbflow.streams.carry_out import publish_all
 from ebbflow.streams.ledger import Ledger
@@ -107,7 +106,7 @@ class VertexTask:
         self.events = Events(self._link, self._names, plan.vertex, partition, tally)
         self._rules = _rules(plan, partition)
         known = lasting(plan.whose, ("taps", partition), dict[str, Tap])
-        self._taps = Taps(self._link, self._names, self._rules.place, self._clock, known)
+        self._taps = Taps(self._link, self._names, self._rules.place, known)
         self._pauses = PauseWatch(self._names, plan.vertex, self._turn.pause)
 
     def run(self, code: VertexCode) -> Report:
@@ -140,7 +139,7 @@ class VertexTask:
         return TaskParts(
             journal=self._journal,
             open_intake=self._open_intake,
-            gate=Gate(code, patience, breaker_of(plan.whose, plan.breaker)),
+            gate=OutageGate(code, patience, breaker_of(plan.whose, plan.breaker)),
             size=lasting(plan.whose, ("pace", self._partition), lambda: Pace(plan.call_rows)),
             rules=self._rules,
             events=self.events,
@@ -171,6 +170,14 @@ def place_of(plan: VertexPlan, partition: int) -> Place:
         plan.trail,
         plan.audit is not None,
     )
+
+
+def open_spans(plan: VertexPlan, partition: int) -> TaskSpans | None:
+    """Returns who records the traces of a task; nobody unless the plan says so."""
+    if not plan.traces:
+        return None
+    tracer = open_tracer(plan.pipeline, plan.traces)
+    return TaskSpans(plan.pipeline, plan.vertex, partition, plan.is_source, tracer)
 
 
 def _rules(plan: VertexPlan, partition: int) -> DecisionRules:

@@ -20,14 +20,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from ebbflow.accounts.numbers import ChunkRecord
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.inlet import HandedBack
 from ebbflow.engine.position import Held, Position, Span
 from ebbflow.engine.publications import ChunkNumber
 from ebbflow.engine.settlement import Settlement
 from ebbflow.runtime.intake import Intake
-from ebbflow.runtime.journal import Clock, InFlight, TaskJournal
-from ebbflow.runtime.measures import ChunkRecord
+from ebbflow.runtime.ports import Clock, InFlight, TaskJournal
 from ebbflow.runtime.turn import Turn
 
 _PURGE_EVERY = 0.25

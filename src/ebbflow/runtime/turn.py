@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 
-from ebbflow.runtime.journal import Clock
+from ebbflow.runtime.ports import Clock
 
 # Seconds that an epoch waits for something to take before it ends without a chunk.
 _LEAST = 1.0

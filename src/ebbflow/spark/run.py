@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Unpack
 
 import nats.errors
 
+from ebbflow.accounts.listener import TaskListener
+from ebbflow.accounts.traces import MISSING, asks_for_traces, is_installed
 from ebbflow.domain.errors import JetStreamUnavailable
 from ebbflow.engine.raised import Raised
 from ebbflow.nats import api
@@ -37,8 +39,6 @@ from ebbflow.runtime.planning import make_plans
 from ebbflow.runtime.run_lock import hold_run_lock
 from ebbflow.runtime.run_options import RunOptionNames, RunOptions
 from ebbflow.runtime.stored_spec import store_spec
-from ebbflow.runtime.task_listener import TaskListener
-from ebbflow.runtime.trace_export import MISSING, asks_for_traces, is_installed
 from ebbflow.runtime.turn import STOP, turn
 from ebbflow.spark.audit.writer import writing_audit
 from ebbflow.spark.engine import Engine, Engines

@@ -17,6 +17,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from ebbflow.accounts.events import Events
+from ebbflow.accounts.numbers import dump_raised
 from ebbflow.domain.errors import SparkError
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine import frames
@@ -33,9 +35,7 @@ from ebbflow.engine.settlement import Settlement
 from ebbflow.engine.verdict import Verdict
 from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.publish import Tally
-from ebbflow.runtime.events import Events
 from ebbflow.runtime.handlers import close_handlers
-from ebbflow.runtime.measures import dump_raised
 from ebbflow.runtime.nats_task import place_of
 from ebbflow.runtime.operators import Operators, set_environment
 from ebbflow.runtime.plan import SinksPlan, VertexPlan

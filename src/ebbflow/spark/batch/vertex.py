@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from nats.aio.msg import Msg
 from pyspark import InheritableThread
 
+from ebbflow.accounts.events import Events
 from ebbflow.connectors.plans import BlackholeSink
 from ebbflow.connectors.spark.errors import hush
 from ebbflow.connectors.spark.session import clone_session, leaving_active
@@ -36,7 +37,6 @@ from ebbflow.engine.raised import RaisedErrors
 from ebbflow.engine.watermark import Watermark
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import Tally
-from ebbflow.runtime.events import Events
 from ebbflow.runtime.handlers import lasting, patience_of
 from ebbflow.runtime.pause_watch import PauseWatch
 from ebbflow.runtime.plan import SinksPlan, SqlMap, VertexPlan

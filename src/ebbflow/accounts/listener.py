@@ -18,14 +18,12 @@ from typing import Any, TypeVar
 
 from nats.aio.msg import Msg
 
+from ebbflow.accounts.numbers import STAGES, Histogram, add_spreads, load_spreads
 from ebbflow.engine.causes import CauseCount, CauseCounter
 from ebbflow.engine.outage import Waiting
-from ebbflow.engine.raised import Raised
-from ebbflow.engine.spread import Spread
+from ebbflow.engine.raised import Raised, RaisedErrors
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import Tally
-from ebbflow.runtime.error_log import ErrorLog
-from ebbflow.runtime.measures import STAGES, add_spreads, load_spreads
 from ebbflow.streams.logs import LogEntry
 from ebbflow.streams.names import Names
 
@@ -40,7 +38,7 @@ _MOST_CHUNKS = 50
 class TaskNumbers:
     """What tasks have counted: durations by stage, and rows sent by the vertex they went to."""
 
-    spreads: dict[str, Spread] = field(default_factory=dict)
+    spreads: dict[str, Histogram] = field(default_factory=dict)
     sent: dict[str, int] = field(default_factory=dict)
 
     def __add__(self, other: TaskNumbers) -> TaskNumbers:
@@ -85,7 +83,7 @@ class TaskListener:
         self._measured: dict[tuple[str, int], TaskNumbers] = {}
         self._measured_before: dict[str, TaskNumbers] = {}
         self._chunks: dict[str, deque[ToldChunk]] = {}
-        self._errors: dict[str, ErrorLog] = {}
+        self._errors: dict[str, RaisedErrors] = {}
         self._opened: set[tuple[str, int]] = set()
 
     @contextlib.contextmanager
@@ -138,9 +136,9 @@ class TaskListener:
         """Returns the last chunks of the vertex, as they ended."""
         return [*self._chunks.get(vertex, deque()).copy()]
 
-    def errors(self, vertex: str) -> ErrorLog:
+    def errors(self, vertex: str) -> RaisedErrors:
         """Returns the errors that its user code has raised in this run."""
-        return self._errors.setdefault(vertex, ErrorLog())
+        return self._errors.setdefault(vertex, RaisedErrors())
 
     def has_opened(self, vertex: str, partitions: int) -> bool:
         """Returns whether every task of the vertex has had its user code open in this run."""

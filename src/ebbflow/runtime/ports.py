@@ -16,13 +16,13 @@ from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
+from ebbflow.accounts.numbers import ChunkRecord
 from ebbflow.engine.outage import Waiting
 from ebbflow.engine.position import Mark, Position
 from ebbflow.engine.publications import Publication
 from ebbflow.engine.raised import RaisedErrors
 from ebbflow.engine.settlement import Settlement
 from ebbflow.engine.verdict import Verdict
-from ebbflow.runtime.measures import ChunkRecord
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -11,8 +11,8 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from ebbflow.accounts.listener import TaskListener
 from ebbflow.nats.publish import Tally
-from ebbflow.runtime.task_listener import TaskListener
 from ebbflow.streams.names import Names
 
 

@@ -6,9 +6,9 @@ from random import Random
 import pytest
 
 from ebbflow import Message, nack
+from ebbflow.accounts.taps import OUTCOMES, PassingRows, TapFilter, TapWish, write_value
 from ebbflow.engine.publications import Place
 from ebbflow.engine.routing import Edge
-from ebbflow.engine.tapping import OUTCOMES, PassingRows, TapFilter, TapWish, write_value
 from ebbflow.usercode.calling import Handler, run_map
 from tests.engine.sample_rows import NOW, some, verdict_on
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
+from ebbflow.accounts.numbers import ChunkRecord
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine import frames
 from ebbflow.engine.audit import HeldRow
@@ -27,13 +28,41 @@ from ebbflow.engine.settlement import Settlement
 from ebbflow.engine.verdict import Verdict
 from ebbflow.engine.watermark import Watermark
 from ebbflow.runtime.deciding import ChunkDecider, ChunkSize, ChunkTracing, DecisionRules
-from ebbflow.runtime.gate import Gate
-from ebbflow.runtime.gathering import AT_BUFFER, Gathering
 from ebbflow.runtime.intake import Intake, Taken, held_row
-from ebbflow.runtime.journal import Clock, Report, Shows, TaskEvents, TaskJournal, show_nobody
-from ebbflow.runtime.measures import ChunkRecord
+from ebbflow.runtime.outage_gate import OutageGate
+from ebbflow.runtime.ports import Clock, Report, Shows, TaskEvents, TaskJournal, show_nobody
 from ebbflow.runtime.settling import ChunkEnd, Settling, Unsettled
 from ebbflow.runtime.turn import Turn
+
+AT_SOURCE, AT_REQUESTS, AT_BUFFER = 0.012, 0.008, 0.002
+"""Seconds from the beginning of a small chunk to that of the next one.
+
+Longer at a source: its chunks set the pace for all vertices behind it, which then seldom wait. Less
+long where somebody waits for an answer to each message.
+"""
+
+SMALL = 100
+"""A chunk of fewer rows is a small one."""
+
+
+class Gathering:
+    """The waits of one task, of ``interval`` seconds at most. Used by the task's thread."""
+
+    def __init__(self, clock: Clock, interval: float) -> None:
+        self._clock = clock
+        self._interval = interval
+        self._until = clock.monotonic()
+
+    def begin_chunk(self, rows: int, leaves_rows: bool) -> None:
+        """Notes that a chunk of so many rows begins; rows that it leaves need not wait for more."""
+        gathers = rows < SMALL and not leaves_rows
+        self._until = self._clock.monotonic() + (self._interval if gathers else 0.0)
+
+    def wait(self) -> None:
+        """Waits until the next chunk may begin."""
+        if (left := self._until - self._clock.monotonic()) > 0:
+            self._clock.sleep(left)
+
 
 _LOOK_EVERY = 1.0
 
@@ -49,7 +78,7 @@ class TaskParts:
 
     journal: TaskJournal
     open_intake: Callable[[Span], Intake]
-    gate: Gate
+    gate: OutageGate
     size: ChunkSize
     rules: DecisionRules
     events: TaskEvents

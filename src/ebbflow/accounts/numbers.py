@@ -1,20 +1,74 @@
-"""The numbers of a running task, for people: a few for each chunk, none for a message.
+"""How durations are spread: counted in fixed buckets, so that those of many tasks add up.
 
-A ``ChunkRecord`` begins when a chunk is taken and ends when all of it is confirmed; until then its
-rows are in hand. The task's thread begins records, the thread of the link ends them, and the task's
-thread adds up those that have ended.
+A task adds a few numbers a chunk, never one a message. Quantiles are estimated within a bucket, as
+Prometheus does it.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from ebbflow.engine.raised import Raised, RaisedErrors
-from ebbflow.engine.spread import Spread
+
+BOUNDS = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
+)
+"""The upper bounds of the buckets, in seconds; a last bucket holds all that took longer."""
+
+_BUCKETS = len(BOUNDS) + 1
+
+
+@dataclass(slots=True)
+class Histogram:
+    """The durations so far: how many in each bucket, and all of them together in ``seconds``."""
+
+    buckets: list[int] = field(default_factory=lambda: [0] * _BUCKETS)
+    seconds: float = 0.0
+
+    def add(self, seconds: float, times: int = 1) -> None:
+        """Counts a duration; ``times`` if so many took as long as this on average."""
+        self.buckets[bisect_left(BOUNDS, seconds)] += times
+        self.seconds += seconds * times
+
+    @property
+    def count(self) -> int:
+        """The number of durations."""
+        return sum(self.buckets)
+
+    @property
+    def mean(self) -> float:
+        """The average, in seconds; 0 if there is none."""
+        return self.seconds / max(1, self.count)
+
+    def quantile(self, share: float) -> float:
+        """Returns the seconds within which this share of all ended, estimated; 0 if none has."""
+        left = share * self.count
+        for number, inside in enumerate(self.buckets):
+            if inside and left <= inside:
+                return _within(number, left / inside)
+            left -= inside
+        return 0.0
+
+    def __add__(self, other: Histogram) -> Histogram:
+        pairs = zip(self.buckets, other.buckets, strict=True)
+        return Histogram([mine + its for mine, its in pairs], self.seconds + other.seconds)
+
+    def __sub__(self, other: Histogram) -> Histogram:
+        pairs = zip(self.buckets, other.buckets, strict=True)
+        return Histogram([mine - its for mine, its in pairs], self.seconds - other.seconds)
+
+
+def _within(number: int, share: float) -> float:
+    """Returns the point at this share of the way through a bucket; the last one has no end."""
+    edges: Sequence[float] = (0.0, *BOUNDS, BOUNDS[-1])
+    return edges[number] + share * (edges[number + 1] - edges[number])
+
 
 STAGES = ("read", "call", "publish", "settle")
 """The stages of a chunk: gathered, decided by user code, published, recorded."""
@@ -51,7 +105,7 @@ class Measures:
     """The numbers of one task since it began. Used by the task's thread."""
 
     def __init__(self) -> None:
-        self.spreads = {stage: Spread() for stage in (*STAGES, MESSAGE)}
+        self.spreads = {stage: Histogram() for stage in (*STAGES, MESSAGE)}
         self.sent: Counter[str] = Counter()
         self.raised = RaisedErrors()
         self._open: list[ChunkRecord] = []
@@ -114,14 +168,14 @@ def dump_raised(raised: Raised) -> dict[str, Any]:
     return {name: getattr(raised, name) for name in Raised.__slots__}
 
 
-def load_spreads(raw: dict[str, list[float]]) -> dict[str, Spread]:
+def load_spreads(raw: dict[str, list[float]]) -> dict[str, Histogram]:
     """Returns spreads from what was told."""
-    return {name: Spread([int(n) for n in rest], sec) for name, (sec, *rest) in raw.items()}
+    return {name: Histogram([int(n) for n in rest], sec) for name, (sec, *rest) in raw.items()}
 
 
-def add_spreads(parts: Iterable[dict[str, Spread]]) -> dict[str, Spread]:
+def add_spreads(parts: Iterable[dict[str, Histogram]]) -> dict[str, Histogram]:
     """Returns the spreads of several tasks together."""
-    total: dict[str, Spread] = {}
+    total: dict[str, Histogram] = {}
     for part in parts:
         for name, spread in part.items():
             total[name] = total[name] + spread if name in total else spread

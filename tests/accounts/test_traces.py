@@ -6,21 +6,19 @@ from typing import Any
 
 import pytest
 
-from ebbflow.domain.durations import DEFAULT_ON_ERROR
-from ebbflow.engine import frames
-from ebbflow.engine.checks import Rules
-from ebbflow.engine.frames import Rows
-from ebbflow.engine.trace_context import SCOPES, find_contexts
-from ebbflow.engine.verdict import Verdict
-from ebbflow.nats.address import Addresses
-from ebbflow.runtime.plan import Forward, VertexPlan
-from ebbflow.runtime.spans import (
+from ebbflow.accounts.traces import (
     CHUNKS_A_SECOND,
     MESSAGES_A_SECOND,
     TRACES_A_SECOND,
     TaskSpans,
     current_ids,
 )
+from ebbflow.domain.durations import DEFAULT_ON_ERROR
+from ebbflow.engine import frames
+from ebbflow.engine.checks import Rules
+from ebbflow.engine.frames import Rows
+from ebbflow.engine.trace_context import SCOPES, find_contexts
+from ebbflow.engine.verdict import Verdict
 
 pytest.importorskip("opentelemetry.sdk")
 
@@ -39,12 +37,7 @@ class Recording:
         self.exporter = InMemorySpanExporter()
         provider = TracerProvider(ParentBased(sampler), shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        addresses = Addresses.__new__(Addresses)
-        plan = VertexPlan(
-            "orders", "in", 1, Forward(), (), DEFAULT_ON_ERROR, 500, 500, 1, addresses, 1_000_000,
-            is_source=is_source,
-        )  # fmt: skip
-        self.task = TaskSpans(plan, 0, provider.get_tracer("test"))
+        self.task = TaskSpans("orders", "in", 0, is_source, provider.get_tracer("test"))
 
     def follow(self, count: int, parent: str | None = None) -> Rows:
         """The rows that user code is given of a chunk of so many."""

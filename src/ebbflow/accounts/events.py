@@ -20,13 +20,13 @@ from typing import Any
 
 import nats.errors
 
+from ebbflow.accounts.numbers import ChunkRecord, Measures
+from ebbflow.accounts.traces import current_ids
 from ebbflow.engine.causes import CauseCounter
 from ebbflow.engine.outage import Waiting
 from ebbflow.engine.raised import RaisedErrors
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import Tally
-from ebbflow.runtime.measures import ChunkRecord, Measures
-from ebbflow.runtime.spans import current_ids
 from ebbflow.streams.logs import LogEntry
 from ebbflow.streams.names import Names
 from ebbflow.usercode.printing import Printed, redirected
