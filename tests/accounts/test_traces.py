@@ -19,6 +19,7 @@ from ebbflow.engine.checks import Rules
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.trace_context import SCOPES, find_contexts
 from ebbflow.engine.verdict import Verdict
+from tests.engine.sample_rows import account_of
 
 pytest.importorskip("opentelemetry.sdk")
 
@@ -44,9 +45,10 @@ class Recording:
         headers = None if parent is None else [[("traceparent", parent)]] * count
         columns: dict[str, Any] = {"id": [f"in-{n}" for n in range(count)], "value": [b""] * count}
         batch = frames.batch_of(columns | {"headers": headers}, count)
-        with self.task.follow(Rows(batch)) as followed:
-            followed.note(Verdict(followed.rows, Rules("in", DEFAULT_ON_ERROR, 100)))
-        return followed.rows
+        with self.task.calling(Rows(batch)) as rows:
+            verdict = Verdict(rows, Rules("in", DEFAULT_ON_ERROR, 100))
+        self.task.see(account_of(verdict))
+        return rows
 
     def named(self, name: str) -> list[Any]:
         return [span for span in self.exporter.get_finished_spans() if span.name == name]
@@ -110,10 +112,10 @@ def test_scopes_end_with_the_chunk_also_when_user_code_raises() -> None:
     )
 
     def fail() -> None:
-        with vertex.task.follow(Rows(batch)) as followed:
-            (scope,) = SCOPES.of(followed.rows).values()
+        with vertex.task.calling(Rows(batch)) as rows:
+            (scope,) = SCOPES.of(rows).values()
             with scope():
-                (span,) = contexts(followed.rows)
+                (span,) = contexts(rows)
                 assert current_ids() == tuple(span.split("-")[1:3])
             raise KeyError("x")
 

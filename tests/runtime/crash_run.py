@@ -12,6 +12,7 @@ import pyarrow as pa
 from ebbflow.accounts.numbers import ChunkRecord
 from ebbflow.domain.outcome import Dropped, FellBack, Served
 from ebbflow.engine import frames
+from ebbflow.engine.account import ChunkObserver
 from ebbflow.engine.blame import Outage
 from ebbflow.engine.breaker import Breaker
 from ebbflow.engine.decisions import EMPTY
@@ -53,9 +54,6 @@ _MOST_WAITS = 5_000
 class Silence:
     """Nobody watches."""
 
-    def nacked(self, reasons: dict[str, int]) -> None:
-        pass
-
     def opened(self) -> None:
         pass
 
@@ -63,9 +61,6 @@ class Silence:
         return ChunkRecord(at, rows)
 
     def raised(self, errors: RaisedErrors) -> None:
-        pass
-
-    def sent(self, rows: dict[str, int]) -> None:
         pass
 
     def waits(self, waiting: Waiting | None, halted: str | None) -> None:
@@ -127,6 +122,7 @@ class ModelTask:
 
     intake: type[Intake] = Intake
     place: Place = PLACE
+    observers: Sequence[ChunkObserver] = ()
     emits = False
     largest = 6
     seconds = FOR_EVER
@@ -153,6 +149,7 @@ class ModelTask:
             rules=rules_of_vertex,
             events=Silence(),
             clock=clock,
+            observers=self.observers,
         )
         self.loop = ChunkLoop(parts, self.turn)
 

@@ -1,12 +1,12 @@
 """Chunks that publish nothing, as those of a sink: one record for several, and nothing is lost."""
 
-from dataclasses import replace
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ebbflow.accounts.trail import TrailObserver
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.position import Mark
 from ebbflow.runtime.loop import AT_BUFFER
@@ -87,7 +87,7 @@ def test_a_chunk_of_a_steady_trickle_is_recorded_with_the_next_one(every, writes
 @pytest.mark.parametrize("kind", ["drop", "serve"])
 def test_no_intent_is_written_for_a_chunk_that_publishes_nothing_but_answers(kind, trail):
     class Task(ModelTask):
-        place = replace(ModelTask.place, trail=trail)
+        observers = (TrailObserver(),) if trail else ()
 
     server = Watched(inlet_of(*[1] * 5))
     Task(server, UserCode([kind] * 5), Rules(), Chances(AtHand(1))).run()

@@ -22,7 +22,6 @@ from ebbflow.accounts.taps import Taps, TapWish, ask_tap
 from ebbflow.cli.main import app
 from ebbflow.client import Client
 from ebbflow.domain.errors import AccessError, RequestFailed, SetupError
-from ebbflow.engine.publications import Place
 from ebbflow.nats import api
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.client import SecuredClient
@@ -40,7 +39,7 @@ from ebbflow.streams.names import Names
 from ebbflow.streams.permissions import Permissions
 from ebbflow.testing.background_run import BackgroundRun
 from tests.connectors.user_code.queue import QueueFile, RedeliveringQueue
-from tests.engine.sample_rows import some, verdict_on
+from tests.engine.sample_rows import account_of, some, verdict_on
 from tests.nats.securing import nats_server, reload
 from tests.streams.test_permissions import matches, subjects
 
@@ -201,9 +200,9 @@ def look_inside(server: Watched) -> None:
     names = Names("p")
     with open_link(server.as_("me", "m", names.inbox)) as link:
         # As tasks do while somebody taps.
-        taps = Taps(link, names, Place("work", 0, (), 1_000_000), known={})
+        taps = Taps(link, names, "work", known={})
         taps.hear(ask_tap(TapWish("t", "work")))
-        taps.show(verdict_on(some("a")))
+        taps.see(account_of(verdict_on(some("a"))))
         link.flush()
 
 

@@ -1,25 +1,40 @@
-"""How durations are spread: counted in fixed buckets, so that those of many tasks add up.
+"""The numbers of a running task, for people: a few for each chunk, none for a message.
 
-A task adds a few numbers a chunk, never one a message. Quantiles are estimated within a bucket, as
-Prometheus does it.
+Durations are counted in fixed buckets, so that those of many tasks add up; quantiles are estimated
+within a bucket, as Prometheus does it. A ``ChunkRecord`` begins when a chunk is taken and ends when
+all of it is confirmed; until then its rows are in flight. The task's thread begins records, the
+thread of the link ends them, and the task's thread adds up those that have ended.
+
+A ``TaskState`` is all that a task reports of itself. It is sent whole and kept whole: a report that
+got lost is made up for by the next one.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
+from ebbflow.engine.outage import Waiting
 from ebbflow.engine.raised import Raised, RaisedErrors
+from ebbflow.nats.publish import Tally
 
 BOUNDS = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
 )
 """The upper bounds of the buckets, in seconds; a last bucket holds all that took longer."""
+
+STAGES = ("read", "call", "publish", "settle")
+"""The stages of a chunk: gathered, decided by user code, published, recorded."""
+
+MESSAGE = "message"
+"""The time of user code for one message, counted beside the stages."""
+
+_MOST_TOLD = 25
 
 _BUCKETS = len(BOUNDS) + 1
 
@@ -70,15 +85,6 @@ def _within(number: int, share: float) -> float:
     return edges[number] + share * (edges[number + 1] - edges[number])
 
 
-STAGES = ("read", "call", "publish", "settle")
-"""The stages of a chunk: gathered, decided by user code, published, recorded."""
-
-MESSAGE = "message"
-"""The time of user code for one message, counted beside the stages."""
-
-_MOST_TOLD = 25
-
-
 @dataclass(slots=True)
 class ChunkRecord:
     """One chunk: when it was taken, its rows, and the seconds of each stage so far."""
@@ -99,6 +105,67 @@ class ChunkRecord:
         """Returns it as it is told: time and rows, then microseconds."""
         micros = (round(getattr(self, stage) * 1e6) for stage in STAGES)
         return [self.at.timestamp(), self.rows, *micros]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskNumbers:
+    """What tasks have counted: durations by stage, and rows sent by the vertex they went to."""
+
+    spreads: dict[str, Histogram] = field(default_factory=dict)
+    sent: dict[str, int] = field(default_factory=dict)
+
+    def __add__(self, other: TaskNumbers) -> TaskNumbers:
+        sent = {to: self.sent.get(to, 0) + other.sent.get(to, 0) for to in self.sent | other.sent}
+        spreads = dict(self.spreads)
+        for name, spread in other.spreads.items():
+            spreads[name] = spreads[name] + spread if name in spreads else spread
+        return TaskNumbers(spreads, sent)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskState:
+    """What a task reports of itself; ``task`` tells it from those that had its partition before.
+
+    ``tally`` and ``numbers`` are counted since the task began. ``pending`` are the messages that
+    wait at the source, ``waiting`` is the system that is unavailable, ``halted`` says why there are
+    too many dead letters. ``in_hand`` are the rows in flight and since when, a POSIX time.
+    """
+
+    vertex: str
+    partition: int
+    task: str = ""
+    tally: Tally = field(default_factory=Tally)
+    numbers: TaskNumbers = TaskNumbers()
+    pending: int | None = None
+    waiting: Waiting | None = None
+    halted: str | None = None
+    opened: bool = False
+    in_hand: tuple[int, float] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns it as it is sent."""
+        spreads = {name: [s.seconds, *s.buckets] for name, s in self.numbers.spreads.items()}
+        plain = ("vertex", "partition", "task", "pending", "halted", "opened", "in_hand")
+        return {name: getattr(self, name) for name in plain} | {
+            "tally": asdict(self.tally),
+            "waiting": asdict(self.waiting) if self.waiting else None,
+            "spreads": spreads,
+            "sent": self.numbers.sent,
+        }
+
+    @classmethod
+    def from_json(cls, facts: dict[str, Any]) -> TaskState:
+        """Returns it from what was sent."""
+        facts = dict(facts)
+        spreads, sent = facts.pop("spreads"), facts.pop("sent")
+        loaded = {name: Histogram([*map(int, n)], sec) for name, (sec, *n) in spreads.items()}
+        waiting, tally = facts.pop("waiting"), Tally(**facts.pop("tally"))
+        return cls(
+            **facts,
+            tally=tally,
+            numbers=TaskNumbers(loaded, sent),
+            waiting=Waiting(**waiting) if waiting else None,
+        )
 
 
 class Measures:
@@ -158,25 +225,13 @@ class Measures:
         raised, self.raised = self.raised, RaisedErrors()
         return [dump_raised(group) for group in raised]
 
-    def spreads_as_json(self) -> dict[str, list[float]]:
-        """Returns the spreads as they are told."""
-        return {name: [s.seconds, *s.buckets] for name, s in self.spreads.items() if s.count}
+    @property
+    def numbers(self) -> TaskNumbers:
+        """What was counted since the task began."""
+        counted = {name: spread for name, spread in self.spreads.items() if spread.count}
+        return TaskNumbers(counted, dict(self.sent))
 
 
 def dump_raised(raised: Raised) -> dict[str, Any]:
     """Returns a group of errors as it is told."""
     return {name: getattr(raised, name) for name in Raised.__slots__}
-
-
-def load_spreads(raw: dict[str, list[float]]) -> dict[str, Histogram]:
-    """Returns spreads from what was told."""
-    return {name: Histogram([int(n) for n in rest], sec) for name, (sec, *rest) in raw.items()}
-
-
-def add_spreads(parts: Iterable[dict[str, Histogram]]) -> dict[str, Histogram]:
-    """Returns the spreads of several tasks together."""
-    total: dict[str, Histogram] = {}
-    for part in parts:
-        for name, spread in part.items():
-            total[name] = total[name] + spread if name in total else spread
-    return total

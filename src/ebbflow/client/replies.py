@@ -13,7 +13,7 @@ from ebbflow.client.steps import Conversation, NoReply, ServerCall, ServerReply
 from ebbflow.domain.errors import RequestFailed, RequestInDoubt, RequestRefused, UnknownRequest
 
 if TYPE_CHECKING:
-    from ebbflow.engine.completion import RequestFailure, RequestStep
+    from ebbflow.accounts.trail import RequestFailure, RequestStep
 
 _COUNT = "numaflow-array-len"
 _LENGTHS = "numaflow-array-index-len"
@@ -129,7 +129,7 @@ def read_status(id: str, reply: ServerReply) -> RequestStatus:
     if reply.status != 200:
         raise_not_found(id, reply)
     # Brings Arrow with it, which who only asks does not need.
-    from ebbflow.engine.completion import RequestFailure
+    from ebbflow.accounts.trail import RequestFailure
 
     facts = json.loads(reply.body)
     failure = facts.get("failure")
@@ -144,7 +144,7 @@ def read_status(id: str, reply: ServerReply) -> RequestStatus:
 
 
 def _step(facts: Mapping[str, Any]) -> RequestStep:
-    from ebbflow.engine.completion import RequestStep
+    from ebbflow.accounts.trail import RequestStep
 
     return RequestStep(
         vertex=facts["vertex"],

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Collection, Coroutine
+from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import pyarrow as pa
 from nats.aio.msg import Msg
 
+from ebbflow.accounts.audit import AuditObserver
 from ebbflow.accounts.events import Events
 from ebbflow.accounts.taps import Tap, Taps
 from ebbflow.accounts.traces import TaskSpans, open_tracer
+from ebbflow.accounts.trail import TrailObserver
 from ebbflow.connectors.generator.source import GeneratorInlet, GeneratorPlan
+from ebbflow.engine.account import ChunkObserver
 from ebbflow.engine.inlet import Inlet
 from ebbflow.engine.position import Mark, Position, Span
 from ebbflow.engine.publications import Place, Publication
@@ -106,7 +109,7 @@ class VertexTask:
         self.events = Events(self._link, self._names, plan.vertex, partition, tally)
         self._rules = _rules(plan, partition)
         known = lasting(plan.whose, ("taps", partition), dict[str, Tap])
-        self._taps = Taps(self._link, self._names, self._rules.place, known)
+        self._taps = Taps(self._link, self._names, plan.vertex, known)
         self._pauses = PauseWatch(self._names, plan.vertex, self._turn.pause)
 
     def run(self, code: VertexCode) -> Report:
@@ -146,9 +149,18 @@ class VertexTask:
             clock=self._clock,
             feeders=plan.feeders,
             interval=_interval(plan),
-            tracing=open_spans(plan, self._partition),
-            show=self._taps.show,
+            observers=self._observers(),
         )
+
+    def _observers(self) -> Sequence[ChunkObserver]:
+        """Returns who reports on the task's chunks."""
+        spans = open_spans(self._plan, self._partition)
+        return [
+            self.events,
+            *late_observers(self._plan),
+            *([spans] if spans else []),
+            self._taps,
+        ]
 
     def _open_intake(self, done: Span) -> Intake:
         plan, partition, link, wake = self._plan, self._partition, self._link, self._turn.wake
@@ -161,15 +173,13 @@ class VertexTask:
 
 def place_of(plan: VertexPlan, partition: int) -> Place:
     """Returns where the chunks of a partition are settled."""
-    return Place(
-        plan.vertex,
-        partition,
-        plan.edges,
-        plan.max_payload,
-        plan.bucket,
-        plan.trail,
-        plan.audit is not None,
-    )
+    return Place(plan.vertex, partition, plan.edges, plan.max_payload, plan.bucket)
+
+
+def late_observers(plan: VertexPlan) -> list[ChunkObserver]:
+    """Returns who publishes what became of the rows of each chunk, before it is done."""
+    observers: list[ChunkObserver] = [TrailObserver()] if plan.trail else []
+    return [*observers, AuditObserver()] if plan.audit is not None else observers
 
 
 def open_spans(plan: VertexPlan, partition: int) -> TaskSpans | None:

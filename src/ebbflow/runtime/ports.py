@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Collection, Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
@@ -22,7 +22,6 @@ from ebbflow.engine.position import Mark, Position
 from ebbflow.engine.publications import Publication
 from ebbflow.engine.raised import RaisedErrors
 from ebbflow.engine.settlement import Settlement
-from ebbflow.engine.verdict import Verdict
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -121,9 +120,6 @@ class SystemClock:
 class TaskEvents(Protocol):
     """People who watch the task. Nothing depends on them."""
 
-    def nacked(self, reasons: dict[str, int]) -> None:
-        """Counts why messages come back."""
-
     def opened(self) -> None:
         """Says that user code is open."""
 
@@ -133,9 +129,6 @@ class TaskEvents(Protocol):
     def raised(self, errors: RaisedErrors) -> None:
         """Counts the errors of user code."""
 
-    def sent(self, rows: dict[str, int]) -> None:
-        """Counts rows that go to the next vertices, by vertex."""
-
     def waits(self, waiting: Waiting | None, halted: str | None) -> None:
         """Says that a system is away, or that the breaker has stopped the vertex."""
 
@@ -144,11 +137,3 @@ class TaskEvents(Protocol):
 
     def flush(self) -> None:
         """Tells what has been counted."""
-
-
-Shows = Callable[[Verdict, bool], None]
-"""Shows a chunk that is decided about, or a part of one, to whoever taps."""
-
-
-def show_nobody(verdict: Verdict, is_part: bool) -> None:
-    """Shows it to nobody."""

@@ -1,7 +1,7 @@
 """How a task settles chunks: in the one order that loses nothing and doubles nothing.
 
     intent → source told of the chunk before → histories → redeliveries, dead letters, answers,
-    outputs, trail, audit rows → done
+    outputs, what observers publish late (trail, audit rows) → done
 
 Whatever stops in between, the next task finds the intent, cuts the same chunk again and settles it
 again: what is stored already is known by its id. The next chunk's intent is also the record that
@@ -16,12 +16,13 @@ which doubles one; the tests of crashes run this module and fail when the order 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from ebbflow.accounts.numbers import ChunkRecord
 from ebbflow.domain.outcome import Counts
+from ebbflow.engine.account import ChunkObserver
 from ebbflow.engine.inlet import HandedBack
 from ebbflow.engine.position import Held, Position, Span
 from ebbflow.engine.publications import ChunkNumber
@@ -78,12 +79,14 @@ class Settling:
         turn: Turn,
         clock: Clock,
         meanwhile: Callable[[], None],
+        observers: Sequence[ChunkObserver] = (),
     ) -> None:
         self._journal = journal
         self._intake = intake
         self._turn = turn
         self._clock = clock
         self._meanwhile = meanwhile
+        self._observers = observers
         self.position = position
         self._in_flight: InFlight[Counts] | None = None
         self._timed: ChunkRecord | None = None
@@ -221,7 +224,7 @@ class Settling:
         # What is to come back is stored before what is passed on, and all of it before it is told.
         discarded = await self._journal.publish(missing)
         # Before the record, which makes the rows count that were told last.
-        if (amended := settlement.without_lost(discarded)) is not None:
+        if (amended := settlement.amended(discarded, self._observers)) is not None:
             await self._journal.publish(amended)
         if record is not None:
             record.settle, record.publish = recorded - began, self._clock.monotonic() - recorded

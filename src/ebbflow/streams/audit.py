@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from ebbflow.domain.errors import Fenced, PermanentPublishError
-from ebbflow.engine.audit import CHUNK, AuditStamp, ToldFrame, choose
 from ebbflow.nats import api
 from ebbflow.nats.behind import read_behind
 from ebbflow.nats.client import SecuredClient
@@ -23,6 +22,7 @@ from ebbflow.nats.link import Link
 from ebbflow.nats.publish import PublishRetry, publish
 from ebbflow.nats.pull import Deliveries
 from ebbflow.nats.stored import read_one
+from ebbflow.streams.audit_rows import CHUNK, AuditStamp, ToldFrame, choose
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import read_all
 

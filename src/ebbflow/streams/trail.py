@@ -12,13 +12,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from ebbflow.domain.errors import EbbflowError
-from ebbflow.engine.trail import TrailRow, read_trail
 from ebbflow.nats import api
 from ebbflow.nats.behind import read_behind
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.follow import Follower
 from ebbflow.nats.pull import Deliveries
 from ebbflow.streams.names import Names
+from ebbflow.streams.trail_rows import TrailRow, read_trail
 
 _LOOK_EVERY = 1.0
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ebbflow.accounts.trail import MOST_STEPS
 from ebbflow.connectors.serving.open_request import OpenRequest
 from ebbflow.connectors.serving.records import Checkpoint
 from ebbflow.connectors.serving.register import RequestRegister
 from ebbflow.connectors.serving.served_request import ServedRequest
-from ebbflow.engine.completion import MOST_STEPS
-from ebbflow.engine.trail import TrailRow
 from ebbflow.streams.trail import TrailFrame
+from ebbflow.streams.trail_rows import TrailRow
 from tests.connectors.serving.desk import at, row
 
 

@@ -10,9 +10,9 @@ import asyncio
 from datetime import datetime
 from operator import attrgetter
 
+from ebbflow.accounts.trail import Completion
 from ebbflow.connectors.serving.served_request import ServedRequest, Status
 from ebbflow.engine.answers import Answer, answer_key
-from ebbflow.engine.completion import Completion
 
 
 class AnswersSoFar:

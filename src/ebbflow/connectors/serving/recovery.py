@@ -16,7 +16,6 @@ from datetime import datetime
 from ebbflow.connectors.serving.register import Retelling
 from ebbflow.engine import frames
 from ebbflow.engine.position import Mark
-from ebbflow.engine.trail import TrailRow, publish_trail
 from ebbflow.nats import api
 from ebbflow.nats.behind import read_behind
 from ebbflow.nats.client import SecuredClient
@@ -24,6 +23,7 @@ from ebbflow.nats.link import Link
 from ebbflow.nats.publish import BUFFER, publish
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import read_all
+from ebbflow.streams.trail_rows import TrailRow, publish_trail
 
 
 async def read_life(client: SecuredClient, stream: str) -> str:

@@ -22,12 +22,12 @@ from itertools import islice
 from operator import itemgetter
 from typing import NamedTuple
 
+from ebbflow.accounts.trail import ToldRow
 from ebbflow.connectors.serving.open_request import OpenRequest
 from ebbflow.connectors.serving.records import Checkpoint, RequestRecords
 from ebbflow.connectors.serving.served_request import ServedRequest
-from ebbflow.engine.completion import ToldRow
-from ebbflow.engine.trail import TrailRow
 from ebbflow.streams.trail import TrailFrame
+from ebbflow.streams.trail_rows import TrailRow
 
 MOST_ENDED = 10_000
 """The most ended requests that are kept in memory; others are read from the bucket."""

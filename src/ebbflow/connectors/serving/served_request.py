@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Literal
 
+from ebbflow.accounts.trail import RequestFailure, RequestStep
 from ebbflow.engine.answers import Answer
-from ebbflow.engine.completion import RequestFailure, RequestStep
 
 Status = Literal["in-progress", "completed", "failed"]
 

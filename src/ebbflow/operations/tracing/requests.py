@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+from ebbflow.accounts.trail import RequestStep
 from ebbflow.connectors.serving.open_request import OpenRequest
 from ebbflow.connectors.serving.records import RequestRecords
 from ebbflow.connectors.serving.recovery import read_life, read_waiting
 from ebbflow.connectors.serving.served_request import ServedRequest
-from ebbflow.engine.completion import RequestStep
-from ebbflow.engine.trail import TrailRow
 from ebbflow.nats.link import Link
 from ebbflow.operations.tracing.way import TraceStep
 from ebbflow.streams.answer_place import find_bucket
 from ebbflow.streams.names import Names
 from ebbflow.streams.trail import TrailFrame, read_trail_behind
+from ebbflow.streams.trail_rows import TrailRow
 
 
 async def find_request(

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from ebbflow.connectors.schema.secret import SecretRef
 from ebbflow.connectors.spark.settings import FILE_FORMATS, Format
 from ebbflow.domain.errors import SetupError
-from ebbflow.engine.audit import PLAIN_TABLE
 from ebbflow.spark.audit.files import TableFiles
 from ebbflow.spark.audit.rows import merge_files, plain_ddl
 from ebbflow.spark.audit.tables import local_folder
+from ebbflow.streams.audit_rows import PLAIN_TABLE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
