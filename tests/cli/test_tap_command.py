@@ -7,10 +7,11 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from ebbflow.accounts.taps import Taps, TapWish, ask_tap, pack_rows
+from ebbflow.accounts.taps import Taps, TapWish, pack_rows
 from ebbflow.cli.main import app
 from ebbflow.operations.sending import Sender, SentMessage
 from ebbflow.operations.tapping import tap
+from ebbflow.runtime.control import obey
 from tests.engine.sample_rows import account_of, some, verdict_on
 
 
@@ -86,7 +87,7 @@ def test_tasks_show_what_passes_only_while_somebody_taps(link, standing):
     asked = threading.Event()
 
     async def hear(message):
-        taps.hear(message.data)
+        obey(message.data, {"tap": taps.take, "untap": taps.end})
         asked.set()
 
     words = link.run(link.client.subscribe(names.control_subject, cb=hear))
@@ -119,9 +120,9 @@ def test_a_tap_shows_so_many_in_a_second_and_ends_when_nobody_asks_again(link, s
     clock = Clock()
     taps = Taps(link, standing.names, "v", {}, clock.monotonic)
     wish = TapWish("t", "v", seconds=5, rate=3)
-    taps.hear(ask_tap(TapWish("other", "w")))
+    taps.take(TapWish("other", "w").to_json())
     assert not taps._taps
-    taps.hear(ask_tap(wish))
+    taps.take(wish.to_json())
     tapped = taps._taps["t"]
     verdict = verdict_on(some("a", "b"))
 
@@ -135,7 +136,7 @@ def test_a_tap_shows_so_many_in_a_second_and_ends_when_nobody_asks_again(link, s
     clock.at = 1.5
     assert show() == (1, 0)
     clock.at = 4.0
-    taps.hear(ask_tap(wish))
+    taps.take(wish.to_json())
     clock.at = 8.0
     taps.see(account_of(verdict))
     assert taps._taps
@@ -146,7 +147,7 @@ def test_a_tap_shows_so_many_in_a_second_and_ends_when_nobody_asks_again(link, s
 
 def test_a_tap_that_fails_costs_the_task_nothing(link, standing):
     taps = Taps(link, standing.names, "v", known={})
-    taps.hear(ask_tap(TapWish("t", "v", sample="half")))  # type: ignore[arg-type]
+    taps.take(TapWish("t", "v", sample="half").to_json())  # type: ignore[arg-type]
     taps.see(account_of(verdict_on(some("a"))))
     assert not taps._taps
 

@@ -24,12 +24,12 @@ from ebbflow.engine.retry import call_with_retries
 from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import Settlement
 from ebbflow.engine.verdict import Operator, Verdict
+from ebbflow.runtime.control import Epoch
 from ebbflow.runtime.deciding import DecisionRules
 from ebbflow.runtime.intake import Intake, OrderedIntake
 from ebbflow.runtime.loop import ChunkLoop, TaskParts
 from ebbflow.runtime.outage_gate import OutageGate
 from ebbflow.runtime.ports import Report
-from ebbflow.runtime.turn import Turn
 from ebbflow.usercode.calling import Handler, run_map, run_stream
 from tests.runtime.crash_model import (
     AWAY,
@@ -134,9 +134,9 @@ class ModelTask:
         self._undone: list[tuple[Span, set[str]]] = []
         self._waits = 0
         self.clock = clock = ModelClock(server, self.idle)
-        self.turn = Turn(self.seconds, clock)
+        self.epoch = Epoch(self.seconds, clock)
         self.journal = MemoryJournal(server, rules, chances, clock)
-        self.journal.stop = self.turn.stop
+        self.journal.stop = self.epoch.stop
         self.journal.on_recorded = self._recorded
         self._decides = CalledCode(code, self.call())
         gate = OutageGate(self, Patience(clock=clock.monotonic), Breaker(self.breaker))
@@ -151,7 +151,7 @@ class ModelTask:
             clock=clock,
             observers=self.observers,
         )
-        self.loop = ChunkLoop(parts, self.turn)
+        self.loop = ChunkLoop(parts, self.epoch)
 
     def call(self) -> Callable[..., None]:
         """How user code is called."""
@@ -188,7 +188,7 @@ class ModelTask:
         self._waits += 1
         assert self._waits < _MOST_WAITS, "it goes on for ever"
         if not self.journal.is_busy and not self.more_comes():
-            self.turn.stop()
+            self.epoch.stop()
 
     def more_comes(self) -> bool:
         """Whether there is anything that has not been taken."""

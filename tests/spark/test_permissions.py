@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ebbflow import Message, MonoVertex, Nack, Pipeline, Response, answers
-from ebbflow.accounts.taps import Taps, TapWish, ask_tap
+from ebbflow.accounts.taps import Taps, TapWish
 from ebbflow.cli.main import app
 from ebbflow.client import Client
 from ebbflow.domain.errors import AccessError, RequestFailed, SetupError
@@ -201,7 +201,7 @@ def look_inside(server: Watched) -> None:
     with open_link(server.as_("me", "m", names.inbox)) as link:
         # As tasks do while somebody taps.
         taps = Taps(link, names, "work", known={})
-        taps.hear(ask_tap(TapWish("t", "work")))
+        taps.take(TapWish("t", "work").to_json())
         taps.see(account_of(verdict_on(some("a"))))
         link.flush()
 

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from ebbflow.runtime.turn import STOP, turn, turn_of
+from ebbflow.runtime.control import STOP, obey, shorten
 from ebbflow.spark.slots import TURN, Slots, is_here
 
 
@@ -97,5 +97,11 @@ def test_other_machines_are_not(host):
 
 
 def test_a_turn_is_told_in_a_word_of_its_own():
-    assert turn_of(turn(2.0)) == 2.0
-    assert turn_of(STOP) is None
+    heard: list[float] = []
+
+    def hear(seconds: float) -> None:
+        heard.append(seconds)
+
+    obey(shorten(2.0), {"shorten": hear})
+    obey(STOP, {"shorten": hear})
+    assert heard == [2.0]

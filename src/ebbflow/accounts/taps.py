@@ -37,7 +37,6 @@ OUTCOMES = (
 """The outcomes to choose by; ``sent`` are outputs of a message that has not ended yet."""
 
 _MOST_OUTPUTS = 50
-_TAP, _UNTAP = b"tap ", b"untap "
 _LARGEST = 500_000
 
 TappedRow = dict[str, Any]
@@ -76,14 +75,13 @@ class TapWish:
     rate: int = 200
     longest: int = 4096
 
-    def to_json(self) -> bytes:
+    def to_json(self) -> dict[str, Any]:
         """Returns it as it is sent."""
-        return json.dumps(asdict(self)).encode()
+        return asdict(self)
 
     @classmethod
-    def from_json(cls, raw: bytes) -> Self:
+    def from_json(cls, facts: dict[str, Any]) -> Self:
         """Returns it from what was sent."""
-        facts = json.loads(raw)
         return cls(**facts | {"filter": TapFilter(**facts["filter"])})
 
 
@@ -234,16 +232,6 @@ def write_value(value: bytes, longest: int) -> dict[str, Any]:
         return {"value": {"base64": base64.b64encode(shown).decode()}} | size
 
 
-def ask_tap(wish: TapWish) -> bytes:
-    """Returns the word that has tasks of the vertex show what passes."""
-    return _TAP + wish.to_json()
-
-
-def end_tap(token: str) -> bytes:
-    """Returns the word that ends a tap before its time is over."""
-    return _UNTAP + token.encode()
-
-
 @dataclass
 class Tap:
     """One wish, until when it holds, and what may still be shown in the present second."""
@@ -277,22 +265,20 @@ class Taps(ChunkObserver):
         self._chance = Random()  # noqa: S311 - chooses samples, protects nothing
         self._sending: concurrent.futures.Future[None] | None = None
 
-    def hear(self, word: bytes) -> None:
-        """Takes a wish, or the end of one, if that is what the word says."""
-        if word.startswith(_UNTAP):
-            self._taps.pop(word.removeprefix(_UNTAP).decode(), None)
-        elif word.startswith(_TAP):
-            wish = TapWish.from_json(word.removeprefix(_TAP))
-            if wish.vertex == self._vertex:
-                self._take(wish)
-
-    def _take(self, wish: TapWish) -> None:
-        now = self._monotonic()
-        tap = self._taps.get(wish.token)
+    def take(self, wish: dict[str, Any]) -> None:
+        """Takes a wish that a word carries, or takes it for longer, if it is about this vertex."""
+        wanted, now = TapWish.from_json(wish), self._monotonic()
+        if wanted.vertex != self._vertex:
+            return
+        tap = self._taps.get(wanted.token)
         if tap is None:
-            self._taps[wish.token] = Tap(wish, now + wish.seconds, now, wish.rate)
+            self._taps[wanted.token] = Tap(wanted, now + wanted.seconds, now, wanted.rate)
         else:
-            tap.until = now + wish.seconds
+            tap.until = now + wanted.seconds
+
+    def end(self, token: str) -> None:
+        """Ends a tap before its time is over."""
+        self._taps.pop(token, None)
 
     def see(self, account: Account) -> None:
         """Sends what somebody wants to see of a chunk that is decided about; never raises."""

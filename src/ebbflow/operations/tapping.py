@@ -27,8 +27,6 @@ from ebbflow.accounts.taps import (
     TapFilter,
     TappedRow,
     TapWish,
-    ask_tap,
-    end_tap,
 )
 from ebbflow.engine import frames
 from ebbflow.engine.position import Position, Span
@@ -38,6 +36,7 @@ from ebbflow.nats.behind import read_behind
 from ebbflow.nats.follow import Follower
 from ebbflow.nats.link import Link
 from ebbflow.nats.pull import Deliveries
+from ebbflow.runtime.control import ask_tap, end_tap
 from ebbflow.runtime.stored_spec import read_spec
 from ebbflow.spec.graph.shape import ShapeVertex
 from ebbflow.streams.names import Names

@@ -29,12 +29,12 @@ from ebbflow.engine.publications import Place
 from ebbflow.engine.settlement import Settlement
 from ebbflow.engine.verdict import Verdict
 from ebbflow.engine.watermark import Watermark
+from ebbflow.runtime.control import Epoch
 from ebbflow.runtime.deciding import ChunkDecider, ChunkSize, DecisionRules
 from ebbflow.runtime.intake import Intake, Taken, held_row
 from ebbflow.runtime.outage_gate import OutageGate
 from ebbflow.runtime.ports import Clock, Report, TaskEvents, TaskJournal
 from ebbflow.runtime.settling import ChunkEnd, Settling, Unsettled
-from ebbflow.runtime.turn import Turn
 
 AT_SOURCE, AT_REQUESTS, AT_BUFFER = 0.012, 0.008, 0.002
 """Seconds from the beginning of a small chunk to that of the next one.
@@ -72,8 +72,8 @@ class TaskParts:
 class ChunkLoop:
     """One task: one partition of a vertex, for one epoch. Made and run by one thread."""
 
-    def __init__(self, parts: TaskParts, turn: Turn) -> None:
-        self._turn = turn
+    def __init__(self, parts: TaskParts, epoch: Epoch) -> None:
+        self._epoch = epoch
         self._gate, self._size = parts.gate, parts.size
         self._events, self._clock = parts.events, parts.clock
         self._observers = parts.observers
@@ -91,7 +91,7 @@ class ChunkLoop:
         self._intake = parts.open_intake(position.done)
         self._inlet = self._intake.inlet
         self._settling = Settling(
-            parts.journal, self._intake, position, turn, parts.clock, self._tell, parts.observers
+            parts.journal, self._intake, position, epoch, parts.clock, self._tell, parts.observers
         )
 
     def run(self) -> Report:
@@ -102,16 +102,16 @@ class ChunkLoop:
             pass  # the next task replays it
         finally:
             self._events.flush()
-            stopped = self._turn.stopped
+            stopped = self._epoch.stopped
             self._intake.close(for_good=stopped)
         return Report("stop" if stopped else "epoch", self._chunks, self._rows)
 
     def _work(self) -> None:
-        self._turn.begin()
-        while not self._turn.is_over(may_end_idle=self._chunks > 0 or self._gate.probing):
+        self._epoch.begin()
+        while not self._epoch.is_over(may_end_idle=self._chunks > 0 or self._gate.probing):
             self._gathering.wait()
             # Cleared before looking: what arrives after the look sets it again and ends the wait.
-            self._turn.wake.clear()
+            self._epoch.wake.clear()
             if not (self._open_code() and (self._replay() or self._step())):
                 self._rest()
             elif self._chunks == 1:
@@ -121,15 +121,15 @@ class ChunkLoop:
 
     def _open_code(self) -> bool:
         """Whether user code may be given something; its epoch begins when it is first open."""
-        if self._turn.take_resumed():
+        if self._epoch.take_resumed():
             self._gate.resume()
-        if self._gate.paused != self._turn.paused:
-            self._gate.paused = self._turn.paused
+        if self._gate.paused != self._epoch.paused:
+            self._gate.paused = self._epoch.paused
             # Whoever waits for the pause reads in the record that nothing is in hand any more.
             self._record()
         before, ready = self._gate.opened, self._gate.open()
         if ready and not before:
-            self._turn.begin()
+            self._epoch.begin()
             self._events.opened()
         elif not ready:
             self._events.raised(self._gate.take_raised())
@@ -251,14 +251,14 @@ class ChunkLoop:
 
         If one does, both are recorded at once, and nobody has waited for the writing.
         """
-        wake = self._turn.wake
+        wake = self._epoch.wake
         if (soon := self._settling.record_soon()) > 0:
             self._clock.wait(wake, min(soon, self._ready_in()))
         elif not self._settling.is_recorded(*self._state):
             self._record()
         else:
             self._tell()
-            self._clock.wait(wake, max(0.0, min(self._ready_in(), self._turn.left(), _LOOK_EVERY)))
+            self._clock.wait(wake, max(0.0, min(self._ready_in(), self._epoch.left(), _LOOK_EVERY)))
 
     def _ready_in(self) -> float:
         """Returns the seconds until there may be something to take without anything arriving."""

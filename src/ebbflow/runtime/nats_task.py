@@ -5,14 +5,12 @@ The streams of the task are opened here, by what the plan says the vertex reads.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import pyarrow as pa
-from nats.aio.msg import Msg
 
 from ebbflow.accounts.audit import AuditObserver
 from ebbflow.accounts.events import Events
@@ -28,17 +26,16 @@ from ebbflow.engine.settlement import Settlement
 from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.publish import Tally
 from ebbflow.runtime.chunk_size import Pace
+from ebbflow.runtime.control import Epoch, Handlers, PauseWatch, listening
 from ebbflow.runtime.deciding import DecisionRules, Times, no_times, source_times
 from ebbflow.runtime.handlers import breaker_of, lasting, patience_of
 from ebbflow.runtime.intake import Intake, OrderedIntake
 from ebbflow.runtime.loop import AT_BUFFER, AT_REQUESTS, AT_SOURCE, ChunkLoop, TaskParts
 from ebbflow.runtime.outage_gate import OutageGate, VertexCode
-from ebbflow.runtime.pause_watch import PauseWatch
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.ports import InFlight, Report, SystemClock
 from ebbflow.runtime.source_process.client import SourcePlan
 from ebbflow.runtime.source_process.inlet import PulledInlet
-from ebbflow.runtime.turn import STOP, Turn, resumes, turn_of
 from ebbflow.streams.carry_out import publish_all
 from ebbflow.streams.ledger import Ledger
 from ebbflow.streams.names import Names
@@ -103,38 +100,33 @@ class VertexTask:
         self._link = worker_link(plan.server)
         self._names = Names(plan.pipeline)
         self._clock = SystemClock()
-        self._turn = Turn(seconds, self._clock)
+        self._epoch = Epoch(seconds, self._clock)
         tally = Tally()
         self._journal = NatsJournal(plan, partition, self._link, tally)
         self.events = Events(self._link, self._names, plan.vertex, partition, tally)
         self._rules = _rules(plan, partition)
         known = lasting(plan.whose, ("taps", partition), dict[str, Tap])
         self._taps = Taps(self._link, self._names, plan.vertex, known)
-        self._pauses = PauseWatch(self._names, plan.vertex, self._turn.pause)
+        self._pauses = PauseWatch(self._names, plan.vertex, self._epoch.pause)
 
     def run(self, code: VertexCode) -> Report:
-        """Works until the epoch ends or the driver says stop, and settles what is in hand."""
-        # Subscribed before the claim, so that a stop that comes meanwhile is not missed.
-        subject = self._names.control_subject
-        words = self._link.run(self._link.client.subscribe(subject, cb=self._on_control))
-        try:
+        """Works until the epoch ends or the driver says stop, and settles what is in flight."""
+        words: Handlers = {
+            "stop": self._epoch.stop,
+            "shorten": self._epoch.shorten,
+            "resume": self._resume,
+            "pauses": self._pauses.hear,
+            "tap": self._taps.take,
+            "untap": self._taps.end,
+        }
+        # Heard before the claim, so that a stop that comes meanwhile is not missed.
+        with listening(self._link, self._names, words):
             self._pauses.read(self._link)
-            return ChunkLoop(self._parts(code), self._turn).run()
-        finally:
-            with contextlib.suppress(Exception):  # else it would take the place of a real error
-                self._link.run(words.unsubscribe(), timeout=5)
+            return ChunkLoop(self._parts(code), self._epoch).run()
 
-    async def _on_control(self, message: Msg) -> None:
-        word, seconds = message.data, turn_of(message.data)
-        if word == STOP:
-            self._turn.stop()
-        elif resumes(word, self._plan.vertex):
-            self._turn.resume()
-        elif seconds is not None:
-            self._turn.shorten(seconds)
-        else:
-            self._pauses.hear(word)
-            self._taps.hear(word)
+    def _resume(self, vertex: str | None) -> None:
+        if vertex in (None, self._plan.vertex):
+            self._epoch.resume()
 
     def _parts(self, code: VertexCode) -> TaskParts:
         plan = self._plan
@@ -163,7 +155,7 @@ class VertexTask:
         ]
 
     def _open_intake(self, done: Span) -> Intake:
-        plan, partition, link, wake = self._plan, self._partition, self._link, self._turn.wake
+        plan, partition, link, wake = self._plan, self._partition, self._link, self._epoch.wake
         redeliveries = open_redeliveries(plan, partition, link, done.redelivery, wake)
         ledger = self._journal.ledger = open_ledger(plan, partition, link)
         inlet = open_inlet(plan, partition, link, done, wake, ledger, self.events)

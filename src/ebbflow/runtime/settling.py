@@ -27,9 +27,9 @@ from ebbflow.engine.inlet import HandedBack
 from ebbflow.engine.position import Held, Position, Span
 from ebbflow.engine.publications import ChunkNumber
 from ebbflow.engine.settlement import Settlement
+from ebbflow.runtime.control import Epoch
 from ebbflow.runtime.intake import Intake
 from ebbflow.runtime.ports import Clock, InFlight, TaskJournal
-from ebbflow.runtime.turn import Turn
 
 _PURGE_EVERY = 0.25
 # Seconds that a chunk waits to be recorded with the next one: as a rule, and at most.
@@ -76,14 +76,14 @@ class Settling:
         journal: TaskJournal,
         intake: Intake,
         position: Position,
-        turn: Turn,
+        epoch: Epoch,
         clock: Clock,
         meanwhile: Callable[[], None],
         observers: Sequence[ChunkObserver] = (),
     ) -> None:
         self._journal = journal
         self._intake = intake
-        self._turn = turn
+        self._epoch = epoch
         self._clock = clock
         self._meanwhile = meanwhile
         self._observers = observers
@@ -261,7 +261,7 @@ class Settling:
                 if self._in_flight.done():
                     raise
                 self._meanwhile()
-                if self._turn.grace_is_over:
+                if self._epoch.grace_is_over:
                     # Neither confirmed nor recorded: the intent stays, and the chunk is replayed.
                     self._in_flight.cancel()
                     raise Unsettled from None
