@@ -9,27 +9,24 @@ from typing import Any
 
 import pyarrow as pa
 
-from ebbflow.accounts.numbers import ChunkRecord
 from ebbflow.domain.outcome import Dropped, FellBack, Served
 from ebbflow.engine import frames
-from ebbflow.engine.account import ChunkObserver
+from ebbflow.engine.account import ChunkObserver, ChunkRecord
 from ebbflow.engine.blame import Outage
-from ebbflow.engine.breaker import Breaker
+from ebbflow.engine.causes import RaisedErrors
 from ebbflow.engine.decisions import EMPTY
-from ebbflow.engine.outage import Patience, Waiting
+from ebbflow.engine.outage import Breaker, Patience, Waiting
 from ebbflow.engine.position import Span
 from ebbflow.engine.publications import Place
-from ebbflow.engine.raised import RaisedErrors
 from ebbflow.engine.retry import call_with_retries
 from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import Settlement
 from ebbflow.engine.verdict import Operator, Verdict
-from ebbflow.runtime.control import Epoch
 from ebbflow.runtime.deciding import DecisionRules
 from ebbflow.runtime.intake import Intake, OrderedIntake
 from ebbflow.runtime.loop import ChunkLoop, TaskParts
 from ebbflow.runtime.outage_gate import OutageGate
-from ebbflow.runtime.ports import Report
+from ebbflow.runtime.ports import Epoch, Report
 from ebbflow.usercode.calling import Handler, run_map, run_stream
 from tests.runtime.crash_model import (
     AWAY,

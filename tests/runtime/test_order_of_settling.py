@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from ebbflow.accounts.numbers import ChunkRecord
+from ebbflow.engine.account import ChunkRecord
 from ebbflow.engine.settlement import Settlement
 from ebbflow.runtime.loop import ChunkLoop
 from ebbflow.runtime.settling import ChunkEnd, Settling

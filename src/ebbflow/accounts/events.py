@@ -19,12 +19,11 @@ from typing import Any
 
 import nats.errors
 
-from ebbflow.accounts.numbers import ChunkRecord, Measures, TaskState
+from ebbflow.accounts.numbers import Measures, TaskState
 from ebbflow.accounts.traces import current_ids
-from ebbflow.engine.account import Account, ChunkObserver
-from ebbflow.engine.causes import CauseCounter
+from ebbflow.engine.account import Account, ChunkObserver, ChunkRecord
+from ebbflow.engine.causes import CauseCounter, RaisedErrors
 from ebbflow.engine.outage import Waiting
-from ebbflow.engine.raised import RaisedErrors
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import Tally
 from ebbflow.streams.logs import LogEntry

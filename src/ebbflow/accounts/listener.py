@@ -18,10 +18,10 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
-from ebbflow.accounts.numbers import STAGES, TaskNumbers, TaskState
-from ebbflow.engine.causes import CauseCount, CauseCounter
+from ebbflow.accounts.numbers import TaskNumbers, TaskState
+from ebbflow.engine.account import STAGES
+from ebbflow.engine.causes import CauseCount, CauseCounter, Raised, RaisedErrors
 from ebbflow.engine.outage import Waiting
-from ebbflow.engine.raised import Raised, RaisedErrors
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import Tally
 from ebbflow.streams.logs import LogEntry

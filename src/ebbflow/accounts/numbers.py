@@ -18,8 +18,9 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
+from ebbflow.engine.account import STAGES, ChunkRecord
+from ebbflow.engine.causes import Raised, RaisedErrors
 from ebbflow.engine.outage import Waiting
-from ebbflow.engine.raised import Raised, RaisedErrors
 from ebbflow.nats.publish import Tally
 
 BOUNDS = (
@@ -27,9 +28,6 @@ BOUNDS = (
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
 )
 """The upper bounds of the buckets, in seconds; a last bucket holds all that took longer."""
-
-STAGES = ("read", "call", "publish", "settle")
-"""The stages of a chunk: gathered, decided by user code, published, recorded."""
 
 MESSAGE = "message"
 """The time of user code for one message, counted beside the stages."""
@@ -83,28 +81,6 @@ def _within(number: int, share: float) -> float:
     """Returns the point at this share of the way through a bucket; the last one has no end."""
     edges: Sequence[float] = (0.0, *BOUNDS, BOUNDS[-1])
     return edges[number] + share * (edges[number + 1] - edges[number])
-
-
-@dataclass(slots=True)
-class ChunkRecord:
-    """One chunk: when it was taken, its rows, and the seconds of each stage so far."""
-
-    at: datetime
-    rows: int
-    read: float = 0.0
-    call: float = 0.0
-    publish: float = 0.0
-    settle: float = 0.0
-    ended: bool = False
-
-    def end(self) -> None:
-        """Notes that all of it is confirmed; from any thread."""
-        self.ended = True
-
-    def to_json(self) -> list[float]:
-        """Returns it as it is told: time and rows, then microseconds."""
-        micros = (round(getattr(self, stage) * 1e6) for stage in STAGES)
-        return [self.at.timestamp(), self.rows, *micros]
 
 
 @dataclass(frozen=True, slots=True)

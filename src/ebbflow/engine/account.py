@@ -42,6 +42,8 @@ REDELIVERED = "redelivered"
 DEAD_LETTERED = "dead_lettered"
 OUTCOMES = ("done", "dropped", REDELIVERED, "fallback", "on_success", "served", DEAD_LETTERED)
 """Every outcome of a delivery; all but ``redelivered`` are the end of a message at a vertex."""
+STAGES = ("read", "call", "publish", "settle")
+"""The stages of a chunk: gathered, decided by user code, published, recorded."""
 NOT_ROUTED = Dropped("no edge takes its tags")
 
 _DONE: dict[str, Any] = {"outcome": "done"}
@@ -116,6 +118,28 @@ class Account:
     def without(self, lost: Sequence[int]) -> Account:
         """Returns the account when full buffers have discarded all outputs of these rows."""
         return replace(self, lost=lost, edition=self.edition + 1)
+
+
+@dataclass(slots=True)
+class ChunkRecord:
+    """One chunk: when it was taken, its rows, and the seconds of each stage so far."""
+
+    at: datetime
+    rows: int
+    read: float = 0.0
+    call: float = 0.0
+    publish: float = 0.0
+    settle: float = 0.0
+    ended: bool = False
+
+    def end(self) -> None:
+        """Notes that all of it is confirmed; from any thread."""
+        self.ended = True
+
+    def to_json(self) -> list[float]:
+        """Returns it as it is told: time and rows, then microseconds."""
+        micros = (round(getattr(self, stage) * 1e6) for stage in STAGES)
+        return [self.at.timestamp(), self.rows, *micros]
 
 
 class ChunkObserver:

@@ -16,12 +16,11 @@ from typing import Protocol
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.account import ChunkObserver, HeldRow
-from ebbflow.engine.checks import Rules
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.publications import Chunk, ChunkNumber, Place
 from ebbflow.engine.rescue import decide_in_pieces, settle_or_refuse
 from ebbflow.engine.settlement import Settlement, settle
-from ebbflow.engine.verdict import Verdict
+from ebbflow.engine.verdict import Rules, Verdict
 from ebbflow.runtime.outage_gate import OutageGate
 from ebbflow.runtime.ports import Clock
 

@@ -18,22 +18,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ebbflow.accounts.numbers import ChunkRecord
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine import frames
-from ebbflow.engine.account import ChunkObserver, HeldRow
+from ebbflow.engine.account import ChunkObserver, ChunkRecord, HeldRow
 from ebbflow.engine.frames import Rows
-from ebbflow.engine.inlet import handed_back
+from ebbflow.engine.inlet import Watermark, handed_back
 from ebbflow.engine.position import Span, chunk_key
 from ebbflow.engine.publications import Place
 from ebbflow.engine.settlement import Settlement
 from ebbflow.engine.verdict import Verdict
-from ebbflow.engine.watermark import Watermark
-from ebbflow.runtime.control import Epoch
 from ebbflow.runtime.deciding import ChunkDecider, ChunkSize, DecisionRules
 from ebbflow.runtime.intake import Intake, Taken, held_row
 from ebbflow.runtime.outage_gate import OutageGate
-from ebbflow.runtime.ports import Clock, Report, TaskEvents, TaskJournal
+from ebbflow.runtime.ports import Clock, Epoch, Report, TaskEvents, TaskJournal
 from ebbflow.runtime.settling import ChunkEnd, Settling, Unsettled
 
 AT_SOURCE, AT_REQUESTS, AT_BUFFER = 0.012, 0.008, 0.002

@@ -26,14 +26,14 @@ from ebbflow.engine.settlement import Settlement
 from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.publish import Tally
 from ebbflow.runtime.chunk_size import Pace
-from ebbflow.runtime.control import Epoch, Handlers, PauseWatch, listening
+from ebbflow.runtime.control import Handlers, PauseWatch, listening
 from ebbflow.runtime.deciding import DecisionRules, Times, no_times, source_times
 from ebbflow.runtime.handlers import breaker_of, lasting, patience_of
 from ebbflow.runtime.intake import Intake, OrderedIntake
 from ebbflow.runtime.loop import AT_BUFFER, AT_REQUESTS, AT_SOURCE, ChunkLoop, TaskParts
 from ebbflow.runtime.outage_gate import OutageGate, VertexCode
 from ebbflow.runtime.plan import VertexPlan
-from ebbflow.runtime.ports import InFlight, Report, SystemClock
+from ebbflow.runtime.ports import Epoch, InFlight, Report, SystemClock
 from ebbflow.runtime.source_process.client import SourcePlan
 from ebbflow.runtime.source_process.inlet import PulledInlet
 from ebbflow.streams.carry_out import publish_all

@@ -20,16 +20,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from ebbflow.accounts.numbers import ChunkRecord
 from ebbflow.domain.outcome import Counts
-from ebbflow.engine.account import ChunkObserver
+from ebbflow.engine.account import ChunkObserver, ChunkRecord
 from ebbflow.engine.inlet import HandedBack
 from ebbflow.engine.position import Held, Position, Span
 from ebbflow.engine.publications import ChunkNumber
 from ebbflow.engine.settlement import Settlement
-from ebbflow.runtime.control import Epoch
 from ebbflow.runtime.intake import Intake
-from ebbflow.runtime.ports import Clock, InFlight, TaskJournal
+from ebbflow.runtime.ports import Clock, Epoch, InFlight, TaskJournal
 
 _PURGE_EVERY = 0.25
 # Seconds that a chunk waits to be recorded with the next one: as a rule, and at most.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from pyspark import InheritableThread
 
 from ebbflow.domain.durations import Backoff
-from ebbflow.engine.raised import Raised, RaisedErrors
+from ebbflow.engine.causes import Raised, RaisedErrors
 from ebbflow.engine.redelivery import format_traceback
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.spark.batch.vertex import run_batches
