@@ -18,7 +18,7 @@ from ebbflow.accounts.taps import TapWish
 from ebbflow.engine.pauses import Pauses
 from ebbflow.nats.link import Link
 from ebbflow.streams.names import Names
-from ebbflow.streams.pauses import read_pauses
+from ebbflow.streams.positions import read_pauses
 
 
 def _word(name: str, **facts: Any) -> bytes:

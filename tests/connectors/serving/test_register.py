@@ -14,7 +14,7 @@ from ebbflow.connectors.serving.open_request import OpenRequest
 from ebbflow.connectors.serving.records import Checkpoint
 from ebbflow.connectors.serving.register import RequestRegister
 from ebbflow.connectors.serving.served_request import ServedRequest
-from ebbflow.streams.trail import TrailFrame
+from ebbflow.streams.answers import TrailFrame
 from ebbflow.streams.trail_rows import TrailRow
 from tests.connectors.serving.desk import at, row
 

@@ -26,7 +26,7 @@ from ebbflow.accounts.trail import ToldRow
 from ebbflow.connectors.serving.open_request import OpenRequest
 from ebbflow.connectors.serving.records import Checkpoint, RequestRecords
 from ebbflow.connectors.serving.served_request import ServedRequest
-from ebbflow.streams.trail import TrailFrame
+from ebbflow.streams.answers import TrailFrame
 from ebbflow.streams.trail_rows import TrailRow
 
 MOST_ENDED = 10_000

@@ -15,8 +15,8 @@ from ebbflow.runtime.provision import lineage
 from ebbflow.spark.audit.reading import AuditFolder, open_folder
 from ebbflow.streams.audit import AuditStream
 from ebbflow.streams.audit_rows import ToldRows, read_audit, to_table
+from ebbflow.streams.catalogue import AUDIT_TABLE
 from ebbflow.streams.names import Names
-from ebbflow.streams.streams import AUDIT_TABLE
 
 
 @dataclass(frozen=True, slots=True)
