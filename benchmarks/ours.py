@@ -20,6 +20,7 @@ from ebbflow.domain.durations import DEFAULT_ON_ERROR
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.position import Position
 from ebbflow.engine.routing import Edge
+from ebbflow.runtime.control import STOP
 from ebbflow.runtime.feeds import Feeds
 from ebbflow.runtime.plan import MonoPlan, Role, SinksPlan, UserMap, VertexPlan
 from ebbflow.runtime.planning import make_plans
@@ -94,7 +95,7 @@ def running(ground: Ground, plans: Sequence[VertexPlan], epoch: float = _LONG) -
             yield
     finally:
         stop = NAMES.control_subject
-        supervisor.stop(lambda: ground.link.run(client.publish(stop, b"stop")), _STOP)
+        supervisor.stop(lambda: ground.link.run(client.publish(stop, STOP)), _STOP)
 
 
 def _nobody(_line: str) -> None:

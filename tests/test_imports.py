@@ -27,7 +27,7 @@ def loaded_by(*modules: str) -> set[str]:
     return {name.partition(".")[0] for name in json.loads(done.stdout)}
 
 
-LOOP = ["ebbflow.runtime.task"]
+LOOP = ["ebbflow.runtime.loop"]
 """The chunk loop, with all that it is made of: what carries the guarantees can be run in memory."""
 
 

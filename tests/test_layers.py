@@ -15,7 +15,7 @@ import ebbflow
 ROOT = Path(ebbflow.__file__).parent
 
 LAYERS = (
-    "domain", "engine", "usercode", "nats", "streams", "web", "numaflow", "connectors", "accounts",
+    "domain", "engine", "usercode", "nats", "streams", "accounts", "web", "numaflow", "connectors",
     "spec", "runtime", "status", "spark", "deadletters", "facade", "operations", "package", "ui",
     "datasource", "testing", "cli",
 )  # fmt: skip

@@ -123,7 +123,7 @@ OF_ITS_EXTRA = {
     "grpc": ("numaflow/",),
     "http": ("web/server.py",),
     "kafka": ("connectors/kafka/",),
-    "otel": ("runtime/spans.py", "runtime/trace_export.py"),
+    "otel": ("accounts/traces.py", "accounts/traces.py"),
 }
 """Where packages of an extra may be imported: the rest works without."""
 NOT_REQUIRED = {

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from ebbflow.cli.main import app
 from ebbflow.engine.pauses import Pauses
-from ebbflow.runtime.pause_watch import PauseWatch, tell_pauses
+from ebbflow.runtime.control import STOP, PauseWatch, obey, tell_pauses
 from ebbflow.streams.positions import change_pauses, read_pauses
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
@@ -65,13 +65,15 @@ def test_whoever_pauses_at_the_same_time_has_their_way(link, standing):
 def test_a_task_follows_the_newest_record_whichever_way_it_comes(link, standing):
     heard = []
     watch = PauseWatch(standing.names, "out", heard.append)
+    words = {"pauses": watch.hear}
     watch.read(link)
     old = link.run(change_pauses(link.client, standing.names, lambda p: p.pausing("out", NOON)))
-    watch.hear(tell_pauses(old))
+    obey(tell_pauses(old), words)
     link.run(change_pauses(link.client, standing.names, lambda p: p.resuming("out")))
     watch.read(link)
-    watch.hear(tell_pauses(old))  # late
-    watch.hear(b"stop")
+    obey(tell_pauses(old), words)  # late
+    obey(STOP, words)
+    obey(b"of another version", words)
     assert heard == [False, True, False]
 
 

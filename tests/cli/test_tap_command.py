@@ -7,14 +7,12 @@ import time
 import pytest
 from typer.testing import CliRunner
 
+from ebbflow.accounts.taps import Taps, TapWish, pack_rows
 from ebbflow.cli.main import app
-from ebbflow.engine.publications import Place
-from ebbflow.engine.tapping import TapWish
 from ebbflow.operations.sending import Sender, SentMessage
 from ebbflow.operations.tapping import tap
-from ebbflow.runtime.journal import SystemClock
-from ebbflow.runtime.taps import Taps, ask_tap, pack_rows
-from tests.engine.sample_rows import some, verdict_on
+from ebbflow.runtime.control import obey
+from tests.engine.sample_rows import account_of, some, verdict_on
 
 
 @pytest.fixture
@@ -85,21 +83,21 @@ def _gather(passing, count, seconds=20):
 
 def test_tasks_show_what_passes_only_while_somebody_taps(link, standing):
     names = standing.names
-    taps = Taps(link, names, Place("sorted", 0, (), 1_000_000), SystemClock(), known={})
+    taps = Taps(link, names, "sorted", known={})
     asked = threading.Event()
 
     async def hear(message):
-        taps.hear(message.data)
+        obey(message.data, {"tap": taps.take, "untap": taps.end})
         asked.set()
 
     words = link.run(link.client.subscribe(names.control_subject, cb=hear))
     verdict = verdict_on(some("a", "b"))
-    taps.show(verdict)
+    taps.see(account_of(verdict))
     assert taps._sending is None, "nobody has asked"
     passing = tap(link, names, TapWish("", "sorted"))
     assert next(passing).rows == []
     assert asked.wait(20)
-    taps.show(verdict)
+    taps.see(account_of(verdict))
     assert [row["id"] for row in _gather(passing, 2)] == ["a", "b"]
     link.flush()
     deadline = time.monotonic() + 20
@@ -109,7 +107,7 @@ def test_tasks_show_what_passes_only_while_somebody_taps(link, standing):
     link.run(words.unsubscribe())
 
 
-class Clock(SystemClock):
+class Clock:
     """A clock that is set by hand."""
 
     at = 0.0
@@ -120,16 +118,16 @@ class Clock(SystemClock):
 
 def test_a_tap_shows_so_many_in_a_second_and_ends_when_nobody_asks_again(link, standing):
     clock = Clock()
-    taps = Taps(link, standing.names, Place("v", 0, (), 1_000_000), clock, known={})
+    taps = Taps(link, standing.names, "v", {}, clock.monotonic)
     wish = TapWish("t", "v", seconds=5, rate=3)
-    taps.hear(ask_tap(TapWish("other", "w")))
+    taps.take(TapWish("other", "w").to_json())
     assert not taps._taps
-    taps.hear(ask_tap(wish))
+    taps.take(wish.to_json())
     tapped = taps._taps["t"]
     verdict = verdict_on(some("a", "b"))
 
     def show():
-        taps.show(verdict)
+        taps.see(account_of(verdict))
         if taps._sending is not None:
             taps._sending.result(10)
         return tapped.left, tapped.skipped
@@ -138,19 +136,19 @@ def test_a_tap_shows_so_many_in_a_second_and_ends_when_nobody_asks_again(link, s
     clock.at = 1.5
     assert show() == (1, 0)
     clock.at = 4.0
-    taps.hear(ask_tap(wish))
+    taps.take(wish.to_json())
     clock.at = 8.0
-    taps.show(verdict)
+    taps.see(account_of(verdict))
     assert taps._taps
     clock.at = 9.5
-    taps.show(verdict)
+    taps.see(account_of(verdict))
     assert not taps._taps
 
 
 def test_a_tap_that_fails_costs_the_task_nothing(link, standing):
-    taps = Taps(link, standing.names, Place("v", 0, (), 1_000_000), SystemClock(), known={})
-    taps.hear(ask_tap(TapWish("t", "v", sample="half")))  # type: ignore[arg-type]
-    taps.show(verdict_on(some("a")))
+    taps = Taps(link, standing.names, "v", known={})
+    taps.take(TapWish("t", "v", sample="half").to_json())  # type: ignore[arg-type]
+    taps.see(account_of(verdict_on(some("a"))))
     assert not taps._taps
 
 

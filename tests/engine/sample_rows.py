@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.outcome import Outcome
 from ebbflow.engine import frames
+from ebbflow.engine.account import Account
 from ebbflow.engine.frames import Rows
+from ebbflow.engine.publications import Chunk, Place
+from ebbflow.engine.settlement import settle
 from ebbflow.engine.verdict import Emitter, Rules, Verdict
 
 NOW = datetime(2026, 8, 1, 12, 0, 0, 123_456, tzinfo=UTC)
@@ -77,3 +80,11 @@ def decide(verdict: Verdict, outcomes: Mapping[int, Outcome]) -> Verdict:
     for index, outcome in outcomes.items():
         verdict.decisions.finish(index, outcome)
     return verdict
+
+
+def account_of(verdict: Verdict, place: Place | None = None) -> Account:
+    """The account of a chunk with this verdict, as the loop makes it."""
+    place = place or Place(verdict.rules.vertex, 0, (), LARGEST)
+    account = settle(Chunk("k", verdict.rows), verdict, place, NOW).account
+    assert account is not None
+    return account

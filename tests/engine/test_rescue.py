@@ -12,8 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbflow import Datum, Message, Nack
+from ebbflow.accounts import audit, trail
+from ebbflow.accounts.audit import AuditObserver
+from ebbflow.accounts.trail import TrailObserver
 from ebbflow.domain.outcome import DeadLetter, Redeliver
-from ebbflow.engine import audit, frames, outputs, publications, rescue, trail
+from ebbflow.engine import frames, outputs, publications, rescue
 from ebbflow.engine.dead_letter import Letter
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.publications import Chunk, ChunkNumber, Place, Stage
@@ -25,7 +28,8 @@ from ebbflow.usercode.calling import Handler, run_columnar, run_map
 from tests.engine.sample_rows import NOW, some, verdict_on
 
 LIMIT = 1_000_000
-PLACE = Place("v", 0, [Edge("x", 2)], LIMIT, trail=True, audit=True)
+PLACE = Place("v", 0, [Edge("x", 2)], LIMIT)
+OBSERVERS = [TrailObserver(), AuditObserver()]
 NUMBER = ChunkNumber(1, 1)
 
 
@@ -34,7 +38,8 @@ class Broken(Exception):
 
 
 def settled(verdict: Verdict, place: Place = PLACE) -> Settlement:
-    return settle_or_refuse(Chunk("k", verdict.rows, NUMBER), verdict, place, NOW)
+    chunk = Chunk("k", verdict.rows, NUMBER)
+    return settle_or_refuse(chunk, verdict, place, NOW, observers=OBSERVERS)
 
 
 def letters(settlement: Settlement) -> dict[str, Letter]:
@@ -195,7 +200,7 @@ STEPS = {
     "audit": (
         audit,
         "build_audit",
-        lambda chunk, *_: [h for row in chunk.rows.column("headers") for h in row.values()],
+        lambda part, *_: [h for row in part.rows.column("headers") for h in row.values()],
     ),
 }
 
@@ -213,8 +218,6 @@ def breaking(monkeypatch: pytest.MonkeyPatch, step: str) -> Iterator[None]:
 
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, breaks)
-        if step == "audit":
-            patch.setattr("ebbflow.engine.settlement.build_audit", breaks)
         yield
 
 

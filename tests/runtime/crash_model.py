@@ -1,7 +1,7 @@
 """The shipped chunk loop over a server in memory, in which anything may crash at any step.
 
 Everything that decides is the real thing: ``ChunkLoop`` with its settling, its intake, its gate and
-its turn, and the core below them. Modelled are the systems around it: the server, the frames it
+its epoch, and the engine below them. Modelled are the systems around it: the server, the frames it
 reads, the clock and the user's code. ``Rules`` are the rules that the guarantee rests on and that
 the loop leaves to its journal, so that a test can break one and show what it is for.
 """

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from ebbflow.domain.outcome import Dropped, FellBack, Served
 from ebbflow.engine import frames
+from ebbflow.engine.account import ChunkObserver, ChunkRecord
 from ebbflow.engine.blame import Outage
 from ebbflow.engine.causes import RaisedErrors
 from ebbflow.engine.decisions import EMPTY
@@ -22,12 +23,10 @@ from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import Settlement
 from ebbflow.engine.verdict import Operator, Verdict
 from ebbflow.runtime.deciding import DecisionRules
-from ebbflow.runtime.gate import Gate
 from ebbflow.runtime.intake import Intake, OrderedIntake
-from ebbflow.runtime.journal import Report
-from ebbflow.runtime.measures import ChunkRecord
-from ebbflow.runtime.task import ChunkLoop, TaskParts
-from ebbflow.runtime.turn import Turn
+from ebbflow.runtime.loop import ChunkLoop, TaskParts
+from ebbflow.runtime.outage_gate import OutageGate
+from ebbflow.runtime.ports import Epoch, Report
 from ebbflow.usercode.calling import Handler, run_map, run_stream
 from tests.runtime.crash_model import (
     AWAY,
@@ -53,9 +52,6 @@ _MOST_WAITS = 5_000
 class Silence:
     """Nobody watches."""
 
-    def nacked(self, reasons: dict[str, int]) -> None:
-        pass
-
     def opened(self) -> None:
         pass
 
@@ -63,9 +59,6 @@ class Silence:
         return ChunkRecord(at, rows)
 
     def raised(self, errors: RaisedErrors) -> None:
-        pass
-
-    def sent(self, rows: dict[str, int]) -> None:
         pass
 
     def waits(self, waiting: Waiting | None, halted: str | None) -> None:
@@ -127,6 +120,7 @@ class ModelTask:
 
     intake: type[Intake] = Intake
     place: Place = PLACE
+    observers: Sequence[ChunkObserver] = ()
     emits = False
     largest = 6
     seconds = FOR_EVER
@@ -138,12 +132,12 @@ class ModelTask:
         self._undone: list[tuple[Span, set[str]]] = []
         self._waits = 0
         self.clock = clock = ModelClock(server, self.idle)
-        self.turn = Turn(self.seconds, clock)
+        self.epoch = Epoch(self.seconds, clock)
         self.journal = MemoryJournal(server, rules, chances, clock)
-        self.journal.stop = self.turn.stop
+        self.journal.stop = self.epoch.stop
         self.journal.on_recorded = self._recorded
         self._decides = CalledCode(code, self.call())
-        gate = Gate(self, Patience(clock=clock.monotonic), Breaker(self.breaker))
+        gate = OutageGate(self, Patience(clock=clock.monotonic), Breaker(self.breaker))
         rules_of_vertex = DecisionRules(self.place, POLICY, 10**6, self.emits)
         parts = TaskParts(
             journal=self.journal,
@@ -153,8 +147,9 @@ class ModelTask:
             rules=rules_of_vertex,
             events=Silence(),
             clock=clock,
+            observers=self.observers,
         )
-        self.loop = ChunkLoop(parts, self.turn)
+        self.loop = ChunkLoop(parts, self.epoch)
 
     def call(self) -> Callable[..., None]:
         """How user code is called."""
@@ -195,7 +190,7 @@ class ModelTask:
         self._waits += 1
         assert self._waits < _MOST_WAITS, "it goes on for ever"
         if not self.journal.is_busy and not self.more_comes():
-            self.turn.stop()
+            self.epoch.stop()
 
     def more_comes(self) -> bool:
         """Whether there is anything that has not been taken."""

@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from ebbflow.domain.errors import Fenced
 from ebbflow.engine import frames
-from ebbflow.engine.audit import CHUNK, AuditStamp, ToldFrame
 from ebbflow.engine.position import Mark, Position
 from ebbflow.engine.publications import Publication, Stage
-from ebbflow.engine.trail import TrailRow, read_trail
+from ebbflow.streams.audit_rows import CHUNK, AuditStamp, ToldFrame
+from ebbflow.streams.trail_rows import TrailRow, read_trail
 from tests.runtime.following import Follower
 
 

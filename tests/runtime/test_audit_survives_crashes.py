@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ebbflow.accounts.audit import AuditObserver
 from ebbflow.domain.outcome import Counts
-from ebbflow.engine import audit
-from ebbflow.engine.audit import ToldFrame, ToldRows, choose, read_audit, to_table
+from ebbflow.streams import audit_rows
+from ebbflow.streams.audit_rows import ToldFrame, ToldRows, choose, read_audit, to_table
 from tests.runtime.crash_model import DECISIONS, Chances, UserCode
 from tests.runtime.crash_run import ModelTask, OrderedTask, StreamTask, inlet_of, run_to_the_end
 from tests.runtime.memory_server import Server
@@ -29,19 +30,19 @@ V = ("v", 0)
 class AuditedTask(ModelTask):
     """A task of a pipeline that keeps an audit table."""
 
-    place = replace(ModelTask.place, audit=True)
+    observers = (AuditObserver(),)
 
 
 class AuditedOrderedTask(OrderedTask):
     """The same, of an ordered vertex."""
 
-    place = replace(OrderedTask.place, audit=True)
+    observers = (AuditObserver(),)
 
 
 class AuditedStreamTask(StreamTask):
     """The same, of a stream map."""
 
-    place = replace(StreamTask.place, audit=True)
+    observers = (AuditObserver(),)
 
 
 Row = tuple[str, str, int]
@@ -160,7 +161,7 @@ def test_without_the_claim_rows_of_a_lost_task_would_count_as_well(monkeypatch):
     def choose_all(told: list[ToldFrame], after: dict, done: dict) -> list[ToldFrame]:
         return [f for f in told if after.get(V, 0) < f.stamp.number <= done[V]]
 
-    monkeypatch.setattr(audit, "choose", choose_all)
+    monkeypatch.setattr(audit_rows, "choose", choose_all)
     monkeypatch.setitem(rows_of.__globals__, "choose", choose_all)
     wrong = []
     for crash_after in range(9):

@@ -1,15 +1,15 @@
 """Chunks that publish nothing, as those of a sink: one record for several, and nothing is lost."""
 
-from dataclasses import replace
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ebbflow.accounts.trail import TrailObserver
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.position import Mark
-from ebbflow.runtime.gathering import AT_BUFFER
+from ebbflow.runtime.loop import AT_BUFFER
 from ebbflow.runtime.settling import Settling
 from tests.runtime.crash_model import AtHand, Chances, Rules, UserCode
 from tests.runtime.crash_run import ModelTask, Trickle, inlet_of, run_to_the_end
@@ -87,7 +87,7 @@ def test_a_chunk_of_a_steady_trickle_is_recorded_with_the_next_one(every, writes
 @pytest.mark.parametrize("kind", ["drop", "serve"])
 def test_no_intent_is_written_for_a_chunk_that_publishes_nothing_but_answers(kind, trail):
     class Task(ModelTask):
-        place = replace(ModelTask.place, trail=trail)
+        observers = (TrailObserver(),) if trail else ()
 
     server = Watched(inlet_of(*[1] * 5))
     Task(server, UserCode([kind] * 5), Rules(), Chances(AtHand(1))).run()

@@ -5,8 +5,8 @@ from random import Random
 import pytest
 
 from ebbflow.engine.position import Mark
-from ebbflow.runtime.gathering import AT_BUFFER, FEW, Gathering
 from ebbflow.runtime.intake import Intake
+from ebbflow.runtime.loop import AT_BUFFER, SMALL, Gathering
 from tests.runtime.crash_model import AtHand, Chances, ModelClock, Reader, Rules, UserCode
 from tests.runtime.crash_run import OrderedTask, Trickle, inlet_of
 from tests.runtime.memory_server import Server
@@ -16,7 +16,7 @@ A_MOMENT = int(AT_BUFFER * 1000)
 
 @pytest.mark.parametrize(
     ("rows", "leaves_rows", "waited"),
-    [(1, False, A_MOMENT), (FEW - 1, False, A_MOMENT), (FEW, False, 0), (1, True, 0)],
+    [(1, False, A_MOMENT), (SMALL - 1, False, A_MOMENT), (SMALL, False, 0), (1, True, 0)],
     ids=["one row", "few rows", "many rows", "a full chunk"],
 )
 def test_after_a_small_chunk_that_leaves_nothing_a_moment_passes(rows, leaves_rows, waited):

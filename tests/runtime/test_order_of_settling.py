@@ -8,10 +8,10 @@ from random import Random
 
 import pytest
 
+from ebbflow.engine.account import ChunkRecord
 from ebbflow.engine.settlement import Settlement
-from ebbflow.runtime.measures import ChunkRecord
+from ebbflow.runtime.loop import ChunkLoop
 from ebbflow.runtime.settling import ChunkEnd, Settling
-from ebbflow.runtime.task import ChunkLoop
 from tests.runtime.crash_model import Chances, Rules, UserCode
 from tests.runtime.crash_run import inlet_of, run_once, run_to_the_end
 from tests.runtime.memory_server import Server

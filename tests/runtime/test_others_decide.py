@@ -24,8 +24,8 @@ from ebbflow.engine.outage import Breaker, BreakerLimit, Patience
 from ebbflow.engine.publications import again_rows
 from ebbflow.engine.retry import RetryStrategy, call_with_retries
 from ebbflow.engine.verdict import Operator, Rules, Verdict
-from ebbflow.runtime.gate import Gate
 from ebbflow.runtime.intake import Intake
+from ebbflow.runtime.outage_gate import OutageGate
 from ebbflow.usercode.calling import Handler, run_batch_map, run_map, run_sink
 from ebbflow.usercode.sinks import Sinks, run_sinks
 from tests.engine.sample_rows import some
@@ -130,7 +130,7 @@ class World:
         self.code = self._make(kind)
         self.patience = Patience(clock=self.clock)
         self.breaker = Breaker(BreakerLimit())
-        self.gate = Gate(self.code, self.patience, self.breaker)
+        self.gate = OutageGate(self.code, self.patience, self.breaker)
 
     def _make(self, kind: str) -> Code:
         if kind == "sink":

@@ -108,7 +108,7 @@ def test_an_epoch_that_others_wait_for_is_shortened():
     began = server.now
     task = ModelTask(server, UserCode(()), Rules(), Chances(Random(1)))
     task.more_comes = lambda: True
-    task.turn.shorten(3.0)
+    task.epoch.shorten(3.0)
     assert task.run().ended == "epoch"
     assert 3_000 <= server.now - began < 4_000
 
@@ -134,7 +134,7 @@ class BreakingTask(ModelTask):
         if self.server.position.halted:
             self.letters_when_halted += (len(self.server.letters),)
             if len(self.letters_when_halted) == 3:
-                self.turn.resume()
+                self.epoch.resume()
 
 
 def test_a_vertex_that_was_halted_takes_nothing_until_it_is_resumed():

@@ -5,17 +5,18 @@ its answers, and of one that is missing it would wait for ever.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ebbflow.engine import frames, trail
+from ebbflow.accounts.trail import TrailObserver
+from ebbflow.engine import frames
 from ebbflow.engine.publications import Stage
 from ebbflow.engine.settlement import Settlement
-from ebbflow.engine.trail import TrailRow, read_trail
+from ebbflow.streams import trail_rows
+from ebbflow.streams.trail_rows import TrailRow, read_trail
 from tests.runtime.crash_model import DECISIONS, Chances, Rules, UserCode
 from tests.runtime.crash_run import ModelTask, OrderedTask, StreamTask, inlet_of, run_to_the_end
 from tests.runtime.memory_server import Server
@@ -38,19 +39,19 @@ scripts = st.lists(st.sampled_from(DECISIONS), max_size=30)
 class ToldTask(ModelTask):
     """A task of a pipeline whose source serves."""
 
-    place = replace(ModelTask.place, trail=True)
+    observers = (TrailObserver(),)
 
 
 class ToldOrderedTask(OrderedTask):
     """The same, of an ordered vertex."""
 
-    place = replace(OrderedTask.place, trail=True)
+    observers = (TrailObserver(),)
 
 
 class ToldStreamTask(StreamTask):
     """The same, of a stream map."""
 
-    place = replace(StreamTask.place, trail=True)
+    observers = (TrailObserver(),)
 
 
 def untold(server: Server) -> set[str]:
@@ -161,5 +162,5 @@ def test_an_id_that_says_nothing_about_the_outcomes_leaves_outputs_untold(monkey
     def fingerprint(rows: list[TrailRow]) -> str:
         return frames.fingerprint([row.id for row in rows])
 
-    monkeypatch.setattr(trail, "_fingerprint", fingerprint)
+    monkeypatch.setattr(trail_rows, "_fingerprint", fingerprint)
     assert any(facts(settled) - facts(server.trail) for server, settled in short_runs(Rules()))

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from ebbflow.domain.errors import EbbflowError, SetupError
-from ebbflow.engine.audit import PLAIN_TABLE
 from ebbflow.spark.audit import local_query
 from ebbflow.spark.audit.dialect import SAME, translate
 from ebbflow.spark.audit.files import BatchSpan, TableFiles
@@ -22,6 +21,7 @@ from ebbflow.spark.audit.query import open_query
 from ebbflow.spark.audit.reading import ParquetFiles
 from ebbflow.spark.audit.results import AuditResult, AuditTables
 from ebbflow.spark.audit.rows import merge_files
+from ebbflow.streams.audit_rows import PLAIN_TABLE
 
 pytestmark = pytest.mark.slow
 

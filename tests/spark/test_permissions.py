@@ -18,20 +18,17 @@ import pytest
 from typer.testing import CliRunner
 
 from ebbflow import Message, MonoVertex, Nack, Pipeline, Response, answers
+from ebbflow.accounts.taps import Taps, TapWish
 from ebbflow.cli.main import app
 from ebbflow.client import Client
 from ebbflow.domain.errors import AccessError, RequestFailed, SetupError
-from ebbflow.engine.publications import Place
-from ebbflow.engine.tapping import TapWish
 from ebbflow.nats import api
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.locate import open_link
 from ebbflow.nats.login import Addresses
 from ebbflow.nats.stored import read_last
 from ebbflow.publishing import Login
-from ebbflow.runtime.journal import SystemClock
 from ebbflow.runtime.provision import permissions_of
-from ebbflow.runtime.taps import Taps, ask_tap
 from ebbflow.spark.run import run_pipeline
 from ebbflow.status.model import PipelineStatus
 from ebbflow.status.reading import follow_status, read_chunks, read_history, read_status
@@ -43,7 +40,7 @@ from ebbflow.streams.names import Names
 from ebbflow.streams.provision import Permissions
 from ebbflow.testing.background_run import BackgroundRun
 from tests.connectors.user_code.queue import QueueFile, RedeliveringQueue
-from tests.engine.sample_rows import some, verdict_on
+from tests.engine.sample_rows import account_of, some, verdict_on
 from tests.nats.securing import nats_server, reload
 from tests.streams.test_provision import matches, subjects
 
@@ -203,9 +200,9 @@ def look_inside(server: Watched) -> None:
     names = Names("p")
     with open_link(server.as_("me", "m", names.inbox)) as link:
         # As tasks do while somebody taps.
-        taps = Taps(link, names, Place("work", 0, (), 1_000_000), SystemClock(), known={})
-        taps.hear(ask_tap(TapWish("t", "work")))
-        taps.show(verdict_on(some("a")))
+        taps = Taps(link, names, "work", known={})
+        taps.take(TapWish("t", "work").to_json())
+        taps.see(account_of(verdict_on(some("a"))))
         link.flush()
 
 

@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from ebbflow.runtime.turn import STOP, turn, turn_of
+from ebbflow.runtime.control import STOP, obey, shorten
 from ebbflow.spark.slots import TURN, Slots, find_executors, is_here
 
 
@@ -98,8 +98,14 @@ def test_other_machines_are_not(host):
 
 
 def test_a_turn_is_told_in_a_word_of_its_own():
-    assert turn_of(turn(2.0)) == 2.0
-    assert turn_of(STOP) is None
+    heard: list[float] = []
+
+    def hear(seconds: float) -> None:
+        heard.append(seconds)
+
+    obey(shorten(2.0), {"shorten": hear})
+    obey(STOP, {"shorten": hear})
+    assert heard == [2.0]
 
 
 def test_an_executor_that_has_no_port_yet_does_not_seem_lost_when_it_has_one():

@@ -10,10 +10,10 @@ import pytest
 
 from ebbflow import Message, Nack, Pipeline, Response
 from ebbflow.connectors.base import SOURCES
-from ebbflow.engine.trail import TrailRow
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.streams.answers import read_trail_after
 from ebbflow.streams.names import Names
+from ebbflow.streams.trail_rows import TrailRow
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,8 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 import ebbflow
+from ebbflow.accounts.numbers import Histogram
 from ebbflow.domain.outcome import Counts
-from ebbflow.engine.spread import Spread
 from ebbflow.status.metric_table import METRICS
 from ebbflow.status.metrics import render_metrics
 from ebbflow.status.model import Cause, Condition, PipelineStatus, VertexStatus
@@ -40,8 +40,8 @@ NUMAFLOW = {
 """The names that are documented by Numaflow, of those that Ebbflow uses."""
 
 
-def spread(*seconds: float) -> Spread:
-    made = Spread()
+def spread(*seconds: float) -> Histogram:
+    made = Histogram()
     for duration in seconds:
         made.add(duration)
     return made

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ebbflow.accounts.numbers import BOUNDS, Histogram
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.outage import Waiting
-from ebbflow.engine.spread import BOUNDS, Spread
 from ebbflow.nats.publish import Tally
 from ebbflow.status.model import (
     BackPressure,
@@ -61,7 +61,7 @@ BUSY = VertexStatus(
     nack_reasons=(Cause("waits for the moon", 1),),
     nack_reason="waits for the moon",
     latency={"call": Latency(0.1, 0.2, 0.11, 50)},
-    spreads={"call": Spread([0] * len(BOUNDS) + [50], 5.5)},
+    spreads={"call": Histogram([0] * len(BOUNDS) + [50], 5.5)},
     error_count=7,
     publishing=Tally(attempts=3, full=1, refusal="no room"),
     waiting=Waiting("the database", 3.0, 1.0),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ebbflow.accounts.listener import TaskListener
 from ebbflow.builders import Pipeline
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.position import Span
@@ -19,7 +20,6 @@ from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.planning import make_plans
 from ebbflow.runtime.run_options import RunOptions
-from ebbflow.runtime.task_listener import TaskListener
 from ebbflow.spark.run import Run
 from ebbflow.status import observer
 from ebbflow.status.ending import describe_end

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from ebbflow.accounts.audit import AuditObserver
 from ebbflow.domain.outcome import Counts, Outcome
 from ebbflow.engine import frames
 from ebbflow.engine.frames import Rows
@@ -43,7 +44,7 @@ class Audited:
         for config in configs:
             link.run(provision.ensure(link.client, config))
         self.life = link.run(lineage(link, names.pipeline))
-        self._audit = audit
+        self._observers = [AuditObserver()] if audit else []
         self._stores: dict[str, PositionStore] = {}
         self._positions: dict[str, Position] = {}
 
@@ -74,9 +75,11 @@ class Audited:
         if EDGES[vertex]:
             verdict.decisions.forward_inputs()
         number = ChunkNumber(position.chunks + 1, position.epoch)
-        place = Place(vertex, 0, EDGES[vertex], 10**6, audit=self._audit)
+        place = Place(vertex, 0, EDGES[vertex], 10**6)
         chunk = Chunk(f"l:{vertex}:0:{number.number}:0", Rows(rows.batch), number)
-        settlement = settle(chunk, verdict, place, at or datetime.now(UTC))
+        settlement = settle(
+            chunk, verdict, place, at or datetime.now(UTC), observers=self._observers
+        )
         self.link.run(publish_settlement(self.link.client, self.names, settlement))
         if record:
             done = position.done

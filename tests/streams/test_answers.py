@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from ebbflow.accounts.trail import TrailObserver
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.errors import EbbflowError
 from ebbflow.engine.publications import Chunk, Place
@@ -27,8 +28,9 @@ def tell(link, names, ensure):
 
     def settlement(vertex: str, *ids: str) -> Settlement:
         verdict = Verdict(some(*ids), Rules(vertex, Backoff(interval=1, steps=1), 10**6))
-        place = Place(vertex, 0, [], 10**6, trail=True)
-        return settle(Chunk(f"k:{vertex}", verdict.rows), verdict, place, datetime.now(UTC))
+        place = Place(vertex, 0, [], 10**6)
+        chunk, now = Chunk(f"k:{vertex}", verdict.rows), datetime.now(UTC)
+        return settle(chunk, verdict, place, now, observers=[TrailObserver()])
 
     def publish(vertex: str, *ids: str) -> None:
         link.run(publish_settlement(link.client, names, settlement(vertex, *ids)), timeout=10)

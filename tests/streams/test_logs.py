@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import pytest
 
+from ebbflow.accounts.events import Events
 from ebbflow.nats.publish import Tally
-from ebbflow.runtime.events import Events
 from ebbflow.streams import catalogue
 from ebbflow.streams.logs import LogEntry, follow_logs, read_logs
 from ebbflow.usercode.printing import Printed

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbflow import Datum, Message, Nack, NackOptions, Response
+from ebbflow.accounts.trail import TrailObserver
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.outcome import DeadLetter, FellBack, Redeliver, Retry, Served, Succeeded
 from ebbflow.engine import frames
@@ -20,8 +21,8 @@ from ebbflow.engine.publications import Chunk, Place, Stage
 from ebbflow.engine.retry import RetryStrategy
 from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import Settlement, settle
-from ebbflow.engine.trail import read_trail
 from ebbflow.engine.verdict import Verdict
+from ebbflow.streams.trail_rows import read_trail
 from ebbflow.usercode.calling import Handler, run_map, run_sink
 from ebbflow.usercode.monovertex import NOT_FOR_THE_SINK, Bypass, Mono, MonoStep, run_mono
 from ebbflow.usercode.sinks import Sinks
@@ -109,8 +110,9 @@ class Vertex:
 
 
 def settled(verdict: Verdict, trail: bool = False) -> Settlement:
-    place = Place("mono", 0, [], 1_000_000, "answers", trail)
-    return settle(Chunk("k", verdict.rows), verdict, place, NOW)
+    place = Place("mono", 0, [], 1_000_000, "answers")
+    observers = [TrailObserver()] if trail else []
+    return settle(Chunk("k", verdict.rows), verdict, place, NOW, observers=observers)
 
 
 def test_messages_go_through_transformer_map_and_sink():

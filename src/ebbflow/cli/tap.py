@@ -96,7 +96,7 @@ def tap(
     Of each: what came in, how it ended and why, what went out to which vertex. The pipeline is not
     disturbed: nothing waits for this command, and what is too much to show is counted.
     """
-    from ebbflow.engine.tapping import TapFilter, TapWish
+    from ebbflow.accounts.taps import TapFilter, TapWish
     from ebbflow.nats.locate import open_link_to_pipeline
     from ebbflow.streams.names import Names
 

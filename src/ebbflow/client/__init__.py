@@ -23,10 +23,10 @@ from ebbflow.domain.errors import (
 )
 
 if TYPE_CHECKING:
+    from ebbflow.accounts.trail import RequestFailure, RequestStep
     from ebbflow.client.asynchronous import AsyncClient
     from ebbflow.client.blocking import Client
     from ebbflow.client.protocol import Answered, RequestStatus
-    from ebbflow.engine.completion import RequestFailure, RequestStep
 
 __all__ = [
     "AnswerPending",
@@ -47,9 +47,9 @@ _IMPORTED_WHEN_USED = {
     "Answered": "ebbflow.client.protocol",
     "AsyncClient": "ebbflow.client.asynchronous",
     "Client": "ebbflow.client.blocking",
-    "RequestFailure": "ebbflow.engine.completion",
+    "RequestFailure": "ebbflow.accounts.trail",
     "RequestStatus": "ebbflow.client.protocol",
-    "RequestStep": "ebbflow.engine.completion",
+    "RequestStep": "ebbflow.accounts.trail",
 }
 
 

@@ -18,7 +18,7 @@ from ebbflow.domain.errors import RequestFailed, RequestInDoubt, RequestRefused,
 from ebbflow.domain.message import make_request_id
 
 if TYPE_CHECKING:
-    from ebbflow.engine.completion import RequestFailure, RequestStep
+    from ebbflow.accounts.trail import RequestFailure, RequestStep
 
 T = TypeVar("T")
 _KEYS = "x-numaflow-keys"
@@ -271,7 +271,7 @@ def read_status(id: str, reply: ServerReply) -> RequestStatus:
     if reply.status != 200:
         raise_not_found(id, reply)
     # Brings Arrow with it, which who only asks does not need.
-    from ebbflow.engine.completion import RequestFailure
+    from ebbflow.accounts.trail import RequestFailure
 
     facts = json.loads(reply.body)
     failure = facts.get("failure")
@@ -286,7 +286,7 @@ def read_status(id: str, reply: ServerReply) -> RequestStatus:
 
 
 def _step(facts: Mapping[str, Any]) -> RequestStep:
-    from ebbflow.engine.completion import RequestStep
+    from ebbflow.accounts.trail import RequestStep
 
     return RequestStep(
         vertex=facts["vertex"],

@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import PurePath
 from types import TracebackType
@@ -162,13 +163,17 @@ _MOST_LINES = 200
 Key = tuple[str, str | None, str]
 """What errors alike have in common: their kind, their line, and their text but for what varies."""
 
+_NEVER = datetime.min.replace(tzinfo=UTC)
 _TRACES: dict[Key, str | None] = {}
 _MOST_TRACES = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """Errors alike. ``where`` is the line of user code as ``file.py:12``, if that is known."""
+    """Errors alike. ``where`` is the line of user code as ``file.py:12``, if that is known.
+
+    ``first`` and ``last`` are when they came, where that is kept.
+    """
 
     kind: str
     text: str
@@ -176,6 +181,8 @@ class Raised:
     count: int = 1
     message_id: str | None = None
     traceback: str | None = None
+    first: datetime | None = None
+    last: datetime | None = None
 
     @classmethod
     def of(cls, error: BaseException, message_id: str | None = None) -> Raised:
@@ -207,11 +214,15 @@ class Raised:
             count=self.count + other.count,
             message_id=other.message_id or self.message_id,
             traceback=self.traceback or other.traceback,
+            last=other.last or self.last,
         )
 
 
 class RaisedErrors:
-    """The groups of errors that user code has raised in one chunk."""
+    """The groups of errors that user code has raised: in one chunk, or at a vertex in one run.
+
+    Keeps the newest groups, and counts all errors.
+    """
 
     def __init__(self) -> None:
         self._groups: dict[Key, Raised] = {}
@@ -229,25 +240,35 @@ class RaisedErrors:
         # The same object again when one call has failed on many messages.
         if self._last is not None and self._last[0] is error:
             self.count += 1
-            alike = self._groups[self._last[1]]
-            self._groups[alike.key] = replace(
+            key = self._last[1]
+            alike = self._groups[key]
+            self._groups[key] = replace(
                 alike, count=alike.count + 1, message_id=message_id or alike.message_id
             )
             return
         raised = Raised.of(error, message_id)
         if raised.key not in self._groups:
             raised = replace(raised, traceback=_trace_once(raised.key, error))
-        if self.add(raised):
-            self._last = error, raised.key
+        self.add(raised)
+        self._last = error, raised.key
 
-    def add(self, raised: Raised) -> bool:
-        """Counts a group; ``False`` if there are too many others."""
+    def add(self, raised: Raised, at: datetime | None = None) -> None:
+        """Counts errors alike, which came at this moment where that is kept."""
         self.count += raised.count
+        if at is not None:
+            raised = replace(raised, first=at, last=at)
         before = self._groups.get(raised.key)
-        if before is None and len(self._groups) >= MOST_GROUPS:
-            return False
         self._groups[raised.key] = raised if before is None else before.counted(raised)
-        return True
+        self._last = None
+        if len(self._groups) > MOST_GROUPS:
+            # The first of those that came together: the newest group is never the one to go.
+            groups = self._groups
+            del groups[min(groups, key=lambda key: groups[key].last or _NEVER)]
+
+    def newest_first(self) -> list[Raised]:
+        """Returns the groups, the one that came last first; from any thread."""
+        groups = reversed(self._groups.copy().values())
+        return sorted(groups, key=lambda group: group.last or _NEVER, reverse=True)
 
     def merge(self, others: RaisedErrors) -> None:
         """Counts what was raised in a part of the chunk as well."""

@@ -1,6 +1,6 @@
 """The publications of a chunk, each kind by itself: redeliveries, letters, answers, outputs.
 
-What is published last, the trail and the audit rows, have modules of their own.
+What is published last comes from the observers of a chunk (``account``).
 
 All are functions of the chunk, the verdict and the time alone. A replay that decides the same
 makes the same publications with the same ids, to the same partitions: the time is in no id, and
@@ -71,9 +71,9 @@ class Stage(IntEnum):
     ANSWER = 3
     OUTPUT = 4
     TRAIL = 5
-    """What became of the rows: late, so that all it names is stored (``trail``)."""
+    """What became of the rows: late, so that all it names is stored."""
     AUDIT = 6
-    """The same for the audit table; counts when the chunk is recorded as done (``audit``)."""
+    """The same for the audit table; counts when the chunk is recorded as done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,20 +123,21 @@ UNNUMBERED = ChunkNumber(0, 0)
 class Chunk:
     """Rows that are settled together, under a key that only these rows have.
 
-    ``number`` is needed where an audit table is kept.
+    ``number`` is its place among the chunks of its partition. ``is_probe`` if it was taken to find
+    out whether a system is back.
     """
 
     key: str
     rows: Rows
     number: ChunkNumber = UNNUMBERED
+    is_probe: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """A partition of a vertex with its edges. ``max_payload`` is the server's limit of a message.
 
-    ``bucket`` holds the answers, unless a store of the user's does. ``trail`` if what becomes of
-    every message is published for those who wait for answers, ``audit`` if for the audit table.
+    ``bucket`` holds the answers, unless a store of the user's does.
     """
 
     vertex: str
@@ -144,8 +145,6 @@ class Place:
     edges: Sequence[Edge]
     max_payload: int
     bucket: str | None = None
-    trail: bool = False
-    audit: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +158,19 @@ class EdgeRows:
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """The outputs of a chunk. ``unrouted`` are the inputs of whose outputs no edge took any."""
+    """The outputs of a chunk. ``unrouted`` are the inputs of whose outputs no edge took any.
+
+    ``batch`` are all outputs, each with the input it came from and its tags; none if the vertex has
+    no edges.
+    """
 
     publications: list[Publication]
     written: int
     unrouted: frozenset[int] = frozenset()
     edges: Sequence[EdgeRows] = ()
+    batch: pa.RecordBatch | None = None
+    parents: Sequence[int] = ()
+    tags: Sequence[Sequence[str]] = ()
 
 
 def build_redeliveries(
@@ -373,7 +379,8 @@ def _route_outputs(
             unreached = set() if everything else set(parents) - {NOBODY}
         unreached.difference_update(own if unreached else ())
         written += len(indexes)
-    return Routed(publications, written, frozenset(unreached or ()), edges)
+    unrouted = frozenset(unreached or ())
+    return Routed(publications, written, unrouted, edges, batch, parents, tags)
 
 
 def _build_frames(

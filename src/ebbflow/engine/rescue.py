@@ -14,7 +14,7 @@ Both are decisions like any other: a replay that fails the same way decides the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from ebbflow.domain.errors import MessageTooLarge
 from ebbflow.engine import frames
-from ebbflow.engine.audit import HeldRow
+from ebbflow.engine.account import ChunkObserver, HeldRow
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.isolation import Trouble, isolate
 from ebbflow.engine.publications import Chunk, Place
@@ -68,27 +68,34 @@ def settle_or_refuse(
     watermark: datetime | None = None,
     returning: Collection[int] = (),
     held: HeldRow | None = None,
+    observers: Sequence[ChunkObserver] = (),
 ) -> Settlement:
     """Settles a chunk; the rows that cannot be settled as decided are dead-lettered instead."""
+
+    def whole(chunk: Chunk) -> Settlement:
+        return settle(
+            chunk, verdict, place, now, watermark, returning, held=held, observers=observers
+        )
+
     try:
-        return settle(chunk, verdict, place, now, watermark, returning, held=held)
+        return whole(chunk)
     except Exception as error:
         failure = error
 
     def work(start: int, end: int) -> None:
         part = verdict.between(start, end)
         own = {index - start for index in range(start, end) if index in returning}
-        settle(replace(chunk, rows=part.rows), part, place, now, watermark, own)
+        own_chunk = replace(chunk, rows=part.rows)
+        settle(own_chunk, part, place, now, watermark, own, observers=observers)
 
     _, culprits = _find_culprits(len(chunk.rows), work, failure)
     for index, cause in culprits.items():
         verdict.refuse(index, cause)
     try:
-        return settle(chunk, verdict, place, now, watermark, returning, held=held)
+        return whole(chunk)
     except Exception:
         # What is told of these rows fails as well, so it is told of as little of them as there is.
-        bare = replace(chunk, rows=_strip(chunk.rows, culprits))
-        return settle(bare, verdict, place, now, watermark, returning, held=held)
+        return whole(replace(chunk, rows=_strip(chunk.rows, culprits)))
 
 
 def _find_culprits(

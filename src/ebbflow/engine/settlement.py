@@ -1,18 +1,18 @@
 """The plan that settles a chunk: what to publish, where, in which order, and what to count.
 
 The order is the guarantee (see docs/guarantees.md): redeliveries first, then dead letters and
-answers, then outputs, then the trail and the audit rows where there are any, and only then is the
-chunk done. Whatever crashes in between, the chunk is replayed. Every publication has an id made of
-the chunk and a hash of the rows in it: the same rows are dropped by JetStream as a copy, other rows
-(user code decided differently) are kept.
+answers, then outputs, then what observers publish of the chunk (the trail, audit rows), and only
+then is the chunk done. Whatever crashes in between, the chunk is replayed. Every publication has an
+id made of the chunk and a hash of the rows in it: the same rows are dropped by JetStream as a copy,
+other rows (user code decided differently) are kept.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import assert_never
 
 import pyarrow as pa
@@ -28,11 +28,10 @@ from ebbflow.domain.outcome import (
     Served,
     Succeeded,
 )
-from ebbflow.engine.audit import AuditRows, HeldRow, build_audit
+from ebbflow.engine.account import Account, AccountPart, ChunkObserver, HeldRow, gather_late
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.outputs import NOBODY
 from ebbflow.engine.publications import (
-    ROWS,
     Chunk,
     Place,
     Publication,
@@ -43,7 +42,6 @@ from ebbflow.engine.publications import (
     build_outputs,
     build_redeliveries,
 )
-from ebbflow.engine.trail import build_trail
 from ebbflow.engine.verdict import Verdict
 
 
@@ -52,8 +50,8 @@ class Settlement:
     """The end of a chunk. ``reasons`` are the nack reasons, each with its number of rows.
 
     ``returned`` are the rows that go back to the source they came from, by index, and
-    ``histories`` are these rows as they are to be when it gives them again. ``amend`` makes the
-    audit rows anew when outputs of some inputs, by index, were given up.
+    ``histories`` are these rows as they are to be when it gives them again. ``account`` is what
+    observers see of the chunk.
     """
 
     publications: list[Publication]
@@ -61,7 +59,7 @@ class Settlement:
     reasons: dict[str, int]
     returned: dict[int, Redeliver | Retry] = field(default_factory=dict)
     histories: pa.RecordBatch | None = None
-    amend: Callable[[Sequence[int]], Iterable[Publication]] | None = None
+    account: Account | None = None
 
     @property
     def needs_intent(self) -> bool:
@@ -80,14 +78,6 @@ class Settlement:
             if these := [p for p in self.publications if p.stage is stage]:
                 yield these
 
-    def count_by_edge(self) -> dict[str, int]:
-        """Returns how many rows go to each of the next vertices."""
-        rows: Counter[str] = Counter()
-        for publication in self.publications:
-            if publication.stage is Stage.OUTPUT:
-                rows[publication.target] += int(publication.headers[ROWS])
-        return dict(rows)
-
     def counts_without(self, discarded: Collection[Publication]) -> Counts:
         """Returns the counts if some outputs were given up; inputs without any left are drops."""
         if not discarded:
@@ -101,11 +91,14 @@ class Settlement:
             dropped=self.counts.dropped + gone,
         )
 
-    def without_lost(self, discarded: Collection[Publication]) -> Settlement | None:
-        """Returns what is to be told instead when outputs were given up; ``None`` if nothing is."""
-        if not discarded or self.amend is None:
+    def amended(
+        self, discarded: Collection[Publication], observers: Iterable[ChunkObserver]
+    ) -> Settlement | None:
+        """Returns what observers publish in addition when outputs were discarded, if anything."""
+        if not discarded or self.account is None:
             return None
-        return Settlement([*self.amend(self._find_lost(discarded))], Counts(), {})
+        late = [*gather_late(observers, self.account.without(self._find_lost(discarded)))]
+        return Settlement(late, Counts(), {}) if late else None
 
     def _find_lost(self, discarded: Collection[Publication]) -> list[int]:
         """Returns the inputs of which no output is left."""
@@ -169,12 +162,13 @@ def settle(
     now: datetime,
     watermark: datetime | None = None,
     returning: Collection[int] = (),
-    is_part: bool = False,
+    is_early: bool = False,
     held: HeldRow | None = None,
+    observers: Iterable[ChunkObserver] = (),
 ) -> Settlement:
     """Turns the verdict on a chunk into publications and counts. ``now`` starts every delay.
 
-    ``returning`` are the rows that, if they are to come again, come from their source. ``is_part``
+    ``returning`` are the rows that, if they are to come again, come from their source. ``is_early``
     says that these are outputs of rows that have not ended. ``held`` is the row right behind the
     chunk that an ordered vertex holds. Raises if a row cannot be settled; ``engine.rescue`` then
     finds out which one.
@@ -189,13 +183,13 @@ def settle(
         *build_letters(chunk, ends.dead, place, now),
         *build_answers(chunk, verdict.answers, place),
         *routed.publications,
-        *build_trail(chunk, verdict, place, now, routed, is_part),
     ]
-    amend = None
-    if place.audit and not is_part:
-        told = build_audit(chunk, verdict, now, routed, held)
-        publications += told.publish(chunk, place) if told is not None else ()
-        amend = None if told is None else _amending(told, chunk, place)
+    at, reasons = now.astimezone(UTC), _count_reasons(ends.again)
+    part = AccountPart(place, chunk.rows.batch, verdict, routed, at)
+    account = Account(
+        chunk.key, chunk.number, at, (part,), watermark, held, reasons, is_early, chunk.is_probe
+    )
+    publications += gather_late(observers, account)
     for publication in publications:
         publication.check_size(place.max_payload)
     unrouted = len(routed.unrouted)
@@ -215,17 +209,7 @@ def settle(
     # was delivered is kept beside it, because its source does not know.
     if returned:
         histories = again_rows(chunk.rows.batch, [*returned], [*returned.values()])
-    reasons = _count_reasons(ends.again)
-    return Settlement(publications, counts, reasons, returned, histories, amend)
-
-
-def _amending(
-    told: AuditRows, chunk: Chunk, place: Place
-) -> Callable[[Sequence[int]], Iterable[Publication]] | None:
-    """Returns what tells a chunk anew, with rows that are lost; ``None`` if none can be."""
-    if not any(edge.discards for edge in place.edges):
-        return None
-    return lambda lost: told.discard(lost).publish(chunk, place, edition=1)
+    return Settlement(publications, counts, reasons, returned, histories, account)
 
 
 def _count_written(verdict: Verdict, outputs: int, ends: SortedInputs) -> int:

@@ -15,8 +15,7 @@ from datetime import UTC, datetime
 from ebbflow.engine.pauses import Pauses
 from ebbflow.engine.position import Position
 from ebbflow.nats.link import Link
-from ebbflow.runtime import turn
-from ebbflow.runtime.pause_watch import tell_pauses
+from ebbflow.runtime import control
 from ebbflow.runtime.run_lock import find_run
 from ebbflow.runtime.stored_spec import read_spec
 from ebbflow.streams.names import Names
@@ -54,7 +53,9 @@ def pause(
     now = datetime.now(UTC)
     vertices = _vertices(link, names, vertex)
     pauses = link.run(change_pauses(link.client, names, lambda known: known.pausing(vertex, now)))
-    return _follow(link, names, pauses, vertices, patience, (tell_pauses(pauses),), _has_paused)
+    return _follow(
+        link, names, pauses, vertices, patience, (control.tell_pauses(pauses),), _has_paused
+    )
 
 
 def resume(
@@ -67,7 +68,7 @@ def resume(
     """
     vertices = _vertices(link, names, vertex)
     pauses = link.run(change_pauses(link.client, names, lambda known: known.resuming(vertex)))
-    words = (tell_pauses(pauses), turn.resume(vertex))
+    words = (control.tell_pauses(pauses), control.resume(vertex))
     return _follow(link, names, pauses, vertices, patience, words, _goes_on)
 
 

@@ -22,17 +22,23 @@ from random import Random
 import pyarrow as pa
 from nats.aio.msg import Msg
 
+from ebbflow.accounts.taps import (
+    OUTCOMES,
+    PassingRows,
+    TapFilter,
+    TappedRow,
+    TapWish,
+)
 from ebbflow.engine import frames
 from ebbflow.engine.position import Position, Span
 from ebbflow.engine.publications import Place
-from ebbflow.engine.tapping import OUTCOMES, PassingRows, TapFilter, TappedRow, TapWish
 from ebbflow.nats import api
 from ebbflow.nats.follow import Follower, follow
 from ebbflow.nats.link import Link
 from ebbflow.nats.pull import Deliveries
 from ebbflow.nats.stored import read_after
+from ebbflow.runtime.control import ask_tap, end_tap
 from ebbflow.runtime.stored_spec import read_spec
-from ebbflow.runtime.taps import ask_tap, end_tap
 from ebbflow.spec.graph.shape import ShapeVertex
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import read_positions

@@ -7,40 +7,24 @@ are passed on from here while it still yields, a part of the chunk at a time.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Protocol
 
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.outcome import Counts
-from ebbflow.engine.audit import HeldRow
+from ebbflow.engine.account import ChunkObserver, HeldRow
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.publications import Chunk, ChunkNumber, Place
 from ebbflow.engine.rescue import decide_in_pieces, settle_or_refuse
 from ebbflow.engine.settlement import Settlement, settle
 from ebbflow.engine.verdict import Rules, Verdict
-from ebbflow.runtime.gate import Gate
-from ebbflow.runtime.journal import Clock
+from ebbflow.runtime.outage_gate import OutageGate
+from ebbflow.runtime.ports import Clock
 
 _EMIT_EVERY = 0.1
-
-
-class FollowedChunk(Protocol):
-    """A chunk whose messages are followed through user code; ``rows`` is what it is given."""
-
-    rows: Rows
-
-    def note(self, verdict: Verdict) -> None:
-        """Takes down what became of the messages."""
-
-
-class ChunkTracing(Protocol):
-    """Whoever records traces of a task's chunks. Changes nothing about their messages' ends."""
-
-    def follow(self, rows: Rows) -> AbstractContextManager[FollowedChunk]:
-        """Records spans while user code decides about the rows."""
 
 
 PublishPart = Callable[[Verdict], int | None]
@@ -108,13 +92,13 @@ class ChunkDecider:
     def __init__(
         self,
         rules: DecisionRules,
-        gate: Gate,
+        gate: OutageGate,
         size: ChunkSize,
         clock: Clock,
-        tracing: ChunkTracing | None = None,
+        observers: Sequence[ChunkObserver] = (),
     ) -> None:
         self._rules = rules
-        self._tracing = tracing
+        self._observers = observers
         self._gate = gate
         self._size = size
         self._clock = clock
@@ -122,12 +106,10 @@ class ChunkDecider:
 
     def decide(self, rows: Rows, in_order: bool, publish: PublishPart) -> Verdict:
         """Returns what user code decides about the rows; ``publish`` is called meanwhile."""
-        if self._tracing is None:
+        with ExitStack() as stack:
+            for observer in self._observers:
+                rows = stack.enter_context(observer.calling(rows))
             return self._decide(rows, in_order, publish)
-        with self._tracing.follow(rows) as followed:
-            verdict = self._decide(followed.rows, in_order, publish)
-            followed.note(verdict)
-        return verdict
 
     def _decide(self, rows: Rows, in_order: bool, publish: PublishPart) -> Verdict:
         vertex = self._rules.place.vertex
@@ -171,9 +153,11 @@ class ChunkDecider:
         is the row behind the chunk, if an ordered vertex holds it.
         """
         returning = range(0) if returned_from is None else range(returned_from, sys.maxsize)
-        chunk, now = Chunk(key, verdict.rows, number), self._clock.now()
-        place = self._rules.place
-        settlement = settle_or_refuse(chunk, verdict, place, now, watermark, returning, held)
+        chunk = Chunk(key, verdict.rows, number, is_probe=self._gate.probing)
+        place, now, observers = self._rules.place, self._clock.now(), self._observers
+        settlement = settle_or_refuse(
+            chunk, verdict, place, now, watermark, returning, held, observers
+        )
         return replace(settlement, counts=settlement.counts + more) if more else settlement
 
     def settle_part(self, part: Verdict, key: str, watermark: datetime | None) -> Settlement | None:
@@ -183,6 +167,9 @@ class ChunkDecider:
         """
         chunk, now = Chunk(key, part.rows), self._clock.now()
         try:
-            return settle(chunk, part, self._rules.place, now, watermark, is_part=True)
+            return settle(
+                chunk, part, self._rules.place, now, watermark,
+                is_early=True, observers=self._observers,
+            )  # fmt: skip
         except Exception:
             return None

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from ebbflow.domain.outcome import Counts, Redeliver, Retry
 from ebbflow.engine import frames
-from ebbflow.engine.audit import HeldRow
+from ebbflow.engine.account import HeldRow
 from ebbflow.engine.inlet import Inlet
 from ebbflow.engine.position import Held, Span
 from ebbflow.engine.publications import again_rows

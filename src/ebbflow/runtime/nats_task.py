@@ -5,16 +5,20 @@ The streams of the task are opened here, by what the plan says the vertex reads.
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Collection, Coroutine
+from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import pyarrow as pa
-from nats.aio.msg import Msg
 
+from ebbflow.accounts.audit import AuditObserver
+from ebbflow.accounts.events import Events
+from ebbflow.accounts.taps import Tap, Taps
+from ebbflow.accounts.traces import TaskSpans, open_tracer
+from ebbflow.accounts.trail import TrailObserver
 from ebbflow.connectors.generator import GeneratorInlet, GeneratorPlan
+from ebbflow.engine.account import ChunkObserver
 from ebbflow.engine.inlet import Inlet
 from ebbflow.engine.position import Mark, Position, Span, known_of_moved
 from ebbflow.engine.publications import Place, Publication
@@ -22,21 +26,16 @@ from ebbflow.engine.settlement import Settlement
 from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.publish import Tally
 from ebbflow.runtime.chunk_size import Pace
+from ebbflow.runtime.control import Handlers, PauseWatch, listening
 from ebbflow.runtime.deciding import DecisionRules, Times, no_times, source_times
-from ebbflow.runtime.events import Events
-from ebbflow.runtime.gate import Gate, VertexCode
-from ebbflow.runtime.gathering import AT_BUFFER, AT_REQUESTS, AT_SOURCE
 from ebbflow.runtime.handlers import breaker_of, lasting, patience_of
 from ebbflow.runtime.intake import Intake, OrderedIntake
-from ebbflow.runtime.journal import InFlight, Report, SystemClock
-from ebbflow.runtime.pause_watch import PauseWatch
+from ebbflow.runtime.loop import AT_BUFFER, AT_REQUESTS, AT_SOURCE, ChunkLoop, TaskParts
+from ebbflow.runtime.outage_gate import OutageGate, VertexCode
 from ebbflow.runtime.plan import VertexPlan
+from ebbflow.runtime.ports import Epoch, InFlight, Report, SystemClock
 from ebbflow.runtime.source_process.client import SourcePlan
 from ebbflow.runtime.source_process.inlet import PulledInlet
-from ebbflow.runtime.spans import open_spans
-from ebbflow.runtime.taps import Tap, Taps
-from ebbflow.runtime.task import ChunkLoop, TaskParts
-from ebbflow.runtime.turn import STOP, Turn, resumes, turn_of
 from ebbflow.streams.ledger import Ledger
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import PositionStore
@@ -100,38 +99,33 @@ class VertexTask:
         self._link = worker_link(plan.server)
         self._names = Names(plan.pipeline)
         self._clock = SystemClock()
-        self._turn = Turn(seconds, self._clock)
+        self._epoch = Epoch(seconds, self._clock)
         tally = Tally()
         self._journal = NatsJournal(plan, partition, self._link, tally)
         self.events = Events(self._link, self._names, plan.vertex, partition, tally)
         self._rules = _rules(plan, partition)
         known = lasting(plan.whose, ("taps", partition), dict[str, Tap])
-        self._taps = Taps(self._link, self._names, self._rules.place, self._clock, known)
-        self._pauses = PauseWatch(self._names, plan.vertex, self._turn.pause)
+        self._taps = Taps(self._link, self._names, plan.vertex, known)
+        self._pauses = PauseWatch(self._names, plan.vertex, self._epoch.pause)
 
     def run(self, code: VertexCode) -> Report:
-        """Works until the epoch ends or the driver says stop, and settles what is in hand."""
-        # Subscribed before the claim, so that a stop that comes meanwhile is not missed.
-        subject = self._names.control_subject
-        words = self._link.run(self._link.client.subscribe(subject, cb=self._on_control))
-        try:
+        """Works until the epoch ends or the driver says stop, and settles what is in flight."""
+        words: Handlers = {
+            "stop": self._epoch.stop,
+            "shorten": self._epoch.shorten,
+            "resume": self._resume,
+            "pauses": self._pauses.hear,
+            "tap": self._taps.take,
+            "untap": self._taps.end,
+        }
+        # Heard before the claim, so that a stop that comes meanwhile is not missed.
+        with listening(self._link, self._names, words):
             self._pauses.read(self._link)
-            return ChunkLoop(self._parts(code), self._turn).run()
-        finally:
-            with contextlib.suppress(Exception):  # else it would take the place of a real error
-                self._link.run(words.unsubscribe(), timeout=5)
+            return ChunkLoop(self._parts(code), self._epoch).run()
 
-    async def _on_control(self, message: Msg) -> None:
-        word, seconds = message.data, turn_of(message.data)
-        if word == STOP:
-            self._turn.stop()
-        elif resumes(word, self._plan.vertex):
-            self._turn.resume()
-        elif seconds is not None:
-            self._turn.shorten(seconds)
-        else:
-            self._pauses.hear(word)
-            self._taps.hear(word)
+    def _resume(self, vertex: str | None) -> None:
+        if vertex in (None, self._plan.vertex):
+            self._epoch.resume()
 
     def _parts(self, code: VertexCode) -> TaskParts:
         plan = self._plan
@@ -139,19 +133,28 @@ class VertexTask:
         return TaskParts(
             journal=self._journal,
             open_intake=self._open_intake,
-            gate=Gate(code, patience, breaker_of(plan.whose, plan.breaker)),
+            gate=OutageGate(code, patience, breaker_of(plan.whose, plan.breaker)),
             size=lasting(plan.whose, ("pace", self._partition), lambda: Pace(plan.call_rows)),
             rules=self._rules,
             events=self.events,
             clock=self._clock,
             feeders=plan.feeders,
             interval=_interval(plan),
-            tracing=open_spans(plan, self._partition),
-            show=self._taps.show,
+            observers=self._observers(),
         )
 
+    def _observers(self) -> Sequence[ChunkObserver]:
+        """Returns who reports on the task's chunks."""
+        spans = open_spans(self._plan, self._partition)
+        return [
+            self.events,
+            *late_observers(self._plan),
+            *([spans] if spans else []),
+            self._taps,
+        ]
+
     def _open_intake(self, done: Span) -> Intake:
-        plan, partition, link, wake = self._plan, self._partition, self._link, self._turn.wake
+        plan, partition, link, wake = self._plan, self._partition, self._link, self._epoch.wake
         redeliveries = open_redeliveries(plan, partition, link, done, wake)
         ledger = self._journal.ledger = open_ledger(plan, partition, link)
         inlet = open_inlet(plan, partition, link, done, wake, ledger, self.events)
@@ -161,15 +164,21 @@ class VertexTask:
 
 def place_of(plan: VertexPlan, partition: int) -> Place:
     """Returns where the chunks of a partition are settled."""
-    return Place(
-        plan.vertex,
-        partition,
-        plan.edges,
-        plan.max_payload,
-        plan.bucket,
-        plan.trail,
-        plan.audit is not None,
-    )
+    return Place(plan.vertex, partition, plan.edges, plan.max_payload, plan.bucket)
+
+
+def late_observers(plan: VertexPlan) -> list[ChunkObserver]:
+    """Returns who publishes what became of the rows of each chunk, before it is done."""
+    observers: list[ChunkObserver] = [TrailObserver()] if plan.trail else []
+    return [*observers, AuditObserver()] if plan.audit is not None else observers
+
+
+def open_spans(plan: VertexPlan, partition: int) -> TaskSpans | None:
+    """Returns who records the traces of a task; nobody unless the plan says so."""
+    if not plan.traces:
+        return None
+    tracer = open_tracer(plan.pipeline, plan.traces)
+    return TaskSpans(plan.pipeline, plan.vertex, partition, plan.is_source, tracer)
 
 
 def _rules(plan: VertexPlan, partition: int) -> DecisionRules:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from ebbflow.accounts.traces import read_trace_variables
 from ebbflow.connectors.generator import GeneratorPlan
 from ebbflow.connectors.plans import WHOLE_CHUNK, Pulled
 from ebbflow.engine.retry import RetryStrategy
@@ -30,7 +31,6 @@ from ebbflow.runtime.plan import (
     VertexPlan,
 )
 from ebbflow.runtime.source_process.client import COLUMNS_LIMIT, SourcePlan
-from ebbflow.runtime.trace_export import read_trace_variables
 from ebbflow.streams.feed import FeedPlan, StorePlan
 from ebbflow.streams.names import VertexStreams
 from ebbflow.usercode.monovertex import Bypass

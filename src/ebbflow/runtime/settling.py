@@ -1,7 +1,7 @@
 """How a task settles chunks: in the one order that loses nothing and doubles nothing.
 
     intent → source told of the chunk before → histories → redeliveries, dead letters, answers,
-    outputs, trail, audit rows → done
+    outputs, what observers publish late (trail, audit rows) → done
 
 Whatever stops in between, the next task finds the intent, cuts the same chunk again and settles it
 again: what is stored already is known by its id. The next chunk's intent is also the record that
@@ -16,19 +16,18 @@ which doubles one; the tests of crashes run this module and fail when the order 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from ebbflow.domain.outcome import Counts
+from ebbflow.engine.account import ChunkObserver, ChunkRecord
 from ebbflow.engine.inlet import HandedBack
 from ebbflow.engine.position import Held, Position, Span
 from ebbflow.engine.publications import ChunkNumber
 from ebbflow.engine.settlement import Settlement
 from ebbflow.runtime.intake import Intake
-from ebbflow.runtime.journal import Clock, InFlight, TaskJournal
-from ebbflow.runtime.measures import ChunkRecord
-from ebbflow.runtime.turn import Turn
+from ebbflow.runtime.ports import Clock, Epoch, InFlight, TaskJournal
 
 _PURGE_EVERY = 0.25
 # Seconds that a chunk waits to be recorded with the next one: as a rule, and at most.
@@ -75,15 +74,17 @@ class Settling:
         journal: TaskJournal,
         intake: Intake,
         position: Position,
-        turn: Turn,
+        epoch: Epoch,
         clock: Clock,
         meanwhile: Callable[[], None],
+        observers: Sequence[ChunkObserver] = (),
     ) -> None:
         self._journal = journal
         self._intake = intake
-        self._turn = turn
+        self._epoch = epoch
         self._clock = clock
         self._meanwhile = meanwhile
+        self._observers = observers
         self.position = position
         self._in_flight: InFlight[Counts] | None = None
         self._timed: ChunkRecord | None = None
@@ -221,7 +222,7 @@ class Settling:
         # What is to come back is stored before what is passed on, and all of it before it is told.
         discarded = await self._journal.publish(missing)
         # Before the record, which makes the rows count that were told last.
-        if (amended := settlement.without_lost(discarded)) is not None:
+        if (amended := settlement.amended(discarded, self._observers)) is not None:
             await self._journal.publish(amended)
         if record is not None:
             record.settle, record.publish = recorded - began, self._clock.monotonic() - recorded
@@ -258,7 +259,7 @@ class Settling:
                 if self._in_flight.done():
                     raise
                 self._meanwhile()
-                if self._turn.grace_is_over:
+                if self._epoch.grace_is_over:
                     # Neither confirmed nor recorded: the intent stays, and the chunk is replayed.
                     self._in_flight.cancel()
                     raise Unsettled from None

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
 
+from ebbflow.accounts.traces import flush_spans
 from ebbflow.runtime.handlers import close_other_runs, close_run
-from ebbflow.runtime.journal import Report
 from ebbflow.runtime.nats_task import VertexTask
 from ebbflow.runtime.operators import UserCode, set_environment
 from ebbflow.runtime.plan import VertexPlan
-from ebbflow.runtime.trace_export import flush_spans
+from ebbflow.runtime.ports import Report
 from ebbflow.usercode.call_watch import watch_calls
 from ebbflow.usercode.poison import end_worker_on_base_exception
 

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Unpack
 
 import nats.errors
 
+from ebbflow.accounts.listener import TaskListener
+from ebbflow.accounts.traces import MISSING, asks_for_traces, is_installed
 from ebbflow.domain.errors import JetStreamUnavailable
 from ebbflow.engine.causes import Raised
 from ebbflow.nats import api
@@ -30,6 +32,7 @@ from ebbflow.nats.embedded import FolderWitness
 from ebbflow.nats.locate import find_own_server, open_link_for_run
 from ebbflow.runtime import provision
 from ebbflow.runtime.attachment import Attachment
+from ebbflow.runtime.control import STOP, shorten
 from ebbflow.runtime.feeds import Feeds
 from ebbflow.runtime.handlers import close_run
 from ebbflow.runtime.plan import VertexPlan
@@ -37,9 +40,6 @@ from ebbflow.runtime.planning import make_plans
 from ebbflow.runtime.run_lock import hold_run_lock
 from ebbflow.runtime.run_options import RunOptionNames, RunOptions
 from ebbflow.runtime.stored_spec import store_spec
-from ebbflow.runtime.task_listener import TaskListener
-from ebbflow.runtime.trace_export import MISSING, asks_for_traces, is_installed
-from ebbflow.runtime.turn import STOP, turn
 from ebbflow.spark.audit.writer import writing_audit
 from ebbflow.spark.engine import Engine, Engines
 from ebbflow.spark.slots import TURN, Slots
@@ -362,7 +362,7 @@ class Run:
         self._tell_tasks(STOP)
 
     def _tell_turns(self) -> None:
-        self._tell_tasks(turn(TURN))
+        self._tell_tasks(shorten(TURN))
 
     def _tell_tasks(self, word: bytes) -> None:
         """Sends a word to all tasks, if NATS takes it: it is repeated, and epochs end anyway."""

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING
 from pyspark import InheritableThread
 
 from ebbflow.domain.durations import Backoff
-from ebbflow.engine.causes import Raised
+from ebbflow.engine.causes import Raised, RaisedErrors
 from ebbflow.engine.redelivery import format_traceback
-from ebbflow.runtime.error_log import ErrorLog
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.spark.batch.vertex import run_batches
 from ebbflow.spark.epoch import Epochs
@@ -54,7 +53,7 @@ class VertexSupervisor:
         self.epoch = 0
         self.restarts = 0
         self._failure: str | None = None
-        self.errors = ErrorLog()
+        self.errors = RaisedErrors()
         """The errors by which its epochs have failed."""
         self._began = math.inf
         self.up_since = math.inf

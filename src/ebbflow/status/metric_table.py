@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from ebbflow.accounts.numbers import Histogram
 from ebbflow.domain.version import __version__
-from ebbflow.engine.spread import Spread
 from ebbflow.status.health import judge_health
 from ebbflow.status.model import Condition, EdgeStatus, Phase, PipelineStatus, VertexStatus
 
 MetricType = Literal["counter", "gauge", "histogram"]
-Value = float | Spread | None
+Value = float | Histogram | None
 Labelled = Iterator[tuple[tuple[str, ...], Value]]
 
 _TYPES = {"source": "Source", "sink": "Sink"}

@@ -15,7 +15,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from ebbflow.engine.spread import BOUNDS, Spread
+from ebbflow.accounts.numbers import BOUNDS, Histogram
 from ebbflow.status.metric_table import METRICS, MetricType, Value
 from ebbflow.status.model import PipelineStatus
 
@@ -60,13 +60,13 @@ _FAMILIES: Mapping[MetricType, Callable[..., Any]] = {
 
 
 def _add(family: Any, labels: tuple[str, ...], value: Value) -> None:
-    if isinstance(value, Spread):
+    if isinstance(value, Histogram):
         family.add_metric(labels, list(_cumulate(value)), value.seconds * _MICROSECONDS)
     elif value is not None:
         family.add_metric(labels, value)
 
 
-def _cumulate(spread: Spread) -> Iterator[tuple[str, float]]:
+def _cumulate(spread: Histogram) -> Iterator[tuple[str, float]]:
     """Yields each bound in microseconds, as Numaflow has it, and how many took no longer."""
     bounds = [*(f"{bound * _MICROSECONDS:.1f}" for bound in BOUNDS), "+Inf"]
     so_far = 0

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
+from ebbflow.accounts.numbers import Histogram
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.causes import MOST_SHOWN, CauseCount
 from ebbflow.engine.outage import Waiting
-from ebbflow.engine.spread import Spread
 from ebbflow.nats.publish import Tally
 from ebbflow.status.json_form import dump_fields, load_fields
 
@@ -210,7 +210,7 @@ class VertexStatus:
     nack_reasons: tuple[Cause, ...] = ()
     nack_reason: str | None = None
     latency: dict[str, Latency] = field(default_factory=dict)
-    spreads: dict[str, Spread] = field(default_factory=dict)
+    spreads: dict[str, Histogram] = field(default_factory=dict)
     publishing: Tally = field(default_factory=Tally)
     waiting: Waiting | None = None
     halted: str | None = None

@@ -21,14 +21,14 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from ebbflow.accounts.listener import TaskListener, ToldChunk
+from ebbflow.accounts.numbers import Histogram
 from ebbflow.domain.outcome import Counts
+from ebbflow.engine.causes import Raised, RaisedErrors
 from ebbflow.engine.position import Position
 from ebbflow.engine.routing import Edge
-from ebbflow.engine.spread import Spread
 from ebbflow.nats.link import Link
-from ebbflow.runtime.error_log import ErrorLog, LoggedErrors
 from ebbflow.runtime.plan import DataFrameMap, MonoPlan, SinksPlan, SqlMap, VertexPlan
-from ebbflow.runtime.task_listener import TaskListener, ToldChunk
 from ebbflow.status.back_pressure import PressureWatch
 from ebbflow.status.backlog import Backlog, VertexBacklog, age_of
 from ebbflow.status.conditions import describe_unread, describe_vertex, judge, list_concerns
@@ -83,7 +83,7 @@ class JobFacts:
     error_count: int = 0
 
     @classmethod
-    def with_errors(cls, log: ErrorLog, **facts: Any) -> JobFacts:
+    def with_errors(cls, log: RaisedErrors, **facts: Any) -> JobFacts:
         """Returns the facts, with the errors by which jobs have failed."""
         return cls(errors=tuple(map(_to_group, log.newest_first())), error_count=log.count, **facts)
 
@@ -381,21 +381,22 @@ def _first_line(error: Exception) -> str:
     return next((line for line in str(error).splitlines() if line.strip()), "")
 
 
-def _to_group(errors: LoggedErrors) -> ErrorGroup:
-    raised = errors.raised
+def _to_group(raised: Raised) -> ErrorGroup:
+    assert raised.first is not None
+    assert raised.last is not None
     return ErrorGroup(
         raised.kind,
         raised.text,
         raised.where,
         raised.count,
-        errors.first,
-        errors.last,
+        raised.first,
+        raised.last,
         raised.message_id,
         raised.traceback,
     )
 
 
-def _latency(spread: Spread) -> Latency:
+def _latency(spread: Histogram) -> Latency:
     return Latency(spread.quantile(0.5), spread.quantile(0.99), spread.mean, spread.count)
 
 

@@ -20,7 +20,6 @@ from typing import Protocol
 
 from ebbflow.domain.errors import EbbflowError, SetupError
 from ebbflow.engine.answers import Answer, key_pattern, read_answer
-from ebbflow.engine.trail import TrailRow, read_trail
 from ebbflow.nats import api
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.follow import Follower, follow
@@ -30,6 +29,7 @@ from ebbflow.nats.stored import read_after, read_last
 from ebbflow.streams.catalogue import ANSWERS_BUCKET
 from ebbflow.streams.names import Names, bucket_stream
 from ebbflow.streams.provision import explain_missing
+from ebbflow.streams.trail_rows import TrailRow, read_trail
 
 
 class ServingStore(Protocol):

@@ -14,12 +14,12 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from ebbflow.domain.errors import Fenced
-from ebbflow.engine.audit import CHUNK, AuditStamp, ToldFrame, choose
 from ebbflow.nats import api
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.link import Link
 from ebbflow.nats.pull import Deliveries
 from ebbflow.nats.stored import read_after
+from ebbflow.streams.audit_rows import CHUNK, AuditStamp, ToldFrame, choose
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import read_positions
 from ebbflow.streams.record import Record

@@ -13,12 +13,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ebbflow.accounts.trail import RequestFailure, RequestStep
 from ebbflow.connectors.listening.posts import Envelope
 from ebbflow.connectors.serving.replies import ServingSettings
 from ebbflow.connectors.serving.source import ServingFeed
 from ebbflow.connectors.serving.store import ServedRequest
 from ebbflow.engine.answers import Answer, own_answers
-from ebbflow.engine.completion import RequestFailure, RequestStep
 from ebbflow.nats.link import Link
 from ebbflow.streams.feed import Spot
 from ebbflow.web.exchange import Refusal

@@ -18,7 +18,6 @@ from ebbflow.domain.outcome import Counts
 from ebbflow.engine import frames
 from ebbflow.engine.answers import answer_headers, answer_key
 from ebbflow.engine.position import Mark, Span
-from ebbflow.engine.trail import SentTo, TrailRow, publish_trail
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import publish
 from ebbflow.nats.stored import read_subject
@@ -29,6 +28,7 @@ from ebbflow.streams.feed import Spot, StorePlan
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import PositionStore
 from ebbflow.streams.publish_settlement import address
+from ebbflow.streams.trail_rows import SentTo, TrailRow, publish_trail
 from ebbflow.web.exchange import Refusal
 
 TTL = 60_000

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ebbflow.accounts.trail import MOST_STEPS
 from ebbflow.connectors.serving.requests import OpenRequest, RequestRegister
 from ebbflow.connectors.serving.store import Checkpoint, ServedRequest
-from ebbflow.engine.completion import MOST_STEPS
-from ebbflow.engine.trail import TrailRow
 from ebbflow.streams.answers import TrailFrame
+from ebbflow.streams.trail_rows import TrailRow
 from tests.connectors.serving.desk import at, row
 
 

@@ -25,11 +25,11 @@ from itertools import islice
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
+from ebbflow.accounts.trail import Completion, ToldRow
 from ebbflow.connectors.serving.store import Checkpoint, RequestRecords, ServedRequest, Status
 from ebbflow.engine.answers import Answer, answer_key
-from ebbflow.engine.completion import Completion, ToldRow
-from ebbflow.engine.trail import TrailRow
 from ebbflow.streams.answers import TrailFrame
+from ebbflow.streams.trail_rows import TrailRow
 
 MOST_ENDED = 10_000
 """The most ended requests that are kept in memory; others are read from the bucket."""

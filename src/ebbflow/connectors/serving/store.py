@@ -25,12 +25,11 @@ from typing import Any, Literal
 
 import nats.errors
 
+from ebbflow.accounts.trail import RequestFailure, RequestStep, ToldRow
 from ebbflow.domain.errors import EbbflowError
 from ebbflow.engine import frames
 from ebbflow.engine.answers import Answer, answer_key
-from ebbflow.engine.completion import RequestFailure, RequestStep, ToldRow
 from ebbflow.engine.position import Mark
-from ebbflow.engine.trail import TrailRow, publish_trail
 from ebbflow.nats import api
 from ebbflow.nats.bulk import publish_all
 from ebbflow.nats.client import SecuredClient
@@ -40,6 +39,7 @@ from ebbflow.nats.stored import read_after, read_last, read_one
 from ebbflow.nats.wire import Publishes
 from ebbflow.streams.names import Names, bucket_stream
 from ebbflow.streams.positions import read_positions
+from ebbflow.streams.trail_rows import TrailRow, publish_trail
 
 Status = Literal["in-progress", "completed", "failed"]
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ebbflow.domain.errors import EbbflowError
-from ebbflow.engine.audit import ToldRows, read_audit, to_table
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.operations.tracing.way import Family, TraceStep
 from ebbflow.runtime.provision import lineage
 from ebbflow.spark.audit.reading import AuditFolder, open_folder
 from ebbflow.streams.audit import AuditStream
+from ebbflow.streams.audit_rows import ToldRows, read_audit, to_table
 from ebbflow.streams.catalogue import AUDIT_TABLE
 from ebbflow.streams.names import Names
 

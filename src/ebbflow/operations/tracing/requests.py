@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+from ebbflow.accounts.trail import RequestStep
 from ebbflow.connectors.serving.requests import OpenRequest
 from ebbflow.connectors.serving.store import RequestRecords, ServedRequest, read_life, read_waiting
-from ebbflow.engine.completion import RequestStep
-from ebbflow.engine.trail import TrailRow
 from ebbflow.nats.link import Link
 from ebbflow.operations.tracing.way import TraceStep
 from ebbflow.streams.answers import TrailFrame, find_bucket, read_trail_after
 from ebbflow.streams.names import Names
+from ebbflow.streams.trail_rows import TrailRow
 
 
 async def find_request(

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ebbflow.connectors.serving.store import ServedRequest
-from ebbflow.engine.trail import REDELIVERED
+from ebbflow.engine.account import REDELIVERED
 
 Where = Literal["buffer", "in hand", "redelivery", "parked", "held", "source", "dead letter"]
 

@@ -18,8 +18,8 @@ from sqlglot.errors import ErrorLevel, ParseError, SqlglotError
 from sqlglot.parsers.spark import SparkParser
 
 from ebbflow.domain.errors import EbbflowError
-from ebbflow.engine.audit import PLAIN_TABLE
 from ebbflow.spark.audit.spark_names import name_column
+from ebbflow.streams.audit_rows import PLAIN_TABLE
 
 _NAMES = """
 abs any_value avg bool_and bool_or cast ceil coalesce concat concat_ws contains count count_if

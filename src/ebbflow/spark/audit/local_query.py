@@ -22,11 +22,11 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ebbflow.engine.audit import PLAIN_TABLE, TIME
 from ebbflow.spark.audit.dialect import refusal, translate
 from ebbflow.spark.audit.files import DAY, WAITING, day_of
 from ebbflow.spark.audit.reading import ParquetFiles
 from ebbflow.spark.audit.results import AuditResult
+from ebbflow.streams.audit_rows import PLAIN_TABLE, TIME
 
 _NEVER: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": False,

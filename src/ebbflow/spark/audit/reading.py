@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from ebbflow.connectors.plans import FILE_FORMATS, Format
 from ebbflow.connectors.schema.secret import SecretRef
 from ebbflow.domain.errors import SetupError
-from ebbflow.engine.audit import PLAIN_TABLE
 from ebbflow.spark.audit.files import WAITING, TableFiles, local_folder
 from ebbflow.spark.audit.rows import merge_files, plain_ddl
+from ebbflow.streams.audit_rows import PLAIN_TABLE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

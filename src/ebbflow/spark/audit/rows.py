@@ -16,7 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ebbflow.engine.audit import (
+from ebbflow.nats.link import Link, worker_link
+from ebbflow.nats.login import Addresses
+from ebbflow.nats.pull import Deliveries
+from ebbflow.nats.stored import read_after
+from ebbflow.streams.audit import AuditBatch
+from ebbflow.streams.audit_rows import (
     FEW_VALUES,
     PLAIN_TABLE,
     TABLE,
@@ -25,11 +30,6 @@ from ebbflow.engine.audit import (
     read_audit,
     to_table,
 )
-from ebbflow.nats.link import Link, worker_link
-from ebbflow.nats.login import Addresses
-from ebbflow.nats.pull import Deliveries
-from ebbflow.nats.stored import read_after
-from ebbflow.streams.audit import AuditBatch
 from ebbflow.streams.names import Names
 
 _GROUP = 500_000

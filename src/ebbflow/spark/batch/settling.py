@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 
+from ebbflow.accounts.events import Events
+from ebbflow.accounts.numbers import dump_raised
 from ebbflow.domain.errors import SparkError
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine import frames
+from ebbflow.engine.account import ChunkObserver
 from ebbflow.engine.causes import Raised, RaisedErrors
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.isolation import Trouble
@@ -32,10 +35,8 @@ from ebbflow.engine.settlement import Settlement
 from ebbflow.engine.verdict import Rules, Verdict
 from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.publish import Tally
-from ebbflow.runtime.events import Events
 from ebbflow.runtime.handlers import close_handlers
-from ebbflow.runtime.measures import dump_raised
-from ebbflow.runtime.nats_task import place_of
+from ebbflow.runtime.nats_task import late_observers, place_of
 from ebbflow.runtime.operators import Operators, set_environment
 from ebbflow.runtime.plan import SinksPlan, VertexPlan
 from ebbflow.spark.batch.query_rows import record_query_rows
@@ -135,15 +136,19 @@ class _Settling:
         breaker.check(verdict)
         place = place_of(plan, self._partition)
         chunk = Chunk(decided.key, rows, decided.number)
-        settlement = settle_or_refuse(chunk, verdict, place, datetime.now(UTC), decided.watermark)
+        observers, now = late_observers(plan), datetime.now(UTC)
+        settlement = settle_or_refuse(
+            chunk, verdict, place, now, decided.watermark, observers=observers
+        )
+        assert settlement.account is not None
         errors = [dump_raised(raised) for raised in verdict.decisions.raised]
-        counts = self._publish(settlement)
+        counts = self._publish(settlement, observers)
         return Settled(
             counts,
             settlement.reasons,
             self._tally,
             errors,
-            settlement.count_by_edge(),
+            settlement.account.parts[0].count_by_edge(),
             breaker.state,
         )
 
@@ -175,13 +180,13 @@ class _Settling:
             # Whichever worker settles the next batch, nothing is left open in this one.
             close_handlers(plan.whose)
 
-    def _publish(self, settlement: Settlement) -> Counts:
+    def _publish(self, settlement: Settlement, observers: Sequence[ChunkObserver]) -> Counts:
         client, names, repeated = self._link.client, self._names, self._decided.repeated
         settlement = self._link.run(without_stored(client, names, settlement, repeated))
         discarded = self._link.run(
             publish_settlement(client, names, settlement, self._plan.publish, self._tally)
         )
-        if (amended := settlement.without_lost(discarded)) is not None:
+        if (amended := settlement.amended(discarded, observers)) is not None:
             self._link.run(
                 publish_settlement(client, names, amended, self._plan.publish, self._tally)
             )

@@ -8,7 +8,6 @@ everything is published in the order that loses nothing, then the batch is done.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,9 +17,9 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nats.aio.msg import Msg
 from pyspark import InheritableThread
 
+from ebbflow.accounts.events import Events
 from ebbflow.connectors.plans import BlackholeSink
 from ebbflow.connectors.spark.session import clone_session, leaving_active, silence_pyspark_loggers
 from ebbflow.domain.durations import Backoff
@@ -35,11 +34,9 @@ from ebbflow.engine.position import Position, Span, chunk_key
 from ebbflow.engine.publications import ChunkNumber
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import Tally
-from ebbflow.runtime.events import Events
+from ebbflow.runtime.control import Handlers, PauseWatch, listening
 from ebbflow.runtime.handlers import lasting, patience_of
-from ebbflow.runtime.pause_watch import PauseWatch
 from ebbflow.runtime.plan import SinksPlan, SqlMap, VertexPlan
-from ebbflow.runtime.turn import resumes
 from ebbflow.spark.batch.calls import BatchCalls
 from ebbflow.spark.batch.query import Query
 from ebbflow.spark.batch.settling import SCHEMA, Decided, Settled, settle_on_worker
@@ -179,20 +176,15 @@ class BatchPartition:
 
     def run(self) -> None:
         """Works until the epoch is over; what is in hand then is settled first."""
-        subject = Names(self._plan.pipeline).control_subject
+        words: Handlers = {"resume": self._resume, "pauses": self._pauses.hear}
         # Heard before the record of pauses is read: a word that comes meanwhile is not missed.
-        words = self._link.run(self._link.client.subscribe(subject, cb=self._on_control))
-        try:
+        with listening(self._link, Names(self._plan.pipeline), words):
             self._pauses.read(self._link)
             self._run()
-        finally:
-            with contextlib.suppress(Exception):  # else it would take the place of a real error
-                self._link.run(words.unsubscribe(), timeout=5)
 
-    async def _on_control(self, message: Msg) -> None:
-        if resumes(message.data, self._plan.vertex):
+    def _resume(self, vertex: str | None) -> None:
+        if vertex in (None, self._plan.vertex):
             self._resumed = True
-        self._pauses.hear(message.data)
 
     def _pause(self, paused: bool) -> None:
         self._paused = paused

@@ -6,11 +6,11 @@ from random import Random
 import pytest
 
 from ebbflow import Message, nack
+from ebbflow.accounts.taps import OUTCOMES, PassingRows, TapFilter, TapWish, write_value
 from ebbflow.engine.publications import Place
 from ebbflow.engine.routing import Edge
-from ebbflow.engine.tapping import OUTCOMES, PassingRows, TapFilter, TapWish, write_value
 from ebbflow.usercode.calling import Handler, run_map
-from tests.engine.sample_rows import NOW, some, verdict_on
+from tests.engine.sample_rows import NOW, account_of, some, verdict_on
 
 EDGES = [Edge("even", values=frozenset({"even"})), Edge("all")]
 PLACE = Place("v", 1, EDGES, 1_000_000)
@@ -35,7 +35,8 @@ def tapped(wish=None, most=100, edges=EDGES, decided=True, **filters):
     verdict = verdict_on(rows)
     run_map(Handler(decide), verdict, concurrency=1)
     place = Place("v", 1, edges, 1_000_000)
-    passing = PassingRows(rows.batch, place, NOW, verdict if decided else None)
+    part = account_of(verdict, place).parts[0] if decided else None
+    passing = PassingRows(rows.batch, place, NOW, part)
     wish = wish or TapWish("t", "v", filter=TapFilter(**filters))
     return passing.choose(wish, most, Random(1))
 
@@ -121,7 +122,8 @@ def test_rows_that_are_forwarded_as_they_are_say_where_they_go():
     rows = some("a", "b")
     verdict = verdict_on(rows)
     verdict.forward_inputs()
-    shown, _ = PassingRows(rows.batch, PLACE, NOW, verdict).choose(TapWish("t", "v"), 9, Random(1))
+    part = account_of(verdict, PLACE).parts[0]
+    shown, _ = PassingRows(rows.batch, PLACE, NOW, part).choose(TapWish("t", "v"), 9, Random(1))
     assert [(row["id"], row["outputs"][0]["id"], row["outputs"][0]["to"]) for row in shown] == [
         ("a", "a", ["all"]),
         ("b", "b", ["all"]),

@@ -6,20 +6,19 @@ from typing import Any
 
 import pytest
 
-from ebbflow.domain.durations import DEFAULT_ON_ERROR
-from ebbflow.engine import frames
-from ebbflow.engine.frames import Rows
-from ebbflow.engine.trace_context import SCOPES, find_contexts
-from ebbflow.engine.verdict import Rules, Verdict
-from ebbflow.nats.login import Addresses
-from ebbflow.runtime.plan import Forward, VertexPlan
-from ebbflow.runtime.spans import (
+from ebbflow.accounts.traces import (
     CHUNKS_A_SECOND,
     MESSAGES_A_SECOND,
     TRACES_A_SECOND,
     TaskSpans,
     current_ids,
 )
+from ebbflow.domain.durations import DEFAULT_ON_ERROR
+from ebbflow.engine import frames
+from ebbflow.engine.frames import Rows
+from ebbflow.engine.trace_context import SCOPES, find_contexts
+from ebbflow.engine.verdict import Rules, Verdict
+from tests.engine.sample_rows import account_of
 
 pytest.importorskip("opentelemetry.sdk")
 
@@ -38,21 +37,17 @@ class Recording:
         self.exporter = InMemorySpanExporter()
         provider = TracerProvider(ParentBased(sampler), shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        addresses = Addresses.__new__(Addresses)
-        plan = VertexPlan(
-            "orders", "in", 1, Forward(), (), DEFAULT_ON_ERROR, 500, 500, 1, addresses, 1_000_000,
-            is_source=is_source,
-        )  # fmt: skip
-        self.task = TaskSpans(plan, 0, provider.get_tracer("test"))
+        self.task = TaskSpans("orders", "in", 0, is_source, provider.get_tracer("test"))
 
     def follow(self, count: int, parent: str | None = None) -> Rows:
         """The rows that user code is given of a chunk of so many."""
         headers = None if parent is None else [[("traceparent", parent)]] * count
         columns: dict[str, Any] = {"id": [f"in-{n}" for n in range(count)], "value": [b""] * count}
         batch = frames.batch_of(columns | {"headers": headers}, count)
-        with self.task.follow(Rows(batch)) as followed:
-            followed.note(Verdict(followed.rows, Rules("in", DEFAULT_ON_ERROR, 100)))
-        return followed.rows
+        with self.task.calling(Rows(batch)) as rows:
+            verdict = Verdict(rows, Rules("in", DEFAULT_ON_ERROR, 100))
+        self.task.see(account_of(verdict))
+        return rows
 
     def named(self, name: str) -> list[Any]:
         return [span for span in self.exporter.get_finished_spans() if span.name == name]
@@ -116,10 +111,10 @@ def test_scopes_end_with_the_chunk_also_when_user_code_raises() -> None:
     )
 
     def fail() -> None:
-        with vertex.task.follow(Rows(batch)) as followed:
-            (scope,) = SCOPES.of(followed.rows).values()
+        with vertex.task.calling(Rows(batch)) as rows:
+            (scope,) = SCOPES.of(rows).values()
             with scope():
-                (span,) = contexts(followed.rows)
+                (span,) = contexts(rows)
                 assert current_ids() == tuple(span.split("-")[1:3])
             raise KeyError("x")
 

@@ -3,13 +3,20 @@
 A ``TapWish`` comes from the person who taps; a task that knows it picks rows out of each chunk as
 it is decided. It looks at whole columns first, and makes Python objects of chosen rows only, so
 that nobody pays for a tap but the vertex that is tapped. Nothing here changes a verdict.
+
+A wish comes as a control word and holds for some seconds; who taps repeats it. While there is none,
+a chunk costs one look at an empty dictionary. Rows are sent over plain NATS and nothing waits for
+them: what the connection does not take at once is counted as not shown. A tap that fails is taken
+off; the task continues.
 """
 
 from __future__ import annotations
 
 import base64
+import concurrent.futures
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from random import Random
@@ -18,11 +25,11 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ebbflow.domain.outcome import DONE
+from ebbflow.engine.account import SENT, Account, AccountPart, ChunkObserver
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.publications import Place
-from ebbflow.engine.trail import NOT_ROUTED, SENT, describe_outcome
-from ebbflow.engine.verdict import Verdict
+from ebbflow.nats.link import Link
+from ebbflow.streams.names import Names
 
 OUTCOMES = (
     "done", "sent", "redelivered", "dropped", "fallback", "served", "on_success", "dead_lettered",
@@ -30,6 +37,7 @@ OUTCOMES = (
 """The outcomes to choose by; ``sent`` are outputs of a message that has not ended yet."""
 
 _MOST_OUTPUTS = 50
+_LARGEST = 500_000
 
 TappedRow = dict[str, Any]
 """One message that passed, as JSON has it."""
@@ -67,41 +75,39 @@ class TapWish:
     rate: int = 200
     longest: int = 4096
 
-    def to_json(self) -> bytes:
+    def to_json(self) -> dict[str, Any]:
         """Returns it as it is sent."""
-        return json.dumps(asdict(self)).encode()
+        return asdict(self)
 
     @classmethod
-    def from_json(cls, raw: bytes) -> Self:
+    def from_json(cls, facts: dict[str, Any]) -> Self:
         """Returns it from what was sent."""
-        facts = json.loads(raw)
         return cls(**facts | {"filter": TapFilter(**facts["filter"])})
 
 
 class PassingRows:
     """The rows of a chunk, to choose from. Used by one thread.
 
-    ``verdict`` is what was decided about them; without one they are just ``state``. ``is_part`` if
-    the verdict is about outputs of rows that have not ended.
+    ``part`` is the account of what became of them; without one they are just ``state``, and so they
+    are if it is early: about outputs of rows that have not ended.
     """
 
     def __init__(
         self,
         batch: pa.RecordBatch,
         place: Place,
-        now: datetime,
-        verdict: Verdict | None = None,
+        at: datetime,
+        part: AccountPart | None = None,
         *,
-        is_part: bool = False,
+        is_early: bool = False,
         state: str = "arrived",
     ) -> None:
         self._batch = batch
         self._place = place
-        self._now = now.astimezone(UTC)
-        self._verdict = verdict
-        self._is_part = is_part
-        self._state = state
-        self._unrouted: set[int] | None = None
+        self._at = at.astimezone(UTC)
+        self._part = part
+        self._is_early = is_early
+        self._state = SENT if is_early else state
 
     def choose(self, wish: TapWish, most: int, chance: Random) -> tuple[list[TappedRow], int]:
         """Returns rows that somebody wants to see, and how many of them were too many to show."""
@@ -126,7 +132,7 @@ class PassingRows:
             ]  # fmt: skip
         if wanted.outcome is not None:
             indexes = [i for i in indexes if self._end(i)["outcome"] == wanted.outcome]
-        if wanted.tag is not None or self._is_part:
+        if wanted.tag is not None or self._is_early:
             sending = self._find_senders(wanted.tag)
             indexes = [i for i in indexes if i in sending]
         return indexes
@@ -149,32 +155,17 @@ class PassingRows:
     # --- describing -----------------------------------------------------------------------------
 
     def _end(self, index: int) -> dict[str, Any]:
-        if self._verdict is None or self._is_part:
-            return {"outcome": SENT if self._is_part else self._state}
-        outcome = self._verdict.outcomes.get(index, DONE)
-        if self._unrouted is None:
-            self._unrouted = self._find_unrouted()
-        if outcome == DONE and index in self._unrouted:
-            outcome = NOT_ROUTED
-        return describe_outcome(outcome, self._now)
+        if self._part is None or self._is_early:
+            return {"outcome": self._state}
+        return self._part.end(index)
 
     def _find_senders(self, tag: str | None) -> set[int]:
         """Returns the inputs that have an output, or one with this tag."""
-        outputs = None if self._verdict is None else self._verdict.outputs
-        if outputs is None:
+        if self._part is None:
             return set()
-        pairs = zip(outputs.parents, outputs.tags, strict=True)
+        routed = self._part.routed
+        pairs = zip(routed.parents, routed.tags, strict=True)
         return {parent for parent, tags in pairs if tag is None or tag in tags}
-
-    def _find_unrouted(self) -> set[int]:
-        """Returns the inputs of whose outputs no edge takes any."""
-        outputs = None if self._verdict is None else self._verdict.outputs
-        edges = self._place.edges
-        if outputs is None or not edges or any(not edge.values for edge in edges):
-            return set()
-        pairs = list(zip(outputs.parents, outputs.tags, strict=True))
-        taken = {p for p, tags in pairs if any(edge.accepts(tags) for edge in edges)}
-        return set(outputs.parents) - taken
 
     def _describe(self, indexes: Sequence[int], longest: int) -> list[TappedRow]:
         taken = Rows(self._batch.take(pa.array(indexes, pa.int64())))
@@ -188,7 +179,7 @@ class PassingRows:
         outputs = sent.get(index, [])
         end = self._end(index)
         return {
-            "at": self._now.isoformat(),
+            "at": self._at.isoformat(),
             "vertex": self._place.vertex,
             "partition": self._place.partition,
             "id": taken.column("id")[number],
@@ -204,34 +195,18 @@ class PassingRows:
 
     def _list_outputs(self, parents: set[int], longest: int) -> dict[int, list[TappedRow]]:
         """Returns the outputs of these inputs, with the vertices they go to."""
-        verdict, edges = self._verdict, self._place.edges
-        outputs = None if verdict is None else verdict.outputs
-        if verdict is None or not edges:
+        routed, edges = self._part.routed if self._part else None, self._place.edges
+        if routed is None or routed.batch is None:
             return {}
-        if outputs is None:
-            return self._list_forwarded(verdict, parents, longest)
-        tags = list(outputs.tags)
-        rows = outputs.batch(verdict.rows, self._place.vertex, self._now)
-        chosen = [n for n, parent in enumerate(outputs.parents) if parent in parents]
-        taken = Rows(rows.take(pa.array(chosen, pa.int64())))
+        chosen = [n for n, parent in enumerate(routed.parents) if parent in parents]
+        taken = Rows(routed.batch.take(pa.array(chosen, pa.int64())))
         listed: dict[int, list[TappedRow]] = {}
         for number, index in enumerate(chosen):
-            ways = [edge.to for edge in edges if edge.accepts(tags[index])]
-            output = _describe_output(taken, number, tags[index], ways, longest)
-            listed.setdefault(outputs.parents[index], []).append(output)
+            tags = routed.tags[index]
+            ways = [edge.to for edge in edges if edge.accepts(tags)]
+            output = _describe_output(taken, number, tags, ways, longest)
+            listed.setdefault(routed.parents[index], []).append(output)
         return listed
-
-    def _list_forwarded(
-        self, verdict: Verdict, parents: set[int], longest: int
-    ) -> dict[int, list[TappedRow]]:
-        """Returns inputs that go on as they are, each as its own output."""
-        ways = [edge.to for edge in self._place.edges if edge.accepts(())]
-        done = [n for n in sorted(parents) if verdict.outcomes.get(n, DONE) == DONE]
-        taken = Rows(self._batch.take(pa.array(done, pa.int64())))
-        return {
-            index: [_describe_output(taken, number, (), ways, longest)]
-            for number, index in enumerate(done)
-        }
 
 
 def _describe_output(
@@ -255,3 +230,106 @@ def write_value(value: bytes, longest: int) -> dict[str, Any]:
         return {"value": shown.decode("utf-8", "strict" if not size else "ignore")} | size
     except UnicodeDecodeError:
         return {"value": {"base64": base64.b64encode(shown).decode()}} | size
+
+
+@dataclass
+class Tap:
+    """One wish, until when it holds, and what may still be shown in the present second."""
+
+    wish: TapWish
+    until: float
+    second: float
+    left: int
+    skipped: int = 0
+
+
+class Taps(ChunkObserver):
+    """The taps on one task. Wishes come from the link's thread, rows from the task's.
+
+    ``known`` are those that the earlier epochs of the task have left.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        names: Names,
+        vertex: str,
+        known: dict[str, Tap],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._link = link
+        self._names = names
+        self._vertex = vertex
+        self._taps = known
+        self._monotonic = monotonic
+        self._chance = Random()  # noqa: S311 - chooses samples, protects nothing
+        self._sending: concurrent.futures.Future[None] | None = None
+
+    def take(self, wish: dict[str, Any]) -> None:
+        """Takes a wish that a word carries, or takes it for longer, if it is about this vertex."""
+        wanted, now = TapWish.from_json(wish), self._monotonic()
+        if wanted.vertex != self._vertex:
+            return
+        tap = self._taps.get(wanted.token)
+        if tap is None:
+            self._taps[wanted.token] = Tap(wanted, now + wanted.seconds, now, wanted.rate)
+        else:
+            tap.until = now + wanted.seconds
+
+    def end(self, token: str) -> None:
+        """Ends a tap before its time is over."""
+        self._taps.pop(token, None)
+
+    def see(self, account: Account) -> None:
+        """Sends what somebody wants to see of a chunk that is decided about; never raises."""
+        if not self._taps:
+            return
+        for part in account.parts:
+            early = account.is_early
+            self._show(PassingRows(part.batch, part.place, part.at, part, is_early=early))
+
+    def _show(self, rows: PassingRows) -> None:
+        for token, tap in list(self._taps.items()):
+            try:
+                if self._monotonic() > tap.until:
+                    raise TimeoutError
+                self._send(tap, rows)
+            except Exception:  # nobody's tap is worth a task
+                self._taps.pop(token, None)
+
+    def _send(self, tap: Tap, rows: PassingRows) -> None:
+        now = self._monotonic()
+        if now - tap.second >= 1:
+            tap.second, tap.left = now, tap.wish.rate
+        # Nobody waits for a slow connection: what comes while rows are on their way is not shown.
+        busy = self._sending is not None and not self._sending.done()
+        shown, skipped = rows.choose(tap.wish, 0 if busy else tap.left, self._chance)
+        tap.left -= len(shown)
+        tap.skipped += skipped
+        if shown:
+            subject, skipped, tap.skipped = self._names.tap_subject(tap.wish.token), tap.skipped, 0
+            self._sending = self._link.submit(self._publish(subject, pack_rows(shown, skipped)))
+
+    async def _publish(self, subject: str, parts: Sequence[bytes]) -> None:
+        for part in parts:
+            await self._link.client.publish(subject, part)
+
+
+def pack_rows(rows: Sequence[TappedRow], skipped: int) -> list[bytes]:
+    """Returns rows as messages that are not too large; the first tells what was not shown."""
+    parts: list[bytes] = []
+    texts: list[str] = []
+    size = 0
+
+    def close() -> None:
+        told = 0 if parts else skipped
+        parts.append(f'{{"skipped": {told}, "rows": [{", ".join(texts)}]}}'.encode())
+
+    for text in map(json.dumps, rows):
+        if texts and size + len(text) > _LARGEST:
+            close()
+            texts, size = [], 0
+        texts.append(text)
+        size += len(text)
+    close()
+    return parts

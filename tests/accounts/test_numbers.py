@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.engine.spread import BOUNDS, Spread
+from ebbflow.accounts.numbers import BOUNDS, Histogram
 
 SECONDS = st.floats(0, 1000, allow_nan=False)
 
 
-def spread_of(*durations: float) -> Spread:
-    spread = Spread()
+def spread_of(*durations: float) -> Histogram:
+    spread = Histogram()
     for duration in durations:
         spread.add(duration)
     return spread
@@ -29,7 +29,7 @@ def test_a_duration_on_a_bound_is_in_the_bucket_that_ends_there() -> None:
 
 
 def test_an_average_stands_for_all_that_took_as_long() -> None:
-    spread = Spread()
+    spread = Histogram()
 
     spread.add(0.002, times=500)
 
@@ -37,7 +37,7 @@ def test_an_average_stands_for_all_that_took_as_long() -> None:
 
 
 def test_nothing_has_no_duration() -> None:
-    assert (Spread().mean, Spread().quantile(0.99)) == (0.0, 0.0)
+    assert (Histogram().mean, Histogram().quantile(0.99)) == (0.0, 0.0)
 
 
 @given(st.lists(SECONDS, min_size=1), st.floats(0.01, 1))

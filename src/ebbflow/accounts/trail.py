@@ -1,4 +1,7 @@
-"""When a request is complete: a pure account of what became of its messages.
+"""The trail of a chunk: an observer that publishes it, and when a request is complete by it.
+
+A pipeline with a source that serves publishes for each chunk what became of its rows, when their
+outputs and answers are stored (``streams.trail_rows``).
 
 A request begins with one message, its root. Each row of the trail says what a vertex did with one
 message, and which messages it sent on. So the messages that have to end are the root and all that
@@ -12,11 +15,18 @@ left is never complete. A message that has ended stays so, whatever a replay dec
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from operator import attrgetter
+from typing import Any
 
-from ebbflow.engine.trail import DEAD_LETTERED, TrailRow
+from ebbflow.domain.outcome import Served
+from ebbflow.engine.account import DEAD_LETTERED, SENT, Account, AccountPart, ChunkObserver
+from ebbflow.engine.frames import request_id
+from ebbflow.engine.publications import EdgeRows, Publication
+from ebbflow.engine.verdict import Verdict
+from ebbflow.streams.trail_rows import SentTo, TrailRow, publish_trail
 
 MOST_STEPS = 200
 """The most steps that are kept of a request; a large fan-out has more."""
@@ -26,6 +36,64 @@ MessageAt = tuple[str, str]
 
 ToldRow = tuple[str, TrailRow]
 """A row of the trail, and the vertex that told it."""
+
+
+# More outputs of one message are told in several rows: a frame has to fit into a message.
+_MOST_SENT = 1_000
+
+
+class TrailObserver(ChunkObserver):
+    """Publishes what became of every message, for those who wait for answers."""
+
+    def late(self, account: Account) -> Iterator[Publication]:
+        """Yields the frames of a chunk's trail; of an early account, what was sent so far."""
+        for part in () if account.edition else account.parts:
+            rows = _list_rows(part, account.is_early)
+            yield from publish_trail(rows, account.key, part.place.vertex, part.place.partition)
+
+
+def _list_rows(part: AccountPart, is_early: bool) -> list[TrailRow]:
+    sent = _gather_sent(part.routed.edges)
+    listed: list[TrailRow] = []
+    for index in sorted(sent) if is_early else range(part.batch.num_rows):
+        outputs = sent.get(index, [])
+        while len(outputs) > _MOST_SENT or (is_early and outputs):
+            first, outputs = outputs[:_MOST_SENT], outputs[_MOST_SENT:]
+            listed.append(_row(part, index, outcome=SENT, sent=tuple(first)))
+        if not is_early:
+            answers = _count_answers(part.verdict, index)
+            end = part.end(index)
+            listed.append(_row(part, index, answers=answers, sent=tuple(outputs), **end))
+    return listed
+
+
+def _gather_sent(edges: Sequence[EdgeRows]) -> dict[int, list[SentTo]]:
+    """Returns the outputs of each input that has some."""
+    sent: dict[int, list[SentTo]] = {}
+    for edge in edges:
+        for parent, row_id in zip(edge.parents, edge.ids.to_pylist(), strict=True):
+            sent.setdefault(parent, []).append(SentTo(edge.to, row_id))
+    return sent
+
+
+def _count_answers(verdict: Verdict, index: int) -> int:
+    """Returns how many answers a row has stored; in a store of the user's, 1 if any."""
+    is_served = isinstance(verdict.outcomes.get(index), Served)
+    return len(verdict.answers.get(index, ())) or int(is_served)
+
+
+def _row(part: AccountPart, index: int, **facts: Any) -> TrailRow:
+    rows = part.rows
+    return TrailRow(
+        request_id(rows, index),
+        rows.column("id")[index],
+        part.at,
+        rows.column("deliveries")[index],
+        **facts,
+    )
+
+
+# --- when a request is complete -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,25 +14,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from ebbflow.domain.outcome import Dropped, Outcome
+from ebbflow.domain.outcome import Dropped
 from ebbflow.engine import frames
-from ebbflow.engine.publications import Chunk, EdgeRows, Place, Publication, Routed, Stage
-from ebbflow.engine.trail import NOT_ROUTED, REDELIVERED, describe_outcome
-from ebbflow.engine.verdict import Verdict
+from ebbflow.engine.account import REDELIVERED
+from ebbflow.engine.publications import ChunkNumber, Place, Publication, Stage
 
 CHUNK = "Ebbflow-Chunk"
 """The header that says which chunk a frame tells of: number, claim, edition and part."""
-OUTCOMES = ("done", "dropped", REDELIVERED, "fallback", "on_success", "served", "dead_lettered")
-"""Every outcome of a delivery; all but ``redelivered`` are the end of a message at a vertex."""
 DISCARDED = Dropped("the buffer of the next vertex was full")
 
 TIME = frames.TIME
@@ -75,15 +70,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
-# --- from a chunk to its rows -------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class HeldRow:
-    """A row that an ordered vertex holds: it was delivered, and is not among those settled."""
-
-    row: pa.RecordBatch
-    outcome: Outcome
+# --- the rows of a chunk -------------------------------------------------------------------------
 
 
 class AuditRows:
@@ -104,18 +91,19 @@ class AuditRows:
         shared = {name: value for name, value in self.shared.items() if name not in changed}
         return AuditRows(self.rows, self.varied | changed, shared)
 
-    def publish(self, chunk: Chunk, place: Place, edition: int = 0) -> Iterator[Publication]:
-        """Yields the frames of the rows, stamped with the chunk's number."""
+    def publish(
+        self, key: str, number: ChunkNumber, place: Place, edition: int = 0
+    ) -> Iterator[Publication]:
+        """Yields the frames of the rows, stamped with the number of their chunk."""
         batch = pa.RecordBatch.from_arrays([*self.varied.values()], names=[*self.varied])
-        number, claim = chunk.number
         for part, piece in enumerate(_split(batch)):
-            stamp = f"{number}.{claim}.{edition}.{part}"
+            stamp = f"{number.number}.{number.claim}.{edition}.{part}"
             yield Publication(
                 Stage.AUDIT,
                 place.vertex,
                 place.partition,
                 # With the claim: a replay is told anew, and its rows count in place of the first.
-                f"{chunk.key}:audit:{stamp}",
+                f"{key}:audit:{stamp}",
                 _encode(piece, self.shared),
                 {CHUNK: stamp},
             )
@@ -123,81 +111,6 @@ class AuditRows:
 
 def _column(array: pa.Array | None, shared: Any, rows: int) -> list[Any]:
     return [shared] * rows if array is None else array.to_pylist()
-
-
-def build_audit(
-    chunk: Chunk, verdict: Verdict, now: datetime, routed: Routed, held: HeldRow | None
-) -> AuditRows | None:
-    """Returns what became of each row of a chunk, and of the row held behind it."""
-    batch = chunk.rows.batch
-    outcomes = dict(verdict.outcomes) | dict.fromkeys(routed.unrouted, NOT_ROUTED)
-    sent = None if verdict.decisions.emitted_rows else _count_sent(routed.edges, batch.num_rows)
-    if held is not None:
-        outcomes[batch.num_rows] = held.outcome
-        batch = frames.concat([batch, held.row])
-        sent = None
-    if not batch.num_rows:
-        return None
-    shared: dict[str, Any] = {"ended": now.astimezone(UTC)}
-    varied = {"id": batch.column("id")}
-    facts: dict[str, Any] = {"outcome": "done"}
-    facts |= {name: _shared_or_all(batch.column(name)) for name in ("deliveries", "first_seen")}
-    facts |= _describe_all(outcomes, batch.num_rows, now) if outcomes else {}
-    facts |= dict(zip(("sent", "sent_to"), sent, strict=True)) if sent is not None else {}
-    for name, fact in facts.items():
-        (varied if isinstance(fact, pa.Array) else shared)[name] = fact
-    return AuditRows(batch.num_rows, varied, shared)
-
-
-def _shared_or_all(column: pa.Array) -> Any:
-    """Returns the one value that all rows have, or the column."""
-    if len(column) == 1:
-        return column[0].as_py()
-    ends = pc.min_max(column).as_py()
-    if ends["min"] == ends["max"] and not column.null_count:
-        return ends["min"]
-    return column.view(pa.int32()) if column.type == pa.uint32() else column
-
-
-def _describe_all(outcomes: Mapping[int, Outcome], rows: int, now: datetime) -> dict[str, pa.Array]:
-    """Returns the columns that say how rows ended; a row without an outcome is done."""
-    columns: dict[str, list[Any]] = {"outcome": ["done"] * rows}
-    for index, outcome in outcomes.items():
-        for name, value in describe_outcome(outcome, now).items():
-            if value is not None:
-                columns.setdefault(name, [None] * rows)[index] = value
-    return {name: pa.array(values, COLUMNS[name]) for name, values in columns.items()}
-
-
-def _count_sent(edges: Sequence[EdgeRows], rows: int) -> tuple[Any, Any]:
-    """Returns how many outputs each input has, and where they went; one value if all agree."""
-    if all(_is_one_each(edge.parents, rows) for edge in edges):
-        return len(edges), ",".join(edge.to for edge in edges)
-    counts = np.zeros(rows, np.int32)
-    taken = np.zeros((len(edges), rows), bool)
-    for number, edge in enumerate(edges):
-        parents = np.asarray(edge.parents, np.int64)
-        own = np.bincount(parents[parents >= 0], minlength=rows)
-        counts += own.astype(np.int32)
-        taken[number] = own > 0
-    patterns, ways = np.unique(taken, axis=1, return_inverse=True)
-    names = [
-        ",".join(edge.to for edge, is_taken in zip(edges, pattern, strict=True) if is_taken)
-        for pattern in patterns.T
-    ]
-    return pa.array(counts), pa.array(names, pa.string()).take(pa.array(ways.reshape(-1)))
-
-
-def _is_one_each(parents: Sequence[int], rows: int) -> bool:
-    """Returns whether each input has one output, in order."""
-    if len(parents) != rows:
-        return False
-    return parents == (range(rows) if isinstance(parents, range) else _every(rows))
-
-
-@lru_cache(maxsize=64)
-def _every(rows: int) -> list[int]:
-    return list(range(rows))
 
 
 # --- frames -------------------------------------------------------------------------------------

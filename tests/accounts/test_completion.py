@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.engine.completion import MOST_STEPS, Completion, MessageAt
-from ebbflow.engine.trail import SentTo, TrailRow
+from ebbflow.accounts.trail import MOST_STEPS, Completion, MessageAt
+from ebbflow.streams.trail_rows import SentTo, TrailRow
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 VERTICES = ("in", "a", "b", "c")

@@ -6,11 +6,11 @@ import queue
 
 import pytest
 
+from ebbflow.accounts.events import Events
+from ebbflow.accounts.listener import TaskListener
 from ebbflow.nats.embedded import EmbeddedServer, StateFolder
 from ebbflow.nats.locate import open_link
 from ebbflow.nats.publish import Tally
-from ebbflow.runtime.events import Events
-from ebbflow.runtime.task_listener import TaskListener
 from ebbflow.usercode.printing import Printed
 from tests.nats.outside import until
 

@@ -12,20 +12,20 @@ import concurrent.futures
 import json
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
 import nats.errors
 
+from ebbflow.accounts.numbers import Measures, TaskState
+from ebbflow.accounts.traces import current_ids
+from ebbflow.engine.account import Account, ChunkObserver, ChunkRecord
 from ebbflow.engine.causes import CauseCounter, RaisedErrors
 from ebbflow.engine.outage import Waiting
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import Tally
-from ebbflow.runtime.measures import ChunkRecord, Measures
-from ebbflow.runtime.spans import current_ids
 from ebbflow.streams.logs import LogEntry
 from ebbflow.streams.names import Names
 from ebbflow.usercode.printing import Printed, redirected
@@ -40,7 +40,7 @@ _HEADERS = 4_000
 _PATIENCE = 5.0
 
 
-class Events:
+class Events(ChunkObserver):
     """The events of one task. ``tally`` goes on being counted by whoever publishes."""
 
     def __init__(self, link: Link, names: Names, vertex: str, partition: int, tally: Tally) -> None:
@@ -81,7 +81,18 @@ class Events:
         """Makes what user code prints appear where the pipeline was started."""
         return redirected(self.log)
 
-    def nacked(self, reasons: dict[str, int]) -> None:
+    def see(self, account: Account) -> None:
+        """Counts why rows of a chunk come back, what user code raised and where outputs went."""
+        if account.is_early:
+            return
+        if not account.is_probe:  # what is waited for is told by itself
+            self.nacked(account.reasons)
+        for part in account.parts:
+            self.raised(part.verdict.decisions.raised)
+            if len(part.place.edges) > 1:
+                self.sent(part.count_by_edge())
+
+    def nacked(self, reasons: Mapping[str, int]) -> None:
         """Counts reasons; they are told now and then, not for each message."""
         self._reasons.update(reasons.items())
 
@@ -135,31 +146,30 @@ class Events:
     def _tell_errors(self) -> None:
         if self._measures.raised:
             errors = self._measures.take_errors()
-            self._send("error", json.dumps(self._whose() | {"errors": errors}).encode())
+            event = {"vertex": self._vertex, "errors": errors}
+            self._send("error", json.dumps(event).encode())
 
     def _tell_state(self) -> None:
         """Tells the numbers of the task if they have changed, and now and then that it is there."""
         self._measures.add_up()
-        # Of the whole task so far: an event that got lost is made up for by the next one.
-        state = {
-            "tally": asdict(self._tally),
-            "pending": self._pending,
-            "waiting": asdict(self._waiting) if self._waiting else None,
-            "halted": self._halted,
-            "opened": self._opened,
-            "in_hand": self._measures.in_hand,
-            "spreads": self._measures.spreads_as_json(),
-            "sent": dict(self._measures.sent),
-        }
+        state = TaskState(
+            self._vertex,
+            self._partition,
+            self._task,
+            self._tally,
+            self._measures.numbers,
+            self._pending,
+            self._waiting,
+            self._halted,
+            self._opened,
+            self._measures.in_hand,
+        ).to_json()
         now = time.monotonic()
         if state == self._last_state and now - self._told_state < _ALIVE_EVERY:
             return
         chunks = self._measures.take_chunks()
-        if self._send("state", json.dumps(self._whose() | state | {"chunks": chunks}).encode()):
+        if self._send("state", json.dumps({"state": state, "chunks": chunks}).encode()):
             self._last_state, self._told_state = state, now
-
-    def _whose(self) -> dict[str, Any]:
-        return {"vertex": self._vertex, "partition": self._partition, "task": self._task}
 
     def _send(self, kind: str, payload: bytes) -> bool:
         """Sends an event; ``False`` when the connection did not take it."""

@@ -5,14 +5,13 @@ import json
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict
 
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from ebbflow.nats.publish import Tally
-from ebbflow.runtime.task_listener import TaskListener
+from ebbflow.accounts.listener import TaskListener
+from ebbflow.accounts.numbers import TaskState
 from ebbflow.streams.names import Names
 
 
@@ -26,9 +25,8 @@ def hasty_threads() -> Iterator[None]:
 
 
 def state(vertex: str) -> Msg:
-    told = {"vertex": vertex, "partition": 0, "task": "t", "pending": 1}
-    told |= {"waiting": None, "halted": None, "tally": asdict(Tally())}
-    told |= {"opened": True, "in_hand": None, "spreads": {}, "sent": {}, "chunks": []}
+    state = TaskState(vertex, 0, "t", pending=1, opened=True)
+    told = {"state": state.to_json(), "chunks": []}
     return Msg(Client(), subject="events.state", data=json.dumps(told).encode())
 
 

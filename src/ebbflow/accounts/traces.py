@@ -7,19 +7,35 @@ one, as the sampler says (``OTEL_TRACES_SAMPLER``). The decision is made once: l
 what the header says is recorded.
 
 Spans cost Python time, so a task makes a limited number a second. A message beyond that keeps its
-header as it is: its trace goes on, with a gap. Nothing here changes what is done with a message.
+header as it is: its trace continues, with a gap. Nothing here changes what becomes of a message.
+
+OpenTelemetry's standard variables say whether traces are recorded, and where they go. The driver
+reads the variables and sends them to the tasks with their plans, so that workers on other machines
+export to the same place. Each worker has one exporter; it never holds up a task.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import math
+import os
+import re
+import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from functools import cache, partial
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ebbflow.domain.outcome import DONE, DeadLetter, Outcome, Redeliver, Retry
+from ebbflow.domain.version import __version__
 from ebbflow.engine import frames
+from ebbflow.engine.account import Account, ChunkObserver
 from ebbflow.engine.frames import TRACEPARENT, Rows
 from ebbflow.engine.trace_context import (
     SCOPES,
@@ -29,12 +45,12 @@ from ebbflow.engine.trace_context import (
     find_recorded,
     with_contexts,
 )
-from ebbflow.engine.verdict import Verdict
-from ebbflow.runtime.plan import VertexPlan
-from ebbflow.runtime.trace_export import open_tracer
+from ebbflow.usercode.variables import Variables
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span, Tracer
 
 MESSAGES_A_SECOND = 500
@@ -46,6 +62,18 @@ CHUNKS_A_SECOND = 20
 # For how many messages a second the sampler is asked, which takes a while, too.
 _ASKED_A_SECOND = 2_000
 _MOST_LINKS = 100
+
+_EXPORTER = "OTEL_TRACES_EXPORTER"
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_FLUSH_WITHIN = 3.0
+_SAY_EVERY, _LONGEST = 60.0, 200
+_SYSTEM_ERROR = re.compile(r"\[Errno -?\d+\] ([\w ]+)")
+
+MISSING = (
+    "traces are asked for, but OpenTelemetry is not installed; run: pip install 'ebbflow[otel]'"
+)
+"""What a run says that cannot record the traces it is asked for."""
 
 
 class SpanBudget:
@@ -70,47 +98,54 @@ class SpanBudget:
         self._left += unused
 
 
-def open_spans(plan: VertexPlan, partition: int) -> TaskSpans | None:
-    """Returns who records the traces of a task; nobody unless the plan says so."""
-    if not plan.traces:
-        return None
-    return TaskSpans(plan, partition, open_tracer(plan.pipeline, plan.traces))
+class TaskSpans(ChunkObserver):
+    """The spans of one task; that of a source ``begins`` traces. Used by the task's thread."""
 
-
-class TaskSpans:
-    """The spans of one task. Used by the task's thread."""
-
-    def __init__(self, plan: VertexPlan, partition: int, tracer: Tracer) -> None:
+    def __init__(
+        self, pipeline: str, vertex: str, partition: int, begins: bool, tracer: Tracer
+    ) -> None:
         self._tracer = tracer
-        self._begins = plan.is_source
-        self._vertex = plan.vertex
+        self._begins = begins
+        self._vertex = vertex
         self._common = {
             "messaging.system": "ebbflow",
-            "messaging.destination.name": plan.vertex,
+            "messaging.destination.name": vertex,
             "messaging.destination.partition.id": str(partition),
-            "ebbflow.pipeline": plan.pipeline,
-            "ebbflow.vertex": plan.vertex,
+            "ebbflow.pipeline": pipeline,
+            "ebbflow.vertex": vertex,
         }
         self._messages = SpanBudget(MESSAGES_A_SECOND)
         self._traces = SpanBudget(TRACES_A_SECOND)
         self._asked = SpanBudget(_ASKED_A_SECOND)
         self._chunks = SpanBudget(CHUNKS_A_SECOND)
+        self._called: ChunkSpans | None = None
 
     @contextmanager
-    def follow(self, rows: Rows) -> Iterator[ChunkSpans]:
-        """Records spans while user code decides about the rows."""
+    def calling(self, rows: Rows) -> Iterator[Rows]:
+        """Records spans while user code decides about the rows, which name them."""
         from opentelemetry import trace
 
         spans = self._begin_messages(rows)
         chunk = self._begin_chunk(rows, spans)
-        followed = ChunkSpans(rows, spans, chunk)
-        SCOPES.find = followed.find_scopes
+        called = ChunkSpans(rows, spans, chunk)
+        SCOPES.find = called.find_scopes
         try:
-            with trace.use_span(chunk, end_on_exit=True):
-                yield followed
+            with trace.use_span(chunk):
+                yield called.rows
+        except BaseException:
+            called.end()
+            raise
         finally:
             SCOPES.find = None
-            followed.end()
+        called.note_return()
+        self._called = called
+
+    def see(self, account: Account) -> None:
+        """Says on the spans of the chunk that was just decided what became of it, and ends them."""
+        if self._called is not None and not account.is_early:
+            self._called.describe(account)
+            self._called.end()
+            self._called = None
 
     def _begin_chunk(self, rows: Rows, spans: Mapping[int, Span]) -> Span:
         from opentelemetry import trace
@@ -173,6 +208,7 @@ class ChunkSpans:
         self._chunk = chunk
         self._parents = {_inject(span): span for span in spans.values()}
         self._ended: dict[Span, int] = {}
+        self._returned: int | None = None
         contexts = dict(zip(spans, self._parents, strict=True))
         self.rows = Rows(with_contexts(rows.batch, contexts), rows.watermark) if spans else rows
 
@@ -182,43 +218,39 @@ class ChunkSpans:
             return {}
         recorded = find_recorded(rows.batch.column("headers"))
         known = {row: self._parents.get(text) for row, text in recorded.items()}
-        return {row: _Scope(self, span) for row, span in known.items() if span is not None}
-
-    def note_end(self, span: Span) -> None:
-        """Takes down when user code was done with a message."""
-        self._ended[span] = time.time_ns()
-
-    def note(self, verdict: Verdict) -> None:
-        """Takes down what became of the messages."""
-        for row, span in self._spans.items():
-            _describe_end(span, verdict.outcomes.get(row, DONE))
-        self._chunk.set_attribute("ebbflow.not_done", len(verdict.outcomes))
-
-    def end(self) -> None:
-        """Ends the spans of the messages, each when user code was done with it."""
-        for span in self._spans.values():
-            span.end(self._ended.get(span))
-
-
-class _Scope:
-    """Makes a message's span the current one while user code is called with it."""
-
-    def __init__(self, chunk: ChunkSpans, span: Span) -> None:
-        self._chunk = chunk
-        self._span = span
-
-    def __call__(self) -> AbstractContextManager[object]:
-        return self._enter()
+        return {row: partial(self._enter, span) for row, span in known.items() if span is not None}
 
     @contextmanager
-    def _enter(self) -> Iterator[None]:
+    def _enter(self, span: Span) -> Iterator[None]:
+        """Makes a message's span the current one while user code is called with it."""
         from opentelemetry import trace
 
-        with trace.use_span(self._span, record_exception=False, set_status_on_exception=False):
+        with trace.use_span(span, record_exception=False, set_status_on_exception=False):
             try:
                 yield
             finally:
-                self._chunk.note_end(self._span)
+                self._ended[span] = time.time_ns()
+
+    def note_return(self) -> None:
+        """Notes when user code was done with the chunk."""
+        self._returned = time.time_ns()
+
+    def describe(self, account: Account) -> None:
+        """Says on the spans what became of the messages."""
+        part, held = account.parts[0], account.held
+        settled = part.batch.num_rows
+        for row, span in self._spans.items():
+            if row < settled:
+                _describe_end(span, part.outcomes.get(row, DONE))
+            elif row == settled and held is not None:
+                _describe_end(span, held.outcome)
+        self._chunk.set_attribute("ebbflow.not_done", len(part.outcomes) + (held is not None))
+
+    def end(self) -> None:
+        """Ends all spans: each message's when user code was done with it, or with the chunk."""
+        for span in self._spans.values():
+            span.end(self._ended.get(span, self._returned))
+        self._chunk.end(self._returned)
 
 
 def _describe_end(span: Span, outcome: Outcome) -> None:
@@ -277,3 +309,122 @@ def current_ids() -> tuple[str, str] | None:
     if not context.is_valid:
         return None
     return f"{context.trace_id:032x}", f"{context.span_id:016x}"
+
+
+# --- where spans go -----------------------------------------------------------------------------
+
+
+def asks_for_traces(environment: Mapping[str, str]) -> bool:
+    """Returns whether the variables name an exporter of traces, or where it sends them."""
+    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    exporter = environment.get(_EXPORTER, "").strip().lower()
+    if exporter:
+        return exporter != "none"
+    return any(environment.get(name, "").strip() for name in _ENDPOINTS)
+
+
+def is_installed() -> bool:
+    """Returns whether OpenTelemetry's SDK is there."""
+    with contextlib.suppress(ModuleNotFoundError):
+        return find_spec("opentelemetry.sdk") is not None
+    return False
+
+
+def read_trace_variables(environment: Mapping[str, str]) -> Variables:
+    """Returns the variables that tasks need to record traces; none if they are to record nothing.
+
+    They may hold the keys of a service, and are shown to nobody.
+    """
+    if not (asks_for_traces(environment) and is_installed()):
+        return ()
+    return tuple((name, text) for name, text in environment.items() if name.startswith("OTEL_"))
+
+
+def open_tracer(pipeline: str, variables: Variables) -> Tracer:
+    """Returns the tracer of this worker for a pipeline; its spans are exported in the background.
+
+    The provider is the process's own: spans that user code makes go the same way. If user code has
+    set up one itself, that is used.
+    """
+    os.environ |= dict(variables)
+    _set_up_provider(os.environ.get("OTEL_SERVICE_NAME") or pipeline)
+    from opentelemetry import trace
+
+    return trace.get_tracer("ebbflow", __version__)
+
+
+@cache
+def _set_up_provider(service: str) -> None:
+    """Sets the provider of this process, once."""
+    from opentelemetry import trace
+    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    if isinstance(trace.get_tracer_provider(), TracerProvider):
+        return
+    exporters = logging.getLogger("opentelemetry.exporter")
+    exporters.addHandler(_ExportTrouble())
+    exporters.propagate = False
+    # Not shut down at exit: a worker that is told to end does not wait for a collector.
+    resource = Resource.create({SERVICE_NAME: service})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    for exporter in _make_exporters():
+        provider.add_span_processor(BatchSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+
+
+def _make_exporters() -> list[SpanExporter]:
+    """Returns the exporters that the variables name; one that is not installed is left out."""
+    names = (os.environ.get(_EXPORTER) or "otlp").split(",")
+    known = {entry.name: entry for entry in entry_points(group="opentelemetry_traces_exporter")}
+    wanted = [_full_name(name.strip().lower()) for name in names]
+    return [known[name].load()() for name in wanted if name in known]
+
+
+def _full_name(name: str) -> str:
+    """Returns the name under which an exporter is registered: OTLP has one for each protocol."""
+    if name != "otlp":
+        return name
+    protocol = next(
+        (os.environ[variable] for variable in _PROTOCOLS if os.environ.get(variable)), ""
+    )
+    return "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"
+
+
+class _ExportTrouble(logging.Handler):
+    """Says that traces are not exported, once a minute; an exporter says it for each attempt."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._said = -math.inf
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Says it in one line, unless it was just said."""
+        if time.monotonic() - self._said < _SAY_EVERY:
+            return
+        self._said = time.monotonic()
+        text = record.getMessage()
+        why = _SYSTEM_ERROR.search(text)
+        what = why[1] if why else text[:_LONGEST]
+        print(
+            f"traces are not exported: {what}; the pipeline goes on without them", file=sys.stderr
+        )
+
+
+def flush_spans() -> None:
+    """Has what is recorded exported, and waits for it a little; at the end of a run."""
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+
+    provider = trace.get_tracer_provider()
+    if isinstance(provider, TracerProvider):
+        _flush(provider)
+
+
+def _flush(provider: TracerProvider) -> None:
+    # In a thread: an exporter whose collector is away does not keep to the time it is given.
+    flushing = threading.Thread(target=provider.force_flush, daemon=True)
+    flushing.start()
+    flushing.join(_FLUSH_WITHIN)

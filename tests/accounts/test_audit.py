@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbflow import Message
+from ebbflow.accounts.audit import AuditObserver
 from ebbflow.domain.outcome import (
     DONE,
     DeadLetter,
@@ -20,30 +21,30 @@ from ebbflow.domain.outcome import (
     Served,
     Succeeded,
 )
-from ebbflow.engine.audit import (
+from ebbflow.engine.account import OUTCOMES, HeldRow
+from ebbflow.engine.publications import Chunk, ChunkNumber, Place, Publication, Stage
+from ebbflow.engine.routing import Edge
+from ebbflow.engine.settlement import Settlement, settle
+from ebbflow.engine.verdict import Verdict
+from ebbflow.streams.audit_rows import (
     CHUNK,
-    OUTCOMES,
     AuditStamp,
-    HeldRow,
     ToldFrame,
     ToldRows,
     choose,
     read_audit,
     to_table,
 )
-from ebbflow.engine.publications import Chunk, ChunkNumber, Place, Publication, Stage
-from ebbflow.engine.routing import Edge
-from ebbflow.engine.settlement import Settlement, settle
-from ebbflow.engine.verdict import Verdict
 from tests.engine.sample_rows import NOW, decide, some, verdict_on
 
+OBSERVERS = [AuditObserver()]
 X, Y = Edge("x"), Edge("y", values=frozenset("y"))
 
 
 def settled(verdict: Verdict, edges: Sequence[Edge] = (), **options: Any) -> Settlement:
-    place = Place("v", 3, edges, 1_000_000, "answers", audit=True)
+    place = Place("v", 3, edges, 1_000_000, "answers")
     chunk = Chunk("k", verdict.rows, ChunkNumber(7, 2))
-    return settle(chunk, verdict, place, NOW, **options)
+    return settle(chunk, verdict, place, NOW, observers=OBSERVERS, **options)
 
 
 def frames_of(publications: Sequence[Publication]) -> list[Publication]:
@@ -129,8 +130,8 @@ def test_what_a_full_buffer_did_not_take_is_told_anew_as_dropped():
         verdict.decisions.forward(index, 0, Message(b""))
     settlement = settled(verdict, [Edge("x", discards=True)])
     discarded = [p for p in settlement.publications if p.stage is Stage.OUTPUT]
-    assert settlement.without_lost([]) is None
-    amended = settlement.without_lost(discarded)
+    assert settlement.amended([], OBSERVERS) is None
+    amended = settlement.amended(discarded, OBSERVERS)
     assert amended is not None
     assert [row["id"] for row in rows_of(amended)] == ["a", "b"]
     assert {row["outcome"] for row in rows_of(amended)} == {"dropped"}
@@ -154,9 +155,9 @@ def test_other_bytes_are_refused():
 
 def test_a_time_with_another_zone_is_the_same_time():
     verdict = verdict_on(some("a"))
-    place, chunk = Place("v", 0, (), 10**6, audit=True), Chunk("k", verdict.rows)
+    place, chunk = Place("v", 0, (), 10**6), Chunk("k", verdict.rows)
     later = (NOW + timedelta(hours=1)).astimezone(UTC)
-    (row,) = rows_of(settle(chunk, verdict, place, later))
+    (row,) = rows_of(settle(chunk, verdict, place, later, observers=OBSERVERS))
     assert row["ended"] == later
 
 

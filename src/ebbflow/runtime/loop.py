@@ -8,31 +8,40 @@ single message.
 
 The loop knows neither NATS nor Spark: it works on an inlet, on redeliveries, a journal and a clock
 that it is given. ``nats_task`` gives it those of a worker; the tests of crashes give it others.
+Whoever reports on chunks, as data, to people or as traces, observes the account of each chunk
+(``engine.account``); the loop names none of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine import frames
-from ebbflow.engine.audit import HeldRow
+from ebbflow.engine.account import ChunkObserver, ChunkRecord, HeldRow
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.inlet import Watermark, handed_back
 from ebbflow.engine.position import Span, chunk_key
 from ebbflow.engine.publications import Place
 from ebbflow.engine.settlement import Settlement
 from ebbflow.engine.verdict import Verdict
-from ebbflow.runtime.deciding import ChunkDecider, ChunkSize, ChunkTracing, DecisionRules
-from ebbflow.runtime.gate import Gate
-from ebbflow.runtime.gathering import AT_BUFFER, Gathering
+from ebbflow.runtime.deciding import ChunkDecider, ChunkSize, DecisionRules
 from ebbflow.runtime.intake import Intake, Taken, held_row
-from ebbflow.runtime.journal import Clock, Report, Shows, TaskEvents, TaskJournal, show_nobody
-from ebbflow.runtime.measures import ChunkRecord
+from ebbflow.runtime.outage_gate import OutageGate
+from ebbflow.runtime.ports import Clock, Epoch, Report, TaskEvents, TaskJournal
 from ebbflow.runtime.settling import ChunkEnd, Settling, Unsettled
-from ebbflow.runtime.turn import Turn
+
+AT_SOURCE, AT_REQUESTS, AT_BUFFER = 0.012, 0.008, 0.002
+"""Seconds from the beginning of a small chunk to that of the next one.
+
+Longer at a source: its chunks set the pace for all vertices behind it, which then seldom wait. Less
+long where somebody waits for an answer to each message.
+"""
+
+SMALL = 100
+"""A chunk of fewer rows is a small one."""
 
 _LOOK_EVERY = 1.0
 
@@ -42,34 +51,32 @@ class TaskParts:
     """The parts that a task is made of. ``open_intake`` opens both streams at a span.
 
     ``feeders`` are the tasks that write to the inlet. ``interval`` is that of small chunks.
-    ``tracing`` records traces, if anybody does.
-    ``show`` shows what is decided to whoever taps.
+    ``observers`` report on its chunks.
     """
 
     journal: TaskJournal
     open_intake: Callable[[Span], Intake]
-    gate: Gate
+    gate: OutageGate
     size: ChunkSize
     rules: DecisionRules
     events: TaskEvents
     clock: Clock
     feeders: Iterable[str] = ()
     interval: float = AT_BUFFER
-    tracing: ChunkTracing | None = None
-    show: Shows = show_nobody
+    observers: Sequence[ChunkObserver] = ()
 
 
 class ChunkLoop:
     """One task: one partition of a vertex, for one epoch. Made and run by one thread."""
 
-    def __init__(self, parts: TaskParts, turn: Turn) -> None:
-        self._turn = turn
+    def __init__(self, parts: TaskParts, epoch: Epoch) -> None:
+        self._epoch = epoch
         self._gate, self._size = parts.gate, parts.size
         self._events, self._clock = parts.events, parts.clock
-        self._show = parts.show
+        self._observers = parts.observers
         self._place: Place = parts.rules.place
         self._decider = ChunkDecider(
-            parts.rules, parts.gate, parts.size, parts.clock, parts.tracing
+            parts.rules, parts.gate, parts.size, parts.clock, parts.observers
         )
         self._gathering = Gathering(parts.clock, parts.interval)
         self._chunks = self._rows = 0
@@ -81,7 +88,7 @@ class ChunkLoop:
         self._intake = parts.open_intake(position.done)
         self._inlet = self._intake.inlet
         self._settling = Settling(
-            parts.journal, self._intake, position, turn, parts.clock, self._tell
+            parts.journal, self._intake, position, epoch, parts.clock, self._tell, parts.observers
         )
 
     def run(self) -> Report:
@@ -92,16 +99,16 @@ class ChunkLoop:
             pass  # the next task replays it
         finally:
             self._events.flush()
-            stopped = self._turn.stopped
+            stopped = self._epoch.stopped
             self._intake.close(for_good=stopped)
         return Report("stop" if stopped else "epoch", self._chunks, self._rows)
 
     def _work(self) -> None:
-        self._turn.begin()
-        while not self._turn.is_over(may_end_idle=self._chunks > 0 or self._gate.probing):
+        self._epoch.begin()
+        while not self._epoch.is_over(may_end_idle=self._chunks > 0 or self._gate.probing):
             self._gathering.wait()
             # Cleared before looking: what arrives after the look sets it again and ends the wait.
-            self._turn.wake.clear()
+            self._epoch.wake.clear()
             if not (self._open_code() and (self._replay() or self._step())):
                 self._rest()
             elif self._chunks == 1:
@@ -111,15 +118,15 @@ class ChunkLoop:
 
     def _open_code(self) -> bool:
         """Whether user code may be given something; its epoch begins when it is first open."""
-        if self._turn.take_resumed():
+        if self._epoch.take_resumed():
             self._gate.resume()
-        if self._gate.paused != self._turn.paused:
-            self._gate.paused = self._turn.paused
+        if self._gate.paused != self._epoch.paused:
+            self._gate.paused = self._epoch.paused
             # Whoever waits for the pause reads in the record that nothing is in hand any more.
             self._record()
         before, ready = self._gate.opened, self._gate.open()
         if ready and not before:
-            self._turn.begin()
+            self._epoch.begin()
             self._events.opened()
         elif not ready:
             self._events.raised(self._gate.take_raised())
@@ -174,8 +181,6 @@ class ChunkLoop:
         told_beside = held_row(whole, batch, len(verdict.rows)) if more else None
         first = batch.num_rows - len(offsets)
         settlement = self._settle(verdict, start, first, more, told_beside)
-        self._events.raised(whole.decisions.raised)
-        self._show(verdict, False)
         back = handed_back(offsets, verdict.rows, settlement.returned) if len(offsets) else None
         end, watermark = self._intake.end, self._watermark.current
         chunk = ChunkEnd(end, settlement.counts, watermark, held, back)
@@ -205,19 +210,21 @@ class ChunkLoop:
         settlement = self._decider.settle(
             verdict, key, watermark, number, returned_from, more, held
         )
-        if not self._gate.probing:  # what is waited for is told by itself
-            self._events.nacked(settlement.reasons)
-        if len(self._place.edges) > 1:
-            self._events.sent(settlement.count_by_edge())
+        self._show(settlement)
         self._tell()
         return settlement
+
+    def _show(self, settlement: Settlement) -> None:
+        assert settlement.account is not None
+        for observer in self._observers:
+            observer.see(settlement.account)
 
     def _publish_part(self, start: Span, part: Verdict) -> int | None:
         """Forwards what a stream map has yielded so far, before its chunk is settled."""
         settlement = self._decider.settle_part(part, self._key(start), self._watermark.current)
         if settlement is None:
             return None
-        self._show(part, True)
+        self._show(settlement)
         return self._settling.emit(settlement, self._intake.end)
 
     def _count(self, verdict: Verdict) -> None:
@@ -241,14 +248,14 @@ class ChunkLoop:
 
         If one does, both are recorded at once, and nobody has waited for the writing.
         """
-        wake = self._turn.wake
+        wake = self._epoch.wake
         if (soon := self._settling.record_soon()) > 0:
             self._clock.wait(wake, min(soon, self._ready_in()))
         elif not self._settling.is_recorded(*self._state):
             self._record()
         else:
             self._tell()
-            self._clock.wait(wake, max(0.0, min(self._ready_in(), self._turn.left(), _LOOK_EVERY)))
+            self._clock.wait(wake, max(0.0, min(self._ready_in(), self._epoch.left(), _LOOK_EVERY)))
 
     def _ready_in(self) -> float:
         """Returns the seconds until there may be something to take without anything arriving."""
@@ -264,3 +271,29 @@ class ChunkLoop:
     def _state(self) -> tuple[bool, str | None, bool]:
         """What is recorded beside the position: of the inlet, and of the gate."""
         return self._inlet.exhausted, self._gate.halted, self._gate.paused
+
+
+class Gathering:
+    """The waits of one task between small chunks, of ``interval`` seconds at most.
+
+    A chunk costs two confirmed writes and half a dozen wake-ups, whether it has one row or a
+    hundred. At a thousand messages a second a task that took each one as it came would do little
+    else. So a task that has just begun a small chunk lets a moment pass before it begins the next,
+    and rows gather meanwhile. The first row after a pause is taken at once, and so is everything
+    under load, where chunks are large. Used by the task's thread.
+    """
+
+    def __init__(self, clock: Clock, interval: float) -> None:
+        self._clock = clock
+        self._interval = interval
+        self._until = clock.monotonic()
+
+    def begin_chunk(self, rows: int, leaves_rows: bool) -> None:
+        """Notes that a chunk of so many rows begins; rows that it leaves need not wait for more."""
+        gathers = rows < SMALL and not leaves_rows
+        self._until = self._clock.monotonic() + (self._interval if gathers else 0.0)
+
+    def wait(self) -> None:
+        """Waits until the next chunk may begin."""
+        if (left := self._until - self._clock.monotonic()) > 0:
+            self._clock.sleep(left)

@@ -33,7 +33,7 @@ class VertexCode(Protocol):
         """The system that is away, as far as the last call has shown."""
 
 
-class Gate:
+class OutageGate:
     """The way to the user code of one vertex on one worker.
 
     ``patience`` and ``breaker`` outlast epochs, and with them what the gate has seen.

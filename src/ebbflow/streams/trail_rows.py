@@ -12,37 +12,17 @@ messages, it takes ten times as long to write and to read: chunks of requests ar
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple, assert_never
+from typing import NamedTuple
 
 import pyarrow as pa
 
-from ebbflow.domain.outcome import (
-    DONE,
-    DeadLetter,
-    Done,
-    Dropped,
-    FellBack,
-    Outcome,
-    Redeliver,
-    Retry,
-    Served,
-    Succeeded,
-)
 from ebbflow.engine import frames
-from ebbflow.engine.frames import Rows, request_id
-from ebbflow.engine.publications import Chunk, Place, Publication, Routed, Stage
-from ebbflow.engine.redelivery import due_time, shorten
-from ebbflow.engine.verdict import Verdict
+from ebbflow.engine.account import REDELIVERED, SENT
+from ebbflow.engine.publications import Publication, Stage
 
-SENT = "sent"
-"""Outputs of a message have gone on before its end; another row tells the end."""
-REDELIVERED = "redelivered"
-DEAD_LETTERED = "dead_lettered"
 _GOES_ON = frozenset({SENT, REDELIVERED})
-NOT_ROUTED = Dropped("no edge takes its tags")
 
 _PLAIN, _PACKED = b"EBBT\x01\x00", b"EBBT\x01\x01"
 _MARK_BYTES = 6
@@ -50,8 +30,6 @@ _WORTH_COMPRESSING = 4096
 _CODEC = pa.Codec("lz4")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-# More outputs of one message are told in several rows: a frame has to fit into a message.
-_MOST_SENT = 1_000
 
 
 class SentTo(NamedTuple):
@@ -87,18 +65,6 @@ class TrailRow(NamedTuple):
         return self.outcome not in _GOES_ON
 
 
-# --- from a chunk to its trail ------------------------------------------------------------------
-
-
-def build_trail(
-    chunk: Chunk, verdict: Verdict, place: Place, now: datetime, routed: Routed, is_part: bool
-) -> Iterator[Publication]:
-    """Yields the frames of a chunk's trail; of a part of it, what the part has sent."""
-    if place.trail:
-        rows = _list_rows(chunk, verdict, now, routed, is_part)
-        yield from publish_trail(rows, chunk.key, place.vertex, place.partition)
-
-
 def publish_trail(
     rows: Sequence[TrailRow], key: str, vertex: str, partition: int = 0
 ) -> Iterator[Publication]:
@@ -124,101 +90,6 @@ def _fingerprint(rows: Sequence[TrailRow]) -> str:
     # same rows, and dropped as a copy its trail would leave a request open for ever.
     texts = ((row.id, row.outcome, str(row.answers), *sum(row.sent, ())) for row in rows)
     return frames.fingerprint([text for own in texts for text in own])
-
-
-def _list_rows(
-    chunk: Chunk, verdict: Verdict, now: datetime, routed: Routed, is_part: bool
-) -> list[TrailRow]:
-    sent = _gather_sent(routed)
-    # From the batch, not from the lists that user code was shown and may have changed.
-    rows = Rows(chunk.rows.batch)
-    facts = _Facts(rows, now.astimezone(UTC), verdict, routed.unrouted)
-    listed: list[TrailRow] = []
-    for index in sorted(sent) if is_part else range(len(rows)):
-        outputs = sent.get(index, [])
-        while len(outputs) > _MOST_SENT or (is_part and outputs):
-            first, outputs = outputs[:_MOST_SENT], outputs[_MOST_SENT:]
-            listed.append(facts.row(index, outcome=SENT, sent=tuple(first)))
-        if not is_part:
-            listed.append(facts.ended_row(index, tuple(outputs)))
-    return listed
-
-
-def _gather_sent(routed: Routed) -> dict[int, list[SentTo]]:
-    """Returns the outputs of each input that has some."""
-    sent: dict[int, list[SentTo]] = {}
-    for edge in routed.edges:
-        for parent, row_id in zip(edge.parents, edge.ids.to_pylist(), strict=True):
-            sent.setdefault(parent, []).append(SentTo(edge.to, row_id))
-    return sent
-
-
-class _Facts:
-    """The facts about the inputs of a chunk that its trail is made of."""
-
-    def __init__(
-        self, rows: Rows, now: datetime, verdict: Verdict, unrouted: frozenset[int]
-    ) -> None:
-        self._rows = rows
-        self._now = now
-        self._verdict = verdict
-        self._unrouted = unrouted
-
-    def row(self, index: int, **facts: Any) -> TrailRow:
-        rows = self._rows
-        return TrailRow(
-            request_id(rows, index),
-            rows.column("id")[index],
-            self._now,
-            rows.column("deliveries")[index],
-            **facts,
-        )
-
-    def ended_row(self, index: int, sent: tuple[SentTo, ...]) -> TrailRow:
-        outcome: Outcome = self._verdict.outcomes.get(index, DONE)
-        if index in self._unrouted:
-            outcome = NOT_ROUTED
-        answers = len(self._verdict.answers.get(index, ())) or isinstance(outcome, Served)
-        said = describe_outcome(outcome, self._now)
-        return self.row(index, answers=int(answers), sent=sent, **said)
-
-
-def describe_outcome(outcome: Outcome, now: datetime) -> dict[str, Any]:
-    """Returns what is told of an outcome: its name, why, and when the message comes again."""
-    match outcome:
-        case Done():
-            return {"outcome": "done"}
-        case Redeliver():
-            due = _due(now, outcome.delay)
-            return {"outcome": REDELIVERED, "reason": _text(outcome.reason), "due": due}
-        case Retry():
-            due = _due(now, outcome.delay)
-            return {"outcome": REDELIVERED, "error": _text(outcome.error), "due": due}
-        case DeadLetter():
-            reason, error = _text(outcome.reason), _text(outcome.error)
-            return {"outcome": DEAD_LETTERED, "reason": reason, "error": error}
-        case Dropped():
-            return {"outcome": "dropped", "reason": outcome.rule}
-        case FellBack():
-            return {"outcome": "fallback"}
-        case Succeeded():
-            return {"outcome": "on_success"}
-        case Served():
-            return {"outcome": "served"}
-        case never:
-            assert_never(never)
-
-
-def _due(now: datetime, delay: int) -> datetime:
-    due_ms = due_time(math.ceil(now.timestamp() * 1000), delay)
-    return datetime.fromtimestamp(due_ms / 1000, UTC)
-
-
-def _text(text: str | None) -> str | None:
-    return None if text is None else shorten(text)
-
-
-# --- rows and frames ----------------------------------------------------------------------------
 
 
 def _write_row(row: TrailRow) -> str:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbflow import Message
+from ebbflow.accounts.trail import TrailObserver
 from ebbflow.domain.outcome import (
     DONE,
     DeadLetter,
@@ -24,8 +25,8 @@ from ebbflow.engine import frames
 from ebbflow.engine.publications import Chunk, Place, Publication, Stage
 from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import Settlement, settle
-from ebbflow.engine.trail import SentTo, TrailRow, publish_trail, read_trail
 from ebbflow.engine.verdict import Verdict
+from ebbflow.streams.trail_rows import SentTo, TrailRow, publish_trail, read_trail
 from ebbflow.usercode.calling import Handler, run_map
 from tests.engine.sample_rows import NOW, counts, decide, some, texts, times, verdict_on
 
@@ -52,9 +53,9 @@ def trail_of(settlement: Settlement) -> list[TrailRow]:
 
 
 def settled(verdict: Verdict, edges: Any = EDGES, **options: Any) -> Settlement:
-    trail = options.pop("trail", True)
-    place = Place("v", 0, edges, 1_000_000, "answers", trail)
-    return settle(Chunk("k", verdict.rows), verdict, place, options.pop("now", NOW), **options)
+    observers = [TrailObserver()] if options.pop("trail", True) else []
+    place, now = Place("v", 0, edges, 1_000_000, "answers"), options.pop("now", NOW)
+    return settle(Chunk("k", verdict.rows), verdict, place, now, observers=observers, **options)
 
 
 def mapped(decisions: list[Any]) -> Verdict:
@@ -200,7 +201,7 @@ def test_ids_tell_trails_apart_that_say_different_things_and_only_those(first, s
 def test_a_part_tells_what_it_has_sent_of_rows_that_go_on():
     verdict = verdict_on(some("a", "b", "c"))
     verdict.decisions.forward(2, 0, Message(b"1", tags=["y"]))
-    rows = trail_of(settled(verdict, is_part=True))
+    rows = trail_of(settled(verdict, is_early=True))
     sent = (SentTo("x", "c/v"), SentTo("y", "c/v"))
     assert rows == [TrailRow("c", "c", NOW, outcome="sent", sent=sent)]
     assert not rows[0].is_final

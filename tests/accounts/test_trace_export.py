@@ -4,9 +4,8 @@ import logging
 
 import pytest
 
-from ebbflow.runtime import trace_export
-from ebbflow.runtime.spans import SpanBudget, current_ids
-from ebbflow.runtime.trace_export import asks_for_traces, read_trace_variables
+from ebbflow.accounts import traces
+from ebbflow.accounts.traces import SpanBudget, asks_for_traces, current_ids, read_trace_variables
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}
 
@@ -37,7 +36,7 @@ def test_tasks_are_given_the_variables_of_opentelemetry_and_no_others() -> None:
 
 
 def test_without_the_extra_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_export, "is_installed", lambda: False)
+    monkeypatch.setattr(traces, "is_installed", lambda: False)
 
     assert read_trace_variables(ENDPOINT) == ()
 
@@ -46,7 +45,7 @@ def test_spans_are_limited_and_what_was_not_used_is_kept_for_a_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
-    monkeypatch.setattr("ebbflow.runtime.spans.time.monotonic", lambda: now)
+    monkeypatch.setattr("ebbflow.accounts.traces.time.monotonic", lambda: now)
     budget = SpanBudget(10)
 
     taken = [budget.take(7), budget.take(7)]
@@ -63,7 +62,7 @@ def test_a_collector_that_is_away_is_told_of_once_and_not_for_each_attempt(
 ) -> None:
     log = logging.getLogger("test of the exporter")
     log.propagate = False
-    log.addHandler(trace_export._ExportTrouble())
+    log.addHandler(traces._ExportTrouble())
 
     for _ in range(3):
         log.warning("Transient error %s encountered", "(Caused by [Errno 111] Connection refused)")

@@ -1,0 +1,204 @@
+"""The account of a chunk: what was decided about its rows and where its outputs went, made once.
+
+An account is made when a chunk is decided about and routed. Whoever only reports on chunks is an
+``ChunkObserver`` of it: the loop knows them as a tuple, and knows none of them by name. No observer
+changes what becomes of a message.
+
+What became of a row is worked out here, once and when it is first asked for: a chunk on which
+nobody reports costs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any, assert_never
+
+import pyarrow as pa
+
+from ebbflow.domain.outcome import (
+    DeadLetter,
+    Done,
+    Dropped,
+    FellBack,
+    Outcome,
+    Redeliver,
+    Retry,
+    Served,
+    Succeeded,
+)
+from ebbflow.engine.frames import Rows
+from ebbflow.engine.publications import ChunkNumber, Place, Publication, Routed
+from ebbflow.engine.redelivery import due_time, shorten
+from ebbflow.engine.verdict import Verdict
+
+SENT = "sent"
+"""Outputs of a message were forwarded before its end; another row says how it ended."""
+REDELIVERED = "redelivered"
+DEAD_LETTERED = "dead_lettered"
+OUTCOMES = ("done", "dropped", REDELIVERED, "fallback", "on_success", "served", DEAD_LETTERED)
+"""Every outcome of a delivery; all but ``redelivered`` are the end of a message at a vertex."""
+STAGES = ("read", "call", "publish", "settle")
+"""The stages of a chunk: gathered, decided by user code, published, recorded."""
+NOT_ROUTED = Dropped("no edge takes its tags")
+
+_DONE: dict[str, Any] = {"outcome": "done"}
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRow:
+    """A row that an ordered vertex holds: it was delivered, and is not among those settled."""
+
+    row: pa.RecordBatch
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class AccountPart:
+    """What one vertex did with the rows of a chunk. Used by the task's thread."""
+
+    place: Place
+    batch: pa.RecordBatch
+    verdict: Verdict
+    routed: Routed
+    at: datetime
+
+    @cached_property
+    def rows(self) -> Rows:
+        """The rows as they came, not as user code was shown them and may have changed them."""
+        return Rows(self.batch)
+
+    @cached_property
+    def outcomes(self) -> Mapping[int, Outcome]:
+        """The outcome of each row that is not simply done."""
+        unrouted = dict.fromkeys(self.routed.unrouted, NOT_ROUTED)
+        return dict(self.verdict.outcomes) | unrouted
+
+    @cached_property
+    def ends(self) -> Mapping[int, dict[str, Any]]:
+        """What is said of each row that is not simply done: see ``describe_outcome``."""
+        return {index: describe_outcome(how, self.at) for index, how in self.outcomes.items()}
+
+    def end(self, index: int) -> dict[str, Any]:
+        """Returns what is said of how a row ended."""
+        return self.ends.get(index, _DONE)
+
+    def count_by_edge(self) -> dict[str, int]:
+        """Returns how many rows go to each of the next vertices that get any."""
+        return {edge.to: len(edge.parents) for edge in self.routed.edges if len(edge.parents)}
+
+
+@dataclass(frozen=True)
+class Account:
+    """A chunk that is decided about and routed, with a part for each vertex that worked on it.
+
+    ``at`` is when it was. ``held`` is the row right behind the chunk that an ordered vertex holds,
+    ``reasons`` says why rows come back, each with its number of rows. ``is_early`` if these are
+    outputs of rows that have not ended, ``is_probe`` if the chunk was taken to find out whether a
+    system is back. ``lost`` are rows all of whose outputs full buffers have discarded; an account
+    that was corrected so has a later ``edition``.
+    """
+
+    key: str
+    number: ChunkNumber
+    at: datetime
+    parts: tuple[AccountPart, ...]
+    watermark: datetime | None = None
+    held: HeldRow | None = None
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    is_early: bool = False
+    is_probe: bool = False
+    lost: Sequence[int] = ()
+    edition: int = 0
+
+    def without(self, lost: Sequence[int]) -> Account:
+        """Returns the account when full buffers have discarded all outputs of these rows."""
+        return replace(self, lost=lost, edition=self.edition + 1)
+
+
+@dataclass(slots=True)
+class ChunkRecord:
+    """One chunk: when it was taken, its rows, and the seconds of each stage so far."""
+
+    at: datetime
+    rows: int
+    read: float = 0.0
+    call: float = 0.0
+    publish: float = 0.0
+    settle: float = 0.0
+    ended: bool = False
+
+    def end(self) -> None:
+        """Notes that all of it is confirmed; from any thread."""
+        self.ended = True
+
+    def to_json(self) -> list[float]:
+        """Returns it as it is told: time and rows, then microseconds."""
+        micros = (round(getattr(self, stage) * 1e6) for stage in STAGES)
+        return [self.at.timestamp(), self.rows, *micros]
+
+
+class ChunkObserver:
+    """Whoever reports on the chunks of a task. Used by the task's thread; does nothing by itself.
+
+    An observer overrides what it needs.
+    """
+
+    def calling(self, rows: Rows) -> AbstractContextManager[Rows]:
+        """Surrounds the calls of user code with a chunk; enters with the rows to call it with."""
+        return nullcontext(rows)
+
+    def late(self, account: Account) -> Iterable[Publication]:
+        """Returns what is published of a chunk after its outputs, and confirmed before it is done.
+
+        Of an account with a later edition, what is published in addition.
+        """
+        return ()
+
+    def see(self, account: Account) -> None:
+        """Takes note of a chunk that is about to be settled; nothing waits for what it does."""
+
+
+def gather_late(observers: Iterable[ChunkObserver], account: Account) -> Iterator[Publication]:
+    """Yields what all observers publish of a chunk after its outputs."""
+    for observer in observers:
+        yield from observer.late(account)
+
+
+def describe_outcome(outcome: Outcome, now: datetime) -> dict[str, Any]:
+    """Returns what is said of an outcome: its name, why, and when the message comes again."""
+    match outcome:
+        case Done():
+            return _DONE
+        case Redeliver():
+            due = _due(now, outcome.delay)
+            return {"outcome": REDELIVERED, "reason": _text(outcome.reason), "due": due}
+        case Retry():
+            due = _due(now, outcome.delay)
+            return {"outcome": REDELIVERED, "error": _text(outcome.error), "due": due}
+        case DeadLetter():
+            reason, error = _text(outcome.reason), _text(outcome.error)
+            return {"outcome": DEAD_LETTERED, "reason": reason, "error": error}
+        case Dropped():
+            return {"outcome": "dropped", "reason": outcome.rule}
+        case FellBack():
+            return {"outcome": "fallback"}
+        case Succeeded():
+            return {"outcome": "on_success"}
+        case Served():
+            return {"outcome": "served"}
+        case never:
+            assert_never(never)
+
+
+def _due(now: datetime, delay: int) -> datetime:
+    due_ms = due_time(math.ceil(now.timestamp() * 1000), delay)
+    return datetime.fromtimestamp(due_ms / 1000, UTC)
+
+
+def _text(text: str | None) -> str | None:
+    return None if text is None else shorten(text)
