@@ -62,7 +62,7 @@ from ebbflow.spec.kubernetes import MONOVERTEX_NO_EFFECT, NO_EFFECT
 from ebbflow.spec.model import EffectiveLimits, MonoVertexSpec, PipelineBody, PipelineSpec
 from ebbflow.spec.rules.support import NOT_YET
 from ebbflow.spec.serving import SERVING_NO_EFFECT, ServingPipelineSpec
-from ebbflow.status.metric_table import METRICS, MetricKind
+from ebbflow.status.metrics import METRICS, MetricKind
 from ebbflow.status.run_report import Summary
 from ebbflow.testing.conformance.suite import SINK_RULES, SOURCE_RULES
 from ebbflow.usercode.targets import resolve

@@ -10,8 +10,7 @@ import pytest
 
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.outage import Waiting
-from ebbflow.status.ending import describe_end
-from ebbflow.status.leftovers import clock_time, duration, list_leftovers
+from ebbflow.status.ending import clock_time, describe_end, duration, list_leftovers
 from ebbflow.status.model import Cause, Parked
 from ebbflow.status.run_report import Summary
 from tests.status.terminal.samples import NOON, error, pipeline, troubled, vertex

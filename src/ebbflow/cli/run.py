@@ -169,7 +169,7 @@ def run(
     echo_notes(file)
     from ebbflow.spark.run import run_pipeline
     from ebbflow.status.terminal import open_display
-    from ebbflow.status.terminal.ending import show_end
+    from ebbflow.status.terminal.overview import show_end
     from ebbflow.ui.attaching import attach_pages
 
     form: LogFormat | None = "json" if log is LogForm.JSON else "plain" if log or plain else None

@@ -30,7 +30,7 @@ from ebbflow.engine.causes import are_alike
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link_to_pipeline
-from ebbflow.status.letter_causes import LetterCauses
+from ebbflow.status.backlog import LetterCauses
 from ebbflow.streams.names import Names
 from ebbflow.streams.streams import explain_unknown
 

@@ -1,24 +1,35 @@
-"""The condition of a vertex, in a word and in a line, and what a person should do about it.
+"""How vertices and pipelines are: conditions, what a person should do about them, and health.
 
 Pure: from the facts in a ``VertexStatus`` to its condition, its words and the concerns of its
-pipeline. A vertex that is dead or stuck is an ``error``; one that goes on, but not as it should, is
-a ``warning``.
+pipeline. A vertex that is dead or stuck is an ``error``; one that continues, but not as it should,
+is a ``warning``.
+
+``Health`` is three answers for probes. *Alive*: the run still reports. Only this one calls for a
+restart of the process. *Healthy*: no vertex is dead, stuck or stopped, none has waited long for a
+system that is down, and none falls behind without end. *Ready*: healthy or just late, and every
+vertex has all its tasks at work.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from ebbflow.engine.outage import Waiting
-from ebbflow.status.leftovers import duration
+from ebbflow.status.ending import duration
+from ebbflow.status.json_form import dump_fields
 from ebbflow.status.model import Concern, Condition, PipelineStatus, VertexStatus
-from ebbflow.status.rates import LATE
 
 WORKER_DIED = "a Python worker died; looking for the message that killed it"
 """Why a vertex is started again whose worker was killed, or ended by a message."""
 
+LATE = 60.0
+"""Seconds that a message may wait before that is worth reporting."""
+
 _LONG_CALL = 10.0
+_START_AGAIN = "Start it again: ebbflow run; what it had in hand is replayed."
 # A vertex that has messages and settles none of them for so many seconds is stuck.
 STUCK_AFTER = 30.0
 # These have nothing else to say for messages that wait.
@@ -208,3 +219,42 @@ def _main_cause(vertex: VertexStatus) -> str:
         return ""
     share = "" if cause.count == vertex.dead_letters else f" ({cause.count:,} of them)"
     return f": {cause.text}{share}"
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How a pipeline is; ``problems`` say why it is not as it should be, errors first."""
+
+    alive: bool
+    healthy: bool
+    ready: bool
+    problems: tuple[Concern, ...] = ()
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is not healthy, in one line."""
+        errors = [concern for concern in self.problems if concern.level == "error"]
+        return "; ".join(map(str, errors)) or None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns it as the endpoints answer it."""
+        document: dict[str, Any] = dump_fields(self)
+        return document
+
+
+def judge_health(status: PipelineStatus) -> Health:
+    """Returns how a pipeline is, from its status."""
+    problems = status.problems
+    if not status.answers and status.phase != "ended":
+        lost = Concern("error", None, "the run does not answer any more", _START_AGAIN)
+        return Health(False, False, False, (lost, *problems))
+    if status.ended == "failed":
+        failed = Concern("error", None, "the run has failed", "See what it said at its end.")
+        problems = (failed, *problems)
+    errors = [concern for concern in problems if concern.level == "error"]
+    # A vertex that falls behind is at work: to send it nothing would not be for the run to decide.
+    late = {vertex.name for vertex in status.vertices if vertex.falling_behind}
+    is_up = all(concern.vertex in late for concern in errors)
+    ready = is_up and status.ready and status.phase in ("running", "paused")
+    healthy = not errors
+    return Health(status.phase != "ended", healthy, ready, problems)

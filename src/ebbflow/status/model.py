@@ -38,22 +38,26 @@ Condition = Literal[
     "ended",
 ]
 """What a vertex does; from ``restarting`` to ``stuck`` it needs somebody, but for ``paused``."""
-Level = Literal["error", "warning"]
+Level = Literal["error", "warning", "info"]
 STAGES = ("read", "call", "publish", "settle")
 """The stages of a chunk: gathered, decided by user code, published, recorded as done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Concern:
-    """Something that a person should look at, and what to do next.
+    """Something that a person should know, and what to do next.
 
-    ``vertex`` is ``None`` if it concerns the whole pipeline. An ``error`` makes it unhealthy.
+    ``vertex`` is ``None`` if it concerns the whole pipeline. An ``error`` makes it unhealthy, and
+    ``info`` needs nobody.
     """
 
     level: Level
     vertex: str | None
     what: str
-    next_step: str
+    next_step: str = ""
+
+    def __str__(self) -> str:
+        return self.what if self.vertex is None else f"{self.vertex}: {self.what}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,9 @@ from ebbflow.nats.behind import read_behind
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.link import Link
 from ebbflow.nats.stored import read_last
-from ebbflow.status.backlog import Backlog, age_of
+from ebbflow.status.backlog import Backlog, LetterCauses, age_of
 from ebbflow.status.conditions import list_concerns
 from ebbflow.status.json_form import load_fields
-from ebbflow.status.letter_causes import LetterCauses
 from ebbflow.status.model import ChunkTimes, Concern, PipelineStatus, Sample, VertexStatus
 from ebbflow.status.publishing import CHUNKS, NOW, SAMPLE
 from ebbflow.streams.names import Names, VertexStreams

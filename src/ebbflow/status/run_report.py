@@ -16,8 +16,7 @@ from typing import Any, Protocol
 
 from ebbflow.domain.outcome import Counts
 from ebbflow.nats.publish import Tally
-from ebbflow.status.ending import describe_end
-from ebbflow.status.leftovers import Leftover, list_leftovers
+from ebbflow.status.ending import Leftover, describe_end, list_leftovers
 from ebbflow.status.model import PipelineStatus
 from ebbflow.streams.logs import LogEntry
 

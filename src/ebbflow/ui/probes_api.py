@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from ebbflow.status.health import Health, judge_health
+from ebbflow.status.conditions import Health, judge_health
 from ebbflow.status.metrics import render_metrics
 from ebbflow.status.model import PipelineStatus
 from ebbflow.ui.guard import PageGuard

@@ -11,8 +11,7 @@ from rich.console import Console
 
 from ebbflow.domain.outcome import Counts
 from ebbflow.status.model import Condition, VertexStatus
-from ebbflow.status.terminal.columns import result_table
-from ebbflow.status.terminal.table import LiveTable, draw_status
+from ebbflow.status.terminal.table import LiveTable, draw_status, result_table
 from ebbflow.streams.logs import LogEntry
 from ebbflow.usercode.printing import Printed
 from tests.status.terminal.samples import LONG, NOON, pipeline, troubled, vertex

@@ -1,7 +1,7 @@
-"""The state of a pipeline for those who ask from elsewhere: ``ebbflow status``.
+"""The state of a pipeline as ``ebbflow status`` shows it, and the end of a run.
 
-The pipeline in a line, its vertices in a table, what a person
-should know below it; or all that is known of one vertex.
+The pipeline in a line, its vertices in a table, what a person should know below it; or all that is
+known of one vertex. The end of a run is its counts, what is left, and what to do next.
 """
 
 from __future__ import annotations
@@ -9,14 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
+from rich.text import Text
 
-from ebbflow.status.leftovers import clock_time, describe_parked, duration
+from ebbflow.status.ending import clock_time, describe_parked, duration
 from ebbflow.status.model import PipelineStatus, VertexStatus
-from ebbflow.status.terminal.remarks import describe_error
-from ebbflow.status.terminal.table import draw_status
-from ebbflow.status.terminal.words import nonzero, number, one_line, plural
+from ebbflow.status.terminal.lines import JsonLines, NewsItem
+from ebbflow.status.terminal.table import describe_error, draw_status, result_table
+from ebbflow.status.terminal.terminal import nonzero, number, one_line, plural
+
+if TYPE_CHECKING:
+    from ebbflow.status.run_report import Summary
+    from ebbflow.status.terminal import Display
 
 
 def draw_overview(status: PipelineStatus, console: Console) -> RenderableType:
@@ -97,3 +103,21 @@ def _describe_wait(vertex: VertexStatus) -> str:
 def _dead_letters(vertex: VertexStatus) -> str:
     causes = ", ".join(f"{cause.text} ({cause.count:,})" for cause in vertex.dead_letter_causes)
     return f"{vertex.dead_letters:,}{f': {causes}' if causes else ''}"
+
+
+def show_end(display: Display, summary: Summary, where: str = "") -> None:
+    """Shows how a run has ended. ``where`` are options that lead a command to the pipeline."""
+    lines = [one_line(line) for line in summary.describe(where)]
+    if isinstance(display, JsonLines):
+        level = "info" if summary.ended in ("drained", "stopped") else "error"
+        display.tell(NewsItem(level, "end", "", " ".join(lines), summary.facts()))
+        return
+    console = display.console
+    console.print(result_table(summary.vertices, console.width))
+    console.print()
+    for line in lines:
+        console.print(Text(line, _style(line)), soft_wrap=True)
+
+
+def _style(line: str) -> str:
+    return "bold red" if line.startswith(("Not drained", "Does not add up", "Failed")) else ""
