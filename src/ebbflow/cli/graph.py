@@ -14,7 +14,7 @@ from ebbflow.cli.conventions import DEFAULT_STATE, NameOption, NatsOption, State
 from ebbflow.cli.spec_or_name import SpecOrName, read_pipeline
 
 if TYPE_CHECKING:
-    from ebbflow.spec.graph.shape import PipelineShape
+    from ebbflow.spec.graph import PipelineShape
 
 _PIPE_WIDTH = 100
 
@@ -53,8 +53,7 @@ def graph(
 
 
 def _draw(shape: PipelineShape, format: str) -> str:
-    from ebbflow.spec.graph.mermaid import draw_mermaid
-    from ebbflow.spec.graph.svg import draw_svg
+    from ebbflow.spec.graph.pictures import draw_mermaid, draw_svg
     from ebbflow.spec.graph.terminal import draw_terminal
 
     if format == "mermaid":

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ebbflow.connectors.serving.served_request import ServedRequest
-    from ebbflow.operations.tracing import MessageTrace, TraceStep
+    from ebbflow.operations.trace import MessageTrace, TraceStep
 
 _SHOWN = 20
 
@@ -41,7 +41,7 @@ def trace(
     nats: NatsOption = None,
 ) -> None:
     """Show what each vertex did with a message and with those made of it, and where it is now."""
-    from ebbflow.operations.tracing import trace_message
+    from ebbflow.operations.trace import trace_message
     from ebbflow.status.terminal import console_for
 
     way = trace_message(pipeline, id, state=state, nats=nats)

@@ -32,7 +32,7 @@ from ebbflow.nats.link import Link
 from ebbflow.nats.pull import Deliveries
 from ebbflow.runtime.stored_spec import read_spec
 from ebbflow.runtime.taps import ask_tap, end_tap
-from ebbflow.spec.graph.shape import ShapeVertex
+from ebbflow.spec.graph import ShapeVertex
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import read_all
 

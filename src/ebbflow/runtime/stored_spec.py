@@ -15,7 +15,7 @@ from ebbflow.nats import api
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.publish import PublishRetry, publish
 from ebbflow.nats.stored import read_one
-from ebbflow.spec.graph.shape import PipelineShape, ShapeVertex
+from ebbflow.spec.graph import PipelineShape, ShapeVertex
 from ebbflow.streams.names import Names
 from ebbflow.streams.streams import explain_unknown
 

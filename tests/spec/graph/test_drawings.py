@@ -6,9 +6,8 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given
 
-from ebbflow.spec.graph.mermaid import draw_mermaid
-from ebbflow.spec.graph.shape import PipelineShape
-from ebbflow.spec.graph.svg import draw_svg
+from ebbflow.spec.graph import PipelineShape
+from ebbflow.spec.graph.pictures import draw_mermaid, draw_svg
 from ebbflow.spec.graph.terminal import draw_terminal, draw_tree
 from tests.spec.graph.shapes import shape_of
 from tests.spec.graph.test_layout import graphs

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ebbflow.deadletters.describing import own_headers
+from ebbflow.deadletters.filters import own_headers
 from ebbflow.deadletters.transforms import LetterEdit
 from ebbflow.domain.errors import EbbflowError
 from ebbflow.status.terminal import one_line

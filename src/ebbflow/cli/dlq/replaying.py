@@ -16,7 +16,7 @@ from ebbflow.cli.conventions import ExitCode
 from ebbflow.cli.dlq.choosing import Chosen, find_numbers
 from ebbflow.cli.dlq.editing import edit_letter
 from ebbflow.cli.dlq.showing import console, cut, letters_text, stayed_lines, text_or_hex
-from ebbflow.deadletters.replaying import STEP
+from ebbflow.deadletters.replay import STEP
 from ebbflow.deadletters.transforms import decide
 from ebbflow.engine.dead_letter import Letter
 from ebbflow.status.terminal import one_line

@@ -141,7 +141,7 @@ def stayed_lines(result: ReplayResult) -> list[str]:
 
 def describe(stored: StoredLetter) -> str:
     """Returns everything about a letter, for people."""
-    from ebbflow.deadletters.describing import own_headers
+    from ebbflow.deadletters.filters import own_headers
 
     letter = stored.letter
     facts = {

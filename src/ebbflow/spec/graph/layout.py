@@ -16,7 +16,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from ebbflow.spec.graph.shape import PipelineShape
+from ebbflow.spec.graph import PipelineShape
 
 _SWEEPS = 8
 

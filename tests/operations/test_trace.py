@@ -10,9 +10,8 @@ import pytest
 from ebbflow.domain.outcome import DeadLetter, Redeliver
 from ebbflow.engine.position import Mark
 from ebbflow.nats import api
-from ebbflow.operations.tracing import MessageTrace, trace_on_link
-from ebbflow.operations.tracing.places import Search
-from ebbflow.operations.tracing.way import Family
+from ebbflow.operations.trace import MessageTrace, trace_on_link
+from ebbflow.operations.trace_search import Family, Search
 from ebbflow.spark.audit.files import TableFiles
 from ebbflow.spark.audit.rows import BatchRows, write_files
 from ebbflow.status.model import WorkInHand

@@ -8,9 +8,17 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future
 
-from ebbflow.deadletters.filters import LetterFilter
-from ebbflow.deadletters.records import LetterRecord, StoredLetter, record_of, records_of
-from ebbflow.deadletters.replaying import LetterBatch
+from typing_extensions import override
+
+from ebbflow.deadletters.chain import ReplayStore
+from ebbflow.deadletters.filters import (
+    LetterFilter,
+    LetterRecord,
+    StoredLetter,
+    record_of,
+    records_of,
+)
+from ebbflow.deadletters.replay import LetterBatch, Reading
 from ebbflow.domain.errors import EbbflowError, JetStreamUnavailable
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
@@ -32,7 +40,7 @@ _DELETED = b'"success":true'
 _WINDOW, _WIDER = 1_000, 4
 
 
-class LetterShelf:
+class LetterStore(ReplayStore):
     """The letters, and the marks of replays. Every call waits for the server."""
 
     def __init__(self, link: Link, names: Names) -> None:
@@ -131,14 +139,14 @@ class LetterShelf:
 
     # --- marks ----------------------------------------------------------------------------------
 
+    @override
     def read_last(self, target: ReplayTarget) -> StoredMark | None:
-        """As in ``Shelf``."""
         return self.link.run(self._marks.read_last(target))
 
+    @override
     def store(
         self, target: ReplayTarget, frames: Iterable[PackedFrame], mark: ReplayMark, expected: int
     ) -> int | None:
-        """As in ``Shelf``."""
         if target not in self._prepared:
             self.link.run(self._marks.prepare(target))
             self._prepared.add(target)
@@ -147,12 +155,12 @@ class LetterShelf:
             self._tried_since = None
         return seq
 
+    @override
     def forget(self, target: ReplayTarget, up_to: int) -> None:
-        """As in ``Shelf``."""
         self.link.run(self._marks.forget(target, up_to))
 
     def wait(self) -> None:
-        """As in ``Shelf``; ``JetStreamUnavailable`` when nothing was stored for a long time."""
+        """Waits a moment; ``JetStreamUnavailable`` when nothing was stored for a long time."""
         now = time.monotonic()
         self._tried_since = self._tried_since or now
         if now - self._tried_since > api.PATIENCE:
@@ -160,32 +168,32 @@ class LetterShelf:
         time.sleep(_PAUSE)
 
 
-class FilteredReading:
+class FilteredReading(Reading):
     """The letters that match a filter, of those that are there when the reading is renewed.
 
     ``ahead`` has the server read the next ones while these are worked on.
     """
 
-    def __init__(self, shelf: LetterShelf, chosen: LetterFilter, ahead: bool = False) -> None:
-        self._shelf = shelf
+    def __init__(self, store: LetterStore, chosen: LetterFilter, ahead: bool = False) -> None:
+        self._store = store
         self._chosen = chosen
         self._reads_ahead = ahead
         self._ahead: tuple[int, Future[StoredPage]] | None = None
-        self._there = shelf.look()
+        self._there = store.look()
 
     def renew(self) -> None:
         """Has everything read as it is from now on, but for what has died since the beginning."""
         # What dies again while this runs is not part of it: it would be replayed for ever.
-        there, self._ahead = self._shelf.look(), None
+        there, self._ahead = self._store.look(), None
         self._there = StreamSnapshot(there.first, self._there.last, there.deleted)
 
     def read(self, after: int, most: int) -> LetterBatch | None:
-        """As in ``Reading``; letters that do not match are passed over."""
+        """Returns the next letters; those that do not match are passed over."""
         records = self._read(after, most)
         up_to = self._chosen.up_to
         if not records or (up_to is not None and records[0].number > up_to):
             return None
-        chosen = [self._shelf.parse(record) for record in self._pick(records)]
+        chosen = [self._store.parse(record) for record in self._pick(records)]
         return LetterBatch(chosen, records[-1].number)
 
     def _pick(self, records: list[LetterRecord]) -> list[LetterRecord]:
@@ -197,12 +205,12 @@ class FilteredReading:
         vertex, there = self._chosen.vertex, self._there
         expected, page = self._ahead or (-1, None)
         if page is None or expected != after:
-            page = self._shelf.begin_page(vertex, after, there, most)
-        records = records_of(self._shelf.link.wait(page))
+            page = self._store.begin_page(vertex, after, there, most)
+        records = records_of(self._store.link.wait(page))
         self._ahead = None
         if records and self._reads_ahead:
             end = records[-1].number
-            self._ahead = end, self._shelf.begin_page(vertex, end, there, most)
+            self._ahead = end, self._store.begin_page(vertex, end, there, most)
         return records
 
 
@@ -212,10 +220,10 @@ class BackwardReading:
     A stream is read forwards alone, so it is read window by window from its end.
     """
 
-    def __init__(self, shelf: LetterShelf, chosen: LetterFilter) -> None:
-        self._shelf = shelf
+    def __init__(self, store: LetterStore, chosen: LetterFilter) -> None:
+        self._store = store
         self._chosen = chosen
-        self._there = shelf.look()
+        self._there = store.look()
 
     def read(self, after: int, most: int) -> LetterBatch | None:
         """Returns letters before a number, 0 being for the newest; ``None`` if there are none."""
@@ -224,30 +232,30 @@ class BackwardReading:
         while end >= there.first:
             start = max(there.first, end - most + 1)
             window = StreamSnapshot(start, end, there.deleted)
-            if records := self._shelf.read_window(self._chosen.vertex, window):
+            if records := self._store.read_window(self._chosen.vertex, window):
                 chosen = [record for record in reversed(records) if self._chosen.matches(record)]
-                return LetterBatch([self._shelf.parse(record) for record in chosen], start)
+                return LetterBatch([self._store.parse(record) for record in chosen], start)
             end, most = start - 1, most * _WIDER  # what was purged leaves wide gaps
         return None
 
 
-class NumberedReading:
+class NumberedReading(Reading):
     """Letters by their numbers."""
 
-    def __init__(self, shelf: LetterShelf, numbers: Iterable[int]) -> None:
-        self._shelf = shelf
+    def __init__(self, store: LetterStore, numbers: Iterable[int]) -> None:
+        self._store = store
         self._numbers = sorted(set(numbers))
 
     def renew(self) -> None:
         """Does nothing: each letter is read from the leader, as it is."""
 
+    @override
     def read(self, after: int, most: int) -> LetterBatch | None:
-        """As in ``Reading``."""
         start = bisect_right(self._numbers, after)
         numbers = self._numbers[start : start + most]
         if not numbers:
             return None
-        records = self._shelf.find_all(numbers)
-        letters = [self._shelf.parse(record) for record in records if record]
+        records = self._store.find_all(numbers)
+        letters = [self._store.parse(record) for record in records if record]
         there = {letter.number for letter in letters}
         return LetterBatch(letters, numbers[-1], [n for n in numbers if n not in there])

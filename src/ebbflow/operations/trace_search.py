@@ -1,4 +1,7 @@
-"""Where messages are now: every stream of a pipeline that holds messages, searched for some ids.
+"""Where a message is now: every stream of a pipeline that holds messages, searched for its ids.
+
+A message is forwarded under ids that continue its own (``in-12`` becomes ``in-12/enrich``), so its
+``Family`` is all ids that begin with it, and those that it came from.
 
 Nothing has to be kept for it: what is on its way is in a buffer, in a redelivery stream, in the
 ledger of its source or among the dead letters, and the positions say what of that is done.
@@ -9,21 +12,100 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ebbflow.engine import frames
 from ebbflow.engine.dead_letter import PREFIX
 from ebbflow.engine.position import Mark, Position
 from ebbflow.nats.behind import read_behind
 from ebbflow.nats.link import Link
-from ebbflow.operations.tracing.way import Family, Where, Whereabouts
 from ebbflow.status.model import WorkInHand
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import read_all
 
 _SCHEDULE = "Nats-Schedule"
+
+Where = Literal["buffer", "in hand", "redelivery", "parked", "held", "source", "dead letter"]
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where a message is now.
+
+    ``due`` is when it comes again, ``number`` that of its dead letter, ``ahead`` how many messages
+    are in front of it, ``since`` from when on it has been in hand.
+    """
+
+    vertex: str
+    message: str
+    where: Where
+    why: str | None = None
+    due: datetime | None = None
+    number: int | None = None
+    ahead: int | None = None
+    since: datetime | None = None
+
+    @property
+    def words(self) -> str:
+        """One line for people."""
+        why = f": {self.why}" if self.why else ""
+        match self.where:
+            case "buffer":
+                return f"waits in the buffer of {self.vertex}, {self._describe_ahead()}"
+            case "in hand":
+                since = f" since {_time(self.since)}" if self.since else ""
+                return f"is in hand at {self.vertex}{since}"
+            case "redelivery":
+                return f"is due again at {self.vertex}{why}"
+            case "parked":
+                return f"is parked at {self.vertex} until {_time(self.due)}{why}"
+            case "held":
+                return (
+                    f"is held at {self.vertex} until {_time(self.due)}, "
+                    f"and what is behind it waits{why}"
+                )
+            case "source":
+                return f"went back to the source of {self.vertex}, which gives it again{why}"
+            case "dead letter":
+                return f"is dead letter {self.number} of {self.vertex}{why}"
+
+    def _describe_ahead(self) -> str:
+        if not self.ahead:
+            return "next"
+        return f"{self.ahead:,} {'message' if self.ahead == 1 else 'messages'} ahead of it"
+
+
+def _time(time: datetime | None) -> str:
+    return "later" if time is None else f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+# --- which ids belong to a message --------------------------------------------------------------
+
+
+class Family:
+    """The ids that belong to a message: its own, of those it came from and those made of it."""
+
+    def __init__(self, message: str) -> None:
+        steps = message.split("/")
+        self.own = message
+        self.ancestors = tuple("/".join(steps[:end]) for end in range(1, len(steps)))
+        self.prefix = f"{message}/"
+
+    def has(self, message: str) -> bool:
+        """Returns whether a message is of the family."""
+        return message == self.own or message.startswith(self.prefix) or message in self.ancestors
+
+    def find(self, ids: pa.StringArray) -> list[int]:
+        """Returns the rows of those that are, of many."""
+        # By the first letters of all of them, fast; what begins alike and is another, by its id.
+        root = (self.ancestors or (self.own,))[0]
+        rows = pc.indices_nonzero(pc.starts_with(ids, root)).to_pylist()
+        return [row for row in rows if self.has(ids[row].as_py())]
 
 
 class Search:

@@ -1,6 +1,7 @@
-"""The graph of a pipeline as an SVG picture: for pages and documents, light and dark.
+"""The graph of a pipeline for pages and documents: an SVG picture, or text in Mermaid's language.
 
-The picture needs nothing beside it: no script, no font and no style from elsewhere.
+The picture is for light and dark pages. It needs nothing else: no script, no font, no style from
+elsewhere.
 """
 
 from __future__ import annotations
@@ -8,11 +9,13 @@ from __future__ import annotations
 from itertools import pairwise
 from xml.sax.saxutils import escape, quoteattr
 
+from ebbflow.spec.graph import PipelineShape, ShapeVertex
 from ebbflow.spec.graph.layout import GraphLayout, GridSpot, lay_out
-from ebbflow.spec.graph.shape import PipelineShape, ShapeVertex
 
 _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 48, 72, 26, 16
 _LETTER, _PADDING, _NARROWEST = 7.4, 28, 96
+
+_SHAPES = {"source": ("([", "])"), "sink": ("[[", "]]")}
 
 _STYLE = """
  text { font: 12px system-ui, sans-serif; fill: #1c2530 }
@@ -140,3 +143,24 @@ class _Page:
 def _width(vertex: ShapeVertex) -> float:
     longest = max(len(vertex.name) + 4, len(vertex.detail))
     return max(_NARROWEST, longest * _LETTER + _PADDING)
+
+
+def draw_mermaid(shape: PipelineShape) -> str:
+    """Returns the text of a Mermaid flowchart, from left to right."""
+    numbers = {vertex.name: f"v{n}" for n, vertex in enumerate(shape.vertices)}
+    lines = ["flowchart LR", *(f"  {numbers[v.name]}{_box(v)}" for v in shape.vertices)]
+    for edge in shape.edges:
+        label = f"|{_quote(edge.condition)}|" if edge.condition else ""
+        lines.append(f"  {numbers[edge.frm]} -->{label} {numbers[edge.to]}")
+    return "\n".join(lines)
+
+
+def _box(vertex: ShapeVertex) -> str:
+    left, right = _SHAPES.get(vertex.kind, ("[", "]"))
+    text = vertex.title + (f"<br/>{vertex.detail}" if vertex.detail else "")
+    return f"{left}{_quote(text)}{right}"
+
+
+def _quote(text: str) -> str:
+    """Returns a text of Mermaid's; a quotation mark in it is written as its entity."""
+    return '"' + text.replace('"', "#quot;") + '"'
