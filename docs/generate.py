@@ -31,8 +31,8 @@ import ebbflow.client
 import ebbflow.datasource
 import ebbflow.publishing
 import ebbflow.testing
-from ebbflow.cli.conventions import EXIT_CODES
 from ebbflow.cli.main import app
+from ebbflow.cli.options import EXIT_CODES
 from ebbflow.connectors.http import listening
 from ebbflow.connectors.jetstream import spec as jetstream_fields
 from ebbflow.connectors.kafka import spec as kafka_fields

@@ -50,7 +50,7 @@ def held_for(seconds: float) -> WorkInHand:
         (
             replace(PLAIN, in_hand=held_for(60), in_call=60.0),
             "stuck",
-            "stuck, in a call for 60 s",
+            "stuck, in a call for 1 min",
         ),
         (
             replace(PLAIN, in_hand=held_for(60), back_pressure=BackPressure("out", NOW)),
@@ -79,7 +79,7 @@ def held_for(seconds: float) -> WorkInHand:
         (
             replace(PLAIN, failure="the database", waiting=WAITING, never_opened=True),
             "waiting",
-            "cannot be opened: the database; since 3 s, next try in 1 s",
+            "cannot be opened: the database; for 3 s; retrying in 1 s",
         ),
         (
             replace(PLAIN, failure="too many", halted="too many"),

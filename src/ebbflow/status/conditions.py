@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from ebbflow.domain.durations import format_duration
 from ebbflow.engine.outage import Waiting
-from ebbflow.status.ending import duration
 from ebbflow.status.json_form import dump_fields
 from ebbflow.status.model import Concern, Condition, PipelineStatus, VertexStatus
 
@@ -92,13 +92,13 @@ def _first_word(vertex: VertexStatus) -> str:
 
 def _describe_work(vertex: VertexStatus, at: datetime) -> Iterator[str]:
     if vertex.in_call is not None:
-        yield f"in a call for {vertex.in_call:.0f} s"
+        yield f"in a call for {format_duration(vertex.in_call)}"
     elif vertex.silent is not None:
         why = f" ({vertex.silent_because})" if vertex.silent_because else ""
-        yield f"one of its tasks has not reported for {vertex.silent:.0f} s{why}"
+        yield f"one of its tasks has not reported for {format_duration(vertex.silent)}{why}"
     elif vertex.condition == "stuck" and vertex.in_hand is not None:
-        seconds = (at - vertex.in_hand.since).total_seconds()
-        yield f"has held {vertex.in_hand.messages:,} messages for {seconds:.0f} s"
+        held = format_duration((at - vertex.in_hand.since).total_seconds())
+        yield f"has held {vertex.in_hand.messages:,} messages for {held}"
     if vertex.back_pressure is not None:
         yield f"waits for room at {vertex.back_pressure.to}"
     if vertex.source_pending:
@@ -118,11 +118,12 @@ def describe_waiting(waiting: Waiting) -> str:
     if not waiting.certain:
         return f"stopped taking messages: all of them fail alike: {waiting.what}; {times}"
     what = waiting.what if waiting.named else f"a system that is away ({waiting.what})"
-    return f"waiting for {what}, {times}"
+    return f"waiting for {what} {times}"
 
 
 def _describe_tries(waiting: Waiting) -> str:
-    return f"since {waiting.seconds:.0f} s, next try in {waiting.next_in:.0f} s"
+    since, next_in = format_duration(waiting.seconds), format_duration(waiting.next_in)
+    return f"for {since}; retrying in {next_in}"
 
 
 def describe_unread(status: PipelineStatus, why: str) -> Concern:
@@ -199,13 +200,13 @@ def _concerns_of_backlog(vertex: VertexStatus) -> Iterator[Concern]:
     )
     if age is None or age < LATE:
         return
-    late = f"{vertex.pending:,} messages wait, the oldest for {duration(age)}"
+    late = f"{vertex.pending:,} messages wait, the oldest for {format_duration(age)}"
     if vertex.falling_behind:
-        what = f"falls behind: {late}, and they have become more for {duration(grows or 0)}"
+        what = f"falls behind: {late}, and they have become more for {format_duration(grows or 0)}"
         step = f"Give {vertex.name} more partitions, make it faster, or send it less."
         yield Concern("error", vertex.name, what, step)
     elif drain is not None:
-        step = f"Nothing: at this rate it has caught up in about {duration(drain)}."
+        step = f"Nothing: at this rate it has caught up in about {format_duration(drain)}."
         yield Concern("warning", vertex.name, f"late: {late}", step)
     else:
         step = f"See whether it catches up; if not, give {vertex.name} more partitions."

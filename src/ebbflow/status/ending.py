@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from ebbflow.domain.durations import format_duration
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.causes import MOST_SHOWN, CauseCount
 from ebbflow.status.json_form import dump_fields
@@ -80,7 +81,8 @@ def _adding_up(status: PipelineStatus) -> Iterator[str]:
         return
     uneven = [name for name, counts in ever.items() if counts.read != counts.ended]
     if uneven:
-        yield f"Does not add up: {', '.join(uneven)} read more or less than ended."
+        which = ", ".join(uneven)
+        yield f"Counts do not match for {which}: messages read differ from messages finished."
     elif adds_up(status, now):
         yield f"Adds up: {_account(status, now)}."
     elif adds_up(status, ever):
@@ -230,7 +232,7 @@ def _reasons(vertex: VertexStatus, draining: bool) -> Iterator[str]:
         times = f" (restart {vertex.restarts})" if vertex.restarts else ""
         yield f"restarting{times}: {describe_failure(vertex)}"
     elif vertex.in_call is not None:
-        yield f"in one call for {duration(vertex.in_call)}"
+        yield f"in one call for {format_duration(vertex.in_call)}"
     elif vertex.condition in ("paused", "stuck"):
         yield vertex.words or vertex.condition
     if vertex.back_pressure is not None:
@@ -261,16 +263,4 @@ def clock_time(moment: datetime, now: datetime | None) -> str:
     same_day = now is not None and local.date() == now.astimezone().date()
     shown = f"{local:%H:%M:%S}" if same_day else f"{local:%Y-%m-%d %H:%M:%S}"
     seconds = (moment - now).total_seconds() if now is not None else 0.0
-    return f"{shown}, in {duration(seconds)}" if 0 < seconds < _SOON else shown
-
-
-def duration(seconds: float) -> str:
-    """Returns a time that has passed or is to pass, in the two largest units at most."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s" if rest and minutes < 10 else f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    return f"{shown}, in {format_duration(seconds)}" if 0 < seconds < _SOON else shown

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
+from ebbflow.domain.durations import format_duration
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.causes import normalise
 from ebbflow.status.ending import list_leftovers
@@ -324,7 +325,7 @@ def _tell_call(vertex: VertexStatus, memory: _VertexMemory) -> Iterator[NewsItem
         memory.call = 0.0
     elif vertex.in_call >= 2 * memory.call:
         memory.call = vertex.in_call
-        text = f"in one call for {vertex.in_call:.0f} s"
+        text = f"in one call for {format_duration(vertex.in_call)}"
         yield NewsItem("warning", "call", vertex.name, text, {"seconds": vertex.in_call})
 
 

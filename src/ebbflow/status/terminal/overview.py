@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from ebbflow.status.ending import clock_time, describe_parked, duration
+from ebbflow.domain.durations import format_duration
+from ebbflow.status.ending import clock_time, describe_parked
 from ebbflow.status.model import PipelineStatus, VertexStatus
 from ebbflow.status.terminal.lines import JsonLines, NewsItem
 from ebbflow.status.terminal.table import describe_error, draw_status, result_table
@@ -45,7 +46,7 @@ def describe_pipeline(status: PipelineStatus) -> str:
         return f"{name} does not run; its last run ended at {when}: {status.ended or 'unknown'}"
     age = (at - status.began).total_seconds() if at and status.began else 0.0
     ready = "" if status.ready or status.phase != "running" else ", not all vertices are at work"
-    return f"{name}: {status.phase} for {duration(age)}{ready} ({where})"
+    return f"{name}: {status.phase} for {format_duration(age)}{ready} ({where})"
 
 
 def describe_details(status: PipelineStatus, vertex: VertexStatus) -> Iterator[str]:
@@ -75,7 +76,7 @@ def _facts(status: PipelineStatus, vertex: VertexStatus) -> dict[str, str]:
         "dead letters": _dead_letters(vertex),
     }
     if vertex.in_hand is not None and status.at is not None:
-        age = duration((status.at - vertex.in_hand.since).total_seconds())
+        age = format_duration((status.at - vertex.in_hand.since).total_seconds())
         facts["in hand"] = f"{vertex.in_hand.messages:,} for {age}"
     if vertex.source_pending is not None:
         facts["at the source"] = f"{vertex.source_pending:,}"
@@ -95,9 +96,9 @@ def _describe_wait(vertex: VertexStatus) -> str:
         vertex.drain_seconds,
         vertex.backlog_growing_seconds,
     )
-    oldest = f", the oldest for {duration(age)}" if age is not None else ""
-    empty = f", empty in about {duration(drain)}" if drain is not None else ""
-    return oldest + (empty or (f", more for {duration(grows)}" if grows else ""))
+    oldest = f", the oldest for {format_duration(age)}" if age is not None else ""
+    empty = f", empty in about {format_duration(drain)}" if drain is not None else ""
+    return oldest + (empty or (f", more for {format_duration(grows)}" if grows else ""))
 
 
 def _dead_letters(vertex: VertexStatus) -> str:
@@ -120,4 +121,4 @@ def show_end(display: Display, summary: Summary, where: str = "") -> None:
 
 
 def _style(line: str) -> str:
-    return "bold red" if line.startswith(("Not drained", "Does not add up", "Failed")) else ""
+    return "bold red" if line.startswith(("Not drained", "Counts do not match", "Failed")) else ""

@@ -19,8 +19,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ebbflow.domain.durations import format_duration
 from ebbflow.domain.outcome import COUNTERS, Counts
-from ebbflow.status.ending import describe_parked, duration, list_leftovers
+from ebbflow.status.ending import describe_parked, list_leftovers
 from ebbflow.status.model import Concern, ErrorGroup, PipelineStatus, VertexStatus
 from ebbflow.status.terminal.terminal import COUNTER_TITLES, number, one_line, outlasting
 from ebbflow.streams.logs import LogEntry
@@ -83,7 +84,7 @@ def _pending(vertex: VertexStatus) -> Text:
 
 def _age(vertex: VertexStatus) -> Text:
     age = vertex.oldest_waiting_seconds
-    return Text("" if age is None else duration(age))
+    return Text("" if age is None else format_duration(age))
 
 
 def _state(vertex: VertexStatus) -> Text:

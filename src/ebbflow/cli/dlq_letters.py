@@ -1,33 +1,48 @@
-"""Dead letters on a terminal: a table that keeps to its width, and everything about one letter."""
+"""Dead letters on a terminal: a table that fits it, and everything about one letter."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from ebbflow.cli.tables import fit_lines
 from ebbflow.engine.causes import MOST_SHOWN
-from ebbflow.status.terminal import one_line
+from ebbflow.engine.dead_letter import describe_cause
+from ebbflow.status.terminal import console_for, one_line
 
 if TYPE_CHECKING:
-    from ebbflow.deadletters import ReplayResult, StoredLetter
+    from ebbflow.deadletters import DeadLetters, LetterFilter, ReplayResult, StoredLetter, Which
     from ebbflow.deadletters.letters import Causes
     from ebbflow.engine.dead_letter import Letter
 
 _SHOWN_BYTES = 4096
 _SHOWN_NUMBERS = 8
 _SHOWN_REASONS = 20
-_GAP = "  "
-_COLUMNS = ("number", "died", "vertex", "id", "tries", "replays", "why")
 # On a narrow terminal the reason has so much room, and ids and names have no less than this.
-_WHY, _ID, _VERTEX, _WIDE = 24, 12, 8, 110
+_WHY, _LEAST, _WIDE = 24, {"id": 12, "vertex": 8}, 110
+_COUNTS = ("number", "tries", "replays")
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenLetters:
+    """The letters that were named; if there are none, those that match the filter."""
+
+    which: tuple[Which, ...]
+    filter: LetterFilter
+
+    def find_numbers(self, letters: DeadLetters) -> list[int]:
+        """Returns the numbers of letters that were named; ``EbbflowError`` if one is missing."""
+        numbers = {which for which in self.which if isinstance(which, int)}
+        if ids := [which for which in self.which if isinstance(which, str)]:
+            numbers |= {entry.number for entry in letters.get(*ids)}
+        return sorted(numbers)
 
 
 def console(err: bool = False) -> Any:
     """Returns rich's console for a stream; its width is that of the terminal."""
-    from ebbflow.status.terminal import console_for
-
     return console_for(sys.stderr if err else sys.stdout)
 
 
@@ -40,13 +55,12 @@ def list_lines(letters: Sequence[StoredLetter], width: int) -> list[str]:
     """Returns a line for each letter, as wide as the terminal: what does not fit is cut."""
     years = {stored.letter.last_seen.year for stored in letters}
     year = years.pop() if len(years) == 1 and width < _WIDE else None
-    titles = list(_COLUMNS)
-    titles[1] = f"died ({year}, UTC)" if year else "died (UTC)"
+    died = f"died ({year}, UTC)" if year else "died (UTC)"
+    titles = ["number", died, "vertex", "id", "tries", "replays", "why"]
     table = [titles, *(_cells(stored, year) for stored in letters)]
     if not any(stored.letter.replays for stored in letters):
         table = [row[:5] + row[6:] for row in table]
-    widths = _fit([max(map(len, column)) for column in zip(*table, strict=True)], width)
-    return [_line(row, widths) for row in table]
+    return fit_lines(table, width, _COUNTS, _LEAST, _WHY)
 
 
 def _cells(stored: StoredLetter, year: int | None) -> list[str]:
@@ -63,34 +77,8 @@ def _cells(stored: StoredLetter, year: int | None) -> list[str]:
     ]
 
 
-def _fit(widths: list[int], width: int) -> list[int]:
-    """Returns the widths of columns; ids and names give way until the last column has room."""
-    gaps = len(_GAP) * (len(widths) - 1)
-    room = width - gaps - sum(widths[:-1])
-    for column, least in ((3, _ID), (2, _VERTEX)):
-        taken = min(max(0, _WHY - room), max(0, widths[column] - least))
-        widths[column] -= taken
-        room += taken
-    return [*widths[:-1], max(room, 1)]
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    *others, last = zip(cells, widths, strict=True)
-    padded = [
-        text.rjust(size) if _is_count(text) else cut_middle(text, size).ljust(size)
-        for text, size in others
-    ]
-    return _GAP.join([*padded, cut(*last)]).rstrip()
-
-
-def _is_count(text: str) -> bool:
-    return text.isdecimal() or text in ("number", "tries", "replays")
-
-
 def why(letter: Letter) -> str:
     """Returns reason and error in one text, without saying a thing twice."""
-    from ebbflow.engine.dead_letter import describe_cause
-
     return describe_cause(letter.reason, letter.error)
 
 
@@ -104,19 +92,6 @@ def cause_lines(causes: Causes) -> list[str]:
     if more:
         lines.append(f"{sum(more):>9,}  and {len(more):,} more causes; --json has them all")
     return [*lines, *([""] if lines else []), letters_text(total)]
-
-
-def cut(text: str, size: int) -> str:
-    """Returns the text, cut to a size with a mark that it was."""
-    return text if len(text) <= size else text[: size - 1] + "…"
-
-
-def cut_middle(text: str, size: int) -> str:
-    """Returns the text, cut in the middle: ids differ at their ends."""
-    if len(text) <= size:
-        return text
-    tail = (size - 1) // 2
-    return f"{text[: size - 1 - tail]}…{text[-tail:]}"
 
 
 def time_text(time: datetime | None) -> str:

@@ -1,9 +1,18 @@
-"""``ebbflow dlq replay``: what the user sees of a replay, before, while and after it goes on."""
+"""``ebbflow dlq replay``: what the user sees of a replay, and a letter in the user's editor.
+
+In the editor, keys and headers are on top, then an empty line, then the value as it is. The line
+break that ends the file is not part of it. Values that are not text are refused: a transform can
+change them.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,23 +21,25 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ebbflow.cli.conventions import ExitCode
-from ebbflow.cli.dlq.choosing import Chosen, find_numbers
-from ebbflow.cli.dlq.editing import edit_letter
-from ebbflow.cli.dlq.showing import console, cut, letters_text, stayed_lines, text_or_hex
+from ebbflow.cli.dlq_letters import (
+    ChosenLetters,
+    console,
+    letters_text,
+    stayed_lines,
+    text_or_hex,
+)
+from ebbflow.cli.options import ExitCode
+from ebbflow.cli.tables import cut
+from ebbflow.deadletters.filters import own_headers
 from ebbflow.deadletters.replay import STEP
-from ebbflow.deadletters.transforms import decide
+from ebbflow.deadletters.transforms import LetterEdit, decide
+from ebbflow.domain.errors import EbbflowError
 from ebbflow.engine.dead_letter import Letter
 from ebbflow.status.terminal import one_line
 from ebbflow.usercode.targets import resolve
 
 if TYPE_CHECKING:
-    from ebbflow.deadletters import (
-        Choice,
-        DeadLetters,
-        ReplayResult,
-        Transform,
-    )
+    from ebbflow.deadletters import Choice, DeadLetters, ReplayResult, StoredLetter, Transform
 
 _SAMPLES = 3
 
@@ -44,7 +55,7 @@ class ReplayCommand:
     dry_run: bool
     as_json: bool
 
-    def run(self, letters: DeadLetters, chosen: Chosen) -> ReplayResult | None:
+    def run(self, letters: DeadLetters, chosen: ChosenLetters) -> ReplayResult | None:
         """Replays and says what it has come to; ``None`` if the user has edited nothing."""
         if self.edit and self.function:
             raise typer.BadParameter(
@@ -64,9 +75,9 @@ class ReplayCommand:
         self._echo(result)
         return result
 
-    def _choose(self, letters: DeadLetters, chosen: Chosen) -> tuple[Choice, int | None]:
+    def _choose(self, letters: DeadLetters, chosen: ChosenLetters) -> tuple[Choice, int | None]:
         if chosen.which:
-            numbers = find_numbers(letters, chosen)
+            numbers = chosen.find_numbers(letters)
             return numbers, len(numbers)
         # The last number bounds the replay: what dies again is no part of it when it is resumed.
         filter = replace(chosen.filter, up_to=letters.last_number(chosen.filter))
@@ -193,3 +204,99 @@ def _brief(letter: Letter) -> str:
     if letter.keys:
         facts.append(f"keys {letter.keys}")
     return "  ".join(facts)
+
+
+# --- in the editor ------------------------------------------------------------------------------
+
+
+def edit_letter(stored: StoredLetter, pipeline: str) -> LetterEdit | None:
+    """Returns what the user has made of a letter; ``None`` if it was left as it is.
+
+    ``EbbflowError`` if there is no editor, it fails, or what it leaves cannot be read. Then the
+    text is kept in a file, which the error names.
+    """
+    before = write_letter(stored, pipeline)
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", suffix=".letter", prefix="ebbflow-", delete=False
+    ) as file:
+        file.write(before)
+    path = Path(file.name)
+    _call_editor(path)
+    after = path.read_text("utf-8")
+    if after == before:
+        path.unlink()
+        return None
+    try:
+        edit = read_edit(after)
+    except ValueError as error:
+        raise EbbflowError(f"{error} Nothing was sent; what you wrote is in {path}.") from error
+    path.unlink()
+    return edit
+
+
+def _call_editor(path: Path) -> None:
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    try:
+        code = subprocess.call([*shlex.split(editor), str(path)])
+    except OSError as error:
+        path.unlink()
+        raise EbbflowError(
+            f"The editor {editor!r} cannot be started: {error.strerror}. "
+            "Name another one in the variable EDITOR."
+        ) from error
+    if code:
+        raise EbbflowError(
+            f"The editor {editor!r} ended with code {code}. Nothing was sent; the letter is in "
+            f"{path}."
+        )
+
+
+def write_letter(stored: StoredLetter, pipeline: str) -> str:
+    """Returns the letter as the user gets it; ``EbbflowError`` if its value is no text."""
+    letter = stored.letter
+    try:
+        value = letter.value.decode()
+    except UnicodeDecodeError as error:
+        raise EbbflowError(
+            f"The value of dead letter {stored.number} is no text. "
+            "Change it with a function: --map module:function."
+        ) from error
+    lines = [
+        f"# Dead letter {stored.number} of {pipeline}: {one_line(letter.id)} at {letter.vertex}.",
+        f"# {one_line(letter.error or letter.reason)}",
+        "# Change what you like, save and close; leave it as it is to send nothing.",
+        f"keys: {json.dumps(letter.keys, ensure_ascii=False)}",
+        f"headers: {json.dumps(own_headers(stored), ensure_ascii=False)}",
+        "",
+        value,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def read_edit(text: str) -> LetterEdit:
+    """Returns the edit that a text describes; ``ValueError`` says which line is wrong."""
+    head, empty, value = text.partition("\n\n")
+    if not empty:
+        raise ValueError("There is no empty line between the headers and the value.")
+    facts: dict[str, Any] = {}
+    for number, line in enumerate(head.split("\n"), 1):
+        if line.startswith("#"):
+            continue
+        name, colon, json_text = line.partition(":")
+        if not colon or name not in ("keys", "headers"):
+            raise ValueError(f"Line {number} is neither 'keys:' nor 'headers:'.")
+        facts[name] = _read_fact(name, json_text, number)
+    return LetterEdit(value.removesuffix("\n").encode(), facts.get("keys"), facts.get("headers"))
+
+
+def _read_fact(name: str, text: str, line: int) -> Any:
+    try:
+        fact = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"Line {line}, {name}, is no JSON: {error}.") from error
+    texts = fact.values() if isinstance(fact, dict) and name == "headers" else fact
+    right = isinstance(fact, list if name == "keys" else dict)
+    if not right or not all(isinstance(one, str) for one in texts):
+        shape = '["one", "two"]' if name == "keys" else '{"name": "value"}'
+        raise ValueError(f"Line {line}: write {name} as {shape}.")
+    return fact

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ebbflow.cli.listening import complete_addresses, read_listening
+from ebbflow.cli.options import complete_addresses, read_listening
 
 
 @pytest.mark.parametrize(
