@@ -12,11 +12,12 @@ WORKERS ?= 6
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo cluster test long lint types protos bench chaos clean
+.PHONY: help setup demo cluster test long lint types protos house bench chaos clean
 
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
+##@ Begin
 setup: $(VENV)/.ready ## Set up .venv with everything, and Java where it is missing
 
 $(VENV)/.ready: pyproject.toml uv.lock scripts/setup
@@ -30,14 +31,9 @@ $(VENV)/.browser: scripts/browser
 demo: setup ## Run a real pipeline on the embedded defaults and watch it
 	@$(BIN)/ebbflow demo
 
-cluster: setup ## Run three NATS nodes on this machine until Ctrl-C (see docs/guides/cluster.md)
-	@$(BIN)/python -m examples.cluster.start
-
+##@ Change something
 test: setup $(VENV)/.browser ## Run all tests (make test ARGS="-k nack" for some)
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
-
-long: setup $(VENV)/.browser ## Run the tests that make test leaves out because they take long
-	EBBFLOW_TEST_LONG=1 $(BIN)/pytest -m long $(ARGS)
 
 lint: setup ## Check style
 	$(BIN)/ruff check .
@@ -49,8 +45,12 @@ types: setup ## Check types
 protos: setup ## Generate the modules of the protocol of functions from their .proto files
 	$(BIN)/python scripts/protos.py
 
-bench: setup ## Measure Ebbflow beside its peers; table, plot and JSON in benchmarks/results
-	$(BIN)/python -m benchmarks $(ARGS)
+house: setup ## Print files, lines and functions by package (make house ARGS=main~50 compares)
+	$(BIN)/python scripts/house.py $(ARGS)
+
+##@ Before a release
+long: setup $(VENV)/.browser ## Run the tests that make test leaves out because they take long
+	EBBFLOW_TEST_LONG=1 $(BIN)/pytest -m long $(ARGS)
 
 chaos: setup ## Kill pipelines and NATS nodes with -9 and count what arrives (SEED=n to repeat a run)
 	$(BIN)/python -m tests.chaos.kill_and_restart --kills 20 --messages 50000 $(if $(SEED),--seed $(SEED))
@@ -65,5 +65,13 @@ chaos: setup ## Kill pipelines and NATS nodes with -9 and count what arrives (SE
 	$(BIN)/python -m tests.chaos.function_kill --kills 20 --messages 20000 $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.chaos.kill_nodes --messages 100000 --every 5 $(if $(SEED),--seed $(SEED))
 
+bench: setup ## Measure Ebbflow next to its peers; table, plot and JSON in benchmarks/results
+	$(BIN)/python -m benchmarks $(ARGS)
+
+##@ More
+cluster: setup ## Run three NATS nodes on this machine until Ctrl-C (see docs/guides/cluster.md)
+	@$(BIN)/python -m examples.cluster.start
+
 clean: ## Remove what setup and runs have left
 	rm -rf $(VENV) .ebbflow .pytest_cache .mypy_cache .ruff_cache .hypothesis
+

@@ -57,11 +57,11 @@ from ebbflow.numaflow.images.table import BUILT_IN, BuiltIn
 from ebbflow.runtime.run_options import RunOptions
 from ebbflow.spec import sections
 from ebbflow.spec.bindings import Binding
-from ebbflow.spec.findings import CODES
+from ebbflow.spec.kinds import SERVING_NO_EFFECT, ServingPipelineSpec
 from ebbflow.spec.kubernetes import MONOVERTEX_NO_EFFECT, NO_EFFECT
 from ebbflow.spec.model import EffectiveLimits, MonoVertexSpec, PipelineBody, PipelineSpec
-from ebbflow.spec.rules.support import NOT_YET
-from ebbflow.spec.serving import SERVING_NO_EFFECT, ServingPipelineSpec
+from ebbflow.spec.rules.vertices import NOT_YET
+from ebbflow.spec.validate import CODES
 from ebbflow.status.metrics import METRICS, MetricKind
 from ebbflow.status.run_report import Summary
 from ebbflow.testing.conformance.suite import SINK_RULES, SOURCE_RULES

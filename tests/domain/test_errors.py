@@ -90,7 +90,7 @@ def test_no_error_is_defined_outside_the_tree_module():
 NOT_ERRORS_OF_OURS = {
     "domain/message.py": {"Nack"},  # an answer of user code, not an error
     "nats/api.py": {"ApiError"},  # the server's "no", handled by those who asked
-    "usercode/running_call.py": {"WorkerLeaves"},  # ends a worker in the middle of a call
+    "usercode/call_watch.py": {"WorkerLeaves"},  # ends a worker in the middle of a call
     "runtime/feeds.py": {"EngineDied"},  # has the run start another JVM
     "runtime/settling.py": {"Unsettled"},  # ends a stopping task's loop, never leaves its module
     "connectors/http/client.py": {"NoAnswer"},  # becomes the sink's answer about its messages

@@ -7,7 +7,6 @@ those who ask from another process, and at its end.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import re
@@ -26,6 +25,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from ebbflow.cli.main import app
+from ebbflow.runtime import handlers
 from ebbflow.status.model import PipelineStatus
 from ebbflow.status.terminal.table import draw_status
 from tests.processes import family_of, is_running
@@ -101,6 +101,7 @@ class Sight:
     status_text: str = ""
     logs: str = ""
     summary: dict[str, Any] = field(default_factory=dict)
+    family: list[psutil.Process] = field(default_factory=list)
 
     @property
     def told(self) -> list[str]:
@@ -134,7 +135,7 @@ def sight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sight]:
         stderr=subprocess.PIPE,
         text=True,
     )
-    sight, family = Sight(), list[psutil.Process]()
+    sight = Sight()
     reading = threading.Thread(target=lambda: setattr(sight, "out", process.stdout.read()))
     reading.start()
     try:
@@ -145,7 +146,7 @@ def sight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sight]:
                 sight.status = PipelineStatus.from_json(raw)
                 sight.status_text = ask(folder, "status", "bugs")
                 sight.logs = ask(folder, "logs", "bugs", "look")
-                family = family_of(process.pid)
+                sight.family = family_of(process.pid)
                 process.send_signal(signal.SIGINT)
         sight.code = process.wait(60)
         sight.summary = json.loads((folder / "end.json").read_text())
@@ -153,15 +154,17 @@ def sight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sight]:
         yield sight
     finally:
         process.kill()
-        # The worker whose call hangs may outlast its run.
-        for each in filter(is_running, family):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
 
 
 def one(lines: list[str], pattern: str) -> str:
     """The first line that matches; the test fails with all of them if there is none."""
     return next((line for line in lines if re.search(pattern, line)), "\n".join(lines))
+
+
+def test_the_worker_whose_call_hangs_ends_soon_after_its_run(sight: Sight) -> None:
+    assert len(sight.family) > 2
+    _, alive = psutil.wait_procs(sight.family, timeout=handlers.LEAVE_WITHIN + 20)
+    assert [process for process in alive if is_running(process)] == []
 
 
 def test_a_source_that_fails_says_why_without_a_terminal(sight: Sight) -> None:

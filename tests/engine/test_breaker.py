@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ebbflow import NackOptions
 from ebbflow.domain.outcome import DeadLetter, Redeliver, Retry
-from ebbflow.engine.breaker import Breaker, BreakerLimit
+from ebbflow.engine.outage import Breaker, BreakerLimit
 from tests.engine.sample_rows import decide, some, verdict_on
 
 LETTER = DeadLetter("ValueError", error="ValueError: no number")

@@ -9,23 +9,25 @@ from hypothesis import strategies as st
 
 from ebbflow.domain.durations import Backoff
 from ebbflow.engine import frames
-from ebbflow.engine.checks import Rules
-from ebbflow.engine.copies import (
+from ebbflow.engine.frames import Rows
+from ebbflow.engine.position import (
     MOST,
     NOTHING,
     LastChunk,
+    Mark,
+    Position,
+    Span,
     Stamp,
+    chunk_key,
     dump_known,
     is_copy,
     load_known,
     with_frame,
 )
-from ebbflow.engine.frames import Rows
-from ebbflow.engine.position import Mark, Position, Span, chunk_key
 from ebbflow.engine.publications import FROM, Chunk, Place
 from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import settle
-from ebbflow.engine.verdict import Verdict
+from ebbflow.engine.verdict import Rules, Verdict
 
 marks = st.builds(Mark, st.integers(0, 10**12), st.integers(0, 5))
 spans = st.builds(Span, marks, marks)

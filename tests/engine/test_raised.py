@@ -7,13 +7,13 @@ import pickle
 import pytest
 
 from ebbflow.domain.errors import SparkError, StreamBroken
-from ebbflow.engine import raised
-from ebbflow.engine.raised import MOST_GROUPS, Raised, RaisedErrors, find_line_in, normalise
+from ebbflow.engine import causes
+from ebbflow.engine.causes import MOST_GROUPS, Raised, RaisedErrors, find_line_in, normalise
 
 
 @pytest.fixture(autouse=True)
 def no_traces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raised, "_TRACES", {})
+    monkeypatch.setattr(causes, "_TRACES", {})
 
 
 def fail(text: str) -> ValueError:
@@ -57,7 +57,7 @@ def test_an_object_that_is_raised_again_and_again_has_its_traceback_made_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[BaseException] = []
-    monkeypatch.setattr(raised, "format_traceback", lambda error: made.append(error) or "trace")
+    monkeypatch.setattr(causes, "format_traceback", lambda error: made.append(error) or "trace")
     for _ in range(5):
         RaisedErrors().note(fail("the same"), None)
     assert len(made) == 1

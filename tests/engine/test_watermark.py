@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow import Datum, Message
-from ebbflow.engine.watermark import Watermark
+from ebbflow.engine.inlet import Watermark
 from ebbflow.usercode.calling import Handler, run_map
 from tests.engine.sample_rows import some, verdict_on
 

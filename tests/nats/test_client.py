@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
+from urllib.parse import urlparse
 
 import pytest
-from nats.aio.client import Client
+from nats.aio.client import Client, Srv
 
 import ebbflow
 from ebbflow.domain.errors import SetupError
@@ -37,6 +39,21 @@ def test_every_private_part_of_a_client_that_is_used_is_checked() -> None:
     of_nats_py = {part for part in used if hasattr(Client(), part)}
     overridden = {part for part in re.findall(r"def (_[a-z]\w*)", body) if hasattr(Client, part)}
     assert of_nats_py | overridden == {*PRIVATE_PARTS}
+
+
+def test_a_server_that_was_lost_is_tried_after_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = SecuredClient(Addresses(("nats://localhost:4222",)))
+    others = [Srv(urlparse(f"nats://other{number}:4222")) for number in range(4)]
+    lost = client._current_server = Srv(urlparse("nats://lost:4222"))
+    client._server_pool = [lost, *others]
+
+    async def begin(self: Client) -> None:
+        """Stands for nats-py's own way of connecting: one server after another, in this order."""
+
+    monkeypatch.setattr(Client, "_attempt_reconnect", begin)
+    asyncio.run(client._attempt_reconnect())
+    assert client._server_pool[-1] is lost
+    assert {*map(id, client._server_pool)} == {*map(id, [lost, *others])}
 
 
 def test_no_other_module_uses_private_parts_of_a_client() -> None:

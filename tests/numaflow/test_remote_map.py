@@ -19,9 +19,9 @@ from ebbflow.numaflow import breaks
 from ebbflow.numaflow.breaks import Failures
 from ebbflow.numaflow.function import FunctionPlan
 from ebbflow.numaflow.remote_map import RemoteMap
+from ebbflow.usercode.call_watch import RUNNING
 from ebbflow.usercode.calling import Handler, run_columnar
 from ebbflow.usercode.columns import select_columns
-from ebbflow.usercode.running_call import RUNNING
 from tests.engine.sample_rows import NOW, some, verdict_on
 from tests.numaflow.odd_map import Gathering, OddMap, OddTransformer
 

@@ -19,8 +19,8 @@ from ebbflow.numaflow.function import FunctionPlan
 from ebbflow.numaflow.remote_sink import RemoteSink
 from ebbflow.numaflow.server_info import ContainerType
 from ebbflow.numaflow.stream import GrpcStream
+from ebbflow.usercode.call_watch import RUNNING
 from ebbflow.usercode.calling import Handler, run_columnar_sink
-from ebbflow.usercode.running_call import RUNNING
 from tests.engine.sample_rows import NOW, some, verdict_on
 
 pytestmark = pytest.mark.slow

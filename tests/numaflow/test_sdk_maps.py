@@ -16,7 +16,7 @@ from ebbflow.domain.durations import Backoff
 from ebbflow.numaflow.function import FunctionPlan
 from ebbflow.numaflow.remote_map import RemoteMap
 from ebbflow.testing import DeadLetter, Done, Dropped, Redeliver, run_map
-from ebbflow.usercode.running_call import RUNNING
+from ebbflow.usercode.call_watch import RUNNING
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_000)]
 

@@ -22,8 +22,7 @@ from ebbflow.domain.errors import CallTimeout, StreamBroken
 from ebbflow.numaflow import http2
 from ebbflow.numaflow.http2 import frame, settings
 from ebbflow.numaflow.stream import LARGEST, PREFIX, GrpcConnection, Splitter
-from ebbflow.usercode.call_watch import watch_calls
-from ebbflow.usercode.running_call import RUNNING
+from ebbflow.usercode.call_watch import RUNNING, watch_calls
 
 SOON = 20.0
 STACK = "goroutine 7 [running]:\nmain.go:12"

@@ -20,8 +20,8 @@ from ebbflow import Datum, Message, Nack
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.errors import MessageTooLarge
 from ebbflow.domain.outcome import FellBack, Served
-from ebbflow.engine.breaker import BreakerLimit
 from ebbflow.engine.inlet import Inlet
+from ebbflow.engine.outage import BreakerLimit
 from ebbflow.engine.position import Mark, Position, Span
 from ebbflow.engine.publications import Place, Publication, Stage
 from ebbflow.engine.retry import RetryStrategy

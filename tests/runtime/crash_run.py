@@ -12,12 +12,11 @@ import pyarrow as pa
 from ebbflow.domain.outcome import Dropped, FellBack, Served
 from ebbflow.engine import frames
 from ebbflow.engine.blame import Outage
-from ebbflow.engine.breaker import Breaker
+from ebbflow.engine.causes import RaisedErrors
 from ebbflow.engine.decisions import EMPTY
-from ebbflow.engine.outage import Patience, Waiting
+from ebbflow.engine.outage import Breaker, Patience, Waiting
 from ebbflow.engine.position import Span
 from ebbflow.engine.publications import Place
-from ebbflow.engine.raised import RaisedErrors
 from ebbflow.engine.retry import call_with_retries
 from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import Settlement

@@ -10,8 +10,7 @@ import pyarrow as pa
 
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine import frames
-from ebbflow.engine.copies import Stamp, is_copy, with_frame
-from ebbflow.engine.position import Mark, Position, Span
+from ebbflow.engine.position import Mark, Position, Span, Stamp, is_copy, with_frame
 from ebbflow.engine.publications import FROM, Publication
 
 

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from ebbflow import Datum, Message, NackOptions, Response
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.outcome import DeadLetter, FellBack, Redeliver, Retry, Succeeded
-from ebbflow.engine.copies import NOTHING
 from ebbflow.engine.decisions import EMPTY, Decisions
 from ebbflow.engine.frames import Rows
-from ebbflow.engine.position import Held, Mark
+from ebbflow.engine.position import NOTHING, Held, Mark
 from ebbflow.engine.retry import RetryStrategy, call_with_retries
 from ebbflow.engine.verdict import Verdict
 from ebbflow.runtime.intake import settled_part, with_held

@@ -19,13 +19,11 @@ from ebbflow import Message, Nack, NackOptions, Response, Unavailable
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.outcome import DeadLetter, Outcome, Redeliver, Retry
 from ebbflow.engine.blame import Blame, Outage
-from ebbflow.engine.breaker import Breaker, BreakerLimit
-from ebbflow.engine.checks import Rules
 from ebbflow.engine.frames import Rows, concat
-from ebbflow.engine.outage import Patience
+from ebbflow.engine.outage import Breaker, BreakerLimit, Patience
 from ebbflow.engine.publications import again_rows
 from ebbflow.engine.retry import RetryStrategy, call_with_retries
-from ebbflow.engine.verdict import Operator, Verdict
+from ebbflow.engine.verdict import Operator, Rules, Verdict
 from ebbflow.runtime.gate import Gate
 from ebbflow.runtime.intake import Intake
 from ebbflow.usercode.calling import Handler, run_batch_map, run_map, run_sink

@@ -8,10 +8,9 @@ import pytest
 
 from ebbflow.domain.durations import DEFAULT_ON_ERROR
 from ebbflow.engine import frames
-from ebbflow.engine.checks import Rules
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.trace_context import SCOPES, find_contexts
-from ebbflow.engine.verdict import Verdict
+from ebbflow.engine.verdict import Rules, Verdict
 from ebbflow.nats.address import Addresses
 from ebbflow.runtime.plan import Forward, VertexPlan
 from ebbflow.runtime.spans import (

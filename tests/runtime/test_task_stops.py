@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbflow.domain.errors import Fenced
-from ebbflow.engine.breaker import BreakerLimit
+from ebbflow.engine.outage import BreakerLimit
 from ebbflow.engine.position import Mark
 from tests.runtime.crash_model import DECISIONS, Chances, Rules, UserCode
 from tests.runtime.crash_run import ModelTask, inlet_of, run_to_the_end

@@ -11,9 +11,8 @@ import pytest
 
 from ebbflow import Message
 from ebbflow.domain.durations import Backoff
-from ebbflow.engine.checks import Rules
 from ebbflow.engine.system_errors import LISTED
-from ebbflow.engine.verdict import Verdict
+from ebbflow.engine.verdict import Rules, Verdict
 from ebbflow.runtime import handlers
 from ebbflow.runtime.handlers import (
     close_handlers,
@@ -22,9 +21,9 @@ from ebbflow.runtime.handlers import (
     handler_for,
     lasting,
 )
+from ebbflow.usercode.call_watch import WorkerLeaves
 from ebbflow.usercode.calling import run_batch_map, run_map
 from ebbflow.usercode.poison import end_worker_on_base_exception
-from ebbflow.usercode.running_call import WorkerLeaves
 from tests.engine.sample_rows import some
 
 WHOSE = ("p", "v", "run")
@@ -93,7 +92,7 @@ def test_an_idle_worker_leaves_at_once(opened):
 STUBBORN = """
 import time
 from ebbflow.runtime import handlers
-from ebbflow.usercode.running_call import RUNNING
+from ebbflow.usercode.call_watch import RUNNING
 from ebbflow.engine.system_errors import LISTED
 
 def stubborn(datum):

@@ -21,6 +21,7 @@ from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.operations.audit import query_audit
 from ebbflow.operations.trace import trace_message
 from ebbflow.spark.audit.files import BatchSpan, TableFiles
+from ebbflow.spark.audit.local_query import open_local_query
 from ebbflow.spark.audit.reading import ParquetFiles, SparkTable, read_table
 from ebbflow.spark.audit.rows import BatchRows
 from ebbflow.spark.audit.tables import AppendedTable, open_table
@@ -59,6 +60,16 @@ def counts_of(rows: list[dict[str, Any]], vertex: str) -> Counts:
     )
 
 
+def ask(query: str, *pipeline: str, state: Path) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """What a query comes to: on both engines the same."""
+    answers = []
+    for on_spark in (False, True):
+        with query_audit(query, *pipeline, state=state, spark=on_spark) as result:
+            answers.append((result.columns, sorted(result.rows(), key=repr)))
+    assert answers[0] == answers[1]
+    return answers[0]
+
+
 @pytest.mark.guarantee("every-delivery-has-one-audit-row")
 def test_every_end_at_every_vertex_has_one_row_and_can_be_queried_and_traced(run, spark, tmp_path):
     folder, state = tmp_path / "table", tmp_path / "state"
@@ -86,17 +97,18 @@ def test_every_end_at_every_vertex_has_one_row_and_can_be_queried_and_traced(run
     assert spark.read.parquet(str(folder)).count() == len(rows)
 
     query = "SELECT vertex, count(*), count(DISTINCT root) FROM audit WHERE final GROUP BY 1"
-    with query_audit(query, "audited", state=state) as result:
-        counted = {vertex: tuple(rest) for vertex, *rest in result.rows()}
-    assert counted["in"] == (COUNT, COUNT)
-    with query_audit("SELECT id FROM dead_letters ORDER BY id", state=state) as result:
-        letters = [row[0] for row in result.rows()]
+    columns, found = ask(query, "audited", state=state)
+    assert columns == ["vertex", "count(1)", "count(DISTINCT root)"]
+    assert ("in", COUNT, COUNT) in found
+    letters = [row[0] for row in ask("SELECT id FROM dead_letters", state=state)[1]]
     assert len(letters) == summary.vertices["work"].dead_lettered == 4
-    with (
-        pytest.raises(EbbflowError, match="The query does not work"),
-        query_audit("SELECT nothing FROM audit", "audited", state=state) as result,
-    ):
-        list(result.rows())
+    assert len(ask("SELECT * FROM audit", state=state)[1]) == len(rows)
+    for on_spark in (False, True):
+        with (
+            pytest.raises(EbbflowError, match="The query does not work"),
+            query_audit("SELECT nothing FROM audit", state=state, spark=on_spark) as result,
+        ):
+            list(result.rows())
 
     way = trace_message("audited", letters[0], state=state)
     assert [step.outcome for step in way.steps] == ["done", "dead_lettered"]
@@ -127,6 +139,13 @@ def test_a_batch_that_is_written_twice_is_there_once(spark, audited: Audited, tm
         *[("in", "done", True)] * 2,
         *[("work", "done", True)] * 2,
     ], "two batches of the same rows"
+    if name == "parquet":
+        query = "SELECT vertex, outcome, final, ended, day FROM audit WHERE id = 'a' ORDER BY 1"
+        with open_local_query({audited.names.pipeline: ParquetFiles(folder)}, None) as run_query:
+            local = list(run_query(query).rows())
+        assert [(*row[:3], row[3], row[3].date()) for row in local] == local
+        ends = sorted((row["vertex"], row["ended"]) for row in found)
+        assert [(row[0], row[3]) for row in local] == ends
 
 
 def test_a_table_that_is_appended_to_tells_copies_by_their_batch(spark, audited, tmp_path):
@@ -239,7 +258,12 @@ def test_a_table_that_was_begun_without_days_goes_on_and_what_waits_is_read(
         audited.link.run(stream.finish_batch())
 
     def ids_read() -> list[str]:
-        return sorted(row["id"] for row in read_table(spark, format, tmp_path).collect())
+        on_spark = sorted(row["id"] for row in read_table(spark, format, tmp_path).collect())
+        with open_local_query({audited.names.pipeline: ParquetFiles(folder)}, None) as run_query:
+            assert [
+                row[0] for row in run_query("SELECT id FROM audit ORDER BY 1").rows()
+            ] == on_spark
+        return on_spark
 
     write("a")
     assert ids_read() == ["a"]

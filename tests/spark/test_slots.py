@@ -1,11 +1,12 @@
 """What is told of slots as their number changes, and how long epochs are then."""
 
 import socket
+from unittest.mock import Mock
 
 import pytest
 
 from ebbflow.runtime.turn import STOP, turn, turn_of
-from ebbflow.spark.slots import TURN, Slots, is_here
+from ebbflow.spark.slots import TURN, Slots, find_executors, is_here
 
 
 @pytest.fixture
@@ -99,3 +100,17 @@ def test_other_machines_are_not(host):
 def test_a_turn_is_told_in_a_word_of_its_own():
     assert turn_of(turn(2.0)) == 2.0
     assert turn_of(STOP) is None
+
+
+def test_an_executor_that_has_no_port_yet_does_not_seem_lost_when_it_has_one():
+    """Spark knows of an executor before it knows where its blocks are."""
+
+    def spark(*ports):
+        infos = [Mock(host=lambda: "a", port=lambda port=port: port) for port in ports]
+        session = Mock()
+        tracker = session.sparkContext._jsc.sc.return_value.statusTracker.return_value
+        tracker.getExecutorInfos.return_value = infos
+        return session
+
+    assert find_executors(spark(7, 0)) == {("a", 7)}
+    assert find_executors(spark(7, 8)) == {("a", 7), ("a", 8)}

@@ -8,7 +8,7 @@ import pytest
 from ebbflow import Pipeline, Source
 from ebbflow.domain.errors import SpecError
 from ebbflow.spec.lint import lint
-from ebbflow.spec.rules.calls import find_faults
+from ebbflow.spec.rules.functions import find_faults
 from tests.numaflow.pynumaflow import functions
 
 FOR_PYNUMAFLOW = "or def handler(keys, datum) for pynumaflow"

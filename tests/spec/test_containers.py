@@ -8,7 +8,7 @@ import pytest
 
 from ebbflow.connectors.user_code.spec import CodeSection
 from ebbflow.domain.errors import SetupError
-from ebbflow.spec.binder import code_places
+from ebbflow.spec.bindings import code_places
 from ebbflow.spec.lint import load, read_specs
 from ebbflow.spec.model import PipelineSpec
 from ebbflow.usercode.variables import expand_all

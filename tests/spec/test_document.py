@@ -5,8 +5,8 @@ import pytest
 
 from ebbflow.domain.errors import SpecError
 from ebbflow.spec.document import read
-from ebbflow.spec.findings import Finding
 from ebbflow.spec.lint import lint, load
+from ebbflow.spec.validate import Finding
 
 BROKEN = [
     ("", ["1:1: EB004 the file is empty"]),

@@ -12,7 +12,7 @@ import pytest
 from ebbflow import Function, MonoVertex, Pipeline
 from ebbflow.connectors.registry import SINKS, SOURCES
 from ebbflow.domain.errors import SpecError
-from ebbflow.spec.binder import code_places
+from ebbflow.spec.bindings import code_places
 from ebbflow.spec.from_python import SinkKinds, SourceKinds
 
 

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ebbflow.connectors.registry import SINKS, SOURCES
-from ebbflow.spec.json_schema import make_schema
-from ebbflow.spec.kinds import RUNNABLE
+from ebbflow.spec.kinds import RUNNABLE, make_schema
 
 SCHEMA = make_schema()
 

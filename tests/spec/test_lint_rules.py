@@ -8,7 +8,7 @@ import pytest
 
 from ebbflow.connectors import registry
 from ebbflow.domain.code import Mode, SinkMode
-from ebbflow.spec.findings import CODES
+from ebbflow.spec.validate import CODES
 from tests.spec.linting import (
     NO_GROUP_BY,
     NO_RATE_LIMIT,

@@ -275,7 +275,7 @@ PARTITIONS: list[tuple[dict[str, int], int]] = [
 def test_replicas_are_partitions_unless_those_are_given(
     said: dict[str, int], expected: int
 ) -> None:
-    assert made(**said).partitions == expected
+    assert made(**said).steps[0].streams.partitions == expected
 
 
 def test_limits_that_are_not_set_have_numaflows_defaults(full: MonoVertexSpec) -> None:

@@ -14,10 +14,9 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from ebbflow.spec.companions import BufferServiceDocument
+from ebbflow.spec.kinds import BufferServiceDocument, ServingPipelineSpec
 from ebbflow.spec.lint import lint
 from ebbflow.spec.model import MonoVertexSpec, PipelineSpec
-from ebbflow.spec.serving import ServingPipelineSpec
 
 CHECKOUT = os.environ.get("NUMAFLOW_EXAMPLES")
 FOLDERS = ("examples", "test")

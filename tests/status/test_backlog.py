@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,12 +11,11 @@ import pytest
 
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.message import NackOptions
-from ebbflow.engine.checks import Rules
 from ebbflow.engine.position import Held, Mark, Position, Span
 from ebbflow.engine.publications import Chunk, Place
 from ebbflow.engine.routing import Edge
 from ebbflow.engine.settlement import settle
-from ebbflow.engine.verdict import Verdict
+from ebbflow.engine.verdict import Rules, Verdict
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.status import backlog
@@ -159,3 +159,23 @@ def test_a_message_that_is_due_waits_and_is_not_parked_any_more(vertex: Vertex) 
         looks.append(vertex.look())
     assert {look.pending + look.parked.messages for look in looks} == {3}
     assert looks[-1].pending == 3
+
+
+def test_a_message_that_becomes_due_while_the_driver_is_slow_is_still_counted(
+    vertex: Vertex, names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vertex.nack("a", "b", "c", delay=500)
+    assert vertex.look().parked.messages == 3
+    call = api.call
+
+    async def answered_long_ago(client: Any, name: str, *more: Any, **rest: Any) -> dict[str, Any]:
+        answer = await call(client, name, *more, **rest)
+        if name == f"STREAM.INFO.{names.redelivery('v', 0)}":
+            await asyncio.sleep(1)
+        return answer
+
+    monkeypatch.setattr(api, "call", answered_long_ago)
+    looked = vertex.look()
+    assert looked.pending + looked.parked.messages == 3
+    looked = vertex.look()
+    assert (looked.pending, looked.parked.messages) == (3, 0)

@@ -111,9 +111,18 @@ def test_what_to_do_about_a_stuck_vertex_depends_on_why_it_is_stuck() -> None:
     lost = replace(PLAIN, silent=7.0, silent_because="Spark lost an executor on here 3 s ago")
     ((_, step),) = concerns(hangs)
     assert "limits.callTimeout" in step
-    for vertex in (lost, replace(PLAIN, silent=7.0), replace(PLAIN, in_hand=held_for(60))):
+    lost_in_a_call = replace(lost, in_call=12.0)
+    others = (replace(PLAIN, silent=7.0), replace(PLAIN, in_hand=held_for(60)))
+    for vertex in (lost, lost_in_a_call, *others):
         ((level, step),) = concerns(vertex)
         assert (level, "callTimeout" in step) == ("error", False)
+
+
+def test_a_lost_executor_is_named_although_a_call_was_running_on_it() -> None:
+    because = "Spark lost an executor on here 3 s ago"
+    lost = replace(PLAIN, silent=7.0, silent_because=because, in_call=12.0, condition="stuck")
+    words = f"stuck, one of its tasks has not reported for 7 s ({because})"
+    assert describe_vertex(lost, NOW) == words
 
 
 def test_a_vertex_that_fails_names_the_line_to_correct() -> None:

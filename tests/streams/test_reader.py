@@ -8,8 +8,7 @@ import time
 import pytest
 
 from ebbflow.engine import frames
-from ebbflow.engine.copies import NOTHING
-from ebbflow.engine.position import Mark
+from ebbflow.engine.position import NOTHING, Mark
 from ebbflow.engine.publications import FROM
 from ebbflow.nats import api, follow
 from ebbflow.nats.publish import BUFFER, publish

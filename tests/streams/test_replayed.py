@@ -10,12 +10,11 @@ import pytest
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.outcome import DeadLetter, Redeliver
 from ebbflow.engine import frames
-from ebbflow.engine.checks import Rules
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.position import Mark
 from ebbflow.engine.publications import Chunk, Place, Stage
 from ebbflow.engine.settlement import settle
-from ebbflow.engine.verdict import Verdict
+from ebbflow.engine.verdict import Rules, Verdict
 from ebbflow.nats import api
 from ebbflow.nats.stored import read_subject
 from ebbflow.streams import streams

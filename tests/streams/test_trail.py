@@ -9,10 +9,9 @@ import pytest
 
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.errors import EbbflowError
-from ebbflow.engine.checks import Rules
 from ebbflow.engine.publications import Chunk, Place
 from ebbflow.engine.settlement import Settlement, settle
-from ebbflow.engine.verdict import Verdict
+from ebbflow.engine.verdict import Rules, Verdict
 from ebbflow.nats import api
 from ebbflow.streams import streams
 from ebbflow.streams.carry_out import publish_all

@@ -11,7 +11,7 @@ import pytest
 from ebbflow.domain.errors import CallTimeout
 from ebbflow.engine import verdict
 from ebbflow.usercode import call_watch, calling
-from ebbflow.usercode.running_call import RUNNING
+from ebbflow.usercode.call_watch import RUNNING
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from ebbflow.engine.settlement import Settlement, settle
 from ebbflow.engine.trail import read_trail
 from ebbflow.engine.verdict import Verdict
 from ebbflow.usercode.calling import Handler, run_map, run_sink
-from ebbflow.usercode.monovertex import NOT_FOR_THE_SINK, Bypass, Mono, Step, run_mono
+from ebbflow.usercode.monovertex import NOT_FOR_THE_SINK, Bypass, Mono, MonoStep, run_mono
 from ebbflow.usercode.sinks import Sinks
 from tests.engine.sample_rows import NOW, some, verdict_on
 
@@ -84,7 +84,7 @@ class Vertex:
         steps = (("transformer", transformer), ("map", map))
         self._mono = Mono(
             [
-                Step(name, partial(run_map, Handler(code), concurrency=1), strategy)
+                MonoStep(name, partial(run_map, Handler(code), concurrency=1), strategy)
                 for name, code in steps
                 if code
             ],

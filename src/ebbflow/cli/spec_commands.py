@@ -124,7 +124,7 @@ def schema(
 
     Save it, and begin your YAML with: # yaml-language-server: $schema=ebbflow.schema.json
     """
-    from ebbflow.spec.json_schema import make_schema
+    from ebbflow.spec.kinds import make_schema
 
     text = json.dumps(make_schema(), indent=2)
     if output is None:

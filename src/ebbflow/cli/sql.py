@@ -7,7 +7,7 @@ import csv
 import json
 import sys
 from collections.abc import Iterator
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +17,7 @@ import typer
 from ebbflow.cli.options import DEFAULT_STATE, JsonOption, NatsOption, StateOption
 
 if TYPE_CHECKING:
-    from ebbflow.spark.audit.query import AuditResult
+    from ebbflow.spark.audit.results import AuditResult
 
 
 def sql(
@@ -35,20 +35,25 @@ def sql(
     limit: Annotated[
         int, typer.Option("--limit", min=1, help="The printed table has at most so many rows.")
     ] = 200,
+    spark: Annotated[
+        bool,
+        typer.Option("--spark", help="Spark runs the query, whatever the tables are."),
+    ] = False,
     state: StateOption = DEFAULT_STATE,
     nats: NatsOption = None,
 ) -> None:
     """Query what became of messages: Spark SQL over the audit table, as view audit.
 
     The view dead_letters has the dead letters that there are now. While a pipeline runs, rows of a
-    Parquet table on this machine are there after an epoch, others after audit.interval.
+    Parquet table on this machine are there after an epoch, others after audit.interval. DuckDB runs
+    queries over Parquet on this machine, Spark all others.
     """
     from ebbflow.operations.audit import query_audit
 
     if len(words) > 2:
         raise typer.BadParameter("Put the query in quotes.", param_hint="QUERY")
     *pipeline, query = words
-    with query_audit(query, *pipeline, state=state, nats=nats) as result:
+    with query_audit(query, *pipeline, state=state, nats=nats, spark=spark) as result:
         if as_json:
             for row in result.rows():
                 typer.echo(json.dumps(dict(zip(result.columns, map(_plain, row), strict=True))))
@@ -89,11 +94,11 @@ def _text(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value of Spark's in types that JSON has."""
+    """Returns a value of a row in types that JSON has."""
     match value:
         case datetime():
             return value.isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00")
-        case date() | Decimal():
+        case date() | Decimal() | timedelta():
             return str(value)
         case bytes() | bytearray():
             return _plain_bytes(bytes(value))

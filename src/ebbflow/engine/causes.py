@@ -3,7 +3,8 @@
 Texts differ by what a message has in it: a number, an id, a quoted value. Texts that are otherwise
 the same are alike (``normalise``). A few texts alike are told one by one; when there are more, they
 are one cause, whose text has ``…`` where they differ. All counts together are the total, always:
-what a list has no room for is counted as its rest.
+what a list has no room for is counted as its rest. ``Raised`` is an error of user code with the
+line of the user's own that it came from.
 """
 
 from __future__ import annotations
@@ -11,7 +12,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import PurePath
+from types import TracebackType
+
+from ebbflow.domain.errors import SparkError, StreamBroken
+from ebbflow.engine.redelivery import describe, format_traceback
 
 MOST_SHOWN = 20
 """The most causes of a list; its rest is counted together."""
@@ -142,3 +149,165 @@ class CauseCounter:
     def causes(self) -> list[CauseCount]:
         """Returns the causes, the most frequent first."""
         return self._groups.describe(self._counts)
+
+
+MOST_GROUPS = 20
+_OWN = str(PurePath(__file__).parent.parent)
+_FOREIGN = ("site-packages", "dist-packages", "/lib/python")
+_FILE_LINE = re.compile(r'File "([^"]+)", line (\d+)')
+_LONGEST_TRACEBACK = 500
+# The trace of an object that is raised again and again grows each time.
+_MOST_LINES = 200
+
+Key = tuple[str, str | None, str]
+"""What errors alike have in common: their kind, their line, and their text but for what varies."""
+
+_TRACES: dict[Key, str | None] = {}
+_MOST_TRACES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """Errors alike. ``where`` is the line of user code as ``file.py:12``, if that is known."""
+
+    kind: str
+    text: str
+    where: str | None
+    count: int = 1
+    message_id: str | None = None
+    traceback: str | None = None
+
+    @classmethod
+    def of(cls, error: BaseException, message_id: str | None = None) -> Raised:
+        """Returns the group of one error, without its traceback."""
+        kind, text = _split(error)
+        return cls(kind, text[:_LONGEST_TRACEBACK], _find_line(error), 1, message_id)
+
+    @classmethod
+    def of_line(cls, line: str, trace: str = "") -> Raised:
+        """Returns the group of an error of which only texts are known; a line as ``KeyError: 'x'``.
+
+        Without a name in front it is just an ``Error``.
+        """
+        kind, _, text = line.partition(": ")
+        if not kind.isidentifier():
+            kind, text = "Error", line
+        return cls(kind, text[:_LONGEST_TRACEBACK], find_line_in(trace), 1, None, trace or None)
+
+    @property
+    def key(self) -> Key:
+        """What it has in common with errors alike."""
+        return self.kind, self.where, normalise(self.text)
+
+    def counted(self, other: Raised) -> Raised:
+        """Returns the group with others alike, which came later."""
+        return replace(
+            self,
+            text=other.text,
+            count=self.count + other.count,
+            message_id=other.message_id or self.message_id,
+            traceback=self.traceback or other.traceback,
+        )
+
+
+class RaisedErrors:
+    """The groups of errors that user code has raised in one chunk."""
+
+    def __init__(self) -> None:
+        self._groups: dict[Key, Raised] = {}
+        self._last: tuple[BaseException, Key] | None = None
+        self.count = 0
+
+    def __iter__(self) -> Iterator[Raised]:
+        return iter(self._groups.values())
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+    def note(self, error: BaseException, message_id: str | None) -> None:
+        """Counts an error of a message."""
+        # The same object again when one call has failed on many messages.
+        if self._last is not None and self._last[0] is error:
+            self.count += 1
+            alike = self._groups[self._last[1]]
+            self._groups[alike.key] = replace(
+                alike, count=alike.count + 1, message_id=message_id or alike.message_id
+            )
+            return
+        raised = Raised.of(error, message_id)
+        if raised.key not in self._groups:
+            raised = replace(raised, traceback=_trace_once(raised.key, error))
+        if self.add(raised):
+            self._last = error, raised.key
+
+    def add(self, raised: Raised) -> bool:
+        """Counts a group; ``False`` if there are too many others."""
+        self.count += raised.count
+        before = self._groups.get(raised.key)
+        if before is None and len(self._groups) >= MOST_GROUPS:
+            return False
+        self._groups[raised.key] = raised if before is None else before.counted(raised)
+        return True
+
+    def merge(self, others: RaisedErrors) -> None:
+        """Counts what was raised in a part of the chunk as well."""
+        for raised in others:
+            self.add(raised)
+
+    def __getstate__(self) -> dict[str, object]:
+        # Without the last error: not every exception can be pickled.
+        return {"_groups": self._groups, "_last": None, "count": self.count}
+
+
+def _split(error: BaseException) -> tuple[str, str]:
+    described = describe(error)
+    kind = error.kind if isinstance(error, SparkError) else type(error).__name__
+    for separator in (": ", "("):
+        head, found, rest = described.partition(separator)
+        if found and isinstance(error, StreamBroken) and head.isidentifier():
+            return head, rest.removesuffix(")") if separator == "(" else rest
+    return kind, described.removeprefix(f"{kind}: ")
+
+
+def _trace_once(key: Key, error: BaseException) -> str | None:
+    """Returns the traceback of the group, made when this process first sees it.
+
+    It takes a hundred times as long as the rest.
+    """
+    if key not in _TRACES:
+        if len(_TRACES) >= _MOST_TRACES:
+            del _TRACES[next(iter(_TRACES))]
+        _TRACES[key] = _trace(error)
+    return _TRACES[key]
+
+
+def _trace(error: BaseException) -> str | None:
+    if isinstance(error, StreamBroken):
+        return error.trace or None
+    return None if isinstance(error, SparkError) else format_traceback(error)
+
+
+def _find_line(error: BaseException) -> str | None:
+    """Returns the innermost line of user code that the error went through, if there is one."""
+    if isinstance(error, StreamBroken):
+        return find_line_in(error.trace)
+    return _choose(list(islice(_lines_of(error.__traceback__), _MOST_LINES)))
+
+
+def _lines_of(trace: TracebackType | None) -> Iterator[tuple[str, int]]:
+    while trace is not None:
+        yield trace.tb_frame.f_code.co_filename, trace.tb_lineno
+        trace = trace.tb_next
+
+
+def find_line_in(trace: str) -> str | None:
+    """Returns the innermost line of user code in the text of a traceback, if there is one."""
+    return _choose([(name, int(line)) for name, line in _FILE_LINE.findall(trace)])
+
+
+def _choose(lines: list[tuple[str, int]]) -> str | None:
+    theirs = [(name, line) for name, line in lines if not name.startswith((_OWN, "<"))]
+    own = [(name, line) for name, line in theirs if not any(part in name for part in _FOREIGN)]
+    for name, line in reversed(own or theirs):
+        return f"{PurePath(name).name}:{line}"
+    return None

@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from ebbflow.domain.message import Message
 from ebbflow.domain.outcome import DeadLetter, Dropped, Outcome, Redeliver, Retry
+from ebbflow.engine.causes import Raised, RaisedErrors
 from ebbflow.engine.outputs import AnyOutputs, ColumnOutputs, Outputs
-from ebbflow.engine.raised import Raised, RaisedErrors
 
 EMPTY = Dropped("empty result")
 

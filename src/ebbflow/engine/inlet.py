@@ -4,12 +4,14 @@ Every inlet is complete: the task asks all of them the same questions and never 
 A kind that has nothing to say inherits an answer that says nothing. What an inlet promises is that
 its rows can be had again after a crash: by ``take_until``, exactly as they were cut, or from the
 source, which has not been told of them before they were recorded as done.
+
+``Watermark`` is the time up to which all messages have been read, by what each writer has said.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -17,10 +19,9 @@ import pyarrow as pa
 
 from ebbflow.domain.message import NackOptions
 from ebbflow.domain.outcome import Redeliver, Retry
-from ebbflow.engine.copies import NOTHING, Known
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.outage import Waiting
-from ebbflow.engine.position import Mark
+from ebbflow.engine.position import NOTHING, Known, Mark
 from ebbflow.engine.source_columns import NO_OFFSETS, OFFSETS
 
 Origin = tuple[str | None, datetime | None]
@@ -165,3 +166,36 @@ def asked_for(how: Redeliver | Retry) -> NackOptions:
     if isinstance(how, Retry):
         return NackOptions(how.delay, reason=how.error)
     return how.options or NackOptions(how.delay, reason=how.reason)
+
+
+class Watermark:
+    """The watermark of one task. ``feeders`` are the tasks that write to it."""
+
+    def __init__(self, feeders: Iterable[str], start: datetime | None) -> None:
+        self.current = start
+        self._heard: dict[str, datetime | None] = dict.fromkeys(feeders)
+
+    def hear(self, frames: Iterable[tuple[str | None, datetime | None]]) -> None:
+        """Takes in the frames of a chunk: for each who wrote it, and their watermark then.
+
+        Of several frames of one writer the first counts for this chunk, because rows of the first
+        may be older than what the last one promises.
+        """
+        heard: dict[str, datetime] = {}
+        for feeder, watermark in frames:
+            if feeder in self._heard and watermark is not None:
+                heard.setdefault(feeder, watermark)
+        self._heard |= heard
+        known = [time for time in self._heard.values() if time is not None]
+        if known and len(known) == len(self._heard):
+            self._rise(min(known))
+
+    def made(self, event_times: Iterable[datetime]) -> None:
+        """Follows the event times of messages that a source has made."""
+        earliest = min(event_times, default=None)
+        if earliest is not None:
+            self._rise(earliest)
+
+    def _rise(self, to: datetime) -> None:
+        if self.current is None or to > self.current:
+            self.current = to

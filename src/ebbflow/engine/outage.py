@@ -1,4 +1,8 @@
-"""Waits for a system that is away: longer each time, in sight of people, until a call succeeds.
+"""What stops a vertex: a system that is unavailable (``Patience``), or a flood of dead letters.
+
+A vertex waits for an unavailable system, longer each time and visibly, until a call succeeds. Its
+``Breaker`` stops it when too large a share of its messages ends as dead letters: that is a bug in
+the code or its settings, and no message is to pay for it.
 
 ``away`` is the answer of built-in sinks for a message whose target is away at the moment. Trouble
 that is over by itself, an outage or a full disk, is not the message's fault: the vertex waits. A
@@ -9,12 +13,19 @@ for example to use the fallback sink.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.message import Datum, Response, RowResponse
-from ebbflow.engine.blame import Outage
+from ebbflow.domain.outcome import DeadLetter, Outcome, Redeliver, Retry
+from ebbflow.engine.blame import POSTPONED, Outage, is_answer
+
+if TYPE_CHECKING:
+    from ebbflow.engine.verdict import Verdict
 
 DEFAULT_ON_UNAVAILABLE = Backoff(interval=100, factor=2.0, cap=1_000)
 """Soon there again when the system is: the longest wait is a second."""
@@ -89,3 +100,84 @@ def away(datum: Datum, why: str, *, retried: bool) -> Response:
 def away_row(why: str, *, retried: bool) -> RowResponse:
     """Returns the same answer for rows of a columnar sink."""
     return RowResponse.failure(why) if retried else RowResponse.unavailable(why)
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerLimit:
+    """The share of the last ``window`` messages that may be dead letters.
+
+    Fewer letters than the share of a whole window never trip it; a share of 1 switches it off.
+    """
+
+    share: float = 0.5
+    window: int = 1_000
+
+    @property
+    def letters(self) -> int:
+        """The most dead letters among the messages of a window."""
+        return int(self.share * self.window)
+
+
+DEFAULT_LIMIT = BreakerLimit()
+
+
+def _is_unanswered(outcome: Outcome) -> bool:
+    return isinstance(outcome, Redeliver | Retry) and not is_answer(outcome)
+
+
+class Breaker:
+    """Counts the ends of a vertex's messages on one worker. ``tripped`` says why it stopped."""
+
+    def __init__(self, limit: BreakerLimit) -> None:
+        self.tripped: str | None = None
+        self._limit = limit
+        self._counted = 0
+        self._letters: deque[int] = deque()
+
+    def check(self, verdict: Verdict) -> None:
+        """Counts what was decided; letters over the limit trip it and come back as they were."""
+        outcomes = verdict.outcomes
+        counted = verdict.rows.nacked_before()
+        uncounted = sorted(counted | {i for i, o in outcomes.items() if _is_unanswered(o)})
+        for index in sorted(i for i, o in outcomes.items() if isinstance(o, DeadLetter)):
+            letter = outcomes[index]
+            assert isinstance(letter, DeadLetter)
+            before = index - bisect_left(uncounted, index)
+            if not self._admits(letter, self._counted + before):
+                verdict.postpone(index, POSTPONED, letter.error or letter.reason)
+        self.note_answered(len(verdict.rows) - len(uncounted))
+
+    def note_answered(self, count: int) -> None:
+        """Counts messages that user code has answered for, none of them a new dead letter."""
+        self._counted += count
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What it has counted, as JSON has it."""
+        return {"tripped": self.tripped, "counted": self._counted, "letters": list(self._letters)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes over what another one of the same vertex has counted."""
+        self.tripped, self._counted = state["tripped"], state["counted"]
+        self._letters = deque(state["letters"])
+
+    def _admits(self, letter: DeadLetter, place: int) -> bool:
+        """Returns whether the message that is counted at that place may be a dead letter."""
+        while self._letters and self._letters[0] <= place - self._limit.window:
+            self._letters.popleft()
+        if self.tripped is None and len(self._letters) >= self._limit.letters < self._limit.window:
+            self.tripped = self._explain(letter)
+        if self.tripped is None:
+            self._letters.append(place)
+        return self.tripped is None
+
+    def _explain(self, letter: DeadLetter) -> str:
+        return (
+            f"{len(self._letters):,} of the last {self._limit.window:,} messages became dead "
+            f"letters, the last one because of: {letter.error or letter.reason}"
+        )
+
+    def reset(self) -> None:
+        """Begins anew: people have resumed the vertex."""
+        self.tripped = None
+        self._letters.clear()

@@ -23,8 +23,9 @@ _NO_LEADER = 10008
 # Leaderless, not the leader, or all that hold it are away: over by itself after a while.
 _TEMPORARY = frozenset({_NO_LEADER, 10009, 10118, 10119})
 PATIENCE = 30.0
-# For an answer. Short at first, because one that got lost in an election never comes.
-_FIRST_WAIT, _LONGER = 1.0, 0.25
+# For an answer. Short for as long as an election takes: an answer that got lost in it never comes,
+# and the leader is asked again only when this wait is over. Later longer: the server may be slow.
+_FIRST_WAIT, _LONGER, _ELECTION = 1.0, 0.5, 10.0
 _PAUSE = 0.1
 # No other leader is elected before its followers have missed one for four seconds.
 _LEASE = 3 * 1_000_000_000
@@ -75,7 +76,8 @@ async def call(
         except (nats.errors.TimeoutError, nats.errors.OutboundBufferLimitError):
             problem = "no answer"
         await asyncio.sleep(_PAUSE)
-        wait = min(wait + _LONGER, deadline - time.monotonic())
+        left = deadline - time.monotonic()
+        wait = min(wait + _LONGER * (patience - left > _ELECTION), left)
         if wait <= _PAUSE:  # too short for an answer: it would only hide what was heard before
             raise JetStreamUnavailable(name, patience, problem)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import re
 import ssl
 import time
@@ -43,6 +44,7 @@ _VERBS = {"Publish": "publish", "Subscription": "subscribe"}
 # The parts of nats-py's client that are not promised to users, and that this module relies on.
 # None of its other modules, nor any other package of ours, uses them.
 PRIVATE_PARTS = (
+    *("_attempt_reconnect", "_current_server", "_server_pool"),
     *("_connect_to_server", "_flush_pending", "_process_connect_init", "_process_err"),
     *("_process_info", "_remove_sub", "_max_payload", "_max_pending_size", "_pending"),
     *("_pending_data_size", "_ps", "_server_info", "_sid", "_transport"),
@@ -132,6 +134,14 @@ class SecuredClient(Client):
         if self.is_closed or (since is not None and time.monotonic() - since > _REFUSED):
             return str(self.last_error or "no reason was given").removeprefix("nats: ").strip("'")
         return None
+
+    async def _attempt_reconnect(self) -> None:
+        # In any order, so that the clients of a lost server spread over the others. The lost one
+        # comes last: if its machine is gone, a try takes as long as a connection may take.
+        lost = self._current_server
+        random.shuffle(self._server_pool)
+        self._server_pool.sort(key=lambda server: server is lost)
+        await super()._attempt_reconnect()
 
     async def flush(self, timeout: int = 10) -> None:
         """Waits until the server has seen everything that was sent so far."""

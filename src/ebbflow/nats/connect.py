@@ -33,7 +33,7 @@ _FIRST: dict[str, Any] = {
     # What may wait in the client while it is busy; a chunk's frames come all at once.
     "pending_size": 64 * 1024 * 1024,
 }
-_LATER = {"allow_reconnect": True, "dont_randomize": False, "max_reconnect_attempts": -1}
+_LATER = {"allow_reconnect": True, "max_reconnect_attempts": -1}
 _EXPIRED, _NOT_YET = 10, 9
 _OTHER_NAME = (62, 64)
 

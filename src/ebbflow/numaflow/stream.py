@@ -21,7 +21,7 @@ from pathlib import Path
 from ebbflow.domain.errors import CallTimeout, StreamBroken
 from ebbflow.numaflow.http2 import Headers, Http2, Http2Exchange
 from ebbflow.numaflow.status import OK, read_failure
-from ebbflow.usercode.running_call import RUNNING
+from ebbflow.usercode.call_watch import RUNNING
 
 LARGEST = 64 * 1024 * 1024
 """The largest message that Numaflow's functions send and take, in bytes."""

@@ -1,29 +1,28 @@
 """Spark SQL over the audit tables of pipelines, on this machine.
 
-``query_audit`` opens Spark, makes a view ``audit`` of the tables, and one ``dead_letters`` if the
-query names it, and gives what the query comes to. It works while the pipelines run: what is in a
-table stays, and a batch is in it as a whole or not at all.
+``query_audit`` makes a view ``audit`` of the tables, and one ``dead_letters`` if the query names
+it, and gives what the query comes to. DuckDB runs queries over Parquet files of this machine: it
+starts at once, and Spark takes seconds. Spark runs all others. It works while the pipelines run:
+what is in a table stays, and a batch is in it as a whole or not at all.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ebbflow.deadletters import DeadLetters
 from ebbflow.domain.errors import SetupError
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link_to_pipeline
-from ebbflow.spark.audit.query import AuditTables, open_query
+from ebbflow.spark.audit.reading import folder_of, read_format
+from ebbflow.spark.audit.results import AuditResult, AuditTables
 from ebbflow.streams.names import Names
 from ebbflow.streams.streams import AUDIT_TABLE, explain_unknown
-
-if TYPE_CHECKING:
-    from ebbflow.spark.audit.query import AuditResult
 
 _ADVICE = "Add to the spec: audit: {options: {path: FOLDER}}"
 
@@ -35,18 +34,35 @@ def query_audit(
     *,
     state: str | Path = ".ebbflow",
     nats: str | None = None,
+    spark: bool = False,
 ) -> Iterator[AuditResult]:
     """Runs a query and gives its rows while the context lasts; without a name, over all pipelines.
 
-    An embedded server that nobody runs is started to learn where the tables are. ``SetupError`` if
-    no table is kept, ``EbbflowError`` if the query is wrong.
+    An embedded server that nobody runs is started to learn where the tables are. With ``spark``
+    Spark runs the query, whatever the tables are. ``SetupError`` if no table is kept,
+    ``EbbflowError`` if the query is wrong, or DuckDB is not sure to run it as Spark would.
     """
     inbox = {} if pipeline is None else {"inbox": Names(pipeline).inbox}
     with open_link_to_pipeline(Path(state), nats, **inbox) as link:
         tables = _find_tables(link, pipeline)
         letters = _read_letters(link, tables) if "dead_letters" in query.lower() else None
-    with open_query(AuditTables(tables, letters)) as run:
+    with _open_engine(AuditTables(tables, letters), spark) as run:
         yield run(query)
+
+
+def _open_engine(
+    audit: AuditTables, spark: bool
+) -> AbstractContextManager[Callable[[str], AuditResult]]:
+    """Returns the engine for some tables. Each is imported only where it runs."""
+    folders = {name: folder_of(read_format(table)) for name, table in audit.tables.items()}
+    local = {name: folder for name, folder in folders.items() if folder is not None}
+    if spark or len(local) < len(folders):
+        from ebbflow.spark.audit.query import open_query
+
+        return open_query(audit)
+    from ebbflow.spark.audit.local_query import open_local_query
+
+    return open_local_query(local, audit.letters)
 
 
 def _find_tables(link: Link, pipeline: str | None) -> dict[str, Mapping[str, Any]]:

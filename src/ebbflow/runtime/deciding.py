@@ -16,12 +16,11 @@ from typing import Protocol
 from ebbflow.domain.durations import Backoff
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.audit import HeldRow
-from ebbflow.engine.checks import Rules
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.publications import Chunk, ChunkNumber, Place
 from ebbflow.engine.rescue import decide_in_pieces, settle_or_refuse
 from ebbflow.engine.settlement import Settlement, settle
-from ebbflow.engine.verdict import Verdict
+from ebbflow.engine.verdict import Rules, Verdict
 from ebbflow.runtime.gate import Gate
 from ebbflow.runtime.journal import Clock
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from ebbflow.engine.raised import MOST_GROUPS, Key, Raised
+from ebbflow.engine.causes import MOST_GROUPS, Key, Raised
 
 
 @dataclass(frozen=True, slots=True)

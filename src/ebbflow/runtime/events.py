@@ -20,9 +20,8 @@ from typing import Any
 
 import nats.errors
 
-from ebbflow.engine.causes import CauseCounter
+from ebbflow.engine.causes import CauseCounter, RaisedErrors
 from ebbflow.engine.outage import Waiting
-from ebbflow.engine.raised import RaisedErrors
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import Tally
 from ebbflow.runtime.measures import ChunkRecord, Measures

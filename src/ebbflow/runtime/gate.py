@@ -11,9 +11,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from ebbflow.engine.blame import Outage
-from ebbflow.engine.breaker import Breaker
-from ebbflow.engine.outage import Patience, Waiting
-from ebbflow.engine.raised import RaisedErrors
+from ebbflow.engine.causes import RaisedErrors
+from ebbflow.engine.outage import Breaker, Patience, Waiting
 from ebbflow.engine.verdict import Verdict
 from ebbflow.usercode.calling import USER_ERRORS
 

@@ -21,13 +21,12 @@ from typing import Any, TypeVar
 from ebbflow.domain.code import Code
 from ebbflow.domain.durations import Backoff
 from ebbflow.engine.blame import Blame
-from ebbflow.engine.breaker import Breaker, BreakerLimit
-from ebbflow.engine.outage import Patience
+from ebbflow.engine.outage import Breaker, BreakerLimit, Patience
 from ebbflow.engine.system_errors import SystemErrors
 from ebbflow.numaflow.pynumaflow.adapters import adapt
 from ebbflow.numaflow.pynumaflow.recognition import Place
+from ebbflow.usercode.call_watch import RUNNING, WorkerLeaves
 from ebbflow.usercode.calling import USER_ERRORS, Handler
-from ebbflow.usercode.running_call import RUNNING, WorkerLeaves
 from ebbflow.usercode.targets import resolve
 from ebbflow.usercode.variables import CONTAINER_TYPE, Variables, in_environment
 

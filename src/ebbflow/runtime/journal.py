@@ -16,10 +16,10 @@ from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 
+from ebbflow.engine.causes import RaisedErrors
 from ebbflow.engine.outage import Waiting
 from ebbflow.engine.position import Mark, Position
 from ebbflow.engine.publications import Publication
-from ebbflow.engine.raised import RaisedErrors
 from ebbflow.engine.settlement import Settlement
 from ebbflow.engine.verdict import Verdict
 from ebbflow.runtime.measures import ChunkRecord

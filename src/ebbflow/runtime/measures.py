@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from ebbflow.engine.raised import Raised, RaisedErrors
+from ebbflow.engine.causes import Raised, RaisedErrors
 from ebbflow.engine.spread import Spread
 
 STAGES = ("read", "call", "publish", "settle")

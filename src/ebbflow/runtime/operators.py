@@ -35,6 +35,7 @@ from ebbflow.runtime.plan import (
     UserMap,
     VertexPlan,
 )
+from ebbflow.usercode.call_watch import RUNNING
 from ebbflow.usercode.calling import (
     Handler,
     run_batch_map,
@@ -44,10 +45,9 @@ from ebbflow.usercode.calling import (
     run_sink,
     run_stream,
 )
-from ebbflow.usercode.monovertex import Mono, Step, run_mono
+from ebbflow.usercode.monovertex import Mono, MonoStep, run_mono
 from ebbflow.usercode.poison import Child, PoisonIsolation
 from ebbflow.usercode.printing import LOG_LEVEL, Emit
-from ebbflow.usercode.running_call import RUNNING
 from ebbflow.usercode.sinks import Sinks, Store, run_sinks
 from ebbflow.usercode.variables import Variables, in_environment
 
@@ -251,7 +251,7 @@ class Operators:
     def _mono(self, role: MonoPlan) -> Mono:
         steps = (("transformer", role.transformer), ("map", role.map))
         return Mono(
-            [Step(name, self._map(step, name), step.strategy) for name, step in steps if step],
+            [MonoStep(name, self._map(step, name), step.strategy) for name, step in steps if step],
             self.sinks(role.sinks),
             role.bypass,
         )

@@ -12,8 +12,7 @@ from ebbflow.connectors.plans import SinkPlan, UserSink
 from ebbflow.domain.code import Code, Mode
 from ebbflow.domain.durations import Backoff
 from ebbflow.engine import frames
-from ebbflow.engine.breaker import DEFAULT_LIMIT, BreakerLimit
-from ebbflow.engine.outage import DEFAULT_ON_UNAVAILABLE
+from ebbflow.engine.outage import DEFAULT_LIMIT, DEFAULT_ON_UNAVAILABLE, BreakerLimit
 from ebbflow.engine.retry import RetryStrategy
 from ebbflow.engine.routing import Edge
 from ebbflow.engine.system_errors import LISTED, SystemErrors

@@ -129,7 +129,7 @@ def _vertex(spec: PipelineSpec, vertex: Vertex, shared: dict[str, Any]) -> Verte
         paused=spec.paused and source is not None,
         feeders=_feeders(spec, vertex.name),
         ordered=spec.is_ordered(vertex),
-        **_stream_fields(vertex.streams),
+        **_stream_fields(spec.streams_of(vertex.name)),
         **shared,
     )
     # A batch for Spark is worth its while only with many rows, unless something else is said.
@@ -154,7 +154,7 @@ def _mono(spec: MonoVertexSpec, shared: dict[str, Any]) -> VertexPlan:
             _bypass(spec.bypass),
         ),
         edges=(),
-        on_error=spec.on_error.policy(served=spec.streams.serves),
+        on_error=spec.on_error.policy(served=spec.steps[0].streams.serves),
         systems=spec.spec.on_unavailable.systems,
         on_unavailable=spec.spec.on_unavailable.policy,
         breaker=spec.spec.breaker.limit,
@@ -166,7 +166,7 @@ def _mono(spec: MonoVertexSpec, shared: dict[str, Any]) -> VertexPlan:
         paused=spec.paused,
         source=_source(source, spec.name, limits, asked, spec.serving_store, shared),
         is_source=True,
-        **_stream_fields(spec.streams),
+        **_stream_fields(spec.steps[0].streams),
         **shared,
     )
 
@@ -180,7 +180,7 @@ def _feeders(spec: PipelineSpec, name: str) -> tuple[str, ...]:
 
 def _is_served(spec: PipelineSpec, vertex: Vertex) -> bool:
     """Returns whether callers wait for what the vertex does: a source that serves is before it."""
-    serving = [step.name for step in spec.vertices if step.streams.serves]
+    serving = [step.name for step in spec.steps if step.streams.serves]
     return any(vertex.name in (name, *_reachable(spec, name)) for name in serving)
 
 

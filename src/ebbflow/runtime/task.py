@@ -20,12 +20,11 @@ from ebbflow.domain.outcome import Counts
 from ebbflow.engine import frames
 from ebbflow.engine.audit import HeldRow
 from ebbflow.engine.frames import Rows
-from ebbflow.engine.inlet import handed_back
+from ebbflow.engine.inlet import Watermark, handed_back
 from ebbflow.engine.position import Span, chunk_key
 from ebbflow.engine.publications import Place
 from ebbflow.engine.settlement import Settlement
 from ebbflow.engine.verdict import Verdict
-from ebbflow.engine.watermark import Watermark
 from ebbflow.runtime.deciding import ChunkDecider, ChunkSize, ChunkTracing, DecisionRules
 from ebbflow.runtime.gate import Gate
 from ebbflow.runtime.gathering import AT_BUFFER, Gathering

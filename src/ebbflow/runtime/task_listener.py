@@ -18,9 +18,8 @@ from typing import Any, TypeVar
 
 from nats.aio.msg import Msg
 
-from ebbflow.engine.causes import CauseCount, CauseCounter
+from ebbflow.engine.causes import CauseCount, CauseCounter, Raised
 from ebbflow.engine.outage import Waiting
-from ebbflow.engine.raised import Raised
 from ebbflow.engine.spread import Spread
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import Tally

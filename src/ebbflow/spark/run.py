@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Unpack
 import nats.errors
 
 from ebbflow.domain.errors import JetStreamUnavailable
-from ebbflow.engine.raised import Raised
+from ebbflow.engine.causes import Raised
 from ebbflow.nats import api
 from ebbflow.nats.disk import Unconfirmed
 from ebbflow.nats.embedded import FolderWitness
@@ -46,6 +46,7 @@ from ebbflow.spark.slots import TURN, Slots
 from ebbflow.spark.supervisor import Supervisor, VertexSupervisor
 from ebbflow.status.conditions import describe_unread
 from ebbflow.status.model import Ended, Phase, PipelineStatus
+from ebbflow.status.nodes import describe_change
 from ebbflow.status.observer import JobFacts, Observer
 from ebbflow.status.run_report import QuietWatcher, Summary, Watcher
 from ebbflow.streams.logs import LogEntry
@@ -324,8 +325,10 @@ class Run:
             self._unconfirmed.look({name: self._listener.tally(name) for name in vertices})
         if phase == "running":  # afterwards it counts why they made no progress before the stop
             self._jobs = {name: self._facts_of(vertex) for name, vertex in vertices.items()}
-        was_unread = self._observer.unread
+        was_unread, were_away = self._observer.unread, self._observer.nodes.away
         status = self._observer.look(phase, self._jobs)
+        for sentence in describe_change(were_away, self._observer.nodes.away):
+            self._watcher.stage(sentence)
         if bool(was_unread) != bool(self._observer.unread):
             self._watcher.stage(_describe_reading(status, self._observer.unread))
         self._watcher.look(status)

@@ -14,10 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError
 from pyspark import InheritableThread
+
+from ebbflow.spark.warming import WarmUp, begin_warm_up
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,7 +49,9 @@ def count_slots(spark: SparkSession) -> int:
 def find_executors(spark: SparkSession) -> set[tuple[str, int]]:
     """Returns where tasks run, by host and port; the driver is among them."""
     context: Any = spark.sparkContext._jsc.sc()
-    return {(info.host(), info.port()) for info in context.statusTracker().getExecutorInfos()}
+    infos = context.statusTracker().getExecutorInfos()
+    # One that has just come has no port yet. Counted with and without, it would seem lost.
+    return {(info.host(), info.port()) for info in infos if info.port()}
 
 
 def is_here(host: str) -> bool:
@@ -135,11 +140,14 @@ class Slots:
             ended.set()
 
     def _watch(self, spark: SparkSession, ended: threading.Event) -> None:
+        warm_up = WarmUp(partial(begin_warm_up, spark))
         while not ended.wait(_LOOK_EVERY):
             try:
                 executors = find_executors(spark)
                 self.note_executors(executors)
-                self.note(count_slots(spark))
+                slots = count_slots(spark)
+                self.note(slots)
+                warm_up.look(executors, slots - self._tasks)
                 self._warn_of_loopback({host for host, _ in executors})
             except (Py4JError, OSError):
                 return  # Spark is going, and the run hears of it elsewhere

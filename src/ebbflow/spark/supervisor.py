@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from pyspark import InheritableThread
 
 from ebbflow.domain.durations import Backoff
-from ebbflow.engine.raised import Raised
+from ebbflow.engine.causes import Raised
 from ebbflow.engine.redelivery import format_traceback
 from ebbflow.runtime.error_log import ErrorLog
 from ebbflow.runtime.plan import VertexPlan

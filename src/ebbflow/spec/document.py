@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from ebbflow.domain.errors import Problem
-from ebbflow.spec.findings import FieldPath, Finding
+from ebbflow.spec.validate import FieldPath, Finding
 
 _TAG = "tag:yaml.org,2002:"
 _TYPED = {f"{_TAG}{name}" for name in ("null", "bool", "int", "float")}

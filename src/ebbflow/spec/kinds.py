@@ -1,19 +1,241 @@
 """The kinds of document that a file may hold, and how to tell which kind one is of.
 
-Pipelines, MonoVertices and ServingPipelines can be run. Companions stand beside them. Documents of
-other systems, as a Service of Kubernetes, are nobody's business here and are left alone.
+Pipelines, MonoVertices and ServingPipelines can be run. A ServingPipeline is a Pipeline with HTTP
+in front of it. Companions hold values for them, or say how a cluster sets up JetStream.
+Documents of other systems, such as a Service of Kubernetes, are left alone. ``make_schema`` is the
+JSON schema of all that can be run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+import base64
+import binascii
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal
 
-from ebbflow.connectors.schema.fields import shown
-from ebbflow.spec.companions import COMPANIONS, CompanionDocument
-from ebbflow.spec.findings import Finding
-from ebbflow.spec.model import API_VERSION, MonoVertexSpec, PipelineSpec, Spec
-from ebbflow.spec.serving import ServingPipelineSpec
+from pydantic import AfterValidator, BeforeValidator, Field, StrictBool
+from pydantic.json_schema import models_json_schema
+from pydantic_core import PydanticCustomError
+
+from ebbflow.connectors.schema import fields
+from ebbflow.connectors.schema.cluster_values import ResourceKey, ResourceName, ValueKind
+from ebbflow.connectors.schema.fields import WITHOUT_EFFECT, Section, shown
+from ebbflow.connectors.serving.spec import ServingFields, ServingSourceSpec
+from ebbflow.domain.secrets import Secret
+from ebbflow.spec.kubernetes import (
+    NO_EFFECT,
+    BufferServiceFields,
+    MetadataFields,
+    NoEffect,
+    PodTemplateFields,
+    ResourceFields,
+)
+from ebbflow.spec.model import (
+    API_VERSION,
+    Metadata,
+    MonoVertexSpec,
+    PipelineBody,
+    PipelineSpec,
+    Spec,
+    Vertex,
+)
+from ebbflow.spec.sections import ServingStoreSpec
+from ebbflow.spec.validate import FieldPath, Finding
+
+
+class ServiceFields(PodTemplateFields):
+    """Settings of the service's pods."""
+
+    service: StrictBool = Field(default=False, description=WITHOUT_EFFECT)
+    container_template: NoEffect = None
+    replicas: fields.Count | None = Field(default=None, description=WITHOUT_EFFECT)
+
+
+class ServingService(ServiceFields, ServingFields):
+    """The HTTP service in front of the pipeline."""
+
+    store: ServingStoreSpec | None = None
+
+
+class ServingBody(Section):
+    """The ``spec`` of a serving pipeline."""
+
+    serving: ServingService = ServingService()
+    pipeline: PipelineBody
+
+
+class ServingPipelineSpec(ResourceFields):
+    """A serving pipeline, as one YAML document holds it."""
+
+    VERSION: ClassVar[str] = API_VERSION
+
+    api_version: Literal["numaflow.numaproj.io/v1alpha1"] = API_VERSION
+    kind: Literal["ServingPipeline"] = "ServingPipeline"
+    metadata: Metadata
+    spec: ServingBody
+
+    @cached_property
+    def as_pipeline(self) -> PipelineSpec:
+        """The Pipeline of the same name that runs for it."""
+        body, service = self.spec.pipeline, self.spec.serving
+        changes = {
+            "vertices": tuple(_served(vertex, service) for vertex in body.vertices),
+            "serving_store": service.store or body.serving_store,
+        }
+        return PipelineSpec(metadata=self.metadata, spec=body.model_copy(update=changes))
+
+    def place(self, path: FieldPath) -> FieldPath:
+        """Returns where a field of that Pipeline is written in this document."""
+        match path:
+            case ("spec", "servingStore", *rest) if self.spec.serving.store is not None:
+                return ("spec", "serving", "store", *rest)
+            case ("spec", "vertices", _, "source", "serving", field, *rest):
+                return ("spec", "serving", field, *rest)
+            case ("spec", *rest):
+                return ("spec", "pipeline", *rest)
+        return path
+
+
+def _served(vertex: Vertex, service: ServingService) -> Vertex:
+    """Returns the vertex; if it is a serving source, with the settings of the service."""
+    if vertex.source is None or "serving" not in vertex.source.kinds:
+        return vertex
+    settings = {name: getattr(service, name) for name in ServingFields.model_fields}
+    section = ServingSourceSpec.model_construct(**settings)
+    return vertex.model_copy(
+        update={"source": vertex.source.model_copy(update={"serving": section})}
+    )
+
+
+SERVING_NO_EFFECT: dict[str, tuple[str, ...]] = {
+    **{place: NO_EFFECT[place] for place in ("", "metadata")},
+    "spec.serving": tuple(str(field.alias) for field in ServiceFields.model_fields.values()),
+}
+"""Where in a ServingPipeline, beyond its pipeline, → the fields without effect there."""
+
+
+def _encoded(value: Any) -> str:
+    # Errors name the key and never the value, which is the secret.
+    if not isinstance(value, str):
+        raise PydanticCustomError("EB103", "must be text in base64")
+    try:
+        return base64.b64decode("".join(value.split()), validate=True).decode()
+    except (binascii.Error, ValueError):
+        raise PydanticCustomError("EB106", "not base64 of a text") from None
+
+
+def _plain(value: Any) -> str:
+    if not isinstance(value, str):
+        raise PydanticCustomError("EB103", "must be text; put it in quotes")
+    return value
+
+
+def _hidden(text: str) -> Secret:
+    return Secret(text.rstrip("\r\n"))
+
+
+Encoded = Annotated[Any, BeforeValidator(_encoded), AfterValidator(_hidden)]
+"""A text in base64, of which nothing is shown."""
+
+Plain = Annotated[Any, BeforeValidator(_plain), AfterValidator(_hidden)]
+"""A text of which nothing is shown."""
+
+
+class CompanionMetadata(MetadataFields):
+    """The ``metadata`` of a document beside a pipeline."""
+
+    name: ResourceName
+
+
+class CompanionDocument(ResourceFields):
+    """A document beside a pipeline."""
+
+    VERSION: ClassVar[str] = "v1"
+
+    metadata: CompanionMetadata
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.metadata.name
+
+
+class ValuesDocument(CompanionDocument):
+    """A document that holds values."""
+
+    KIND: ClassVar[ValueKind]
+
+    immutable: Any = None
+
+    @property
+    def values(self) -> dict[str, Secret]:
+        """Its values by their keys."""
+        raise NotImplementedError
+
+
+class SecretDocument(ValuesDocument):
+    """A Secret of Kubernetes."""
+
+    KIND = "Secret"
+
+    api_version: Literal["v1"]
+    kind: Literal["Secret"]
+    type: Any = None
+    data: dict[ResourceKey, Encoded] = Field(default={})
+    string_data: dict[ResourceKey, Plain] = Field(default={})
+
+    @property
+    def values(self) -> dict[str, Secret]:
+        """Its values by their keys; as in a cluster, what is in the clear comes first."""
+        return {**self.data, **self.string_data}
+
+
+class ConfigMapDocument(ValuesDocument):
+    """A ConfigMap of Kubernetes."""
+
+    KIND = "ConfigMap"
+
+    api_version: Literal["v1"]
+    kind: Literal["ConfigMap"]
+    data: dict[ResourceKey, Plain] = Field(default={})
+    binary_data: dict[ResourceKey, Encoded] = Field(default={})
+
+    @property
+    def values(self) -> dict[str, Secret]:
+        """Its values by their keys."""
+        return {**self.binary_data, **self.data}
+
+
+class BufferServiceBody(Section):
+    """The ``spec`` of a buffer service."""
+
+    jetstream: BufferServiceFields
+
+
+class BufferServiceDocument(CompanionDocument):
+    """An InterStepBufferService of Numaflow: how its controller is to set up JetStream."""
+
+    VERSION = API_VERSION
+
+    api_version: Literal["numaflow.numaproj.io/v1alpha1"]
+    kind: Literal["InterStepBufferService"]
+    spec: BufferServiceBody
+
+
+COMPANIONS: dict[str, type[CompanionDocument]] = {
+    "Secret": SecretDocument,
+    "ConfigMap": ConfigMapDocument,
+    "InterStepBufferService": BufferServiceDocument,
+}
+"""Every kind of document that may stand beside a pipeline."""
+
+
+def values_in(companions: Iterable[object]) -> dict[tuple[ValueKind, str], dict[str, Secret]]:
+    """Returns the values of all Secrets and ConfigMaps, by kind and name."""
+    holders = (companion for companion in companions if isinstance(companion, ValuesDocument))
+    return {(holder.KIND, holder.name): holder.values for holder in holders}
+
 
 Runnable = Spec | ServingPipelineSpec
 """What can be run."""
@@ -84,3 +306,37 @@ def _wrong(field: str, data: Mapping[str, Any], expected: str) -> Iterator[Findi
         yield Finding("EB005", message, (field,))
     else:
         yield Finding("EB102", f"{field!r} is missing; write {field}: {expected}", (field,))
+
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_HEADER = ("apiVersion", "kind")
+
+
+def make_schema() -> dict[str, Any]:
+    """Returns the schema of a document of any kind that can be run."""
+    models = [(model, "validation") for model in RUNNABLE.values()]
+    refs, schema = models_json_schema(models, by_alias=True)  # type: ignore[arg-type]
+    definitions: dict[str, Any] = schema["$defs"]
+    kinds = {kind: refs[model, "validation"] for kind, model in RUNNABLE.items()}
+    for ref in kinds.values():
+        _require_header(definitions[ref["$ref"].rpartition("/")[2]])
+    return {
+        "$schema": _DIALECT,
+        "title": "A pipeline of Ebbflow",
+        "type": "object",
+        "required": list(_HEADER),
+        "properties": {"kind": {"enum": list(kinds)}},
+        # One after another by kind: an editor then tells what is wrong with this kind, and not
+        # that the document is none of three.
+        "allOf": [
+            {"if": {"properties": {"kind": {"const": kind}}}, "then": ref}
+            for kind, ref in kinds.items()
+        ],
+        "$defs": definitions,
+    }
+
+
+def _require_header(definition: dict[str, Any]) -> None:
+    """Requires what has a default only for specs that are made in Python."""
+    required = definition.setdefault("required", [])
+    required += [name for name in _HEADER if name not in required]

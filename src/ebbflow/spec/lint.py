@@ -6,38 +6,47 @@ differs. Problems come in the order in which a reader meets them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ebbflow.connectors.schema.cluster_values import ClusterValues
+from ebbflow.connectors.schema.fields import WITHOUT_EFFECT, Section
 from ebbflow.domain.errors import Problem, SpecError, did_you_mean
-from ebbflow.spec.binder import Binder, ContainerRuntime
-from ebbflow.spec.bindings import BESIDE, Bindings, find_file, read_bindings
-from ebbflow.spec.companions import values_in
+from ebbflow.spec.bindings import (
+    BESIDE,
+    Binder,
+    Bindings,
+    ContainerRuntime,
+    find_file,
+    read_bindings,
+)
 from ebbflow.spec.document import Document, read
-from ebbflow.spec.findings import FieldPath, Finding
 from ebbflow.spec.kinds import (
+    BufferServiceDocument,
     Readable,
     Runnable,
+    ServingPipelineSpec,
     check_header,
     is_companion,
     is_of_another_system,
     model_of,
     spec_of,
+    values_in,
 )
 from ebbflow.spec.model import PipelineSpec, Spec
-from ebbflow.spec.notes import notes_on
-from ebbflow.spec.rules.answers import check_answers
-from ebbflow.spec.rules.audit import check_audit
 from ebbflow.spec.rules.graph import check_graph
-from ebbflow.spec.rules.serving import check_serving, check_serving_pipeline
-from ebbflow.spec.rules.spark import check_batches, check_no_batches
-from ebbflow.spec.rules.support import check_support
-from ebbflow.spec.rules.vertices import check_monovertex, check_name, check_store, check_vertices
-from ebbflow.spec.serving import ServingPipelineSpec
-from ebbflow.spec.validate import concerns, validate
+from ebbflow.spec.rules.serving import check_answers, check_serving, check_serving_pipeline
+from ebbflow.spec.rules.spark import check_audit, check_batches, check_no_batches
+from ebbflow.spec.rules.vertices import (
+    check_monovertex,
+    check_name,
+    check_store,
+    check_support,
+    check_vertices,
+)
+from ebbflow.spec.validate import FieldPath, Finding, concerns, validate
 
 S = TypeVar("S", bound=Readable)
 B = TypeVar("B", bound=Spec)
@@ -243,3 +252,38 @@ def _part(path: FieldPath, data: Mapping[str, Any]) -> list[str]:
             edge = data["spec"]["edges"][index]
             return [f"edge {edge['from']} → {edge['to']}"]
     return []
+
+
+def notes_on(
+    specs: Iterable[Runnable], companions: Iterable[Readable], others: Sequence[Document]
+) -> tuple[str, ...]:
+    """Returns a line for what has no effect and a line for what is not read at all."""
+    idle = [field for spec in specs for field in fields_without_effect(spec)]
+    idle += [
+        f"{companion.kind} {companion.name}"
+        for companion in companions
+        if isinstance(companion, BufferServiceDocument)
+    ]
+    unread = [f"{other.data['kind']} in line {other.values[()].line}" for other in others]
+    notes = (("without effect here", dict.fromkeys(idle)), ("not read", dict.fromkeys(unread)))
+    return tuple(f"{what}: {', '.join(names)}" for what, names in notes if names)
+
+
+def fields_without_effect(spec: Runnable) -> list[str]:
+    """Returns the fields that are set without effect, each once, however many vertices set it.
+
+    Labels and the like are not among them: they mean nothing to a run in Numaflow either.
+    """
+    return list(dict.fromkeys(_idle_in(spec.spec, "spec")))
+
+
+def _idle_in(section: Section, path: str) -> Iterator[str]:
+    for name, info in type(section).model_fields.items():
+        value, where = getattr(section, name), f"{path}.{info.alias}"
+        if (info.description or "").startswith(WITHOUT_EFFECT):
+            yield from [where] if value not in (None, False) else []
+        elif isinstance(value, Section):
+            yield from _idle_in(value, where)
+        elif isinstance(value, tuple):
+            sections = [item for item in value if isinstance(item, Section)]
+            yield from (idle for item in sections for idle in _idle_in(item, f"{where}[]"))

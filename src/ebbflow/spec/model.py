@@ -5,7 +5,7 @@ everything in one place. Both are made of the parts in ``sections``.
 
 A model is only a well-formed one: types, ranges and required fields hold. That it makes sense
 as a pipeline is what ``ebbflow.spec.lint`` checks, so get one from ``lint.load`` or from the
-builders in ``ebbflow.builders`` and ``ebbflow.builders``. Models are frozen and can be pickled.
+builders in ``ebbflow.builders``. Models are frozen and can be pickled.
 All durations are whole milliseconds.
 
 Ours, beyond Numaflow: ``python:`` beside each ``container:``, ``mode:`` of a udf, ``onError:``,
@@ -50,6 +50,7 @@ from ebbflow.spec.sections import (
     SourceSpec,
     Udf,
 )
+from ebbflow.spec.validate import FieldPath
 from ebbflow.streams.names import Names, VertexStreams
 
 API_VERSION: Literal["numaflow.numaproj.io/v1alpha1"] = "numaflow.numaproj.io/v1alpha1"
@@ -141,14 +142,14 @@ class Resource(ResourceFields):
         return self.spec.audit
 
     @property
-    def sources(self) -> tuple[SourceSpec, ...]:
-        """Where its messages come from, as written."""
+    def steps(self) -> tuple[Step, ...]:
+        """Its vertices; a MonoVertex is one."""
         raise NotImplementedError
 
     @property
-    def steps(self) -> tuple[Vertex | MonoVertexSpec, ...]:
-        """All that has streams of its own."""
-        raise NotImplementedError
+    def sources(self) -> tuple[SourceSpec, ...]:
+        """Where its messages come from, as written."""
+        return tuple(step.source for step in self.steps if step.source is not None)
 
     @property
     def nats_store(self) -> NatsStoreSpec | None:
@@ -179,22 +180,46 @@ def _serves(source: SourceSpec) -> bool:
     return any(kind in SOURCES and SOURCES[kind].serves for kind in source.kinds)
 
 
-def _streams_of(step: Vertex | MonoVertexSpec) -> VertexStreams:
-    """Returns what the registry of connectors says about the kinds of source and sink given.
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A vertex, or a whole MonoVertex: its name, where it is written, and what it is made of."""
 
-    From the spec and not from the plans of a run, for which the secrets of connectors are read.
-    """
-    source = None if step.source is None else SOURCES[step.source.kind]
-    queried = step.udf is not None and step.udf.query is not None
-    return VertexStreams(
-        step.name,
-        step.partitions,
-        has_buffer=source is None or source.feeds,
-        returns=source is not None and source.returns,
-        remembers=source is not None and source.remembers,
-        batched=queried or (step.sink is not None and step.sink.batched is not None),
-        serves=source is not None and source.serves,
-    )
+    name: str
+    path: FieldPath
+    section: Vertex | MonoVertexBody
+
+    @property
+    def source(self) -> SourceSpec | None:
+        """Where its messages come from, if from outside."""
+        return self.section.source
+
+    @property
+    def udf(self) -> Udf | None:
+        """What it does with messages, if it is a map."""
+        return self.section.udf
+
+    @property
+    def sink(self) -> SinkSpec | None:
+        """Where its messages go, if out of the pipeline."""
+        return self.section.sink
+
+    @property
+    def streams(self) -> VertexStreams:
+        """Its streams, by what the registry says about its kinds of source and sink.
+
+        From the spec and not from the plans of a run, for which the secrets of connectors are read.
+        """
+        source = None if self.source is None else SOURCES[self.source.kind]
+        queried = self.udf is not None and self.udf.query is not None
+        return VertexStreams(
+            self.name,
+            self.section.tasks,
+            has_buffer=source is None or source.feeds,
+            returns=source is not None and source.returns,
+            remembers=source is not None and source.remembers,
+            batched=queried or (self.sink is not None and self.sink.batched is not None),
+            serves=source is not None and source.serves,
+        )
 
 
 # --- Pipeline -----------------------------------------------------------------------------------
@@ -228,9 +253,9 @@ class Vertex(VertexFields):
         return VertexKind.SINK if self.sink is not None else VertexKind.MAP
 
     @property
-    def streams(self) -> VertexStreams:
-        """The streams that it keeps."""
-        return _streams_of(self)
+    def tasks(self) -> int:
+        """The number of its tasks."""
+        return self.partitions
 
 
 class PipelineBody(PipelineFields, ResourceBody):
@@ -254,9 +279,10 @@ class PipelineSpec(Resource):
     spec: PipelineBody
 
     @property
-    def steps(self) -> tuple[Vertex, ...]:
-        """All that has streams of its own: the vertices."""
-        return self.spec.vertices
+    def steps(self) -> tuple[Step, ...]:
+        """Its vertices, each with its place in the document."""
+        each = enumerate(self.spec.vertices)
+        return tuple(Step(vertex.name, ("spec", "vertices", at), vertex) for at, vertex in each)
 
     @property
     def vertices(self) -> tuple[Vertex, ...]:
@@ -264,14 +290,13 @@ class PipelineSpec(Resource):
         return self.spec.vertices
 
     @property
-    def sources(self) -> tuple[SourceSpec, ...]:
-        """Where its messages come from, as written."""
-        return tuple(v.source for v in self.vertices if v.source is not None)
-
-    @property
     def edges(self) -> tuple[EdgeSpec, ...]:
         """All edges, as written."""
         return self.spec.edges
+
+    def streams_of(self, name: str) -> VertexStreams:
+        """Returns the streams of the vertex of that name; ``StopIteration`` if there is none."""
+        return next(step.streams for step in self.steps if step.name == name)
 
     def vertex(self, name: str) -> Vertex:
         """Returns the vertex of that name; ``KeyError`` if there is none."""
@@ -325,6 +350,11 @@ class MonoVertexBody(MonoVertexFields, ResourceBody):
     on_unavailable: OnUnavailable = OnUnavailable()
     breaker: BreakerSpec = BreakerSpec()
 
+    @property
+    def tasks(self) -> int:
+        """The number of its tasks: ``partitions``, else ``replicas``, else 1."""
+        return self.partitions or self.replicas or 1
+
 
 class MonoVertexSpec(Resource):
     """Source, transformer, map and sinks in one, as one YAML document holds them."""
@@ -336,14 +366,9 @@ class MonoVertexSpec(Resource):
     spec: MonoVertexBody
 
     @property
-    def steps(self) -> tuple[MonoVertexSpec, ...]:
-        """All that has streams of its own: itself."""
-        return (self,)
-
-    @property
-    def sources(self) -> tuple[SourceSpec, ...]:
-        """Where its messages come from, as written."""
-        return () if self.spec.source is None else (self.spec.source,)
+    def steps(self) -> tuple[Step, ...]:
+        """Its one step: itself."""
+        return (Step(self.name, ("spec",), self.spec),)
 
     @property
     def source(self) -> SourceSpec:
@@ -363,19 +388,9 @@ class MonoVertexSpec(Resource):
         return self.spec.sink
 
     @property
-    def streams(self) -> VertexStreams:
-        """The streams that it keeps."""
-        return _streams_of(self)
-
-    @property
     def bypass(self) -> BypassSpec:
         """Which messages skip a part of it."""
         return self.spec.bypass
-
-    @property
-    def partitions(self) -> int:
-        """The number of its tasks: ``partitions``, else ``replicas``, else 1."""
-        return self.spec.partitions or self.spec.replicas or 1
 
     @property
     def limits(self) -> EffectiveLimits:

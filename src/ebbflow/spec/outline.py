@@ -6,37 +6,26 @@ from dataclasses import replace
 
 from ebbflow.connectors.user_code.spec import CodeSection
 from ebbflow.spec.graph import PipelineShape, ShapeEdge, ShapeVertex
-from ebbflow.spec.model import MonoVertexSpec, PipelineSpec, Spec, Vertex
+from ebbflow.spec.model import MonoVertexSpec, PipelineSpec, Spec, Step
 from ebbflow.spec.sections import EdgeSpec, SinkSpec, SourceSpec, Udf
-from ebbflow.streams.names import VertexStreams
 
 
 def outline(spec: Spec) -> PipelineShape:
     """Returns the vertices and edges of a pipeline that lint has nothing against."""
     if isinstance(spec, MonoVertexSpec):
-        return PipelineShape(spec.name, spec.kind, (_outline_mono(spec),))
-    vertices = tuple(_outline_vertex(spec, vertex) for vertex in spec.vertices)
+        return PipelineShape(spec.name, spec.kind, (_outline_step(spec.steps[0], "mono"),))
+    vertices = tuple(_outline_vertex(spec, step) for step in spec.steps)
     return PipelineShape(spec.name, spec.kind, vertices, tuple(map(_outline_edge, spec.edges)))
 
 
-def _outline_vertex(spec: PipelineSpec, vertex: Vertex) -> ShapeVertex:
-    if vertex.source is not None:
-        detail = _source_words(vertex.source)
-    elif vertex.sink is not None:
-        detail = _sink_words(vertex.sink)
-    else:
-        detail = _map_words(vertex.udf)
-    ordered = spec.is_ordered(vertex)
-    return replace(_of_streams(vertex.streams, str(vertex.kind), detail), ordered=ordered)
+def _outline_vertex(spec: PipelineSpec, step: Step) -> ShapeVertex:
+    vertex = spec.vertex(step.name)
+    return replace(_outline_step(step, str(vertex.kind)), ordered=spec.is_ordered(vertex))
 
 
-def _outline_mono(spec: MonoVertexSpec) -> ShapeVertex:
-    parts = [_source_words(spec.source), _map_words(spec.udf), _sink_words(spec.sink)]
-    detail = " → ".join(filter(None, parts))
-    return _of_streams(spec.streams, "mono", detail)
-
-
-def _of_streams(streams: VertexStreams, kind: str, detail: str) -> ShapeVertex:
+def _outline_step(step: Step, kind: str) -> ShapeVertex:
+    words = (_source_words(step.source), _map_words(step.udf), _sink_words(step.sink))
+    streams, detail = step.streams, " → ".join(filter(None, words))
     return ShapeVertex(
         streams.vertex,
         kind,
@@ -56,12 +45,16 @@ def _outline_edge(edge: EdgeSpec) -> ShapeEdge:
     return ShapeEdge(edge.from_, edge.to, words + ", ".join(tags.values))
 
 
-def _source_words(source: SourceSpec) -> str:
+def _source_words(source: SourceSpec | None) -> str:
+    if source is None:
+        return ""
     words = _part_words(source.kind, getattr(source, source.kind))
     return f"{words} → {_code_words(source.transformer)}" if source.transformer else words
 
 
-def _sink_words(sink: SinkSpec) -> str:
+def _sink_words(sink: SinkSpec | None) -> str:
+    if sink is None:
+        return ""
     beside = [("fallback", sink.fallback), ("on success", sink.on_success)]
     words = [_part_words(sink.kind, sink.section)]
     words += [f"{name}: {_part_words(t.kind, t.section)}" for name, t in beside if t is not None]

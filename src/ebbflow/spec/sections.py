@@ -19,8 +19,7 @@ from ebbflow.connectors.spark.spec import FormatSection, Options
 from ebbflow.connectors.user_code.spec import CodeSection
 from ebbflow.domain import code as words
 from ebbflow.domain.durations import DEFAULT_ON_ERROR, SERVED_ON_ERROR, Backoff
-from ebbflow.engine.breaker import DEFAULT_LIMIT, BreakerLimit
-from ebbflow.engine.outage import DEFAULT_ON_UNAVAILABLE
+from ebbflow.engine.outage import DEFAULT_LIMIT, DEFAULT_ON_UNAVAILABLE, BreakerLimit
 from ebbflow.engine.system_errors import SystemErrors
 from ebbflow.spec.kubernetes import BufferFields, LifecycleFields
 

@@ -19,7 +19,7 @@ import math
 import time
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -40,8 +40,6 @@ MOST = 2_000
 """The most frames of one stream whose headers are read at a time."""
 
 _SCHEDULE, _AT, _MOVED_FROM = "Nats-Schedule", "@at ", "Nats-Scheduler"
-# The server moves a frame within milliseconds of its time, and says on which subject it was parked.
-_LATE = 0.25
 _RECHECK_EVERY = 10.0
 _SHOWN = 5
 _FULL = 0.95
@@ -84,15 +82,24 @@ class _StreamMemory:
     checked: float = 0.0
     unread: int = 0
 
-    def forget(self, done: int) -> None:
-        """Forgets frames that are settled, and those that were moved because they were due."""
+    def is_any_due(self) -> bool:
+        """Returns whether the server may have moved a parked frame by now."""
         now = datetime.now(UTC).timestamp()
+        return any(frame.due is not None and frame.due <= now for frame in self.frames.values())
+
+    def forget(self, done: int, parked: Container[str] | None) -> None:
+        """Forgets frames that are settled, and those that the server moved because they were due.
+
+        ``parked`` are the subjects of the frames that are parked, if the server was asked for them.
+        A moved frame names the subject it was parked on.
+        """
         moved = {frame.moved_from for frame in self.frames.values()}
         for seq, frame in [*self.frames.items()]:
             if frame.due is None:
                 is_gone = seq <= done
             else:
-                is_gone = frame.due + _LATE < now or frame.subject in moved
+                is_moved = parked is not None and frame.subject not in parked
+                is_gone = is_moved or frame.subject in moved
             if is_gone:
                 del self.frames[seq]
 
@@ -157,8 +164,12 @@ class Backlog:
     async def _read(self, stream: str, done: Mark, now: float) -> tuple[_StreamMemory, bool]:
         """Reads the headers of new frames of a stream; returns what is known, and if it is full."""
         memory = self._memories.setdefault(stream, _StreamMemory())
-        facts = await api.call(self._client, f"STREAM.INFO.{stream}")
+        # One answer says both: a frame that is moved after it counts as parked until the next look.
+        asked = {"subjects_filter": self._names.later_subject("*", "*")}
+        asks = memory.is_any_due()
+        facts = await api.call(self._client, f"STREAM.INFO.{stream}", asked if asks else None)
         state = facts["state"]
+        parked = _subjects_of(facts) if asks else None
         if not state["messages"]:
             self._memories[stream] = _StreamMemory(seen=state["last_seq"])
             return self._memories[stream], False
@@ -168,7 +179,7 @@ class Backlog:
         memory.seen = max(memory.seen, done.seq if stream in self._buffers() else 0)
         if memory.seen < state["last_seq"] and await self._read_behind(stream, memory):
             memory.seen = max(memory.seen, state["last_seq"])
-        memory.forget(done.seq)
+        memory.forget(done.seq, parked)
         memory.unread = max(0, state["last_seq"] - memory.seen)
         return memory, _is_full(facts)
 
@@ -189,6 +200,12 @@ class Backlog:
                 if read >= MOST:
                     return False
         return True
+
+
+def _subjects_of(facts: dict[str, Any]) -> dict[str, int] | None:
+    """Returns the subjects that were asked for, unless they are too many for one answer."""
+    subjects: dict[str, int] = facts["state"].get("subjects") or {}
+    return subjects if len(subjects) >= facts.get("total", 0) else None
 
 
 def _is_full(facts: dict[str, Any]) -> bool:

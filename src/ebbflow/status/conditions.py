@@ -91,7 +91,8 @@ def _first_word(vertex: VertexStatus) -> str:
 
 
 def _describe_work(vertex: VertexStatus, at: datetime) -> Iterator[str]:
-    if vertex.in_call is not None:
+    # What is known of a call is from before its executor was lost.
+    if vertex.in_call is not None and vertex.silent_because is None:
         yield f"in a call for {format_duration(vertex.in_call)}"
     elif vertex.silent is not None:
         why = f" ({vertex.silent_because})" if vertex.silent_because else ""
@@ -179,10 +180,10 @@ def _concerns_of(vertex: VertexStatus, status: PipelineStatus) -> Iterator[Conce
 
 def _advise_stuck(vertex: VertexStatus, pipeline: str) -> str:
     """Returns what to do about a vertex that makes no progress, by what is known of it."""
-    if vertex.in_call is not None:
-        return "Wait, or have a call that hangs ended: limits.callTimeout."
     if vertex.silent_because is not None:
         return "Nothing if Spark has other workers: it starts the task again. Else start a worker."
+    if vertex.in_call is not None:
+        return "Wait, or have a call that hangs ended: limits.callTimeout."
     if vertex.silent is not None:
         return (
             "See whether its worker runs and reaches NATS; Spark starts the task of one that is "

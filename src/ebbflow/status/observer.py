@@ -51,6 +51,7 @@ from ebbflow.status.model import (
     WorkInHand,
     list_causes,
 )
+from ebbflow.status.nodes import NodeWatch
 from ebbflow.status.publishing import SAMPLE_EVERY, StatusPublisher
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import load_all
@@ -120,6 +121,7 @@ class Observer:
         self.unread: str | None = None
         """Why the numbers could not be read at the last look, if so."""
         self._letters = LetterCauses(client, names)
+        self.nodes = NodeWatch(client, f"KV_{names.positions}")
         self._publisher = StatusPublisher(client, names)
         self._read_at = self._sampled_at = -math.inf
         self._numbers_at: datetime | None = None
@@ -224,8 +226,9 @@ class Observer:
         return self._with_problems(status)
 
     async def _read_streams(self, within: float) -> None:
-        """Reads what waits, what is parked, and the dead letters."""
-        await asyncio.gather(self._letters.look(within), *map(self._read_backlog, self._plans))
+        """Reads what waits, what is parked, the dead letters, and which nodes are there."""
+        backlogs = map(self._read_backlog, self._plans)
+        await asyncio.gather(self._letters.look(within), self.nodes.look(), *backlogs)
 
     async def _read_backlog(self, plan: VertexPlan) -> None:
         self._waits[plan.vertex] = await self._backlogs[plan.vertex].look(self._of(plan))
@@ -281,7 +284,8 @@ class Observer:
 
     def _with_problems(self, status: PipelineStatus) -> PipelineStatus:
         unread = (describe_unread(status, self.unread),) if self.unread else ()
-        return replace(status, problems=(*unread, *list_concerns(status), *self.beside()))
+        away = self.nodes.list_concerns()
+        return replace(status, problems=(*unread, *list_concerns(status), *away, *self.beside()))
 
     def _look_at(
         self, plan: VertexPlan, job: JobFacts, positions: Sequence[Position | None]

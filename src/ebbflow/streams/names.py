@@ -41,7 +41,7 @@ class Names:
         """The subject of redeliveries once they are due."""
         return f"ebb.{self.pipeline}.vertex.{vertex}.{partition}.due"
 
-    def later_subject(self, vertex: str, partition: int, name: str = ">") -> str:
+    def later_subject(self, vertex: str, partition: int | str, name: str = ">") -> str:
         """The subject where a redelivery waits: one of its own, or it would replace another."""
         return f"ebb.{self.pipeline}.vertex.{vertex}.{partition}.later.{name}"
 

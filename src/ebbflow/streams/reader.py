@@ -18,9 +18,8 @@ import pyarrow as pa
 
 from ebbflow.domain.errors import AccessError, EbbflowError
 from ebbflow.engine import frames
-from ebbflow.engine.copies import NOTHING, Known, Stamp, is_copy, with_frame
 from ebbflow.engine.inlet import Inlet, Origin
-from ebbflow.engine.position import Mark
+from ebbflow.engine.position import NOTHING, Known, Mark, Stamp, is_copy, with_frame
 from ebbflow.engine.publications import FROM, WATERMARK
 from ebbflow.nats import api
 from ebbflow.nats.follow import MOST_MESSAGES, Follower

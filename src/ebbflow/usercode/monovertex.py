@@ -60,7 +60,7 @@ HELD_BACK = Dropped("another message of the same input is redelivered or dead-le
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class MonoStep:
     """A transformer or a map."""
 
     name: str
@@ -99,7 +99,7 @@ class Bypass:
 class Mono:
     """The whole of a MonoVertex."""
 
-    steps: Sequence[Step]
+    steps: Sequence[MonoStep]
     sinks: Sinks
     bypass: Bypass = Bypass()
 
@@ -222,7 +222,7 @@ class _Run:
         kept = [n for n, root in enumerate(roots) if root not in stops]
         return frames.take_rows(batch, kept), [roots[n] for n in kept]
 
-    def _advance(self, level: _Level, step: Step) -> _Level:
+    def _advance(self, level: _Level, step: MonoStep) -> _Level:
         """Gives the messages to a step; returns those that go on to the next."""
         batch, roots = self._without_stopped(level)
         part = self._part(batch)
@@ -237,7 +237,7 @@ class _Run:
             self._levels[Way.FALLBACK].add(batch.slice(index, 1), [roots[index]])
         return self._route(part, roots, step)
 
-    def _route(self, part: Verdict, roots: Sequence[int], step: Step) -> _Level:
+    def _route(self, part: Verdict, roots: Sequence[int], step: MonoStep) -> _Level:
         outputs = part.outputs
         assert outputs is not None
         batch = outputs.batch(part.rows, step.name, None, (*INHERITED, *DELIVERY))

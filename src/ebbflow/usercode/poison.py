@@ -35,9 +35,8 @@ from ebbflow.engine.blame import Outage
 from ebbflow.engine.decisions import Decisions
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.verdict import Operator, Verdict
-from ebbflow.usercode.call_watch import watch_calls
+from ebbflow.usercode.call_watch import WorkerLeaves, watch_calls
 from ebbflow.usercode.printing import Collected, Emit, Printed, redirected
-from ebbflow.usercode.running_call import WorkerLeaves
 
 
 def pickle_by_value(thing: object) -> bytes:

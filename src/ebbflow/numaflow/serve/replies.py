@@ -13,10 +13,9 @@ from typing import NamedTuple
 from ebbflow.domain.durations import DEFAULT_ON_ERROR
 from ebbflow.domain.message import Metadata, Nack, NackOptions, Status
 from ebbflow.domain.outcome import DeadLetter, Dropped, Redeliver, Retry
-from ebbflow.engine.checks import Rules
 from ebbflow.engine.decisions import EMPTY, Decisions
 from ebbflow.engine.outputs import AnyOutputs, ColumnOutputs
-from ebbflow.engine.verdict import Emitter, Verdict
+from ebbflow.engine.verdict import Emitter, Rules, Verdict
 from ebbflow.numaflow.serve.requests import RequestRows
 
 LARGEST = 64 * 1024 * 1024

@@ -27,9 +27,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 ASIDE = "_ebbflow"
 DAY = "day="
+WAITING = ".waiting"
+_HIDDEN = ("_", ".")
 _WAITS = re.compile(r"(?P<life>.+-[0-9a-f]+)-(?P<number>\d{8})~(?P<day>\d{4}-\d\d-\d\d)\.waiting")
 _COVERS = re.compile(r"(?P<life>.+-[0-9a-f]+)-(?P<first>\d{8})-(?P<last>\d{8})\.parquet")
 
@@ -87,7 +90,8 @@ class TableFiles:
 
     def list_table(self) -> list[Path]:
         """Returns the files of the table, also those that people have put there."""
-        return sorted([*self.folder.glob("*.parquet"), *self.folder.glob(f"{DAY}*/*.parquet")])
+        found = [*self.folder.glob("*.parquet"), *self.folder.glob(f"{DAY}*/*.parquet")]
+        return sorted(path for path in found if not path.name.startswith(_HIDDEN))
 
     def list_waiting(self) -> list[WaitingFile]:
         """Returns the files that wait, in the order of their batches."""
@@ -169,6 +173,22 @@ class TableFiles:
                 folder.rmdir()
 
 
+def local_folder(path: str) -> Path | None:
+    """Returns the folder of a path if it is one of this machine."""
+    parts = urlsplit(path)
+    if parts.scheme not in ("", "file"):
+        return None
+    return Path(unquote(parts.path) if parts.scheme else path).absolute()
+
+
+def day_of(path: Path) -> date | None:
+    """Returns the day on which all rows of a file ended, if its name or its folder says so."""
+    waits = _WAITS.fullmatch(path.name)
+    with contextlib.suppress(ValueError):
+        return date.fromisoformat(waits["day"] if waits else path.parent.name.removeprefix(DAY))
+    return None
+
+
 def _span_of(path: Path) -> re.Match[str] | None:
     return _COVERS.fullmatch(path.name)
 
@@ -184,10 +204,10 @@ def _is_covered(file: WaitingFile, covers: Sequence[tuple[str, re.Match[str]]]) 
 
 def _end_of(path: Path) -> datetime:
     """Returns a time before which all rows of a file have ended: the end of its day, if any."""
-    with contextlib.suppress(ValueError):
-        day = date.fromisoformat(path.parent.name.removeprefix(DAY))
-        return datetime.combine(day, datetime.min.time(), UTC) + timedelta(days=1)
-    return datetime.fromtimestamp(path.stat().st_mtime, UTC)
+    day = day_of(path)
+    if day is None:
+        return datetime.fromtimestamp(path.stat().st_mtime, UTC)
+    return datetime.combine(day, datetime.min.time(), UTC) + timedelta(days=1)
 
 
 def _link(aside: Path, target: Path) -> None:

@@ -1,11 +1,10 @@
-"""SQL over audit tables, in a session of Spark's that lasts as long as the query."""
+"""SQL over audit tables of any format, in a session of Spark's that lasts as long as the query."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from pyspark.sql import functions as F
 from ebbflow.connectors.spark.errors import hush, trouble
 from ebbflow.domain.errors import EbbflowError
 from ebbflow.spark.audit.reading import in_utc, read_format, read_table
+from ebbflow.spark.audit.results import AuditResult, AuditTables
 from ebbflow.spark.session import open_local_session
 
 if TYPE_CHECKING:
@@ -25,32 +25,6 @@ _LETTERS = (
     "pipeline string, number long, vertex string, id string, reason string, error string, "
     "deliveries int, first_seen timestamp, last_seen timestamp, value binary"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class AuditTables:
-    """The tables of pipelines by their names, and their dead letters if those are asked for."""
-
-    tables: Mapping[str, Mapping[str, Any]]
-    letters: Sequence[Mapping[str, Any]] | None = None
-
-
-class AuditResult:
-    """What a query comes to."""
-
-    def __init__(self, frame: DataFrame) -> None:
-        self._frame = frame
-
-    @property
-    def columns(self) -> list[str]:
-        """The names of its columns."""
-        return list(self._frame.columns)
-
-    def rows(self) -> Iterator[tuple[Any, ...]]:
-        """Yields its rows; ``EbbflowError`` if Spark cannot make them."""
-        with _explained():
-            for row in self._frame.toLocalIterator():
-                yield tuple(map(in_utc, row))
 
 
 @contextmanager
@@ -65,7 +39,18 @@ def open_query(audit: AuditTables) -> Iterator[Callable[[str], AuditResult]]:
         if audit.letters is not None:
             letters = [tuple(letter.values()) for letter in audit.letters]
             spark.createDataFrame(letters, _LETTERS).createOrReplaceTempView("dead_letters")
-        yield lambda query: AuditResult(spark.sql(query))
+        yield partial(_run, spark)
+
+
+def _run(spark: SparkSession, query: str) -> AuditResult:
+    frame = spark.sql(query)
+    return AuditResult(list(frame.columns), partial(_read_rows, frame))
+
+
+def _read_rows(frame: DataFrame) -> Iterator[tuple[Any, ...]]:
+    with _explained():
+        for row in frame.toLocalIterator():
+            yield tuple(map(in_utc, row))
 
 
 def _union(

@@ -18,9 +18,8 @@ from ebbflow.connectors.schema.secret import SecretRef
 from ebbflow.connectors.spark.settings import FILE_FORMATS, Format
 from ebbflow.domain.errors import SetupError
 from ebbflow.engine.audit import PLAIN_TABLE
-from ebbflow.spark.audit.files import TableFiles
+from ebbflow.spark.audit.files import WAITING, TableFiles, local_folder
 from ebbflow.spark.audit.rows import merge_files, plain_ddl
-from ebbflow.spark.audit.tables import local_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -150,7 +149,7 @@ def _read_files(
     Spark lists the table by itself, which takes a fifth of the time that naming each file takes.
     ``FileNotFoundError`` if it has changed since the files were listed.
     """
-    waiting = [str(path) for path in files if path.suffix == ".waiting"]
+    waiting = [str(path) for path in files if path.suffix == WAITING]
     merged = scratch / f"{secrets.token_hex(4)}.parquet"
     merge_files(waiting, str(merged))
     table, rest = (spark.read.schema(plain_ddl()).parquet(str(p)) for p in (folder, merged))

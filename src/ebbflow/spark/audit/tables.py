@@ -21,7 +21,6 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import unquote, urlsplit
 
 from pyspark.errors import PySparkException
 
@@ -29,7 +28,7 @@ from ebbflow.connectors.spark.errors import trouble
 from ebbflow.connectors.spark.session import clone_session, find_format
 from ebbflow.connectors.spark.settings import FILE_FORMATS, Format
 from ebbflow.domain.errors import SetupError, SparkError
-from ebbflow.spark.audit.files import ASIDE, BatchSpan, TableFiles
+from ebbflow.spark.audit.files import ASIDE, BatchSpan, TableFiles, local_folder
 from ebbflow.spark.audit.rows import BatchRows, give_rows, merge_files, plain_ddl, write_files
 
 if TYPE_CHECKING:
@@ -73,14 +72,6 @@ def open_table(spark: SparkSession, format: Format) -> AuditTable:
     if format.name.lower() == "parquet" and local is not None and is_near and _is_plain(format):
         return ParquetFolder(spark, local)
     return FileFolder(spark, format, path)
-
-
-def local_folder(path: str) -> Path | None:
-    """Returns the folder of a path if it is one of this machine."""
-    parts = urlsplit(path)
-    if parts.scheme not in ("", "file"):
-        return None
-    return Path(unquote(parts.path) if parts.scheme else path).absolute()
 
 
 def _is_plain(format: Format) -> bool:

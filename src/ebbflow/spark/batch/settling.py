@@ -20,17 +20,16 @@ import pyarrow as pa
 from ebbflow.domain.errors import SparkError
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine import frames
-from ebbflow.engine.breaker import Breaker
-from ebbflow.engine.checks import Rules
+from ebbflow.engine.causes import Raised, RaisedErrors
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.isolation import Trouble
+from ebbflow.engine.outage import Breaker
 from ebbflow.engine.position import Mark
 from ebbflow.engine.publications import Chunk, ChunkNumber
-from ebbflow.engine.raised import Raised, RaisedErrors
 from ebbflow.engine.rescue import settle_or_refuse
 from ebbflow.engine.retry import conclude
 from ebbflow.engine.settlement import Settlement
-from ebbflow.engine.verdict import Verdict
+from ebbflow.engine.verdict import Rules, Verdict
 from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.publish import Tally
 from ebbflow.runtime.events import Events

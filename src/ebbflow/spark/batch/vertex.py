@@ -28,12 +28,12 @@ from ebbflow.domain.durations import Backoff
 from ebbflow.domain.errors import SparkError, Unavailable
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.blame import Outage
-from ebbflow.engine.breaker import Breaker
+from ebbflow.engine.causes import RaisedErrors
+from ebbflow.engine.inlet import Watermark
 from ebbflow.engine.isolation import Isolated, Trouble, isolate
+from ebbflow.engine.outage import Breaker
 from ebbflow.engine.position import Position, Span, chunk_key
 from ebbflow.engine.publications import ChunkNumber
-from ebbflow.engine.raised import RaisedErrors
-from ebbflow.engine.watermark import Watermark
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import Tally
 from ebbflow.runtime.events import Events

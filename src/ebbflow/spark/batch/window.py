@@ -16,9 +16,8 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from ebbflow.engine.copies import Stamp, is_copy, with_frame
 from ebbflow.engine.inlet import Origin
-from ebbflow.engine.position import Mark, Span
+from ebbflow.engine.position import Mark, Span, Stamp, is_copy, with_frame
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.stored import read_one

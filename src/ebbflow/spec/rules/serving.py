@@ -1,4 +1,4 @@
-"""Rules about pipelines that answer requests: nobody who asks is left without an answer.
+"""Rules about answers: a sink that serves has a store, and every request gets an answer.
 
 A caller hears what became of a request because every vertex writes down what became of its
 messages. What drops messages silently, or decides about whole batches, cannot do that.
@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ebbflow.connectors.registry import SINKS, SOURCES
-from ebbflow.spec.findings import FieldPath, Finding
+from ebbflow.connectors.serve.spec import ServeSinkSpec
+from ebbflow.spec.kinds import ServingPipelineSpec
 from ebbflow.spec.model import PipelineSpec, Spec, Vertex
-from ebbflow.spec.sections import SinkSpec, SourceSpec
-from ebbflow.spec.serving import ServingPipelineSpec
+from ebbflow.spec.sections import SinkSpec, SinkTarget
+from ebbflow.spec.validate import FieldPath, Finding
 
 
 def check_serving(spec: Spec) -> Iterator[Finding]:
@@ -24,7 +25,7 @@ def check_serving(spec: Spec) -> Iterator[Finding]:
     for another in places[1:]:
         message = "there is already a serving source: a pipeline answers at one place"
         yield Finding("EB601", message, another, at_key=True)
-    sinks = list(_sinks(spec))
+    sinks = [step.sink for step in spec.steps if step.sink is not None]
     if sinks and not any(map(_may_answer, sinks)):
         kinds = " or ".join(name for name, kind in SINKS.items() if kind.answers)
         message = f"no sink answers the requests: one of them must be {kinds}"
@@ -54,22 +55,10 @@ def check_serving_pipeline(spec: ServingPipelineSpec) -> Iterator[Finding]:
 
 def _serving_sources(spec: Spec) -> Iterator[FieldPath]:
     """Yields where the serving sources are."""
-    if not isinstance(spec, PipelineSpec):
-        yield from _kinds_that_serve(spec.spec.source, ("spec", "source"))
-        return
-    for index, vertex in enumerate(spec.vertices):
-        yield from _kinds_that_serve(vertex.source, ("spec", "vertices", index, "source"))
-
-
-def _kinds_that_serve(source: SourceSpec | None, path: FieldPath) -> Iterator[FieldPath]:
-    for kind in source.kinds if source is not None else ():
-        if kind in SOURCES and SOURCES[kind].serves:
-            yield (*path, kind)
-
-
-def _sinks(spec: Spec) -> Iterator[SinkSpec]:
-    steps = spec.vertices if isinstance(spec, PipelineSpec) else (spec.spec,)
-    return (step.sink for step in steps if step.sink is not None)
+    for step in spec.steps:
+        for kind in step.source.kinds if step.source is not None else ():
+            if kind in SOURCES and SOURCES[kind].serves:
+                yield (*step.path, "source", kind)
 
 
 def _may_answer(sink: SinkSpec) -> bool:
@@ -96,3 +85,22 @@ def _batched(vertex: Vertex) -> FieldPath | None:
     if vertex.sink is not None and vertex.sink.batched is not None:
         return ("sink", vertex.sink.batched)
     return None
+
+
+def check_answers(spec: Spec) -> Iterator[Finding]:
+    """Reports sinks that serve where they cannot."""
+    for step in spec.steps:
+        if (sink := step.sink) is None:
+            continue
+        path: FieldPath = (*step.path, "sink")
+        if spec.serving_store is None and _serves(sink):
+            message = "the serve sink has no store: name one with servingStore: {nats: {}}"
+            yield Finding("EB211", message, (*path, "serve"), at_key=True)
+        for name, beside in (("fallback", sink.fallback), ("onSuccess", sink.on_success)):
+            if beside is not None and _serves(beside):
+                message = f"{name} cannot be a serve sink: make it the sink of a vertex"
+                yield Finding("EB211", message, (*path, name, "serve"), at_key=True)
+
+
+def _serves(sink: SinkTarget) -> bool:
+    return any(isinstance(getattr(sink, kind), ServeSinkSpec) for kind in sink.kinds)

@@ -1,4 +1,4 @@
-"""Rules about vertices that work on whole batches: SQL, DataFrame functions, Spark sinks.
+"""Rules about vertices that work on whole batches, and about the audit table that Spark writes.
 
 A batch has no order, is not decided about message by message, and is planned by the driver: what
 needs one of these cannot be combined with it.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ebbflow.spec.findings import FieldPath, Finding
-from ebbflow.spec.model import MonoVertexSpec, PipelineSpec, Vertex
+from ebbflow.connectors.spark.settings import FILE_FORMATS
+from ebbflow.spec.model import MonoVertexSpec, PipelineSpec, Spec, Vertex
 from ebbflow.spec.sections import SinkSpec, Udf
+from ebbflow.spec.validate import FieldPath, Finding
 
 _NAMES = {"sql": "SQL", "dataframe": "a DataFrame function"}
 
@@ -81,3 +82,29 @@ def _ordered(spec: PipelineSpec, vertex: Vertex, path: FieldPath) -> Iterator[Fi
 
 def _a_sink(kind: str) -> str:
     return f"a {kind.capitalize()} sink"
+
+
+_NOT_OURS = ("mode", "partitionBy", "maxRecordsPerFile")
+
+
+def check_audit(spec: Spec) -> Iterator[Finding]:
+    """Reports an audit table without a place, and options that would take it apart."""
+    audit = spec.audit
+    path: FieldPath = ("spec", "audit")
+    if audit is None:
+        return
+    if audit.format.lower() not in FILE_FORMATS:
+        if audit.retention is not None:
+            message = (
+                f"rows of a table of the format {audit.format!r} are not deleted: "
+                "let its database do that, and leave out 'retention'"
+            )
+            yield Finding("EB703", message, (*path, "retention"), at_key=True)
+        return
+    if not audit.options.get("path", "").strip():
+        message = "the audit table has no place: give options: {path: FOLDER}"
+        yield Finding("EB701", message, path, at_key=True)
+    for name in _NOT_OURS:
+        if name in audit.options:
+            message = f"{name!r} has no place here: each batch of audit rows is one file"
+            yield Finding("EB702", message, (*path, "options", name), at_key=True)

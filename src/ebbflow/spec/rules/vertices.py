@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from ebbflow.connectors.registry import SINKS_NOT_YET, SOURCES_NOT_YET
 from ebbflow.connectors.user_code.spec import CodeSection
-from ebbflow.spec.findings import FieldPath, Finding
-from ebbflow.spec.model import MonoVertexBody, MonoVertexSpec, PipelineSpec, Vertex, VertexKind
+from ebbflow.spec.model import (
+    MonoVertexBody,
+    MonoVertexSpec,
+    PipelineSpec,
+    Spec,
+    Vertex,
+    VertexKind,
+)
 from ebbflow.spec.rules.functions import check_code, check_target
-from ebbflow.spec.rules.tags import check_bypass
+from ebbflow.spec.rules.graph import check_bypass
 from ebbflow.spec.sections import (
     OneOf,
     RetrySpec,
@@ -26,6 +35,7 @@ from ebbflow.spec.sections import (
     Udf,
     WaitsSpec,
 )
+from ebbflow.spec.validate import FieldPath, Finding
 
 
 def check_vertices(spec: PipelineSpec, search: Path | None) -> Iterator[Finding]:
@@ -203,3 +213,69 @@ def _backoff(backoff: WaitsSpec, path: FieldPath) -> Iterator[Finding]:
     if backoff.cap is not None and backoff.cap < interval:
         message = f"'cap' ({backoff.cap} ms) is below 'interval' ({interval} ms)"
         yield Finding("EB501", message, (*path, "cap"))
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A feature that is not there: its name, and what to do instead."""
+
+    name: str
+    instead: str
+
+    @property
+    def message(self) -> str:
+        """The sentence that lint says."""
+        return f"{self.name} is not supported; {self.instead}"
+
+
+_SINK_PLACES = ("sink", "sink.fallback", "sink.onSuccess")
+
+_STEP: dict[str, Missing] = {
+    "limits.rateLimit": Missing(
+        "rateLimit", "bound what is worked on at a time with limits.concurrency"
+    ),
+    **{
+        f"source.{name}": Missing(f"the {name} source", instead)
+        for name, instead in SOURCES_NOT_YET.items()
+    },
+    "udf.groupBy": Missing(
+        "groupBy", "aggregate in a Spark job that reads what a jetstream sink writes"
+    ),
+    **{
+        f"{place}.{name}": Missing(f"the {name} sink", instead)
+        for place in _SINK_PLACES
+        for name, instead in SINKS_NOT_YET.items()
+    },
+}
+"""What a vertex of a pipeline and a MonoVertex have in common."""
+
+_SIDE_INPUTS = Missing("sideInputs", "have user code read such values itself, in its open()")
+
+NOT_YET: dict[str, Missing] = {
+    **{f"spec.{field}": feature for field, feature in _STEP.items()},
+    **{f"spec.vertices[].{field}": feature for field, feature in _STEP.items()},
+    "spec.sideInputs": _SIDE_INPUTS,
+    "spec.vertices[].sideInputs": _SIDE_INPUTS,
+}
+"""Field → the feature that it needs."""
+
+
+def check_support(spec: Spec) -> Iterator[Finding]:
+    """Reports each use of a feature that is not there."""
+    data = spec.model_dump(by_alias=True, exclude_none=True)
+    for pattern, missing in NOT_YET.items():
+        for path in _find(data, pattern.replace("[]", ".[]").split("."), ()):
+            yield Finding("EB901", missing.message, path, at_key=True)
+
+
+def _find(data: Any, pattern: list[str], path: FieldPath) -> Iterator[FieldPath]:
+    """Returns the paths of the fields that a pattern leads to from ``path``."""
+    if not pattern:
+        yield path
+        return
+    part, rest = pattern[0], pattern[1:]
+    if part == "[]":
+        for index, item in enumerate(data):
+            yield from _find(item, rest, (*path, index))
+    elif isinstance(data, dict) and part in data:
+        yield from _find(data[part], rest, (*path, part))

@@ -1,0 +1,144 @@
+"""Prints how the package is cut: files, lines, functions and classes by package, and the totals.
+
+``python scripts/house.py`` measures the working tree. With revisions of git as arguments, it
+prints their totals as well. Generated modules count as files, not as code.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median, quantiles
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = Path("src/ebbflow")
+SLIVER = 60
+
+
+@dataclass
+class Figures:
+    """What was counted of some modules."""
+
+    files: list[int] = field(default_factory=list)
+    code: int = 0
+    docstrings: int = 0
+    comments: int = 0
+    functions: list[int] = field(default_factory=list)
+    classes: int = 0
+    slivers: int = 0
+
+    def add(self, path: Path) -> None:
+        """Counts one module."""
+        text = path.read_text(encoding="utf-8")
+        lines = text.splitlines()
+        self.files.append(len(lines))
+        self.slivers += len(lines) < SLIVER and path.name != "__init__.py"
+        if "_pb2" in path.name:
+            return
+        tree = ast.parse(text)
+        docstrings = sum(map(_docstring_lines, ast.walk(tree)))
+        comments = _comment_lines(text)
+        blank = sum(not line.strip() for line in lines)
+        self.docstrings += docstrings
+        self.comments += comments
+        self.code += len(lines) - docstrings - comments - blank
+        self.classes += sum(isinstance(node, ast.ClassDef) for node in ast.walk(tree))
+        self.functions += [
+            node.end_lineno - node.lineno + 1
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno
+        ]
+
+    def row(self, name: str) -> tuple[str, ...]:
+        """Returns the cells of a table."""
+        lengths = sorted(self.functions) or [0]
+        p90 = quantiles(lengths, n=10)[-1] if len(lengths) > 1 else lengths[0]
+        functions = f"{len(self.functions):,} ({median(lengths):.0f} / {p90:.0f} / {lengths[-1]})"
+        numbers = (len(self.files), sum(self.files), self.code, self.docstrings, self.comments)
+        tail = (f"{median(self.files):.0f}", str(self.slivers), functions, str(self.classes))
+        return (name, *(f"{number:,}" for number in numbers), *tail)
+
+
+HEAD = (
+    "package", "files", "lines", "code", "docstrings", "comments", "median file",
+    f"under {SLIVER}", "functions (median / p90 / max)", "classes",
+)  # fmt: skip
+
+
+def _docstring_lines(node: ast.AST) -> int:
+    """Returns the lines of a docstring without blank ones."""
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    if not isinstance(node, kinds) or ast.get_docstring(node) is None:
+        return 0
+    return sum(bool(line.strip()) for line in (ast.get_docstring(node) or "").splitlines())
+
+
+def _comment_lines(text: str) -> int:
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return sum(token.type == tokenize.COMMENT and not token.line[: token.start[1]].strip()
+               for token in tokens)  # fmt: skip
+
+
+def measure(root: Path) -> dict[str, Figures]:
+    """Returns the figures of each package, and of all as ``total``."""
+    found: defaultdict[str, Figures] = defaultdict(Figures)
+    for path in sorted((root / PACKAGE).rglob("*.py")):
+        parts = path.relative_to(root / PACKAGE).parts
+        found[parts[0] if len(parts) > 1 else "(root)"].add(path)
+        found["total"].add(path)
+    return {name: found[name] for name in sorted(found, key=lambda name: (name == "total", name))}
+
+
+def top_entries(root: Path) -> list[str]:
+    """Returns the table of contents: the packages and modules of the root."""
+    entries = (root / PACKAGE).iterdir()
+    return sorted(e.name for e in entries if e.suffix == ".py" or (e / "__init__.py").exists())
+
+
+@contextmanager
+def checked_out(revision: str) -> Iterator[Path]:
+    """Gives a folder with the package as it was in a revision."""
+    packed = subprocess.run(
+        ["git", "archive", revision, str(PACKAGE)], cwd=ROOT, check=True, stdout=subprocess.PIPE
+    ).stdout
+    with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        tar.extractall(folder, filter="data")
+        yield Path(folder)
+
+
+def table(rows: Iterable[tuple[str, ...]]) -> str:
+    """Returns a table for a terminal; all but the first column are right-aligned."""
+    rows = list(rows)
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    aligned = (
+        [cell.rjust(width) if at else cell.ljust(width)
+         for at, (cell, width) in enumerate(zip(row, widths, strict=True))]
+        for row in rows
+    )  # fmt: skip
+    return "\n".join("  ".join(cells) for cells in aligned)
+
+
+def main(revisions: list[str]) -> None:
+    """Prints the table of the working tree, and the totals of other revisions before it."""
+    now = measure(ROOT)
+    print(table([HEAD, *(figures.row(name) for name, figures in now.items())]))
+    print(f"\n{len(top_entries(ROOT))} entries at the top: {', '.join(top_entries(ROOT))}")
+    for revision in revisions:
+        with checked_out(revision) as folder:
+            before = measure(folder)["total"]
+            print(f"\n{len(top_entries(folder))} entries at the top of {revision}\n")
+        print(table([HEAD, before.row(revision), now["total"].row("now")]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,72 @@
+"""The nodes of a NATS cluster, as the leader of a pipeline's positions sees them.
+
+A cluster goes on without a node, so nothing else says that one is lost. ``NodeWatch`` names it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ebbflow.nats import api
+from ebbflow.nats.client import SecuredClient
+from ebbflow.status.model import Concern
+
+# A follower answers its leader every second.
+_IN_TOUCH = 3 * 1_000_000_000
+# Looks in a row, a second apart: right after an election a leader has heard of nobody yet.
+_LOOKS = 2
+
+
+def find_away(cluster: dict[str, Any]) -> frozenset[str]:
+    """Returns the nodes that the leader of a stream is not in touch with."""
+    others = cluster.get("replicas") or ()
+    return frozenset(
+        other["name"]
+        for other in others
+        if other.get("offline") or not 0 < other.get("active", 0) < _IN_TOUCH
+    )
+
+
+class NodeWatch:
+    """Watches the nodes that hold one stream. ``look`` runs on the loop of the client."""
+
+    def __init__(self, client: SecuredClient, stream: str) -> None:
+        self._client = client
+        self._stream = stream
+        self._seen: tuple[frozenset[str], int] = (frozenset(), 0)
+        self._nodes = 0
+        self.away: frozenset[str] = frozenset()
+        """The nodes that are away."""
+
+    async def look(self) -> None:
+        """Asks the leader; a server that is of no cluster is not asked."""
+        if self._client.is_on_a_single_server:
+            return
+        info = await api.call(self._client, f"STREAM.INFO.{self._stream}")
+        self.note(info.get("cluster") or {})
+
+    def note(self, cluster: dict[str, Any]) -> None:
+        """Takes what the leader says, which holds once it is seen twice in a row."""
+        self._nodes = 1 + len(cluster.get("replicas") or ())
+        away, (before, times) = find_away(cluster), self._seen
+        self._seen = away, times + 1 if away == before else 1
+        if self._seen[1] >= _LOOKS:
+            self.away = away
+
+    def list_concerns(self) -> tuple[Concern, ...]:
+        """Returns a warning for each node that is away."""
+        left = self._nodes - len(self.away)
+        step = f"Start it again; until then, streams have {left} of {self._nodes} replicas."
+        return tuple(
+            Concern("warning", None, f"NATS node {name} is away", step)
+            for name in sorted(self.away)
+        )
+
+
+def describe_change(before: frozenset[str], now: frozenset[str]) -> list[str]:
+    """Returns in a sentence each which nodes are lost, and which are back."""
+    lost = [
+        f"NATS node {name} is away; streams go on with the nodes that are left"
+        for name in sorted(now - before)
+    ]
+    return lost + [f"NATS node {name} is back" for name in sorted(before - now)]

@@ -1,0 +1,316 @@
+"""Kill an executor of a Spark cluster and a NATS node with -9 at once, and see how long that takes.
+
+The executor is the one that runs the sink, and the node leads the positions: nothing can be settled
+without either. Every number must arrive. The tool prints the longest time in which none arrived,
+what the run said meanwhile, and when Spark and NATS did what. ``--cores 3 3`` are two Workers, of
+which one has room for all three tasks; with ``--cores 2 1`` no slot is spare.
+
+    python -m tests.chaos.lose_executor --cores 3 3 [--times 3] [--only executor]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from ebbflow.nats.link import Link
+from ebbflow.status.model import PipelineStatus
+from ebbflow.status.publishing import NOW
+from ebbflow.streams.names import Names
+from ebbflow.streams.positions import read_all
+from tests.chaos.kill_and_restart import kill_tree
+from tests.chaos.tally import PIPELINE
+from tests.cluster.cluster import Cluster
+from tests.processes import command_of
+from tests.standalone import SparkCluster
+
+NAMES = Names("lost")
+EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+LOOK_EVERY = 0.05
+_WORTH_TELLING = {
+    "run": re.compile(r"^(?!.*/s (read|written)=)"),
+    "spark": re.compile(r"^\d\d:\d\d:\d\d\S* (WARN|ERROR) (?!.*BlockManager)"),
+    "worker": re.compile(r"Asked to launch executor|Executor \S+ finished"),
+    "n": re.compile(r"new (stream|metadata) leader"),
+}
+
+
+class Line(NamedTuple):
+    """A line of a log, and when it was seen there."""
+
+    at: float
+    whose: str
+    text: str
+
+    @property
+    def is_worth_telling(self) -> bool:
+        kinds = (kind for name, kind in _WORTH_TELLING.items() if self.whose.startswith(name))
+        return any(kind.search(self.text) for kind in kinds)
+
+
+class Logs:
+    """Reads logs as they grow, on a thread of its own."""
+
+    def __init__(self, **files: Path) -> None:
+        self.lines: list[Line] = []
+        self._files = files
+        self._read = dict.fromkeys(files, 0)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> Logs:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(LOOK_EVERY):
+            for whose, file in self._files.items():
+                with contextlib.suppress(FileNotFoundError):
+                    self._look(whose, file)
+
+    def _look(self, whose: str, file: Path) -> None:
+        with open(file, encoding="utf-8", errors="replace") as log:
+            log.seek(self._read[whose])
+            text = log.read()
+            whole, _, rest = text.rpartition("\n")
+            self._read[whose] = log.tell() - len(rest.encode())
+        now = time.time()
+        self.lines += [Line(now, whose, line) for line in whole.split("\n") if whole]
+
+
+class Counted:
+    """Hears the states that the run publishes: when the number of done messages has grown."""
+
+    def __init__(self, link: Link) -> None:
+        self.grown: list[float] = []
+        self._done = 0
+        subject = NAMES.status_subject(NOW)
+        link.run(link.client.subscribe(subject, cb=self._hear))
+
+    async def _hear(self, message) -> None:
+        status = PipelineStatus.from_bytes(message.data)
+        done = sum(vertex.counts.done for vertex in status.vertices if vertex.name == "out")
+        if done > self._done:
+            self._done = done
+            self.grown.append(time.time())
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the messages, and how long none arrived."""
+
+    messages: int
+    numbers: Counter[int]
+    settled: int
+    gap: float
+    counted_gap: float
+    killed_at: float
+    node: str
+    told: list[Line]
+    exit_code: int
+
+    @property
+    def lost(self) -> list[int]:
+        return [number for number in range(self.messages) if number not in self.numbers]
+
+    @property
+    def repeated(self) -> int:
+        """How many calls the sink was given a message more than once."""
+        return self.numbers.total() - len(self.numbers)
+
+    @property
+    def said(self) -> list[str]:
+        """What the run itself has said since the kill."""
+        return [line.text for line in self.told if line.whose == "run"]
+
+    def __str__(self) -> str:
+        timeline = "".join(
+            f"\n{line.at - self.killed_at:+6.1f} s {line.whose:<8} {line.text}"
+            for line in self.told
+        )
+        return (
+            f"{timeline}\n{len(self.numbers)} of {self.messages} arrived, {len(self.lost)} lost, "
+            f"{self.settled} settled, {self.repeated} given to the sink again; "
+            f"longest gap {self.gap:.1f} s, in the status {self.counted_gap:.1f} s"
+        )
+
+
+class Loss:
+    """One run that loses an executor and a node, in one folder."""
+
+    def __init__(self, folder: Path, messages: int = 4000, rate: int = 200) -> None:
+        self._folder = folder
+        self._messages = messages
+        self._journal = folder / "journal"
+        self._journal.mkdir()
+        text = (PIPELINE / "lost.yaml").read_text(encoding="utf-8")
+        text = text.replace("4000", str(messages)).replace("rpu: 200", f"rpu: {rate}")
+        (folder / "lost.yaml").write_text(text, encoding="utf-8")
+        shutil.copy(PIPELINE / "lost_steps.py", folder)
+
+    def run(
+        self,
+        nats: Cluster,
+        cores: Sequence[int],
+        *,
+        after: float = 8.0,
+        only: str = "",
+        options: Sequence[str] = (),
+    ) -> Outcome:
+        """Run the pipeline to its end, and kill both when it has been at work for a while."""
+        spark = SparkCluster(self._folder)
+        try:
+            spark.add_workers(*cores)
+            with self._logs(nats, len(cores)) as logs:
+                with self._pipeline(nats, spark.url, options) as process:
+                    counted = Counted(nats.link)
+                    self._wait_for_arrivals(process, after)
+                    node, killed_at = self._kill(nats, only)
+                    code = process.wait(180)
+                time.sleep(2 * LOOK_EVERY)
+            return self._sum_up(nats.link, logs, counted, node, killed_at, code)
+        finally:
+            spark.close()
+
+    def _logs(self, nats: Cluster, workers: int) -> Logs:
+        files = {f"worker-{n}": self._folder / f"worker-{n}.log" for n in range(1, workers + 1)}
+        nodes = {node.name: node.log for node in nats.all}
+        spark = self._folder / ".ebbflow" / "logs" / "spark.log"
+        return Logs(run=self._folder / "run.log", spark=spark, **files, **nodes)
+
+    @contextlib.contextmanager
+    def _pipeline(
+        self, nats: Cluster, master: str, options: Sequence[str]
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        command = [sys.executable, "-m", "ebbflow", "run", "lost.yaml", "--drain", "--plain"]
+        places = {"LOST_JOURNAL": str(self._journal), "EBBFLOW_NATS_URL": nats.url}
+        sent = f"spark.executorEnv.LOST_JOURNAL={self._journal}"
+        with open(self._folder / "run.log", "wb") as log:
+            process = subprocess.Popen(
+                [*command, "--fresh", "--master", master, "--conf", sent, *options],
+                cwd=self._folder,
+                env=os.environ | places,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                kill_tree(process.pid)
+                process.wait()
+
+    def _wait_for_arrivals(self, process: subprocess.Popen[bytes], seconds: float) -> None:
+        deadline = time.monotonic() + 150
+        while not self._arrivals() or time.time() < self._arrivals()[0][0] + seconds:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError((self._folder / "run.log").read_text()[-2000:])
+            time.sleep(LOOK_EVERY)
+
+    def _entries(self) -> list[tuple[float, str, str]]:
+        """When, what and which process wrote it, in order of time."""
+        lines = (
+            (*line.split(), file.name)
+            for file in self._journal.iterdir()
+            for line in file.read_text(encoding="utf-8").split("\n")[:-1]
+        )
+        return sorted((float(at), word, pid) for at, word, pid in lines)
+
+    def _arrivals(self) -> list[tuple[float, str, str]]:
+        return [entry for entry in self._entries() if entry[1] != "opened"]
+
+    def _kill(self, nats: Cluster, only: str) -> tuple[str, float]:
+        """Kill both, or only one; the name of the node, and when."""
+        executor = executor_of(int(self._arrivals()[-1][2]))
+        node = nats.leader_of(f"KV_{NAMES.positions}")
+        if only != "node":
+            executor.kill()
+        if only != "executor":
+            node.send(signal.SIGKILL)
+        return node.name, time.time()
+
+    def _sum_up(
+        self, link: Link, logs: Logs, counted: Counted, node: str, killed_at: float, code: int
+    ) -> Outcome:
+        begun = [entry for entry in self._entries() if entry[1] == "opened"]
+        opened = [Line(at, "sink", f"opened in {pid}") for at, _, pid in begun]
+        arrivals = self._arrivals()
+        gap, until = _longest_gap([at for at, _, _ in arrivals], killed_at)
+        lines = [*logs.lines, *opened, Line(until, "sink", "goes on")]
+        told = sorted(line for line in lines if line.at >= killed_at)
+        positions = link.run(read_all(link, NAMES))
+        return Outcome(
+            messages=self._messages,
+            numbers=Counter(int(word) for _, word, _ in arrivals),
+            settled=sum(p.counts.done for (name, _), p in positions.items() if name == "out"),
+            gap=gap,
+            counted_gap=_longest_gap(counted.grown, killed_at)[0],
+            killed_at=killed_at,
+            node=node,
+            told=[line for line in told if line.whose == "sink" or line.is_worth_telling],
+            exit_code=code,
+        )
+
+
+def executor_of(pid: int) -> psutil.Process:
+    """The executor whose Python worker it is."""
+    parents = psutil.Process(pid).parents()
+    return next(parent for parent in parents if EXECUTOR in command_of(parent))
+
+
+def _longest_gap(times: Sequence[float], since: float) -> tuple[float, float]:
+    """The longest time without one of the moments, and its end; gaps before ``since`` are over."""
+    gaps = [(after - before, after) for before, after in pairwise(times)]
+    return max((gap for gap in gaps if gap[1] >= since), default=(0.0, since))
+
+
+def main() -> None:
+    """Run it as a command; exit 1 when anything was lost."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cores", type=int, nargs="+", default=[3, 3], help="of each Worker")
+    parser.add_argument("--times", type=int, default=1)
+    parser.add_argument("--only", choices=("executor", "node"), default="", help="kill only this")
+    parser.add_argument("--after", type=float, default=8.0, help="seconds of work before the kill")
+    parser.add_argument("--option", action="append", default=[], help="for ebbflow run")
+    arguments = parser.parse_args()
+    outcomes = [_run_once(arguments) for _ in range(arguments.times)]
+    print(f"gaps {', '.join(f'{outcome.gap:.1f}' for outcome in outcomes)} s")
+    sys.exit(1 if any(outcome.lost for outcome in outcomes) else 0)
+
+
+def _run_once(arguments: argparse.Namespace) -> Outcome:
+    with tempfile.TemporaryDirectory(prefix="ebbflow-lost-") as name:
+        folder = Path(name)
+        (folder / "run").mkdir()
+        with Cluster(folder / "nodes").running() as nats:
+            loss = Loss(folder / "run")
+            only, after, options = arguments.only, arguments.after, arguments.option
+            outcome = loss.run(nats, arguments.cores, after=after, only=only, options=options)
+    print(outcome, flush=True)
+    return outcome
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""A run on a Spark cluster loses an executor and, at the same moment, one of three NATS nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.lose_executor import Loss, Outcome
+from tests.cluster.cluster import Cluster
+
+# Many JVMs are started, and a busy machine starts them slowly.
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
+
+# The gap is printed and not timed: it is that of the machine. This is for a run that hangs.
+_MOST = 60.0
+
+
+@pytest.fixture(
+    scope="module", params=[(3, 3), (2, 1)], ids=["with spare slots", "without spare slots"]
+)
+def outcome(
+    nodes: Cluster, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Outcome:
+    nodes.heal()
+    folder: Path = tmp_path_factory.mktemp("lost")
+    ended = Loss(folder).run(nodes, request.param)
+    print(ended)
+    return ended
+
+
+@pytest.mark.guarantee("a-run-goes-on")
+def test_every_message_arrives_and_is_settled_once(outcome: Outcome) -> None:
+    assert outcome.exit_code == 0
+    assert (outcome.lost, outcome.settled) == ([], outcome.messages)
+
+
+def test_the_run_says_what_is_lost_and_gives_no_advice_about_calls(outcome: Outcome) -> None:
+    said = "\n".join(outcome.said)
+    assert "Spark lost an executor on 127.0.0.1" in said
+    assert f"NATS node {outcome.node} is away" in said
+    assert "callTimeout" not in said
+
+
+def test_it_goes_on_by_itself(outcome: Outcome) -> None:
+    assert outcome.gap < _MOST, str(outcome)
