@@ -163,7 +163,7 @@ def test_a_vertex_that_is_dead_or_stuck_turns_health_and_readiness_red() -> None
 
     assert (health.alive, health.healthy, health.ready) == (True, False, False)
     assert health.reason == "slow: in a call for 63 s"
-    assert health.to_json()["problems"][0]["next_step"] == "Limit the time of a call."
+    assert health.problems[0].next_step == "Limit the time of a call."
 
 
 def test_a_warning_leaves_it_green() -> None:

@@ -31,6 +31,7 @@ from ebbflow.cli.options import (
     StateOption,
     echo_notes,
 )
+from ebbflow.domain.records import to_plain
 
 if TYPE_CHECKING:
     from ebbflow.domain.errors import Problem
@@ -174,7 +175,7 @@ def _draw(shape: PipelineShape, format: str) -> str:
 def _graph_json(shape: PipelineShape) -> str:
     from ebbflow.spec.graph.layout import lay_out
 
-    return json.dumps({"shape": shape.to_json(), "layout": lay_out(shape).to_json()})
+    return json.dumps({"shape": to_plain(shape), "layout": lay_out(shape).to_json()})
 
 
 def permissions(

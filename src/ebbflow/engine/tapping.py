@@ -8,9 +8,8 @@ that nobody pays for a tap but the vertex that is tapped. Nothing here changes a
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from random import Random
 from typing import Any, Self
@@ -18,6 +17,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ebbflow.domain import records
 from ebbflow.domain.outcome import DONE
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.publications import Place
@@ -69,13 +69,12 @@ class TapWish:
 
     def to_json(self) -> bytes:
         """Returns it as it is sent."""
-        return json.dumps(asdict(self)).encode()
+        return records.to_json(self)
 
     @classmethod
     def from_json(cls, raw: bytes) -> Self:
         """Returns it from what was sent."""
-        facts = json.loads(raw)
-        return cls(**facts | {"filter": TapFilter(**facts["filter"])})
+        return records.from_json(cls, raw)
 
 
 class PassingRows:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from ebbflow.connectors.serving.records import RequestRecords
 from ebbflow.connectors.serving.recovery import read_life, read_waiting
 from ebbflow.connectors.serving.served_request import ServedRequest
 from ebbflow.domain.errors import EbbflowError
+from ebbflow.domain.records import to_plain
 from ebbflow.engine.audit import ToldRows, read_audit, to_table
 from ebbflow.engine.completion import RequestStep
 from ebbflow.engine.trail import REDELIVERED, TrailRow
@@ -96,23 +97,12 @@ class MessageTrace:
         return {
             "pipeline": self.pipeline,
             "id": self.id,
-            "now": [{**_plain(place), "words": place.words} for place in self.now],
-            "steps": [{**_plain(step), "final": step.final} for step in self.steps],
+            "now": [to_plain(place) | {"words": place.words} for place in self.now],
+            "steps": [to_plain(step) | {"final": step.final} for step in self.steps],
             "kept": self.kept,
             "notes": list(self.notes),
             "request": self.request.describe() if self.request else None,
         }
-
-
-def _plain(facts: TraceStep | Whereabouts) -> dict[str, Any]:
-    plain = asdict(facts)
-    for field in fields(facts):
-        value = plain[field.name]
-        if isinstance(value, datetime):
-            plain[field.name] = value.astimezone(UTC).isoformat()
-        elif isinstance(value, tuple):
-            plain[field.name] = list(value)
-    return plain
 
 
 def trace_message(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ebbflow.domain.errors import EbbflowError, SetupError, did_you_mean
+from ebbflow.domain.records import from_plain, to_plain
 from ebbflow.nats import api
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.publish import PublishRetry, publish
@@ -47,7 +48,7 @@ async def store_spec(client: SecuredClient, names: Names, spec: Spec) -> None:
     from ebbflow.spec.echo import to_document
     from ebbflow.spec.outline import outline
 
-    stored = {"document": to_document(spec), "shape": outline(spec).to_json()}
+    stored = {"document": to_document(spec), "shape": to_plain(outline(spec))}
     await publish(client, names.spec_subject, json.dumps(stored).encode(), retry=_PATIENT)
 
 
@@ -66,4 +67,4 @@ async def read_spec(client: SecuredClient, names: Names) -> StoredSpec:
             "Run it once, or name its file.",
         )
     stored = json.loads(record.payload)
-    return StoredSpec(stored["document"], PipelineShape.from_json(stored["shape"]))
+    return StoredSpec(stored["document"], from_plain(PipelineShape, stored["shape"]))

@@ -15,11 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from ebbflow.domain.durations import format_duration
 from ebbflow.engine.outage import Waiting
-from ebbflow.status.json_form import dump_fields
 from ebbflow.status.model import Concern, Condition, PipelineStatus, VertexStatus
 
 WORKER_DIED = "a Python worker died; looking for the message that killed it"
@@ -237,11 +235,6 @@ class Health:
         """Why it is not healthy, in one line."""
         errors = [concern for concern in self.problems if concern.level == "error"]
         return "; ".join(map(str, errors)) or None
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns it as the endpoints answer it."""
-        document: dict[str, Any] = dump_fields(self)
-        return document
 
 
 def judge_health(status: PipelineStatus) -> Health:

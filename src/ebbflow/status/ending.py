@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 from ebbflow.domain.durations import format_duration
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.causes import MOST_SHOWN, CauseCount
-from ebbflow.status.json_form import dump_fields
 from ebbflow.status.model import ErrorGroup, Parked, PipelineStatus, VertexStatus
 
 _SOON = 24 * 60 * 60
@@ -164,11 +162,6 @@ class Leftover:
     def messages(self) -> int:
         """How many messages are left here, those at the source aside."""
         return self.waiting + self.parked
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns it as a run's summary has it."""
-        document: dict[str, Any] = dump_fields(self)
-        return document
 
     def __str__(self) -> str:
         return f"{self.vertex}: {self.words}"

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ebbflow.domain.errors import EbbflowError, SetupError
+from ebbflow.domain.records import to_plain
 from ebbflow.nats.link import Link
 from ebbflow.operations.pausing import PauseReport, pause, resume
 from ebbflow.operations.trace import trace_on_link
@@ -58,7 +59,7 @@ class PipelineApi:
 
     async def _graph(self, request: PageRequest, exchange: Exchange) -> None:
         shape = (await self._ask(request, _read_spec)).shape
-        answer = {"shape": shape.to_json(), "layout": lay_out(shape).to_json()}
+        answer = {"shape": to_plain(shape), "layout": lay_out(shape).to_json()}
         PageReply.of(answer).send(exchange)
 
     async def _logs(self, request: PageRequest, exchange: Exchange) -> None:

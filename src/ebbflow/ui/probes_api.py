@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from ebbflow.domain.records import to_plain
 from ebbflow.status.conditions import Health, judge_health
 from ebbflow.status.metrics import render_metrics
 from ebbflow.status.model import PipelineStatus
@@ -64,7 +65,7 @@ class ProbesApi:
         is_fine = all(map(is_well, healths.values()))
         answer: dict[str, Any] = {"status": "ok" if is_fine else "failing"}
         if self._guard.admits(request.head):
-            answer["pipelines"] = {name: health.to_json() for name, health in healths.items()}
+            answer["pipelines"] = {name: to_plain(health) for name, health in healths.items()}
         PageReply.of(answer, 200 if is_fine else 503).send(exchange)
 
     async def _read(self, request: PageRequest) -> Sequence[PipelineStatus]:

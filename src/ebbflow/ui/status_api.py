@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ebbflow.status.json_form import dump_fields
+from ebbflow.domain.records import to_plain
 from ebbflow.status.model import PipelineStatus
 from ebbflow.status.reading import read_chunks, read_history
 from ebbflow.streams.names import Names
@@ -61,13 +61,13 @@ class StatusApi:
         names = Names(request.pipeline)
         await self._pipelines.check(names.pipeline)
         samples = await self._pipelines.work(lambda link: read_history(link, names))
-        PageReply.of({"samples": [sample.to_json() for sample in samples]}).send(exchange)
+        PageReply.of({"samples": [*map(to_plain, samples)]}).send(exchange)
 
     async def _chunks(self, request: PageRequest, exchange: Exchange) -> None:
         names, vertex = Names(request.pipeline), read_name(request.path["vertex"], "vertex")
         await self._pipelines.check(names.pipeline)
         chunks = await self._pipelines.work(lambda link: read_chunks(link, names, vertex))
-        PageReply.of({"chunks": dump_fields(chunks)}).send(exchange)
+        PageReply.of({"chunks": [*map(to_plain, chunks)]}).send(exchange)
 
 
 def describe_pipeline(status: PipelineStatus) -> dict[str, Any]:

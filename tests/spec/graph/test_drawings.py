@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given
 
+from ebbflow.domain.records import from_json, to_json
 from ebbflow.spec.graph import PipelineShape
 from ebbflow.spec.graph.pictures import draw_mermaid, draw_svg
 from ebbflow.spec.graph.terminal import draw_terminal, draw_tree
@@ -90,4 +91,4 @@ def test_mermaid_says_kinds_tasks_and_conditions():
 
 
 def test_a_shape_is_read_as_it_was_written():
-    assert PipelineShape.from_json(SHAPE.to_json()) == SHAPE
+    assert from_json(PipelineShape, to_json(SHAPE)) == SHAPE

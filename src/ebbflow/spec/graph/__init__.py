@@ -6,9 +6,9 @@ pure data, without anything of a run, and without secrets: it may be stored and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import dataclass, field
+
+from ebbflow.domain.records import stored_as
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ShapeVertex:
 class ShapeEdge:
     """An edge; ``condition`` says in words which messages take it, all of them if it is empty."""
 
-    frm: str
+    frm: str = field(metadata=stored_as("from"))
     to: str
     condition: str = ""
 
@@ -55,22 +55,3 @@ class PipelineShape:
     def vertex(self, name: str) -> ShapeVertex | None:
         """Returns the vertex of that name, if there is one."""
         return next((vertex for vertex in self.vertices if vertex.name == name), None)
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns it as JSON has it."""
-        return {
-            "pipeline": self.pipeline,
-            "kind": self.kind,
-            "vertices": [asdict(vertex) for vertex in self.vertices],
-            "edges": [{"from": e.frm, "to": e.to, "condition": e.condition} for e in self.edges],
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Returns it from what ``to_json`` has returned."""
-        return cls(
-            data["pipeline"],
-            data["kind"],
-            tuple(ShapeVertex(**vertex) for vertex in data["vertices"]),
-            tuple(ShapeEdge(e["from"], e["to"], e["condition"]) for e in data["edges"]),
-        )

@@ -23,6 +23,7 @@ from typing import Any, TextIO
 
 from ebbflow.domain.durations import format_duration
 from ebbflow.domain.outcome import Counts
+from ebbflow.domain.records import to_plain
 from ebbflow.engine.causes import normalise
 from ebbflow.status.ending import list_leftovers
 from ebbflow.status.model import Concern, ErrorGroup, PipelineStatus, VertexStatus
@@ -240,7 +241,7 @@ class RunNews:
         left = list_leftovers(status, draining=True)
         if left and self._drain.is_due("drain", now):
             words = " | ".join(one_line(str(each)) for each in left)
-            facts = {"left": [each.to_json() for each in left]}
+            facts = {"left": [*map(to_plain, left)]}
             yield NewsItem("info", "drain", "", f"--drain waits for {words}", facts)
 
 
