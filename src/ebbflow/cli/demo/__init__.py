@@ -1,4 +1,10 @@
-"""The demo: an orders pipeline with late customers, a store that fails, orders nobody can take."""
+"""``ebbflow demo``: run the orders pipeline, then count the orders to see whether any is missing.
+
+The pipeline has late customers, a store that fails, and orders that no store can take. The command
+writes it and its user code into the state folder, where users can read and change them, and runs it
+as ``ebbflow run`` does. Afterwards it reads the store and the dead letters: every order that the
+source made must be in one of the two.
+"""
 
 from __future__ import annotations
 

@@ -43,8 +43,6 @@ _COLOURS = {
     "halted": "bold red",
     "stuck": "bold red",
 }
-
-
 _STYLES = {"error": "red", "warning": "yellow", "info": ""}
 _MOST_ERRORS = 3
 _FRAME = 3
