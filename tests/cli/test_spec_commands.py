@@ -17,8 +17,8 @@ from ebbflow.cli import main
 from ebbflow.cli.main import app
 from ebbflow.cli.spec_commands import lint
 from ebbflow.connectors.registry import SOURCES as KNOWN
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.embedded import find_binary
+from ebbflow.nats.login import Addresses
 from ebbflow.runtime.planning import make_plans
 from ebbflow.runtime.source_process.client import SourcePlan
 from ebbflow.spec.lint import load

@@ -28,7 +28,6 @@ T = TypeVar("T")
 
 DEFAULT_STATE = Path(".ebbflow")
 
-_PREFIX, _LETTERS, _REDELIVERY = "ebb_", "_deadletters", "_redelivery"
 _COMPLETED_WITHIN = 1.0
 _ADDRESS = re.compile(r"(?:https?://)?(?:\[[0-9a-fA-F:]+\]|[\w.-]*):\d{1,5}|\d{1,5}")
 _STAND_ALONE = ("--ui", "--metrics")
@@ -74,23 +73,17 @@ EXIT_CODE_HELP = "\b\nExit codes:\n" + "\n".join(
 
 def complete_pipelines(ctx: typer.Context, incomplete: str) -> list[str]:
     """Returns the pipelines that have run where the command looks."""
-    streams = _find_streams(ctx)
-    names = {
-        s.removeprefix(_PREFIX).removesuffix(_LETTERS) for s in streams if s.endswith(_LETTERS)
-    }
-    return sorted(name for name in names if name.startswith(incomplete))
+    from ebbflow.streams.names import list_pipelines
+
+    return [name for name in list_pipelines(_find_streams(ctx)) if name.startswith(incomplete)]
 
 
 def complete_vertices(ctx: typer.Context, incomplete: str) -> list[str]:
     """Returns the vertices of the pipeline that the command line names."""
-    first = f"{_PREFIX}{ctx.params.get('pipeline')}_"
-    middles = [
-        stream.removeprefix(first).removesuffix(_REDELIVERY)
-        for stream in _find_streams(ctx)
-        if stream.startswith(first) and stream.endswith(_REDELIVERY)
-    ]
-    names = {middle.rpartition("_")[0] for middle in middles}
-    return sorted(name for name in names if name.startswith(incomplete))
+    from ebbflow.streams.names import Names
+
+    partitions = Names(str(ctx.params.get("pipeline"))).partitions_in(_find_streams(ctx))
+    return sorted({vertex for vertex, _ in partitions if vertex.startswith(incomplete)})
 
 
 def complete_specs(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -122,12 +115,13 @@ def _ask_server(url: str) -> list[str]:
 
     from ebbflow.nats import api
     from ebbflow.nats.locate import find_own_server, open_link
+    from ebbflow.streams.names import PREFIX
 
     def ask() -> list[str]:
         server = find_own_server(url)
         assert server is not None
         with open_link(server) as link:
-            return link.run(api.list_streams(link.client, _PREFIX), timeout=_COMPLETED_WITHIN)
+            return link.run(api.list_streams(link.client, PREFIX), timeout=_COMPLETED_WITHIN)
 
     pool = ThreadPoolExecutor(1)
     try:

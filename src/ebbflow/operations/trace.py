@@ -35,11 +35,11 @@ from ebbflow.runtime.provision import lineage
 from ebbflow.spark.audit.reading import AuditFolder, open_folder
 from ebbflow.status.model import WorkInHand
 from ebbflow.status.reading import read_status
-from ebbflow.streams.answer_place import find_bucket
+from ebbflow.streams.answers import TrailFrame, find_bucket, read_trail_after
 from ebbflow.streams.audit import AuditStream
-from ebbflow.streams.names import Names
-from ebbflow.streams.streams import AUDIT_TABLE, explain_unknown
-from ebbflow.streams.trail import TrailFrame, read_trail_behind
+from ebbflow.streams.catalogue import AUDIT_TABLE
+from ebbflow.streams.names import PREFIX, Names
+from ebbflow.streams.provision import explain_unknown
 
 _LOOKS = 3
 _NOT_KEPT = (
@@ -126,7 +126,7 @@ def trace_on_link(link: Link, names: Names, message: str) -> MessageTrace:
 
     Called from any thread but that of the link.
     """
-    streams = link.run(api.list_streams(link.client, "ebb_"))
+    streams = link.run(api.list_streams(link.client, PREFIX))
     if names.dead_letters not in streams:
         raise explain_unknown(names.pipeline, streams)
     family, in_hand = Family(message), _read_in_hand(link, names)
@@ -261,7 +261,7 @@ async def find_request(
         partitions = sum(names.buffer(vertex, number) in streams for number in range(len(streams)))
         waiting = await read_waiting(link, names, vertex, partitions)
         history = OpenRequestHistory(vertex, request, waiting.get(request))
-        async for frames in read_trail_behind(link.client, names, checkpoint.begin):
+        async for frames in read_trail_after(link.client, names, checkpoint.begin):
             history.take(frames)
         if (known := history.describe()) is not None:
             return known

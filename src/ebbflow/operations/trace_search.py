@@ -10,7 +10,6 @@ ledger of its source or among the dead letters, and the positions say what of th
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,11 +21,11 @@ import pyarrow.compute as pc
 from ebbflow.engine import frames
 from ebbflow.engine.dead_letter import PREFIX
 from ebbflow.engine.position import Mark, Position
-from ebbflow.nats.behind import read_behind
 from ebbflow.nats.link import Link
+from ebbflow.nats.stored import read_after
 from ebbflow.status.model import WorkInHand
-from ebbflow.streams.names import Names
-from ebbflow.streams.positions import read_all
+from ebbflow.streams.names import Names, parse_stream
+from ebbflow.streams.positions import read_positions
 
 _SCHEDULE = "Nats-Schedule"
 
@@ -131,7 +130,7 @@ class Search:
 
     async def look(self) -> list[Whereabouts]:
         """Returns where they are, each once."""
-        positions = await read_all(self._link, self._names)
+        positions = await read_positions(self._link.client, self._names)
         places: dict[tuple[str, str, str], Whereabouts] = {}
         async for place in self._search_all(positions):
             places.setdefault((place.vertex, place.message, place.where), place)
@@ -155,10 +154,10 @@ class Search:
             yield place
 
     def _list_partitions(self) -> set[tuple[str, int]]:
-        """Returns the partitions of all vertices, as their streams show them."""
-        pattern = re.compile(rf"ebb_{re.escape(self._names.pipeline)}_([^_]+)_(\d+)(_redelivery)?")
-        matches = filter(None, map(pattern.fullmatch, self._streams))
-        return {(match[1], int(match[2])) for match in matches}
+        """Returns the partitions of all vertices that have a buffer or redeliveries."""
+        parsed = filter(None, map(parse_stream, self._streams))
+        own = (stream for stream in parsed if stream.pipeline == self._names.pipeline)
+        return {(stream.vertex, stream.partition) for stream in own if stream.vertex}
 
     async def _search_buffer(
         self, vertex: str, partition: int, position: Position
@@ -199,7 +198,7 @@ class Search:
         if self._names.ledger not in self._streams:
             return
         returned: dict[tuple[str, str], Whereabouts | None] = {}
-        async for batch in read_behind(self._link.client, self._names.ledger, "", 0):
+        async for batch in read_after(self._link.client, self._names.ledger, "", 0):
             for number in range(len(batch.seqs)):
                 rows = frames.decode(batch.parcel.payload(number))
                 vertex = batch.parcel.subjects[number].decode().split(".")[-2]
@@ -215,7 +214,7 @@ class Search:
 
     async def _search_letters(self) -> AsyncIterator[Whereabouts]:
         stream = self._names.dead_letters
-        async for batch in read_behind(self._link.client, stream, "", 0, headers_only=True):
+        async for batch in read_after(self._link.client, stream, "", 0, headers_only=True):
             for number, seq in enumerate(batch.seqs):
                 headers = batch.parcel.headers(number) or {}
                 message = json.loads(headers.get(f"{PREFIX}Id", '""'))
@@ -229,7 +228,7 @@ class Search:
     ) -> AsyncIterator[tuple[Mark, pa.RecordBatch, dict[str, str]]]:
         """Yields the rows behind a mark, frame by frame, with where each begins."""
         first = done.row
-        async for batch in read_behind(self._link.client, stream, subject, done.seq):
+        async for batch in read_after(self._link.client, stream, subject, done.seq):
             for number, seq in enumerate(batch.seqs):
                 rows = frames.decode(batch.parcel.payload(number)).slice(first)
                 yield Mark(seq - 1, first), rows, batch.parcel.headers(number) or {}
