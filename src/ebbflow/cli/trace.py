@@ -23,7 +23,7 @@ from ebbflow.cli.options import (
 from ebbflow.cli.tables import print_table
 
 if TYPE_CHECKING:
-    from ebbflow.connectors.serving.served_request import ServedRequest
+    from ebbflow.connectors.serving.store import ServedRequest
     from ebbflow.operations.trace import MessageTrace, TraceStep
 
 _SHOWN = 20

@@ -18,10 +18,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ebbflow.connectors.serving.open_request import OpenRequest
-from ebbflow.connectors.serving.records import RequestRecords
-from ebbflow.connectors.serving.recovery import read_life, read_waiting
-from ebbflow.connectors.serving.served_request import ServedRequest
+from ebbflow.connectors.serving.requests import OpenRequest
+from ebbflow.connectors.serving.store import RequestRecords, ServedRequest, read_life, read_waiting
 from ebbflow.domain.errors import EbbflowError
 from ebbflow.domain.records import to_plain
 from ebbflow.engine.audit import ToldRows, read_audit, to_table
