@@ -31,8 +31,8 @@ import ebbflow.client
 import ebbflow.datasource
 import ebbflow.publishing
 import ebbflow.testing
-from ebbflow.cli.conventions import EXIT_CODES
 from ebbflow.cli.main import app
+from ebbflow.cli.options import EXIT_CODES
 from ebbflow.connectors import registry
 from ebbflow.connectors.kafka import spec as kafka_fields
 from ebbflow.connectors.listening import section
@@ -63,7 +63,7 @@ from ebbflow.spec.kubernetes import MONOVERTEX_NO_EFFECT, NO_EFFECT
 from ebbflow.spec.model import EffectiveLimits, MonoVertexSpec, PipelineBody, PipelineSpec
 from ebbflow.spec.rules.vertices import NOT_YET
 from ebbflow.spec.validate import CODES
-from ebbflow.status.metric_table import METRICS, MetricKind
+from ebbflow.status.metrics import METRICS, MetricKind
 from ebbflow.status.run_report import Summary
 from ebbflow.testing.conformance.suite import SINK_RULES, SOURCE_RULES
 from ebbflow.usercode.targets import resolve

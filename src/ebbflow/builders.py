@@ -110,7 +110,7 @@ class Builder:
         if quiet:
             return _run_quietly(spec, beside, options)
         from ebbflow.status.terminal import open_display
-        from ebbflow.status.terminal.ending import show_end
+        from ebbflow.status.terminal.overview import show_end
 
         with open_display(draining=options.get("drain", False)) as display:
             summary = run_pipeline(spec, watcher=display, beside=beside, **options)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from ebbflow.cli.conventions import EXIT_CODES
 from ebbflow.cli.main import app
+from ebbflow.cli.options import EXIT_CODES
 from ebbflow.domain.version import __version__
 
 EBBFLOW = Path(sys.executable).with_name("ebbflow")

@@ -21,7 +21,7 @@ from ebbflow.streams.catalogue import audit_config
 from ebbflow.streams.names import Names
 from ebbflow.streams.provision import ensure
 from tests.connectors.serving.desk import at
-from tests.operations.tracing.test_trace_message import write_table
+from tests.operations.test_trace import write_table
 from tests.streams.audited import Audited
 
 Sql = Callable[..., Result]

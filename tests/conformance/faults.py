@@ -17,7 +17,7 @@ from ebbflow.testing import (
     SinkUnderTest,
     SourceUnderTest,
 )
-from ebbflow.testing.memory import MemoryWriter, RedeliveringReader
+from ebbflow.testing.memory import MemoryReader, MemoryWriter
 
 
 class FaultySource(SourceUnderTest):
@@ -26,7 +26,7 @@ class FaultySource(SourceUnderTest):
     keeps_keys = True
     keeps_headers = True
 
-    def __init__(self, memory: MemorySource, reader: type[RedeliveringReader]) -> None:
+    def __init__(self, memory: MemorySource, reader: type[MemoryReader]) -> None:
         self._memory = memory
         self._reader = reader
         self.flood = 42_000 if reader is Tidy else 0
@@ -44,7 +44,7 @@ class FaultySource(SourceUnderTest):
         return self._memory.unsettled
 
 
-class Careless(RedeliveringReader):
+class Careless(MemoryReader):
     """Loses a message, gives one twice, forgets a nack, comes early, and forgets who it gave."""
 
     def open(self):
@@ -84,7 +84,7 @@ def replace_delay(options):
     return type(options)(None if options.reason == "later 2" else options.delay)
 
 
-class Tidy(RedeliveringReader):
+class Tidy(MemoryReader):
     """Cleans values up, leaves headers out, and reads all there is into a memory of its own."""
 
     def open(self):
@@ -97,7 +97,7 @@ class Tidy(RedeliveringReader):
         return [replace(m, value=m.value.strip(), headers={}) for m in found]
 
 
-class Forgetful(RedeliveringReader):
+class Forgetful(MemoryReader):
     """Acknowledges slow messages when it reads them, and nacked ones it keeps to itself.
 
     It never acknowledges those that came while it was not there, and leaves a process behind.

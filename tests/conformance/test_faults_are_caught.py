@@ -18,7 +18,7 @@ from ebbflow.testing import (
     SourceTrial,
 )
 from ebbflow.testing.conformance.trial import processes_of
-from ebbflow.testing.memory import RedeliveringReader
+from ebbflow.testing.memory import MemoryReader
 from tests.conformance.faults import Careless, FaultySink, FaultySource, Forgetful, Tidy
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -114,7 +114,7 @@ def test_a_faulty_sink_is_caught(rule, told, sink_trial):
 
 def test_a_trial_that_ends_early_leaves_nothing_behind(tmp_path):
     with MemorySource() as memory:
-        with SourceTrial(FaultySource(memory, RedeliveringReader), tmp_path, PATIENCE) as trial:
+        with SourceTrial(FaultySource(memory, MemoryReader), tmp_path, PATIENCE) as trial:
             SOURCE["every_message_arrives_once"](trial)
         assert trial.left == []
     assert processes_of(trial.name) == []

@@ -17,8 +17,8 @@ from typing import Any
 
 from ebbflow import Message
 from ebbflow.deadletters.chain import Chain, ReplayParcel
-from ebbflow.deadletters.records import StoredLetter
-from ebbflow.deadletters.replaying import LetterBatch, Replay, Sendable
+from ebbflow.deadletters.filters import StoredLetter
+from ebbflow.deadletters.replay import LetterBatch, Replay, Sendable
 from ebbflow.engine.dead_letter import Letter
 from ebbflow.streams.replays import PackedFrame, ReplayMark, ReplayTarget, StoredMark
 from tests.deadletters.written import LETTER
@@ -124,35 +124,35 @@ class Wire:
         return answer
 
     def read_last(self, target: ReplayTarget) -> StoredMark | None:
-        """As in ``Shelf``."""
+        """As in ``ReplayStore``."""
         chains = self._server.chains
         return self._call(lambda: (chains.get(target) or [None])[-1])
 
     def store(
         self, target: ReplayTarget, frames: Iterable[PackedFrame], mark: ReplayMark, expected: int
     ) -> int | None:
-        """As in ``Shelf``."""
+        """As in ``ReplayStore``."""
         sent = [*frames]
         return self._call(lambda: self._server.store(target, sent, mark, expected), is_store=True)
 
     def forget(self, target: ReplayTarget, up_to: int) -> None:
-        """As in ``Shelf``."""
+        """As in ``ReplayStore``."""
         chain = self._server.chains.get(target, [])
         self._call(lambda: chain.__setitem__(slice(None), [m for m in chain if m.seq > up_to]))
 
     def delete(self, numbers: Collection[int]) -> None:
-        """As in ``Shelf``; a process may be killed between two letters."""
+        """As in ``ReplayStore``; a process may be killed between two letters."""
         for number in sorted(numbers):
             self._call(lambda number=number: self._server.letters.pop(number, None))
 
     def sweep(self, vertex: str, up_to: int) -> None:
-        """As in ``Shelf``."""
+        """As in ``ReplayStore``."""
         letters = self._server.letters
         swept = [n for n, letter in letters.items() if letter.vertex == vertex and n <= up_to]
         self._call(lambda: [letters.pop(n, None) for n in swept])
 
     def wait(self) -> None:
-        """As in ``Shelf``."""
+        """As in ``ReplayStore``."""
         self._turn()
 
     # --- as ``Reading``: nothing is newer than the last ``renew``, as on a server that lags ------

@@ -220,7 +220,7 @@ def test_a_purge_does_not_count_letters_that_a_replay_has_sent_meanwhile(
 
     def list_and_lose(self: DeadLetters, chosen: LetterFilter) -> list[StoredLetter]:
         found = [*listed(self, chosen)]
-        letters._shelf.delete([sent])
+        letters._store.delete([sent])
         return found
 
     monkeypatch.setattr(DeadLetters, "list", list_and_lose)

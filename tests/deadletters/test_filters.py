@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ebbflow.deadletters import LetterFilter
-from ebbflow.deadletters.records import LetterRecord
+from ebbflow.deadletters.filters import LetterRecord
 from ebbflow.nats.wire import write_headers
 from tests.deadletters.written import LETTER, NOON
 

@@ -37,7 +37,7 @@ class WithoutClaim(Chain):
     """Takes an empty chain for a place to begin: it looks like any other empty chain."""
 
     def _claim(self, target: ReplayTarget) -> None:
-        last = self._shelf.read_last(target)
+        last = self._store.read_last(target)
         self._finish(last)
         self._last[target] = last.seq if last else 0
 
@@ -53,21 +53,21 @@ class WithoutReadingAnew(Chain):
     """Sends again what was refused, behind whatever mark is the last one now."""
 
     def _join(self, target: ReplayTarget, mark: ReplayMark) -> bool:
-        last = self._shelf.read_last(target)
+        last = self._store.read_last(target)
         self._last[target] = last.seq if last else 0
-        return self._shelf.store(target, _frames(mark), mark, self._last[target]) is not None
+        return self._store.store(target, _frames(mark), mark, self._last[target]) is not None
 
 
 class ReleasesEarly(Chain):
     """Deletes its marks before the letters that they name."""
 
     def send(self, parcels, swept):  # type: ignore[no-untyped-def]
-        delete = self._shelf.delete
+        delete = self._store.delete
         try:
-            self._shelf.delete = lambda numbers: (self.release(), delete(numbers))
+            self._store.delete = lambda numbers: (self.release(), delete(numbers))
             return super().send(parcels, {})
         finally:
-            self._shelf.delete = delete
+            self._store.delete = delete
 
 
 def _frames(mark: ReplayMark) -> Iterator[PackedFrame]:

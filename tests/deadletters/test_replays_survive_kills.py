@@ -133,7 +133,7 @@ class KilledBeforeDeleting(DeadLetters):
 
     def __init__(self, pipeline: Written) -> None:
         super().__init__(pipeline.link, pipeline.name)
-        self._shelf.delete = self._shelf.sweep = self._die  # type: ignore[method-assign]
+        self._store.delete = self._store.sweep = self._die  # type: ignore[method-assign]
 
     def _die(self, *_: object) -> None:
         raise Killed

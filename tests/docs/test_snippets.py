@@ -142,7 +142,7 @@ def test_the_example_of_the_package_is_python() -> None:
 
 
 def test_the_readme_gives_the_exit_codes_of_the_command() -> None:
-    from ebbflow.cli.conventions import EXIT_CODES
+    from ebbflow.cli.options import EXIT_CODES
 
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     told = re.search(r"Exit codes: (.*?)\n\n", readme, re.DOTALL)

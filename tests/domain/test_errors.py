@@ -97,7 +97,7 @@ NOT_ERRORS_OF_OURS = {
     "connectors/kafka/sink.py": {"Unanswered"},  # likewise
     "ui/jobs.py": {"JobStopped"},  # ends a job that somebody has stopped, never leaves its module
     "web/exchange.py": {"Refusal"},  # becomes the answer to an HTTP request
-    "testing/conformance/under_test.py": {
+    "testing/conformance/rules.py": {
         "Refused",
         "Full",
     },  # raised by a test

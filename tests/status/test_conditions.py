@@ -8,10 +8,18 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from ebbflow.engine.outage import Waiting
-from ebbflow.status.conditions import STUCK_AFTER, describe_vertex, judge, list_concerns
+from ebbflow.status.conditions import (
+    STUCK_AFTER,
+    Health,
+    describe_vertex,
+    judge,
+    judge_health,
+    list_concerns,
+)
 from ebbflow.status.model import (
     BackPressure,
     Cause,
+    Concern,
     ErrorGroup,
     PipelineStatus,
     VertexStatus,
@@ -42,7 +50,7 @@ def held_for(seconds: float) -> WorkInHand:
         (
             replace(PLAIN, in_hand=held_for(60), in_call=60.0),
             "stuck",
-            "stuck, in a call for 60 s",
+            "stuck, in a call for 1 min",
         ),
         (
             replace(PLAIN, in_hand=held_for(60), back_pressure=BackPressure("out", NOW)),
@@ -71,7 +79,7 @@ def held_for(seconds: float) -> WorkInHand:
         (
             replace(PLAIN, failure="the database", waiting=WAITING, never_opened=True),
             "waiting",
-            "cannot be opened: the database; since 3 s, next try in 1 s",
+            "cannot be opened: the database; for 3 s; retrying in 1 s",
         ),
         (
             replace(PLAIN, failure="too many", halted="too many"),
@@ -139,3 +147,41 @@ def test_dead_letters_say_how_to_look_at_them() -> None:
 def test_errors_come_before_warnings() -> None:
     bad = replace(PLAIN, failure="KeyError: 'x'", dead_letters=1)
     assert [level for level, _ in concerns(bad)] == ["error", "warning"]
+
+
+WELL = PipelineStatus("orders", phase="running", ready=True, vertices=(VertexStatus("in"),))
+STUCK = Concern("error", "slow", "in a call for 63 s", "Limit the time of a call.")
+PRESSED = Concern("warning", "in", "waits for room", "Make the next vertex faster.")
+
+
+def test_a_pipeline_whose_vertices_are_all_at_work_is_well() -> None:
+    assert judge_health(WELL) == Health(True, True, True)
+
+
+def test_a_vertex_that_is_dead_or_stuck_turns_health_and_readiness_red() -> None:
+    health = judge_health(replace(WELL, problems=(STUCK, PRESSED)))
+
+    assert (health.alive, health.healthy, health.ready) == (True, False, False)
+    assert health.reason == "slow: in a call for 63 s"
+    assert health.problems[0].next_step == "Limit the time of a call."
+
+
+def test_a_warning_leaves_it_green() -> None:
+    assert judge_health(replace(WELL, problems=(PRESSED,))) == Health(True, True, True, (PRESSED,))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"phase": "starting", "ready": False}, (True, True, False)),
+        ({"phase": "paused"}, (True, True, True)),
+        ({"phase": "stopping"}, (True, True, False)),
+        ({"phase": "ended", "ended": "drained", "ready": False}, (False, True, False)),
+        ({"phase": "ended", "ended": "failed", "ready": False}, (False, False, False)),
+        ({"answers": False}, (False, False, False)),
+    ],
+)
+def test_what_a_run_is_in_decides(changes: dict, expected: tuple[bool, bool, bool]) -> None:
+    health = judge_health(replace(WELL, **changes))
+
+    assert (health.alive, health.healthy, health.ready) == expected

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ebbflow.status.metric_table import METRICS
+from ebbflow.status.metrics import METRICS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 LABELS = {

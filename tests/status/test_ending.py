@@ -8,10 +8,10 @@ from datetime import timedelta
 
 import pytest
 
+from ebbflow.domain.durations import format_duration
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.outage import Waiting
-from ebbflow.status.ending import describe_end
-from ebbflow.status.leftovers import clock_time, duration, list_leftovers
+from ebbflow.status.ending import clock_time, describe_end, list_leftovers
 from ebbflow.status.model import Cause, Parked
 from ebbflow.status.run_report import Summary
 from tests.status.terminal.samples import NOON, error, pipeline, troubled, vertex
@@ -88,7 +88,7 @@ def test_nothing_is_said_where_adding_up_would_say_nothing(status):
 
 def test_messages_that_have_no_end_do_not_add_up():
     first, *_ = end(drained(READ, Counts(read=50, written=49, done=49), Counts(read=49, done=49)))
-    assert first == "Does not add up: enrich read more or less than ended."
+    assert first == "Counts do not match for enrich: messages read differ from messages finished."
 
 
 def test_a_fork_adds_up_over_all_its_branches():
@@ -112,7 +112,7 @@ def test_what_a_vertex_waits_for_is_why_its_messages_are_left():
     db = vertex("db", waiting=away, failure="orders-db", pending=3, parked=parked)
     (left,) = list_leftovers(pipeline(db))
     assert str(left) == (
-        "db: 3 waiting; about 30 parked (busy); waiting for orders-db, since 12 s, next try in 1 s"
+        "db: 3 waiting; about 30 parked (busy); waiting for orders-db for 12 s; retrying in 1 s"
     )
     assert (left.messages, left.exact) == (33, False)
 
@@ -128,7 +128,7 @@ def test_a_failure_names_the_line_once():
     [(0.4, "0 s"), (59, "59 s"), (63, "1 min 3 s"), (660, "11 min"), (3_700, "1 h 1 min")],
 )
 def test_durations_have_at_most_two_units(seconds, words):
-    assert duration(seconds) == words
+    assert format_duration(seconds) == words
 
 
 def test_times_of_another_day_have_their_date():

@@ -17,8 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 import ebbflow
 from ebbflow.accounts.numbers import Histogram
 from ebbflow.domain.outcome import Counts
-from ebbflow.status.metric_table import METRICS
-from ebbflow.status.metrics import render_metrics
+from ebbflow.status.metrics import METRICS, render_metrics
 from ebbflow.status.model import Cause, Condition, PipelineStatus, VertexStatus
 from tests.status.test_model import BUSY, NOON, WHOLE
 

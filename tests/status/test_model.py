@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ebbflow.accounts.numbers import BOUNDS, Histogram
 from ebbflow.domain.outcome import Counts
+from ebbflow.domain.records import from_json, to_json
 from ebbflow.engine.outage import Waiting
 from ebbflow.nats.publish import Tally
 from ebbflow.status.model import (
@@ -138,7 +139,7 @@ def _is_same(some: Any, other: Any, name: str) -> bool:
 @given(st.dictionaries(st.text(max_size=8), st.integers(0, 10**12), max_size=4))
 def test_a_sample_comes_back_as_it_was(read: dict[str, int]) -> None:
     sample = Sample(NOON, {name: VertexSample(number, parked=1) for name, number in read.items()})
-    assert Sample.from_json(json.loads(json.dumps(sample.to_json()))) == sample
+    assert from_json(Sample, to_json(sample)) == sample
 
 
 def test_a_vertex_is_found_by_its_name() -> None:

@@ -17,7 +17,7 @@ from ebbflow.engine.dead_letter import Letter
 from ebbflow.engine.position import Span
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import publish
-from ebbflow.status.letter_causes import LetterCauses
+from ebbflow.status.backlog import LetterCauses
 from ebbflow.status.model import ChunkTimes, ErrorGroup, PipelineStatus, VertexStatus
 from ebbflow.status.publishing import StatusPublisher
 from ebbflow.status.reading import follow_status, read_chunks, read_history, read_status

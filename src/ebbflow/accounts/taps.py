@@ -17,7 +17,7 @@ import concurrent.futures
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from random import Random
 from typing import Any, Self
@@ -25,6 +25,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ebbflow.domain import records
 from ebbflow.engine.account import SENT, Account, AccountPart, ChunkObserver
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.publications import Place
@@ -77,12 +78,12 @@ class TapWish:
 
     def to_json(self) -> dict[str, Any]:
         """Returns it as it is sent."""
-        return asdict(self)
+        return records.to_plain(self)
 
     @classmethod
     def from_json(cls, facts: dict[str, Any]) -> Self:
         """Returns it from what was sent."""
-        return cls(**facts | {"filter": TapFilter(**facts["filter"])})
+        return records.from_plain(cls, facts)
 
 
 class PassingRows:

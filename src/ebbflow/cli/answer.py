@@ -7,7 +7,6 @@ server for as long as they take. A store of the user's own is found by the pipel
 from __future__ import annotations
 
 import json
-import sys
 from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ebbflow.cli.conventions import (
+from ebbflow.cli.options import (
     DEFAULT_STATE,
     BindOption,
     ContainersOption,
@@ -26,6 +25,7 @@ from ebbflow.cli.conventions import (
     StateOption,
     parse_seconds,
 )
+from ebbflow.cli.tables import cut, print_table
 from ebbflow.domain.errors import EbbflowError
 from ebbflow.domain.message import json_bytes
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ebbflow.operations.answers import StoredAnswers
 
 _SHOWN = 60
+_COLUMNS = ("request", "vertex", "message", "answer", "stored (UTC)", "bytes")
 _FILES = (".yaml", ".yml")
 
 app = typer.Typer(
@@ -47,12 +48,12 @@ WhereArgument = Annotated[
     str,
     typer.Argument(
         metavar="PIPELINE",
-        help="The command reads the answers of the pipeline of this name, or in this YAML file.",
+        help="Name of the pipeline, or its YAML file.",
         show_default=False,
     ),
 ]
 RequestArgument = Annotated[
-    str, typer.Argument(metavar="REQUEST", help="The id of the request.", show_default=False)
+    str, typer.Argument(metavar="REQUEST", help="Id of the request.", show_default=False)
 ]
 
 
@@ -103,7 +104,7 @@ def get(
 @app.command("list")
 def list_answers(
     pipeline: WhereArgument,
-    limit: Annotated[int, typer.Option(min=1, help="The list ends after this many answers.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="List at most this many answers.")] = 50,
     as_json: JsonOption = False,
     state: StateOption = DEFAULT_STATE,
     nats: NatsOption = None,
@@ -117,7 +118,7 @@ def list_answers(
             return
         shown = [*listed]
     if shown:
-        _print_table(shown[:limit])
+        print_table(_COLUMNS, map(_cells, shown[:limit]), numbers=("bytes",))
     typer.echo(_count(shown, limit))
 
 
@@ -128,13 +129,13 @@ def watch(
         str | None,
         typer.Argument(
             metavar="[REQUEST]",
-            help="The command shows only answers to this request, those that are there first.",
+            help="Only answers to this request, those that are stored already first.",
             show_default=False,
         ),
     ] = None,
     timeout: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="The command ends after this time: 90s, 5m, 1h30m."),
+        typer.Option(metavar="TIME", help="Stop after this time: 90s, 5m, 1h30m."),
     ] = None,
     as_json: JsonOption = False,
     state: StateOption = DEFAULT_STATE,
@@ -163,34 +164,22 @@ def _facts(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _cut(answer: Answer) -> str:
+def _shorten(answer: Answer) -> str:
     from ebbflow.status.terminal import one_line
 
-    text = one_line(answer.payload[: 4 * _SHOWN].decode("utf-8", "backslashreplace"))
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+    return cut(one_line(answer.payload[: 4 * _SHOWN].decode("utf-8", "backslashreplace")), _SHOWN)
 
 
 def _line(answer: Answer) -> str:
     from ebbflow.status.terminal import one_line
 
-    return f"{one_line(answer.request)} {answer.vertex}: {_cut(answer)}"
+    return f"{one_line(answer.request)} {answer.vertex}: {_shorten(answer)}"
 
 
-def _print_table(listed: list[Answer]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from ebbflow.status.terminal import console_for, one_line
-
-    table = Table()
-    for name in ("request", "vertex", "message", "answer", "stored (UTC)"):
-        table.add_column(name, overflow="fold")
-    table.add_column("bytes", justify="right")
-    for answer in listed:
-        stored = answer.stored.strftime("%Y-%m-%d %H:%M:%S") if answer.stored else ""
-        words = [answer.request, answer.vertex, answer.message, _cut(answer), stored]
-        table.add_row(*(Text(one_line(word)) for word in words), f"{len(answer.payload):,}")
-    console_for(sys.stdout).print(table)
+def _cells(answer: Answer) -> list[str]:
+    stored = answer.stored.strftime("%Y-%m-%d %H:%M:%S") if answer.stored else ""
+    size = f"{len(answer.payload):,}"
+    return [answer.request, answer.vertex, answer.message, _shorten(answer), stored, size]
 
 
 def _count(shown: list[Answer], limit: int) -> str:

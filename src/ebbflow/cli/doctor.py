@@ -18,7 +18,7 @@ from pathlib import Path
 
 import typer
 
-from ebbflow.cli.conventions import DEFAULT_STATE, ExitCode, JsonOption, NatsOption, StateOption
+from ebbflow.cli.options import DEFAULT_STATE, ExitCode, JsonOption, NatsOption, StateOption
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.host import available_memory
 from ebbflow.spark import versions

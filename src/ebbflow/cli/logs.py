@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ebbflow.cli.completion import complete_vertices
-from ebbflow.cli.conventions import (
+from ebbflow.cli.options import (
     DEFAULT_STATE,
     JsonOption,
     NatsOption,
+    OptionalVertex,
     PipelineArgument,
     StateOption,
 )
@@ -31,23 +31,14 @@ if TYPE_CHECKING:
 
 def logs(
     pipeline: PipelineArgument,
-    vertex: Annotated[
-        str | None,
-        typer.Argument(
-            help="Only this vertex is shown; without it, all.",
-            show_default=False,
-            autocompletion=complete_vertices,
-        ),
-    ] = None,
+    vertex: OptionalVertex = None,
     follow: Annotated[
         bool,
-        typer.Option("--follow", "-f", help="The command goes on with what comes, until Ctrl-C."),
+        typer.Option("--follow", "-f", help="Continue with new lines until Ctrl-C."),
     ] = False,
     lines: Annotated[
         int,
-        typer.Option(
-            "--lines", "-n", min=0, metavar="NUMBER", help="The command shows the last so many."
-        ),
+        typer.Option("--lines", "-n", min=0, metavar="NUMBER", help="Show the last NUMBER lines."),
     ] = 100,
     as_json: JsonOption = False,
     state: StateOption = DEFAULT_STATE,

@@ -19,25 +19,20 @@ from ebbflow.cli import (
     answer,
     dlq,
     doctor,
-    echo,
-    graph,
-    lint,
     logs,
     pause,
-    permissions,
     run,
-    schema,
     send,
     serve_udf,
+    spec_commands,
     sql,
     status,
     tap,
     trace,
     ui,
 )
-from ebbflow.cli.conventions import EXIT_CODE_HELP, ExitCode
-from ebbflow.cli.demo.command import demo
-from ebbflow.cli.listening import ListeningCommand
+from ebbflow.cli.demo import demo
+from ebbflow.cli.options import EXIT_CODE_HELP, ExitCode, ListeningCommand
 from ebbflow.domain.errors import EbbflowError, EngineLost, SpecError
 from ebbflow.domain.version import __version__
 
@@ -73,17 +68,17 @@ app = typer.Typer(
     epilog=EXIT_CODE_HELP,
 )
 app.command()(demo)
-app.command()(lint.lint)
+app.command()(spec_commands.lint)
 app.command(cls=ListeningCommand, epilog=EXIT_CODE_HELP)(run.run)
 app.command()(pause.pause)
 app.command()(pause.resume)
 app.command()(tap.tap)
 app.command()(send.send)
-app.command()(graph.graph)
-app.command()(echo.echo)
-app.command()(schema.schema)
+app.command()(spec_commands.graph)
+app.command()(spec_commands.echo)
+app.command()(spec_commands.schema)
 app.command()(doctor.doctor)
-app.command()(permissions.permissions)
+app.command()(spec_commands.permissions)
 app.command("serve-udf")(serve_udf.serve_udf)
 app.command()(trace.trace)
 app.command()(ui.ui)
@@ -108,7 +103,7 @@ def _ebbflow(
             "--version",
             callback=_print_version,
             is_eager=True,
-            help="The command prints its version and ends.",
+            help="Print the version and exit.",
         ),
     ] = False,
 ) -> None:

@@ -1,17 +1,17 @@
-"""``ebbflow pause`` and ``ebbflow resume``: have vertices take nothing for a while, and go on."""
+"""``ebbflow pause`` and ``ebbflow resume``: have vertices take nothing for a while."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from ebbflow.cli.completion import complete_vertices
-from ebbflow.cli.conventions import (
+from ebbflow.cli.options import (
     DEFAULT_STATE,
     JsonOption,
     NatsOption,
+    OptionalVertex,
     PipelineArgument,
     StateOption,
 )
@@ -19,27 +19,17 @@ from ebbflow.cli.conventions import (
 if TYPE_CHECKING:
     from ebbflow.operations.pausing import PauseReport
 
-PausedVertex = Annotated[
-    str | None,
-    typer.Argument(
-        help="Only this vertex; without it, all.",
-        show_default=False,
-        autocompletion=complete_vertices,
-    ),
-]
-
 
 def pause(
     pipeline: PipelineArgument,
-    vertex: PausedVertex = None,
+    vertex: OptionalVertex = None,
     as_json: JsonOption = False,
     state: StateOption = DEFAULT_STATE,
     nats: NatsOption = None,
 ) -> None:
     """Pause a pipeline, or one vertex.
 
-    What a vertex has in hand it settles; what comes for it waits. The next run keeps to it, too,
-    until somebody resumes.
+    Messages in progress are finished; new ones wait. The pause survives restarts, until you resume.
     """
     from ebbflow.nats.locate import open_link_to_pipeline
     from ebbflow.operations.pausing import pause as pause_vertices
@@ -57,12 +47,12 @@ def pause(
 
 def resume(
     pipeline: PipelineArgument,
-    vertex: PausedVertex = None,
+    vertex: OptionalVertex = None,
     as_json: JsonOption = False,
     state: StateOption = DEFAULT_STATE,
     nats: NatsOption = None,
 ) -> None:
-    """Let paused vertices go on.
+    """Resume paused vertices.
 
     Also those that stopped because too many messages became dead letters.
     """

@@ -5,56 +5,33 @@ from __future__ import annotations
 import os
 import shlex
 from datetime import timedelta
-from enum import StrEnum
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ebbflow.cli.conventions import (
+from ebbflow.cli.options import (
     DEFAULT_STATE,
     BindOption,
     ContainersOption,
     ExitCode,
+    MetricsOption,
     NameOption,
     NatsOption,
     SecretsOption,
     SpecArgument,
     StateOption,
+    UiOption,
     echo_notes,
     parse_seconds,
+    read_listening,
 )
-from ebbflow.cli.listening import MetricsOption, UiOption, read_listening
 from ebbflow.domain.errors import EbbflowError
 
 if TYPE_CHECKING:
     from ebbflow.status.run_report import Summary
-    from ebbflow.status.terminal import Display, LogFormat
-
-
-class Durability(StrEnum):
-    """The moments at which the embedded server writes to disk."""
-
-    FAST = "fast"
-    SAFE = "safe"
-
-
-class LogForm(StrEnum):
-    """The forms of lines about a run."""
-
-    PLAIN = "plain"
-    JSON = "json"
-
-
-class LowestLevel(StrEnum):
-    """The levels of logging."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-    CRITICAL = "critical"
+    from ebbflow.status.terminal import Display
 
 
 def _settings(pairs: list[str]) -> dict[str, str]:
@@ -69,21 +46,19 @@ def run(
     spec: SpecArgument,
     name: NameOption = None,
     drain: Annotated[
-        bool, typer.Option("--drain", help="The run ends when every message is processed.")
+        bool, typer.Option("--drain", help="Stop when every message is processed.")
     ] = False,
     timeout: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME", help="The run ends after this time in any case: 90s, 5m, 1h30m."
-        ),
+        typer.Option(metavar="TIME", help="Stop after this time in any case: 90s, 5m, 1h30m."),
     ] = None,
     summary: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The run writes its counts as JSON to this file."),
+        typer.Option(metavar="FILE", help="Write the counts of the run as JSON to this file."),
     ] = None,
     master: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Spark runs on this master; without it, on this machine."),
+        typer.Option(metavar="URL", help="Run Spark on this master; on this machine by default."),
     ] = None,
     state: StateOption = DEFAULT_STATE,
     nats: NatsOption = None,
@@ -95,66 +70,61 @@ def run(
         typer.Option(
             min=0,
             max=65535,
-            help="The embedded NATS server listens on this port; 0 picks a free one.",
+            help="Port of the embedded NATS server; 0 picks a free one.",
         ),
     ] = 0,
     fresh: Annotated[
         bool,
         typer.Option(
             "--fresh",
-            help="The run first deletes what earlier runs of the pipeline have stored, "
+            help="First delete what earlier runs of the pipeline have stored, "
             "dead letters included.",
         ),
     ] = False,
     epoch: Annotated[
-        str, typer.Option(metavar="TIME", help="Spark tasks are renewed after this time.")
+        str, typer.Option(metavar="TIME", help="Renew Spark tasks after this time.")
     ] = "30s",
     durability: Annotated[
-        Durability,
+        Literal["fast", "safe"],
         typer.Option(
-            help="With safe, the embedded NATS server syncs every write to disk; "
-            "with fast, every two minutes."
+            help="When the embedded NATS server syncs to disk: safe after every write, "
+            "fast every two minutes."
         ),
-    ] = Durability.FAST,
+    ] = "fast",
     conf: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE", help="Spark gets this setting; the option can be repeated."
-        ),
+        typer.Option(metavar="KEY=VALUE", help="Set a property of Spark; can be repeated."),
     ] = None,
     ui: UiOption = None,
     metrics: MetricsOption = None,
     spark_ui: Annotated[
         bool,
-        typer.Option("--spark-ui", help="Spark serves its own pages; the run says where."),
+        typer.Option("--spark-ui", help="Serve Spark's own web UI; the run says where."),
     ] = False,
     max_dead_letters: Annotated[
         int | None,
         typer.Option(
             min=0,
             metavar="NUMBER",
-            help="The run stops with exit code 6 when it has made more dead letters than this.",
+            help="Stop with exit code 6 after more dead letters than this.",
             show_default=False,
         ),
     ] = None,
     plain: Annotated[
         bool,
-        typer.Option("--plain", help="The run prints lines instead of a live table: --log plain."),
+        typer.Option("--plain", help="Print lines instead of a live table: --log plain."),
     ] = False,
     log: Annotated[
-        LogForm | None,
+        Literal["plain", "json"] | None,
         typer.Option(
-            help="The run prints lines of this form instead of a live table; "
-            "json has an object on each.",
+            help="Print lines of this form instead of a live table; json has an object on each.",
             show_default=False,
         ),
     ] = None,
     log_level: Annotated[
-        LowestLevel,
-        typer.Option(
-            help="Logs of user code are shown from this level on.", envvar="EBBFLOW_LOG_LEVEL"
-        ),
-    ] = LowestLevel.INFO,
+        Literal["debug", "info", "warning", "error", "critical"],
+        typer.Option(help="Show logs of user code from this level on.", envvar="EBBFLOW_LOG_LEVEL"),
+    ] = "info",
 ) -> None:
     """Run a pipeline until it is drained, timed out or stopped with Ctrl-C."""
     settings = _settings(conf or [])
@@ -169,11 +139,10 @@ def run(
     echo_notes(file)
     from ebbflow.spark.run import run_pipeline
     from ebbflow.status.terminal import open_display
-    from ebbflow.status.terminal.ending import show_end
+    from ebbflow.status.terminal.overview import show_end
     from ebbflow.ui.server import attach_web_ui
 
-    form: LogFormat | None = "json" if log is LogForm.JSON else "plain" if log or plain else None
-    with open_display(form, drain) as watcher:
+    with open_display(log or ("plain" if plain else None), drain) as watcher:
         result = run_pipeline(
             pipeline,
             watcher=watcher,
@@ -186,12 +155,12 @@ def run(
             nats_port=nats_port,
             fresh=fresh,
             epoch=epoch_seconds,
-            durable=durability is Durability.SAFE,
+            durable=durability == "safe",
             conf=settings,
             spark_ui=spark_ui,
             search=spec.resolve().parent,
             max_dead_letters=max_dead_letters,
-            log_level=log_level.value,
+            log_level=log_level,
         )
     if summary is not None:
         _write(summary, result.to_json() + "\n")

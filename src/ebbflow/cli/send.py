@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from ebbflow.cli.conventions import (
+from ebbflow.cli.options import (
     DEFAULT_STATE,
     JsonOption,
     NatsOption,
     PipelineArgument,
     StateOption,
+    VertexArgument,
     parse_seconds,
 )
-from ebbflow.cli.tap import VertexArgument
 
 if TYPE_CHECKING:
     from ebbflow.operations.sending import SentMessage
@@ -38,29 +38,31 @@ def send(
         list[str] | None,
         typer.Argument(
             metavar="VALUE",
-            help="Each is a message; without any, each line of standard input is one.",
+            help="Messages to send; each line of standard input by default.",
             show_default=False,
         ),
     ] = None,
     id: Annotated[
-        str | None, typer.Option(metavar="ID", help="The id of the message, if it is one.")
+        str | None,
+        typer.Option(metavar="ID", help="Message id; only when sending a single message."),
     ] = None,
     key: Annotated[
-        list[str] | None, typer.Option(metavar="KEY", help="A key of every message.")
+        list[str] | None, typer.Option(metavar="KEY", help="Key of every message; can be repeated.")
     ] = None,
     header: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header of every message.")
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Header of every message; can be repeated."),
     ] = None,
     json_lines: Annotated[
         bool,
         typer.Option(
             "--json-lines",
-            help="Each line is a JSON object with value, and with id, keys, headers and "
-            "event_time if it likes.",
+            help="Read one JSON object per line: value, and optionally id, keys, headers, "
+            "event_time.",
         ),
     ] = False,
     timeout: Annotated[
-        str, typer.Option(metavar="TIME", help="How long to wait for room in a full buffer.")
+        str, typer.Option(metavar="TIME", help="How long to wait while the buffer is full.")
     ] = "60s",
     as_json: JsonOption = False,
     state: StateOption = DEFAULT_STATE,

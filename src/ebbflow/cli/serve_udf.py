@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ebbflow.cli.conventions import ExitCode
+from ebbflow.cli.options import ExitCode
 from ebbflow.domain.code import Mode
 from ebbflow.domain.durations import milliseconds
 from ebbflow.domain.errors import SetupError

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ebbflow.cli.conventions import DEFAULT_STATE, JsonOption, NatsOption, StateOption
+from ebbflow.cli.options import DEFAULT_STATE, JsonOption, NatsOption, StateOption
 
 if TYPE_CHECKING:
     from ebbflow.spark.audit.results import AuditResult

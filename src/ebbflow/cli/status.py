@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ebbflow.cli.completion import complete_vertices
-from ebbflow.cli.conventions import (
+from ebbflow.cli.options import (
     DEFAULT_STATE,
     JsonOption,
     NatsOption,
     PipelineArgument,
     StateOption,
+    complete_vertices,
 )
 
 if TYPE_CHECKING:
@@ -31,14 +31,14 @@ def status(
     vertex: Annotated[
         str | None,
         typer.Argument(
-            help="All that is known of this vertex, with the tracebacks of its errors.",
+            help="Show everything about this vertex, with the tracebacks of its errors.",
             show_default=False,
             autocompletion=complete_vertices,
         ),
     ] = None,
     watch: Annotated[
         bool,
-        typer.Option("--watch", "-w", help="The command goes on until the run ends, or Ctrl-C."),
+        typer.Option("--watch", "-w", help="Continue until the run ends, or Ctrl-C."),
     ] = False,
     as_json: JsonOption = False,
     state: StateOption = DEFAULT_STATE,

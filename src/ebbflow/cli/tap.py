@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ebbflow.cli.completion import complete_vertices
-from ebbflow.cli.conventions import (
+from ebbflow.cli.options import (
     DEFAULT_STATE,
     NatsOption,
     PipelineArgument,
     StateOption,
+    VertexArgument,
     parse_seconds,
 )
 
@@ -26,13 +26,6 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 Show = Callable[[Row], str]
-
-VertexArgument = Annotated[
-    str,
-    typer.Argument(
-        help="The vertex of the pipeline.", show_default=False, autocompletion=complete_vertices
-    ),
-]
 
 _FIELDS = (
     "at", "vertex", "partition", "id", "keys", "value", "headers", "event_time", "deliveries",
@@ -45,48 +38,50 @@ def tap(
     pipeline: PipelineArgument,
     vertex: VertexArgument,
     id: Annotated[
-        str | None, typer.Option(metavar="ID", help="Messages of this id, or made of it.")
+        str | None, typer.Option(metavar="ID", help="Only messages of this id, or made of it.")
     ] = None,
-    key: Annotated[str | None, typer.Option(metavar="KEY", help="Messages with this key.")] = None,
+    key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Only messages with this key.")
+    ] = None,
     header: Annotated[
-        str | None, typer.Option(metavar="NAME[=VALUE]", help="Messages with this header.")
+        str | None, typer.Option(metavar="NAME[=VALUE]", help="Only messages with this header.")
     ] = None,
     tag: Annotated[
-        str | None, typer.Option(metavar="TAG", help="Messages with an output of this tag.")
+        str | None, typer.Option(metavar="TAG", help="Only messages with an output of this tag.")
     ] = None,
     text: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Messages whose value holds this text.")
+        str | None, typer.Option(metavar="TEXT", help="Only messages whose value holds this text.")
     ] = None,
     outcome: Annotated[
-        str | None, typer.Option(help=f"Messages that ended so: {_OUTCOMES}.")
+        str | None, typer.Option(help=f"Only messages with this outcome: {_OUTCOMES}.")
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="The command ends after this many messages.")
-    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Stop after this many messages.")] = None,
     timeout: Annotated[
-        str | None, typer.Option(metavar="TIME", help="The command ends after this time, as 30s.")
+        str | None, typer.Option(metavar="TIME", help="Stop after this time, such as 30s.")
     ] = None,
     sample: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="The share of messages that is shown.")
+        float, typer.Option(min=0.0, max=1.0, help="Show this share of the messages.")
     ] = 1.0,
     rate: Annotated[
-        int, typer.Option(min=1, help="Each task shows at most this many messages a second.")
+        int, typer.Option(min=1, help="Show at most this many messages a second of each task.")
     ] = 200,
     waiting: Annotated[
         bool,
-        typer.Option("--waiting", help="The command shows what waits at the vertex now, and ends."),
+        typer.Option("--waiting", help="Show what waits at the vertex now, and exit."),
     ] = False,
     whole: Annotated[
-        bool, typer.Option("--whole", help="Values are shown whole, up to 64 KiB.")
+        bool, typer.Option("--whole", help="Show whole values, up to 64 KiB.")
     ] = False,
     format: Annotated[
         str,
         typer.Option(
-            "--format", "-f", help="text, json, or a pattern such as '{id} {outcome} {value}'."
+            "--format",
+            "-f",
+            help="Print text, json, or a pattern such as '{id} {outcome} {value}'.",
         ),
     ] = "text",
     as_json: Annotated[
-        bool, typer.Option("--json", help="The same as --format json: an object per line.")
+        bool, typer.Option("--json", help="Print one JSON object per line: --format json.")
     ] = False,
     state: StateOption = DEFAULT_STATE,
     nats: NatsOption = None,

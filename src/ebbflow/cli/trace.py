@@ -1,4 +1,4 @@
-"""``ebbflow trace``: the way of a message through a pipeline, and where it is now.
+"""``ebbflow trace``: the path of a message through a pipeline, and where it is now.
 
 The command uses the server of a pipeline that runs. If it does not run, it starts the embedded
 server for as long as it takes.
@@ -7,64 +7,59 @@ server for as long as it takes.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ebbflow.cli.conventions import (
+from ebbflow.cli.options import (
     DEFAULT_STATE,
     JsonOption,
     NatsOption,
     PipelineArgument,
     StateOption,
 )
+from ebbflow.cli.tables import print_table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from ebbflow.connectors.serving.store import ServedRequest
-    from ebbflow.operations.tracing import MessageTrace, TraceStep
+    from ebbflow.operations.trace import MessageTrace, TraceStep
 
 _SHOWN = 20
 
 
 def trace(
     pipeline: PipelineArgument,
-    id: Annotated[
-        str, typer.Argument(help="The id of the message or request.", show_default=False)
-    ],
+    id: Annotated[str, typer.Argument(help="Id of the message or request.", show_default=False)],
     as_json: JsonOption = False,
     state: StateOption = DEFAULT_STATE,
     nats: NatsOption = None,
 ) -> None:
     """Show what each vertex did with a message and with those made of it, and where it is now."""
-    from ebbflow.operations.tracing import trace_message
-    from ebbflow.status.terminal import console_for
+    from ebbflow.operations.trace import trace_message
 
-    way = trace_message(pipeline, id, state=state, nats=nats)
+    found = trace_message(pipeline, id, state=state, nats=nats)
     if as_json:
-        typer.echo(json.dumps(way.to_json()))
+        typer.echo(json.dumps(found.to_json()))
         return
-    for line in _describe(way):
+    for line in _describe(found):
         typer.echo(line)
-    if way.steps:
-        console_for(sys.stdout).print(_table(way))
-    if way.request is not None and way.request.steps_left_out:
-        typer.echo(f"{way.request.steps_left_out:,} more steps are not kept")
-    for note in way.notes:
+    if found.steps:
+        _print_steps(found)
+    if found.request is not None and found.request.steps_left_out:
+        typer.echo(f"{found.request.steps_left_out:,} more steps are not kept")
+    for note in found.notes:
         typer.echo(note)
 
 
-def _describe(way: MessageTrace) -> Iterator[str]:
+def _describe(found: MessageTrace) -> Iterator[str]:
     from ebbflow.status.terminal import one_line
 
-    facts = {"message": way.id} if way.request is None else _describe_request(way.request)
+    facts = {"message": found.id} if found.request is None else _describe_request(found.request)
     for name, text in facts.items():
         yield f"{name + ':':10} {one_line(text)}"
-    for number, words in enumerate(_describe_places(way)):
+    for number, words in enumerate(_describe_places(found)):
         yield f"{'' if number else 'now:':10} {one_line(words)}"
 
 
@@ -83,35 +78,30 @@ def _describe_request(request: ServedRequest) -> dict[str, str]:
     return facts
 
 
-def _describe_places(way: MessageTrace) -> Iterator[str]:
-    for place in way.now[:_SHOWN]:
+def _describe_places(found: MessageTrace) -> Iterator[str]:
+    for place in found.now[:_SHOWN]:
         yield f"{place.message} {place.words}"
-    if len(way.now) > _SHOWN:
-        yield f"and {len(way.now) - _SHOWN:,} more"
-    if not way.now and way.steps:
-        yield "it has ended; nothing of it is on its way"
+    if len(found.now) > _SHOWN:
+        yield f"and {len(found.now) - _SHOWN:,} more"
+    if not found.now and found.steps:
+        yield "it has ended; nothing of it is on its found"
 
 
-def _table(way: MessageTrace) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    from ebbflow.status.terminal import one_line
-
-    table = Table()
-    day = _day(way)
+def _print_steps(found: MessageTrace) -> None:
+    day = _day(found)
     time = f"{day} UTC" if day else "time (UTC)"
-    for name in (time, "vertex", "message", "delivery", "outcome", "reason"):
-        table.add_column(name, overflow="fold")
-    for step in way.steps:
-        words = [_time(step.at, day), step.vertex, step.message, str(step.delivery), step.outcome]
-        table.add_row(*(Text(one_line(word)) for word in (*words, _reason(step, day))))
-    return table
+    titles = (time, "vertex", "message", "delivery", "outcome", "reason")
+    print_table(titles, (_cells(step, day) for step in found.steps))
 
 
-def _day(way: MessageTrace) -> str:
+def _cells(step: TraceStep, day: str) -> list[str]:
+    words = [_time(step.at, day), step.vertex, step.message, str(step.delivery), step.outcome]
+    return [*words, _reason(step, day)]
+
+
+def _day(found: MessageTrace) -> str:
     """Returns the day on which everything happened, if it is one."""
-    days = {f"{step.at.astimezone(UTC):%Y-%m-%d}" for step in way.steps}
+    days = {f"{step.at.astimezone(UTC):%Y-%m-%d}" for step in found.steps}
     return days.pop() if len(days) == 1 else ""
 
 

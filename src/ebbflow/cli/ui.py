@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ebbflow.cli.conventions import DEFAULT_STATE, NatsOption, StateOption
+from ebbflow.cli.options import DEFAULT_STATE, NatsOption, StateOption
 
 if TYPE_CHECKING:
     from ebbflow.ui.links import UiLink
@@ -20,7 +20,7 @@ def ui(
         list[str] | None,
         typer.Argument(
             metavar="[PIPELINE]...",
-            help="The page shows these pipelines; without any, all that there are.",
+            help="Show these pipelines; all of them by default.",
             show_default=False,
         ),
     ] = None,
@@ -28,7 +28,7 @@ def ui(
         str | None,
         typer.Option(
             metavar="[https://]HOST:PORT",
-            help="The page listens here; without it, on 127.0.0.1:8321, or on a free port. "
+            help="Listen here; on 127.0.0.1:8321 or a free port by default. "
             "Beyond this machine it needs a token, from EBBFLOW_UI_TOKEN or made up at a terminal.",
             show_default=False,
         ),

@@ -4,11 +4,9 @@
 long it takes until somebody goes on. ``chain`` says how.
 """
 
-from ebbflow.deadletters.describing import describe_letter
-from ebbflow.deadletters.filters import LetterFilter
+from ebbflow.deadletters.filters import LetterFilter, StoredLetter, describe_letter
 from ebbflow.deadletters.letters import Choice, DeadLetters, LetterPage, Which
-from ebbflow.deadletters.records import StoredLetter
-from ebbflow.deadletters.replaying import ReplayResult
+from ebbflow.deadletters.replay import ReplayResult
 from ebbflow.deadletters.transforms import LetterEdit, Transform
 from ebbflow.engine.dead_letter import EarlierDeath, Letter
 

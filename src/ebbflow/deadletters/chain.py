@@ -36,7 +36,7 @@ class ReplayParcel:
     numbers: tuple[int, ...]
 
 
-class Shelf(Protocol):
+class ReplayStore(Protocol):
     """The server, as a replay sees it: the chains of marks, and the letters that it deletes."""
 
     def read_last(self, target: ReplayTarget) -> StoredMark | None:
@@ -63,8 +63,10 @@ class Shelf(Protocol):
 class Chain:
     """The marks of one replay. ``find_targets`` returns all partitions of a vertex."""
 
-    def __init__(self, shelf: Shelf, find_targets: Callable[[str], Sequence[ReplayTarget]]) -> None:
-        self._shelf = shelf
+    def __init__(
+        self, store: ReplayStore, find_targets: Callable[[str], Sequence[ReplayTarget]]
+    ) -> None:
+        self._store = store
         self._find_targets = find_targets
         self._replay = secrets.token_hex(8)
         self._last: dict[ReplayTarget, int] = {}
@@ -82,19 +84,19 @@ class Chain:
 
     def _claim(self, target: ReplayTarget) -> None:
         while True:
-            last = self._shelf.read_last(target)
+            last = self._store.read_last(target)
             self._finish(last)
             mark, expected = ReplayMark(self._replay), last.seq if last else 0
-            seq = self._shelf.store(target, (), mark, expected)
+            seq = self._store.store(target, (), mark, expected)
             if seq is not None:
                 self._last[target] = seq
                 return
-            self._shelf.wait()
+            self._store.wait()
 
     def _finish(self, last: StoredMark | None) -> None:
         """Deletes what was sent and may not have been deleted."""
         if last is not None and last.mark.numbers:
-            self._shelf.delete(last.mark.numbers)
+            self._store.delete(last.mark.numbers)
 
     def send(
         self, parcels: Mapping[ReplayTarget, ReplayParcel], swept: Mapping[str, int]
@@ -118,14 +120,14 @@ class Chain:
             if not (is_all and target.vertex in swept)
         }
         if single:
-            self._shelf.delete(single)
+            self._store.delete(single)
         for vertex, up_to in swept.items() if is_all else ():
-            self._shelf.sweep(vertex, up_to)
+            self._store.sweep(vertex, up_to)
         return {number for numbers in sent.values() for number in numbers}
 
     def _send(self, target: ReplayTarget, parcel: ReplayParcel) -> bool:
         mark = ReplayMark(self._replay, parcel.numbers)
-        seq = self._shelf.store(target, parcel.frames, mark, self._last[target])
+        seq = self._store.store(target, parcel.frames, mark, self._last[target])
         if seq is None:
             return self._join(target, mark)
         self._last[target] = seq
@@ -133,12 +135,12 @@ class Chain:
 
     def _join(self, target: ReplayTarget, mark: ReplayMark) -> bool:
         """Goes on behind the mark that is the last one now; ``True`` if it is the one in doubt."""
-        last = self._shelf.read_last(target)
+        last = self._store.read_last(target)
         if last is None:
             self._claim(target)
             return False
         if last.seq == self._last[target]:  # nobody came between; the server did not take it
-            self._shelf.wait()
+            self._store.wait()
             return False
         self._finish(last)
         self._last[target] = last.seq
@@ -147,10 +149,10 @@ class Chain:
     def release(self) -> None:
         """Deletes the marks; only when nothing that they name is left to be deleted."""
         for target, seq in self._last.items():
-            self._shelf.forget(target, seq)
+            self._store.forget(target, seq)
 
     def find_sent(self, vertices: Iterable[str]) -> set[int]:
         """Returns the letters that an interrupted replay has sent; changes nothing."""
         targets = [target for vertex in vertices for target in self._find_targets(vertex)]
-        marks = filter(None, map(self._shelf.read_last, targets))
+        marks = filter(None, map(self._store.read_last, targets))
         return {number for last in marks for number in last.mark.numbers}

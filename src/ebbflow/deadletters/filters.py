@@ -1,16 +1,77 @@
-"""Which dead letters are meant: a filter by the facts of a letter."""
+"""Dead letters as they are stored, filters that choose some of them, and their form for programs.
+
+A search looks at a hundred thousand letters to find a few. A ``LetterRecord`` reads only the facts
+that a filter asks for, from the headers as they came from the server. ``describe_letter`` returns
+one JSON object, with nothing that JSON cannot hold.
+"""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
+from typing import Any
 
-from ebbflow.deadletters.records import LetterRecord
+from ebbflow.domain.message import json_bytes
 from ebbflow.engine.causes import are_alike
-from ebbflow.engine.dead_letter import describe_cause
+from ebbflow.engine.dead_letter import HISTORY, PREFIX, REPLAYS, Letter, describe_cause
+from ebbflow.nats.stored import StoredMessage, StoredPage
+from ebbflow.nats.wire import write_headers
 
 _NEVER = "0001-01-01T00:00:00+00:00"
 _SEARCHED = ("Id", "Reason", "Error", "Keys", "Headers")
+_BULKY = ("value", "traceback", "headers", "metadata", "history")
+_FIRST = "\r\n" + PREFIX
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLetter:
+    """A letter and its number in the dead-letter stream."""
+
+    number: int
+    letter: Letter
+
+
+@dataclass(frozen=True, slots=True)
+class LetterRecord:
+    """A message of the dead-letter stream: its number, its headers as they came, its payload."""
+
+    number: int
+    block: bytes
+    payload: bytes
+
+    def fact(self, name: str, absent: Any = None) -> Any:
+        """Returns a fact of the letter by its name in the headers; ``absent`` if it has none.
+
+        So it does for what is in the stream and no letter, which then matches no filter.
+        """
+        mark = f"{_FIRST}{name}: ".encode()
+        start = self.block.find(mark)
+        if start < 0:
+            return absent
+        start += len(mark)
+        try:
+            return json.loads(self.block[start : self.block.index(b"\r\n", start)])
+        except ValueError:
+            return absent
+
+    def to_letter(self) -> StoredLetter:
+        """Returns all of it; ``KeyError`` or ``ValueError`` if this is no letter."""
+        return StoredLetter(self.number, Letter.from_block(self.payload, self.block))
+
+
+def records_of(page: StoredPage) -> list[LetterRecord]:
+    """Returns what was read together, in its order."""
+    parcel = page.parcel
+    return [
+        LetterRecord(number, parcel.block(row), parcel.payload(row))
+        for row, number in enumerate(page.seqs)
+    ]
+
+
+def record_of(message: StoredMessage) -> LetterRecord:
+    """Returns a single message as one that was read with others."""
+    return LetterRecord(message.seq, write_headers(message.headers), message.payload)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,3 +167,36 @@ def _flatten(fact: str | list[str] | dict[str, str]) -> str:
     if isinstance(fact, dict):
         return "\n".join(f"{name}={value}" for name, value in fact.items())
     return fact if isinstance(fact, str) else "\n".join(fact)
+
+
+def describe_letter(stored: StoredLetter, whole: bool = True) -> dict[str, Any]:
+    """Returns the facts of a letter; bytes that are no text become ``{"base64": …}``.
+
+    Without ``whole`` what may be large is left out: value, traceback, headers, metadata, history.
+    """
+    letter = stored.letter
+    facts: dict[str, Any] = {"number": stored.number}
+    facts |= {name: getattr(letter, name) for name in letter.__dataclass_fields__}
+    facts |= {name: _time(facts[name]) for name in ("first_seen", "last_seen", "event_time")}
+    facts["why"] = describe_cause(letter.reason, letter.error)
+    facts["value"] = json_bytes(letter.value)
+    facts["headers"] = own_headers(stored)
+    facts["metadata"] = {
+        group: {key: json_bytes(value) for key, value in entries.items()}
+        for group, entries in letter.metadata.items()
+    }
+    facts["replays"] = letter.replays
+    facts["history"] = [death.to_json() for death in letter.history]
+    for name in () if whole else _BULKY:
+        del facts[name]
+    return facts
+
+
+def own_headers(stored: StoredLetter) -> dict[str, str]:
+    """Returns the headers of the message, without those that a replay has added."""
+    headers = stored.letter.headers
+    return {name: value for name, value in headers.items() if name not in (REPLAYS, HISTORY)}
+
+
+def _time(time: datetime | None) -> str | None:
+    return time.isoformat() if time else None

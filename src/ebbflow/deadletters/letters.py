@@ -14,14 +14,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from ebbflow.deadletters.chain import Chain
-from ebbflow.deadletters.filters import LetterFilter
-from ebbflow.deadletters.packing import LetterPacking
-from ebbflow.deadletters.records import LetterRecord, StoredLetter
-from ebbflow.deadletters.replaying import Replay, ReplayResult
-from ebbflow.deadletters.shelf import (
+from ebbflow.deadletters.filters import LetterFilter, LetterRecord, StoredLetter
+from ebbflow.deadletters.replay import LetterPacking, Replay, ReplayResult
+from ebbflow.deadletters.store import (
     BackwardReading,
     FilteredReading,
-    LetterShelf,
+    LetterStore,
     NumberedReading,
 )
 from ebbflow.deadletters.transforms import Transform
@@ -30,7 +28,7 @@ from ebbflow.engine.causes import are_alike
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import open_link_to_pipeline
-from ebbflow.status.letter_causes import LetterCauses
+from ebbflow.status.backlog import LetterCauses
 from ebbflow.streams.names import PREFIX, Names
 from ebbflow.streams.provision import explain_unknown
 
@@ -77,7 +75,7 @@ class DeadLetters:
         self._names = Names(pipeline)
         if self._names.dead_letters not in (streams := self._list_streams()):
             raise explain_unknown(pipeline, streams)
-        self._shelf = LetterShelf(link, self._names)
+        self._store = LetterStore(link, self._names)
         self._causes = LetterCauses(link.client, self._names)
 
     @classmethod
@@ -154,8 +152,8 @@ class DeadLetters:
         self, chosen: LetterFilter, newest: bool, ahead: bool = False
     ) -> FilteredReading | BackwardReading:
         if newest:
-            return BackwardReading(self._shelf, chosen)
-        return FilteredReading(self._shelf, chosen, ahead)
+            return BackwardReading(self._store, chosen)
+        return FilteredReading(self._store, chosen, ahead)
 
     def list(
         self,
@@ -185,7 +183,7 @@ class DeadLetters:
         """Returns the letters meant, oldest first; ``EbbflowError`` if some do not exist."""
         numbers = {number for number in which if isinstance(number, int)}
         ids = {message_id for message_id in which if isinstance(message_id, str)}
-        letters = {record.number: self._shelf.parse(record) for record in self._find_all(numbers)}
+        letters = {record.number: self._store.parse(record) for record in self._find_all(numbers)}
         for message_id in sorted(ids):
             of_message = {one.number: one for one in self.list(LetterFilter(id=message_id))}
             if not of_message:
@@ -194,7 +192,7 @@ class DeadLetters:
         return tuple(letters[number] for number in sorted(letters))
 
     def _find_all(self, numbers: Collection[int]) -> Iterator[LetterRecord]:
-        for number, record in zip(numbers, self._shelf.find_all([*numbers]), strict=True):
+        for number, record in zip(numbers, self._store.find_all([*numbers]), strict=True):
             if record is None:
                 raise self._explain_missing(f"with number {number}")
             yield record
@@ -235,11 +233,11 @@ class DeadLetters:
         # A replica that lags behind could hide a letter, which a sweep would delete unread.
         whole = everything and self._link.client.is_on_a_single_server
         replay = Replay(
-            Chain(self._shelf, packing.find_targets),
+            Chain(self._store, packing.find_targets),
             reading,
             packing,
             self._find_vertices(chosen),
-            self._shelf.delete,
+            self._store.delete,
             transform=transform,
             rate=rate,
             whole=whole,
@@ -251,16 +249,16 @@ class DeadLetters:
         self, chosen: LetterFilter | Sequence[int]
     ) -> FilteredReading | NumberedReading:
         if isinstance(chosen, LetterFilter):
-            return FilteredReading(self._shelf, chosen, ahead=True)
-        return NumberedReading(self._shelf, chosen)
+            return FilteredReading(self._store, chosen, ahead=True)
+        return NumberedReading(self._store, chosen)
 
     def _find_vertices(self, chosen: LetterFilter | Sequence[int]) -> Collection[str]:
         if isinstance(chosen, LetterFilter):
             return self.counts() if chosen.vertex is None else [chosen.vertex]
         if len(chosen) > _FEW:
             return self.counts()
-        records = filter(None, self._shelf.find_all(chosen))
-        return {self._shelf.parse(record).letter.vertex for record in records}
+        records = filter(None, self._store.find_all(chosen))
+        return {self._store.parse(record).letter.vertex for record in records}
 
     def _list_streams(self) -> set[str]:
         return set(self._link.run(api.list_streams(self._link.client, PREFIX)))
@@ -289,7 +287,7 @@ class DeadLetters:
     def _delete(self, numbers: Sequence[int]) -> int:
         """Deletes letters; returns how many, without those that a replay has sent meanwhile."""
         steps = range(0, len(numbers), _AT_A_TIME)
-        return sum(self._shelf.delete(numbers[start : start + _AT_A_TIME]) for start in steps)
+        return sum(self._store.delete(numbers[start : start + _AT_A_TIME]) for start in steps)
 
     def _sweep(self, chosen: LetterFilter) -> int | None:
         """Deletes all letters there are, or all of a vertex; ``None`` if not all are meant."""
@@ -298,7 +296,7 @@ class DeadLetters:
         if chosen.up_to not in (None, info["last_seq"]):
             return None
         counts: dict[str, int] = info.get("subjects") or {}
-        return self._shelf.sweep(chosen.vertex or "*", info["last_seq"]) or sum(counts.values())
+        return self._store.sweep(chosen.vertex or "*", info["last_seq"]) or sum(counts.values())
 
     def _read_info(self, vertex: str) -> dict[str, Any]:
         subject = self._names.dead_letter_subject(vertex)

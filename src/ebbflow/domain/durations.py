@@ -1,4 +1,4 @@
-"""The arithmetic of waiting: durations as people write them, and waits that grow.
+"""The arithmetic of waiting: durations as people write and read them, and waits that grow.
 
 Every option that waits is written the same way everywhere: in Python, in YAML and on the wire.
 """
@@ -46,6 +46,18 @@ def _parse(text: str) -> Fraction:
     if not parts or "".join(part.group() for part in parts) != stripped:
         raise ValueError(f"{text!r} is not a duration; write for example 700ms, 5s or 1m30s")
     return sum((Fraction(part[1]) * _NANOS[part[2]] for part in parts), Fraction()) / 10**6
+
+
+def format_duration(seconds: float) -> str:
+    """Returns a time that has passed or is to pass, in the two largest units at most."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest and minutes < 10 else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
 
 
 @dataclass(frozen=True, slots=True)

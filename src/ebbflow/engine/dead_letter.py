@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from ebbflow.domain.outcome import DeadLetter
+from ebbflow.domain.records import to_plain
 
 if TYPE_CHECKING:  # letters are read without Arrow
     from ebbflow.engine.frames import Rows
@@ -58,13 +59,7 @@ class EarlierDeath:
 
     def to_json(self) -> dict[str, Any]:
         """Returns it for headers and for programs."""
-        return {
-            "number": self.number,
-            "reason": self.reason,
-            "deliveries": self.deliveries,
-            "died": _format_time(self.died),
-            "replayed": _format_time(self.replayed),
-        }
+        return to_plain(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,12 @@ pipeline is paused goes on alone. Pure: every change returns another record.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
+
+from ebbflow.domain import records
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Pauses:
     everything: datetime | None = None
     vertices: Mapping[str, datetime] = field(default_factory=dict)
     released: frozenset[str] = frozenset()
-    revision: int = field(default=0, compare=False)
+    revision: int = field(default=0, compare=False, metadata=records.stored_as(None))
 
     def since(self, vertex: str) -> datetime | None:
         """Returns when the vertex was paused; ``None`` if it is not."""
@@ -48,20 +49,9 @@ class Pauses:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the record as it is stored and sent."""
-        return {
-            "everything": self.everything.isoformat() if self.everything else None,
-            "vertices": {name: at.isoformat() for name, at in sorted(self.vertices.items())},
-            "released": sorted(self.released),
-        }
+        return records.to_plain(self)
 
     @classmethod
     def from_json(cls, raw: bytes | str, revision: int) -> Pauses:
         """Returns the record from what was stored."""
-        stored: dict[str, Any] = json.loads(raw)
-        everything = stored["everything"]
-        return cls(
-            everything=datetime.fromisoformat(everything) if everything else None,
-            vertices={n: datetime.fromisoformat(at) for n, at in stored["vertices"].items()},
-            released=frozenset(stored["released"]),
-            revision=revision,
-        )
+        return replace(records.from_json(cls, raw), revision=revision)

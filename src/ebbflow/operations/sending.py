@@ -25,7 +25,7 @@ from ebbflow.nats.bulk import publish_lanes
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import PublishRetry, WaitForRoom, publish
 from ebbflow.runtime.stored_spec import read_spec
-from ebbflow.spec.graph.shape import ShapeVertex
+from ebbflow.spec.graph import ShapeVertex
 from ebbflow.streams.names import Names
 
 _PAGE = frames.MAX_ROWS

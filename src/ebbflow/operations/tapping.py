@@ -39,7 +39,7 @@ from ebbflow.nats.pull import Deliveries
 from ebbflow.nats.stored import read_after
 from ebbflow.runtime.control import ask_tap, end_tap
 from ebbflow.runtime.stored_spec import read_spec
-from ebbflow.spec.graph.shape import ShapeVertex
+from ebbflow.spec.graph import ShapeVertex
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import read_positions
 

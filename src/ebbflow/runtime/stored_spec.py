@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ebbflow.domain.errors import EbbflowError, SetupError, did_you_mean
+from ebbflow.domain.records import from_plain, to_plain
 from ebbflow.nats.client import SecuredClient
-from ebbflow.spec.graph.shape import PipelineShape, ShapeVertex
+from ebbflow.spec.graph import PipelineShape, ShapeVertex
 from ebbflow.streams.names import Names
 from ebbflow.streams.provision import explain_missing
 from ebbflow.streams.record import Record
@@ -43,7 +44,7 @@ async def store_spec(client: SecuredClient, names: Names, spec: Spec) -> None:
     from ebbflow.spec.echo import to_document
     from ebbflow.spec.outline import outline
 
-    stored = {"document": to_document(spec), "shape": outline(spec).to_json()}
+    stored = {"document": to_document(spec), "shape": to_plain(outline(spec))}
     payload = json.dumps(stored).encode()
     await Record(client, names.positions, names.spec_key).update(lambda _: payload)
 
@@ -58,4 +59,4 @@ async def read_spec(client: SecuredClient, names: Names) -> StoredSpec:
             "Run it once, or name its file.",
         )
     facts = json.loads(stored)
-    return StoredSpec(facts["document"], PipelineShape.from_json(facts["shape"]))
+    return StoredSpec(facts["document"], from_plain(PipelineShape, facts["shape"]))

@@ -1,24 +1,33 @@
-"""The condition of a vertex, in a word and in a line, and what a person should do about it.
+"""How vertices and pipelines are: conditions, what a person should do about them, and health.
 
 Pure: from the facts in a ``VertexStatus`` to its condition, its words and the concerns of its
-pipeline. A vertex that is dead or stuck is an ``error``; one that goes on, but not as it should, is
-a ``warning``.
+pipeline. A vertex that is dead or stuck is an ``error``; one that continues, but not as it should,
+is a ``warning``.
+
+``Health`` is three answers for probes. *Alive*: the run still reports. Only this one calls for a
+restart of the process. *Healthy*: no vertex is dead, stuck or stopped, none has waited long for a
+system that is down, and none falls behind without end. *Ready*: healthy or just late, and every
+vertex has all its tasks at work.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime
 
+from ebbflow.domain.durations import format_duration
 from ebbflow.engine.outage import Waiting
-from ebbflow.status.leftovers import duration
 from ebbflow.status.model import Concern, Condition, PipelineStatus, VertexStatus
-from ebbflow.status.rates import LATE
 
 WORKER_DIED = "a Python worker died; looking for the message that killed it"
 """Why a vertex is started again whose worker was killed, or ended by a message."""
 
+LATE = 60.0
+"""Seconds that a message may wait before that is worth reporting."""
+
 _LONG_CALL = 10.0
+_START_AGAIN = "Start it again: ebbflow run; what it had in hand is replayed."
 # A vertex that has messages and settles none of them for so many seconds is stuck.
 STUCK_AFTER = 30.0
 # These have nothing else to say for messages that wait.
@@ -82,13 +91,13 @@ def _first_word(vertex: VertexStatus) -> str:
 def _describe_work(vertex: VertexStatus, at: datetime) -> Iterator[str]:
     # What is known of a call is from before its executor was lost.
     if vertex.in_call is not None and vertex.silent_because is None:
-        yield f"in a call for {vertex.in_call:.0f} s"
+        yield f"in a call for {format_duration(vertex.in_call)}"
     elif vertex.silent is not None:
         why = f" ({vertex.silent_because})" if vertex.silent_because else ""
-        yield f"one of its tasks has not reported for {vertex.silent:.0f} s{why}"
+        yield f"one of its tasks has not reported for {format_duration(vertex.silent)}{why}"
     elif vertex.condition == "stuck" and vertex.in_hand is not None:
-        seconds = (at - vertex.in_hand.since).total_seconds()
-        yield f"has held {vertex.in_hand.messages:,} messages for {seconds:.0f} s"
+        held = format_duration((at - vertex.in_hand.since).total_seconds())
+        yield f"has held {vertex.in_hand.messages:,} messages for {held}"
     if vertex.back_pressure is not None:
         yield f"waits for room at {vertex.back_pressure.to}"
     if vertex.source_pending:
@@ -108,11 +117,12 @@ def describe_waiting(waiting: Waiting) -> str:
     if not waiting.certain:
         return f"stopped taking messages: all of them fail alike: {waiting.what}; {times}"
     what = waiting.what if waiting.named else f"a system that is away ({waiting.what})"
-    return f"waiting for {what}, {times}"
+    return f"waiting for {what} {times}"
 
 
 def _describe_tries(waiting: Waiting) -> str:
-    return f"since {waiting.seconds:.0f} s, next try in {waiting.next_in:.0f} s"
+    since, next_in = format_duration(waiting.seconds), format_duration(waiting.next_in)
+    return f"for {since}; retrying in {next_in}"
 
 
 def describe_unread(status: PipelineStatus, why: str) -> Concern:
@@ -189,13 +199,13 @@ def _concerns_of_backlog(vertex: VertexStatus) -> Iterator[Concern]:
     )
     if age is None or age < LATE:
         return
-    late = f"{vertex.pending:,} messages wait, the oldest for {duration(age)}"
+    late = f"{vertex.pending:,} messages wait, the oldest for {format_duration(age)}"
     if vertex.falling_behind:
-        what = f"falls behind: {late}, and they have become more for {duration(grows or 0)}"
+        what = f"falls behind: {late}, and they have become more for {format_duration(grows or 0)}"
         step = f"Give {vertex.name} more partitions, make it faster, or send it less."
         yield Concern("error", vertex.name, what, step)
     elif drain is not None:
-        step = f"Nothing: at this rate it has caught up in about {duration(drain)}."
+        step = f"Nothing: at this rate it has caught up in about {format_duration(drain)}."
         yield Concern("warning", vertex.name, f"late: {late}", step)
     else:
         step = f"See whether it catches up; if not, give {vertex.name} more partitions."
@@ -209,3 +219,37 @@ def _main_cause(vertex: VertexStatus) -> str:
         return ""
     share = "" if cause.count == vertex.dead_letters else f" ({cause.count:,} of them)"
     return f": {cause.text}{share}"
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How a pipeline is; ``problems`` say why it is not as it should be, errors first."""
+
+    alive: bool
+    healthy: bool
+    ready: bool
+    problems: tuple[Concern, ...] = ()
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is not healthy, in one line."""
+        errors = [concern for concern in self.problems if concern.level == "error"]
+        return "; ".join(map(str, errors)) or None
+
+
+def judge_health(status: PipelineStatus) -> Health:
+    """Returns how a pipeline is, from its status."""
+    problems = status.problems
+    if not status.answers and status.phase != "ended":
+        lost = Concern("error", None, "the run does not answer any more", _START_AGAIN)
+        return Health(False, False, False, (lost, *problems))
+    if status.ended == "failed":
+        failed = Concern("error", None, "the run has failed", "See what it said at its end.")
+        problems = (failed, *problems)
+    errors = [concern for concern in problems if concern.level == "error"]
+    # A vertex that falls behind is at work: to send it nothing would not be for the run to decide.
+    late = {vertex.name for vertex in status.vertices if vertex.falling_behind}
+    is_up = all(concern.vertex in late for concern in errors)
+    ready = is_up and status.ready and status.phase in ("running", "paused")
+    healthy = not errors
+    return Health(status.phase != "ended", healthy, ready, problems)

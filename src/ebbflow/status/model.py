@@ -10,18 +10,17 @@ data; times have the time zone UTC, and durations are in seconds.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
 from ebbflow.accounts.numbers import Histogram
+from ebbflow.domain import records
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine.causes import MOST_SHOWN, CauseCount
 from ebbflow.engine.outage import Waiting
 from ebbflow.nats.publish import Tally
-from ebbflow.status.json_form import dump_fields, load_fields
 
 Phase = Literal["starting", "running", "paused", "stopping", "ended"]
 Ended = Literal["drained", "timeout", "stopped", "failed"]
@@ -38,22 +37,26 @@ Condition = Literal[
     "ended",
 ]
 """What a vertex does; from ``restarting`` to ``stuck`` it needs somebody, but for ``paused``."""
-Level = Literal["error", "warning"]
+Level = Literal["error", "warning", "info"]
 STAGES = ("read", "call", "publish", "settle")
 """The stages of a chunk: gathered, decided by user code, published, recorded as done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Concern:
-    """Something that a person should look at, and what to do next.
+    """Something that a person should know, and what to do next.
 
-    ``vertex`` is ``None`` if it concerns the whole pipeline. An ``error`` makes it unhealthy.
+    ``vertex`` is ``None`` if it concerns the whole pipeline. An ``error`` makes it unhealthy, and
+    ``info`` needs nobody.
     """
 
     level: Level
     vertex: str | None
     what: str
-    next_step: str
+    next_step: str = ""
+
+    def __str__(self) -> str:
+        return self.what if self.vertex is None else f"{self.vertex}: {self.what}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,22 +283,21 @@ class PipelineStatus:
 
     def to_json(self) -> dict[str, Any]:
         """Returns it as ``ebbflow status --json`` and the page's API have it."""
-        document: dict[str, Any] = dump_fields(self)
-        return document
+        return records.to_plain(self)
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> PipelineStatus:
         """Returns the status from what ``to_json`` gave, also in another version."""
-        return load_fields(cls, raw)
+        return records.from_plain(cls, raw)
 
     def to_bytes(self) -> bytes:
         """Returns it as it is published."""
-        return json.dumps(self.to_json(), separators=(",", ":")).encode()
+        return records.to_json(self)
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> PipelineStatus:
         """Returns the status from what was published."""
-        return cls.from_json(json.loads(raw))
+        return records.from_json(cls, raw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,13 +324,3 @@ class Sample:
 
     at: datetime
     vertices: dict[str, VertexSample]
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns it as the page's API has it."""
-        document: dict[str, Any] = dump_fields(self)
-        return document
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Sample:
-        """Returns the sample from what ``to_json`` gave."""
-        return load_fields(cls, raw)

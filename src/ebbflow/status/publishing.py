@@ -7,15 +7,14 @@ look at them. Nothing waits for any of this but the last state of a run.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 
 import nats.errors
 
+from ebbflow.domain.records import to_json
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.publish import PublishRetry, publish
-from ebbflow.status.json_form import dump_fields
 from ebbflow.status.model import ChunkTimes, PipelineStatus, Sample, VertexSample, VertexStatus
 from ebbflow.streams.names import Names
 
@@ -46,13 +45,11 @@ class StatusPublisher:
 
     async def sample(self, status: PipelineStatus) -> None:
         """Publishes a sample of the state."""
-        payload = json.dumps(make_sample(status).to_json(), separators=(",", ":")).encode()
-        await self._send(SAMPLE, payload, {"Nats-TTL": f"{KEPT_FOR}s"})
+        await self._send(SAMPLE, to_json(make_sample(status)), {"Nats-TTL": f"{KEPT_FOR}s"})
 
     async def tell_chunks(self, vertex: str, chunks: Sequence[ChunkTimes]) -> None:
         """Publishes the last chunks of a vertex."""
-        payload = json.dumps(dump_fields(tuple(chunks)), separators=(",", ":")).encode()
-        await self._send(f"{CHUNKS}.{vertex}", payload, _ROLLUP)
+        await self._send(f"{CHUNKS}.{vertex}", to_json([*chunks]), _ROLLUP)
 
     async def tell_last(self, status: PipelineStatus) -> None:
         """Publishes the state that the run leaves behind; returns when it is stored."""

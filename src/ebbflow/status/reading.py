@@ -18,15 +18,14 @@ from datetime import UTC, datetime
 import nats.errors
 
 from ebbflow.domain.outcome import Counts
+from ebbflow.domain.records import from_json, from_plain
 from ebbflow.engine.position import Position
 from ebbflow.nats import api
 from ebbflow.nats.client import SecuredClient
 from ebbflow.nats.link import Link
 from ebbflow.nats.stored import read_after, read_last
-from ebbflow.status.backlog import Backlog, age_of
+from ebbflow.status.backlog import Backlog, LetterCauses, age_of
 from ebbflow.status.conditions import list_concerns
-from ebbflow.status.json_form import load_fields
-from ebbflow.status.letter_causes import LetterCauses
 from ebbflow.status.model import ChunkTimes, Concern, PipelineStatus, Sample, VertexStatus
 from ebbflow.status.publishing import CHUNKS, NOW, SAMPLE
 from ebbflow.streams.names import Names, VertexStreams
@@ -168,7 +167,7 @@ async def load_history(client: SecuredClient, names: Names) -> list[Sample]:
     subject, samples = names.status_subject(SAMPLE), []
     async for deliveries in read_after(client, names.status, subject, 0):
         parcel = deliveries.parcel
-        samples += [Sample.from_json(json.loads(parcel.payload(row))) for row in range(len(parcel))]
+        samples += [from_json(Sample, parcel.payload(row)) for row in range(len(parcel))]
     return samples
 
 
@@ -176,4 +175,4 @@ async def load_chunks(client: SecuredClient, names: Names, vertex: str) -> tuple
     """Returns the last chunks of a vertex, oldest first."""
     messages = await read_last(client, names.status, names.status_subject(f"{CHUNKS}.{vertex}"))
     raw = json.loads(messages[-1].payload) if messages else []
-    return tuple(load_fields(ChunkTimes, chunk) for chunk in raw)
+    return tuple(from_plain(ChunkTimes, chunk) for chunk in raw)

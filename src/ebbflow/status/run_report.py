@@ -11,13 +11,13 @@ import html
 import json
 import logging
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ebbflow.domain.outcome import Counts
+from ebbflow.domain.records import to_plain
 from ebbflow.nats.publish import Tally
-from ebbflow.status.ending import describe_end
-from ebbflow.status.leftovers import Leftover, list_leftovers
+from ebbflow.status.ending import Leftover, describe_end, list_leftovers
 from ebbflow.status.model import PipelineStatus
 from ebbflow.streams.logs import LogEntry
 
@@ -81,10 +81,10 @@ class Summary:
             "ended": self.ended,
             "seconds": round(self.seconds, 3),
             "dead_letters": self.dead_letters,
-            "left": [each.to_json() for each in self.left],
+            "left": [*map(to_plain, self.left)],
             "vertices": {name: c.as_dict() for name, c in self.vertices.items()},
             "totals": {name: c.as_dict() for name, c in self.totals.items()},
-            "publishing": {name: asdict(t) for name, t in self.publishing.items()},
+            "publishing": {name: to_plain(t) for name, t in self.publishing.items()},
         }
 
     def to_json(self) -> str:

@@ -17,10 +17,10 @@ from ebbflow.domain.outcome import (
     Served,
     Succeeded,
 )
-from ebbflow.testing.conformance.rules import RuleBroken
-from ebbflow.testing.conformance.under_test import (
+from ebbflow.testing.conformance.rules import (
     Full,
     Refused,
+    RuleBroken,
     Sample,
     SinkUnderTest,
     SourceUnderTest,

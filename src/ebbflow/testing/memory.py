@@ -8,11 +8,19 @@
 
 Both keep every rule of the conformance suite. What they hold is in this process: it is still there
 after a pipeline was stopped, and gone with the test.
+
+Workers are processes of their own, so they ask for what is here over a unix socket. Each connection
+is one client; when it ends, the object learns of it, as it would of a process that was killed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import heapq
+import os
+import shutil
+import socket
+import tempfile
 import threading
 import time
 from collections import deque
@@ -20,7 +28,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any, Self
+from multiprocessing.connection import Client, Connection
+from typing import Any, Protocol, Self
 
 import pyarrow as pa
 
@@ -28,8 +37,7 @@ from ebbflow.domain.code import Code, SinkMode
 from ebbflow.domain.message import Datum, Response, RowResponse
 from ebbflow.domain.source import Messages, NackOffset, Source, SourceMessage
 from ebbflow.engine.source_columns import columns_of
-from ebbflow.testing.conformance.under_test import Sample
-from ebbflow.testing.shared_object import ObjectClient, ObjectServer
+from ebbflow.testing.conformance.rules import Sample
 
 _LOOK_EVERY = 0.01
 _REFUSAL = "the memory sink refuses it"
@@ -69,20 +77,15 @@ class MemorySource(_Served):
         columns: bool = False,
     ) -> None:
         self._queue = _Queue()
-        kinds: dict[tuple[bool, bool], type[MemoryReader]] = {
-            (False, False): MemoryReader,
-            (True, False): RedeliveringReader,
-            (False, True): ColumnarReader,
-            (True, True): RedeliveringColumnarReader,
-        }
-        self._reader = kinds[redelivers, columns]
+        self._redelivers = redelivers
+        self._columns = columns
         super().__init__(self._queue)
         self.put(*messages)
 
     @property
     def code(self) -> Code:
         """The code to give to ``Pipeline(...).source("in", ...)``."""
-        return partial(self._reader, self.address)
+        return partial(MemoryReader, self.address, self._redelivers, self._columns)
 
     def put(self, *messages: bytes | Sample) -> None:
         """Add messages, while a pipeline runs or before; from any thread."""
@@ -152,10 +155,13 @@ class _Queue:
 
 
 class MemoryReader(Source):
-    """The source in its own process; what is nacked is kept by Ebbflow."""
+    """The source in its own process. Without ``redelivers`` Ebbflow keeps what is nacked."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, redelivers: bool = True, columns: bool = False) -> None:
         self._address = address
+        self._columns = columns
+        if not redelivers:
+            self.nack = None  # type: ignore[method-assign, assignment]
 
     def open(self) -> None:
         """Connects to the test."""
@@ -163,10 +169,10 @@ class MemoryReader(Source):
 
     def read(self, limit: int, timeout: float) -> Messages:
         """Returns the messages that are due, in the order they were put."""
-        return self.read_messages(limit, timeout)
+        messages = self._read(limit, timeout)
+        return columns_of(messages) if self._columns else messages
 
-    def read_messages(self, limit: int, timeout: float) -> list[SourceMessage]:
-        """Returns them one by one."""
+    def _read(self, limit: int, timeout: float) -> list[SourceMessage]:
         deadline = time.monotonic() + timeout
         while not (due := self._queue.ask("read", limit)) and time.monotonic() < deadline:
             time.sleep(_LOOK_EVERY)
@@ -178,6 +184,17 @@ class MemoryReader(Source):
     def ack(self, offsets: Sequence[bytes]) -> None:
         """Takes these messages for done."""
         self._queue.ask("ack", [int(offset) for offset in offsets])
+
+    def ack_columns(self, offsets: pa.BinaryArray) -> None:
+        """Takes these messages for done, as a source of columns does or one by one."""
+        if self._columns:
+            self._queue.ask("ack", offsets.cast(pa.string()).cast(pa.int64()).to_pylist())
+        else:
+            super().ack_columns(offsets)
+
+    def nack(self, nacks: Sequence[NackOffset]) -> None:
+        """Puts these back, each for its delay."""
+        self._queue.ask("nack", {int(nack.offset): nack.options.delay or 0 for nack in nacks})
 
     def pending(self) -> int:
         """Returns how many wait."""
@@ -192,30 +209,6 @@ class MemoryReader(Source):
     def close(self) -> None:
         """Leave; what was given and not acknowledged is given again."""
         self._queue.close()
-
-
-class RedeliveringReader(MemoryReader):
-    """Takes nacked messages back."""
-
-    def nack(self, nacks: Sequence[NackOffset]) -> None:
-        """Puts these back, each for its delay."""
-        self._queue.ask("nack", {int(nack.offset): nack.options.delay or 0 for nack in nacks})
-
-
-class ColumnarReader(MemoryReader):
-    """Gives columns, and hears of settled messages in columns."""
-
-    def read(self, limit: int, timeout: float) -> Messages:
-        """Returns the messages that are due, in the order they were put."""
-        return columns_of(self.read_messages(limit, timeout))
-
-    def ack_columns(self, offsets: pa.BinaryArray) -> None:
-        """Takes these messages for done."""
-        self._queue.ask("ack", offsets.cast(pa.string()).cast(pa.int64()).to_pylist())
-
-
-class RedeliveringColumnarReader(ColumnarReader, RedeliveringReader):
-    """Takes nacked messages back."""
 
 
 class MemorySink(_Served):
@@ -276,8 +269,8 @@ class _Target:
         """Keeps nothing for a client that has gone."""
 
 
-class MemoryWriter:
-    """The sink on a worker."""
+class _Writer:
+    """The connection of a sink on a worker."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -285,16 +278,6 @@ class MemoryWriter:
     def open(self) -> None:
         """Connects to the test."""
         self._target = ObjectClient(self._address)
-
-    def __call__(self, data: list[Datum]) -> list[Response]:
-        """Writes the messages, and answers which were refused."""
-        taken = self.write(
-            [Sample(datum.value, tuple(datum.keys), datum.headers) for datum in data]
-        )
-        return [
-            Response.ok(datum.id) if ok else Response.failure(datum.id, _REFUSAL)
-            for datum, ok in zip(data, taken, strict=True)
-        ]
 
     def write(self, samples: Sequence[Sample]) -> list[bool]:
         """Write samples; returns which of them were taken."""
@@ -306,15 +289,22 @@ class MemoryWriter:
         self._target.close()
 
 
-class ColumnarWriter:
-    """The sink on a worker, given columns."""
+class MemoryWriter(_Writer):
+    """The sink on a worker."""
 
-    def __init__(self, address: str) -> None:
-        self._writer = MemoryWriter(address)
+    def __call__(self, data: list[Datum]) -> list[Response]:
+        """Writes the messages, and answers which were refused."""
+        taken = self.write(
+            [Sample(datum.value, tuple(datum.keys), datum.headers) for datum in data]
+        )
+        return [
+            Response.ok(datum.id) if ok else Response.failure(datum.id, _REFUSAL)
+            for datum, ok in zip(data, taken, strict=True)
+        ]
 
-    def open(self) -> None:
-        """Connects to the test."""
-        self._writer.open()
+
+class ColumnarWriter(_Writer):
+    """The sink on a worker that receives columns."""
 
     def __call__(self, batch: pa.RecordBatch) -> dict[int, RowResponse]:
         """Write them, and answer for those that were refused."""
@@ -325,9 +315,88 @@ class ColumnarWriter:
             for value, keys, headers in zip(*columns, strict=True)
         ]
         refused = RowResponse.failure(_REFUSAL)
-        taken = self._writer.write(samples)
+        taken = self.write(samples)
         return {row: refused for row, ok in enumerate(taken) if not ok}
 
+
+# --- an object of this process that workers can call --------------------------------------------
+
+
+class SharedObject(Protocol):
+    """An object to share: the first argument of its methods is the client that calls."""
+
+    def gone(self, client: int) -> None:
+        """Hears that the client is not there any more."""
+
+
+class ObjectServer:
+    """Serves a target to other processes of this user, until it is closed."""
+
+    def __init__(self, target: SharedObject) -> None:
+        self._target = target
+        self._folder = tempfile.mkdtemp(prefix="ebbflow-shared-")  # nobody else can look inside
+        self.address = os.path.join(self._folder, "socket")
+        self._lock = threading.Lock()
+        self._numbers = count()
+        self._open: dict[int, Connection[Any, Any]] = {}
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self.address)
+        self._listener.listen()
+        threading.Thread(target=self._accept, name="shared", daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                accepted, _ = self._listener.accept()
+                client, connection = next(self._numbers), Connection(accepted.detach())
+                self._open[client] = connection
+                threading.Thread(
+                    target=self._serve, args=(client, connection), name="shared", daemon=True
+                ).start()
+
+    def _serve(self, client: int, connection: Connection[Any, Any]) -> None:
+        with contextlib.suppress(EOFError, OSError), connection:
+            while True:
+                method, arguments = connection.recv()
+                with self._lock:
+                    answer = _answer(self._target, method, client, arguments)
+                connection.send(answer)
+        with self._lock:
+            self._open.pop(client, None)
+            self._target.gone(client)
+
     def close(self) -> None:
-        """Leave."""
-        self._writer.close()
+        """Stops serving."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for connection in list(self._open.values()):
+            with contextlib.suppress(OSError):
+                socket.socket(fileno=os.dup(connection.fileno())).shutdown(socket.SHUT_RDWR)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _answer(target: SharedObject, method: str, client: int, arguments: tuple[Any, ...]) -> Any:
+    try:
+        return getattr(target, method)(client, *arguments)
+    except Exception as error:
+        return error
+
+
+class ObjectClient:
+    """The client's end, in another process."""
+
+    def __init__(self, address: str) -> None:
+        self._connection = Client(address, "AF_UNIX")
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Calls a method of the object; raises what it raises."""
+        self._connection.send((method, arguments))
+        answer = self._connection.recv()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._connection.close()

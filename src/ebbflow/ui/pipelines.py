@@ -13,15 +13,15 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ebbflow.domain.errors import EbbflowError, SetupError
+from ebbflow.domain.records import to_plain
 from ebbflow.nats import api
 from ebbflow.nats.link import Link
 from ebbflow.operations.pausing import PauseReport, pause, resume
-from ebbflow.operations.tracing import trace_on_link
+from ebbflow.operations.trace import trace_on_link
 from ebbflow.runtime.stored_spec import StoredSpec, read_spec
 from ebbflow.spec.echo import document_to_yaml
 from ebbflow.spec.graph.layout import lay_out
-from ebbflow.status.health import Health, judge_health
-from ebbflow.status.json_form import dump_fields
+from ebbflow.status.conditions import Health, judge_health
 from ebbflow.status.metrics import render_metrics
 from ebbflow.status.model import PipelineStatus
 from ebbflow.status.reading import read_chunks, read_history, read_status
@@ -186,13 +186,13 @@ class StatusApi:
         names = Names(pipeline_of(request))
         await self._pipelines.check(names.pipeline)
         samples = await self._pipelines.work(lambda link: read_history(link, names))
-        return HttpReply.json({"samples": [sample.to_json() for sample in samples]})
+        return HttpReply.json({"samples": [*map(to_plain, samples)]})
 
     async def _chunks(self, request: HttpRequest) -> HttpReply:
         names, vertex = Names(pipeline_of(request)), read_name(request.names["vertex"], "vertex")
         await self._pipelines.check(names.pipeline)
         chunks = await self._pipelines.work(lambda link: read_chunks(link, names, vertex))
-        return HttpReply.json({"chunks": dump_fields(chunks)})
+        return HttpReply.json({"chunks": [*map(to_plain, chunks)]})
 
 
 def describe_pipeline(status: PipelineStatus) -> dict[str, Any]:
@@ -237,7 +237,7 @@ class PipelineApi:
 
     async def _graph(self, request: HttpRequest) -> HttpReply:
         shape = (await self._ask(request, _read_spec)).shape
-        answer = {"shape": shape.to_json(), "layout": lay_out(shape).to_json()}
+        answer = {"shape": to_plain(shape), "layout": lay_out(shape).to_json()}
         return HttpReply.json(answer)
 
     async def _logs(self, request: HttpRequest) -> HttpReply:
@@ -341,7 +341,7 @@ class ProbesApi:
         return reply_health(
             is_fine,
             {"status": "ok" if is_fine else "failing"},
-            {"pipelines": {name: health.to_json() for name, health in healths.items()}},
+            {"pipelines": {name: to_plain(health) for name, health in healths.items()}},
             may_know=lambda: self._guard.admits(request),
         )
 

@@ -1,6 +1,6 @@
 """Short ways to write the shape of a pipeline."""
 
-from ebbflow.spec.graph.shape import PipelineShape, ShapeEdge, ShapeVertex
+from ebbflow.spec.graph import PipelineShape, ShapeEdge, ShapeVertex
 
 
 def shape_of(*edges: str, **details: str) -> PipelineShape:

@@ -6,9 +6,9 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given
 
-from ebbflow.spec.graph.mermaid import draw_mermaid
-from ebbflow.spec.graph.shape import PipelineShape
-from ebbflow.spec.graph.svg import draw_svg
+from ebbflow.domain.records import from_json, to_json
+from ebbflow.spec.graph import PipelineShape
+from ebbflow.spec.graph.pictures import draw_mermaid, draw_svg
 from ebbflow.spec.graph.terminal import draw_terminal, draw_tree
 from tests.spec.graph.shapes import shape_of
 from tests.spec.graph.test_layout import graphs
@@ -91,4 +91,4 @@ def test_mermaid_says_kinds_tasks_and_conditions():
 
 
 def test_a_shape_is_read_as_it_was_written():
-    assert PipelineShape.from_json(SHAPE.to_json()) == SHAPE
+    assert from_json(PipelineShape, to_json(SHAPE)) == SHAPE

@@ -11,8 +11,7 @@ from rich.console import Console
 
 from ebbflow.domain.outcome import Counts
 from ebbflow.status.model import Condition, VertexStatus
-from ebbflow.status.terminal.columns import result_table
-from ebbflow.status.terminal.table import LiveTable, draw_status
+from ebbflow.status.terminal.table import LiveTable, draw_status, result_table
 from ebbflow.streams.logs import LogEntry
 from ebbflow.usercode.printing import Printed
 from tests.status.terminal.samples import LONG, NOON, pipeline, troubled, vertex
@@ -65,7 +64,7 @@ def test_a_stranger_sees_who_is_stuck_who_is_parked_and_who_never_opened():
     assert cells(lines, "opens")[1] == "restarting"
     assert "opens: restarting (restart 7): KeyError: 'password' → Correct the error" in text
     assert "at steps.py:6" in text
-    assert "slow: stuck, in a call for 63 s" in text
+    assert "slow: stuck, in a call for 1 min 3 s" in text
     assert "look: 1 parked until" in text
     assert "in 7 min (waits for the moon)" in text
     assert "look: 1 dead letter: AttributeError" in text

@@ -8,10 +8,9 @@ after that. Fallback sinks are called here as well, for they are user code.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,6 +18,7 @@ import pyarrow as pa
 
 from ebbflow.accounts.events import Events
 from ebbflow.accounts.numbers import dump_raised
+from ebbflow.domain import records
 from ebbflow.domain.errors import SparkError
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine import frames
@@ -94,13 +94,11 @@ class Settled:
     @classmethod
     def from_json(cls, text: str) -> Settled:
         """From what the worker told."""
-        facts = json.loads(text)
-        counts, tally = Counts(**facts["counts"]), Tally(**facts["tally"])
-        return cls(**facts | {"counts": counts, "tally": tally})
+        return records.from_json(cls, text)
 
     def to_json(self) -> str:
         """Returns the text that goes to the driver."""
-        return json.dumps(asdict(self))
+        return records.to_json(self).decode()
 
 
 def settle_on_worker(

@@ -1,1 +1,57 @@
-"""The graph of a pipeline as people see it: what leads where, laid out and drawn."""
+"""The graph of a pipeline as people see it: what leads where, laid out and drawn.
+
+``PipelineShape`` is the vertices and edges, with the few words that a drawing has of each. It is
+pure data, without anything of a run, and without secrets: it may be stored and shown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ebbflow.domain.records import stored_as
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeVertex:
+    """A vertex: ``kind`` is source, map, sink or mono, ``detail`` what it is in a few words.
+
+    ``has_buffer`` if messages for it wait in a buffer of its own, ``ordered`` if it keeps their
+    order by keys, ``batched`` if Spark works on batches of them, ``serves`` if it answers requests.
+    """
+
+    name: str
+    kind: str
+    detail: str = ""
+    partitions: int = 1
+    has_buffer: bool = True
+    ordered: bool = False
+    batched: bool = False
+    serves: bool = False
+
+    @property
+    def title(self) -> str:
+        """Its name, and how many tasks it has if there are several."""
+        return f"{self.name} x{self.partitions}" if self.partitions > 1 else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeEdge:
+    """An edge; ``condition`` says in words which messages take it, all of them if it is empty."""
+
+    frm: str = field(metadata=stored_as("from"))
+    to: str
+    condition: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineShape:
+    """A pipeline's vertices, from the sources on, and its edges, as the spec names them."""
+
+    pipeline: str
+    kind: str
+    vertices: tuple[ShapeVertex, ...]
+    edges: tuple[ShapeEdge, ...] = ()
+
+    def vertex(self, name: str) -> ShapeVertex | None:
+        """Returns the vertex of that name, if there is one."""
+        return next((vertex for vertex in self.vertices if vertex.name == name), None)

@@ -16,7 +16,8 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from ebbflow.spec.graph.shape import PipelineShape
+from ebbflow.domain.records import to_plain
+from ebbflow.spec.graph import PipelineShape
 
 _SWEEPS = 8
 
@@ -60,13 +61,13 @@ class GraphLayout:
         return {
             "layers": self.layers,
             "rows": self.rows,
-            "vertices": {n: {"layer": s.layer, "row": s.row} for n, s in self.spots.items()},
+            "vertices": {name: to_plain(spot) for name, spot in self.spots.items()},
             "edges": [
                 {
                     "from": frm,
                     "to": to,
                     "backward": (frm, to) in self.backward,
-                    "through": [{"layer": s.layer, "row": s.row} for s in way],
+                    "through": [*map(to_plain, way)],
                 }
                 for (frm, to), way in self.routes.items()
             ],

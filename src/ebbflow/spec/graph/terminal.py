@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
+from ebbflow.spec.graph import PipelineShape, ShapeVertex
 from ebbflow.spec.graph.layout import GraphLayout, lay_out
-from ebbflow.spec.graph.shape import PipelineShape, ShapeVertex
 
 _PITCH = 5
 _WHOLE = 1_000

@@ -17,8 +17,7 @@ from rich.console import Console
 
 from ebbflow.status.terminal.lines import JsonLines, PlainLines
 from ebbflow.status.terminal.table import LiveTable
-from ebbflow.status.terminal.terminal import console_for
-from ebbflow.status.terminal.words import one_line
+from ebbflow.status.terminal.terminal import console_for, one_line
 
 if TYPE_CHECKING:
     from ebbflow.status.model import PipelineStatus

@@ -1,7 +1,7 @@
-"""The state of a pipeline for those who ask from elsewhere: ``ebbflow status``.
+"""The state of a pipeline as ``ebbflow status`` shows it, and the end of a run.
 
-The pipeline in a line, its vertices in a table, what a person
-should know below it; or all that is known of one vertex.
+The pipeline in a line, its vertices in a table, what a person should know below it; or all that is
+known of one vertex. The end of a run is its counts, what is left, and what to do next.
 """
 
 from __future__ import annotations
@@ -9,14 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
+from rich.text import Text
 
-from ebbflow.status.leftovers import clock_time, describe_parked, duration
+from ebbflow.domain.durations import format_duration
+from ebbflow.status.ending import clock_time, describe_parked
 from ebbflow.status.model import PipelineStatus, VertexStatus
-from ebbflow.status.terminal.remarks import describe_error
-from ebbflow.status.terminal.table import draw_status
-from ebbflow.status.terminal.words import nonzero, number, one_line, plural
+from ebbflow.status.terminal.lines import JsonLines, NewsItem
+from ebbflow.status.terminal.table import describe_error, draw_status, result_table
+from ebbflow.status.terminal.terminal import nonzero, number, one_line, plural
+
+if TYPE_CHECKING:
+    from ebbflow.status.run_report import Summary
+    from ebbflow.status.terminal import Display
 
 
 def draw_overview(status: PipelineStatus, console: Console) -> RenderableType:
@@ -39,7 +46,7 @@ def describe_pipeline(status: PipelineStatus) -> str:
         return f"{name} does not run; its last run ended at {when}: {status.ended or 'unknown'}"
     age = (at - status.began).total_seconds() if at and status.began else 0.0
     ready = "" if status.ready or status.phase != "running" else ", not all vertices are at work"
-    return f"{name}: {status.phase} for {duration(age)}{ready} ({where})"
+    return f"{name}: {status.phase} for {format_duration(age)}{ready} ({where})"
 
 
 def describe_details(status: PipelineStatus, vertex: VertexStatus) -> Iterator[str]:
@@ -69,7 +76,7 @@ def _facts(status: PipelineStatus, vertex: VertexStatus) -> dict[str, str]:
         "dead letters": _dead_letters(vertex),
     }
     if vertex.in_hand is not None and status.at is not None:
-        age = duration((status.at - vertex.in_hand.since).total_seconds())
+        age = format_duration((status.at - vertex.in_hand.since).total_seconds())
         facts["in hand"] = f"{vertex.in_hand.messages:,} for {age}"
     if vertex.source_pending is not None:
         facts["at the source"] = f"{vertex.source_pending:,}"
@@ -89,11 +96,29 @@ def _describe_wait(vertex: VertexStatus) -> str:
         vertex.drain_seconds,
         vertex.backlog_growing_seconds,
     )
-    oldest = f", the oldest for {duration(age)}" if age is not None else ""
-    empty = f", empty in about {duration(drain)}" if drain is not None else ""
-    return oldest + (empty or (f", more for {duration(grows)}" if grows else ""))
+    oldest = f", the oldest for {format_duration(age)}" if age is not None else ""
+    empty = f", empty in about {format_duration(drain)}" if drain is not None else ""
+    return oldest + (empty or (f", more for {format_duration(grows)}" if grows else ""))
 
 
 def _dead_letters(vertex: VertexStatus) -> str:
     causes = ", ".join(f"{cause.text} ({cause.count:,})" for cause in vertex.dead_letter_causes)
     return f"{vertex.dead_letters:,}{f': {causes}' if causes else ''}"
+
+
+def show_end(display: Display, summary: Summary, where: str = "") -> None:
+    """Shows how a run has ended. ``where`` are options that lead a command to the pipeline."""
+    lines = [one_line(line) for line in summary.describe(where)]
+    if isinstance(display, JsonLines):
+        level = "info" if summary.ended in ("drained", "stopped") else "error"
+        display.tell(NewsItem(level, "end", "", " ".join(lines), summary.facts()))
+        return
+    console = display.console
+    console.print(result_table(summary.vertices, console.width))
+    console.print()
+    for line in lines:
+        console.print(Text(line, _style(line)), soft_wrap=True)
+
+
+def _style(line: str) -> str:
+    return "bold red" if line.startswith(("Not drained", "Counts do not match", "Failed")) else ""

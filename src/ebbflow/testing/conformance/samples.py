@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ebbflow.testing.conformance.under_test import Sample, SourceUnderTest, UnderTest
+from ebbflow.testing.conformance.rules import Sample, SourceUnderTest, UnderTest
 from ebbflow.testing.conformance.user_code import DELIVERIES, text_of
 
 _COUNT = 300

@@ -21,12 +21,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from ebbflow.testing.background_run import local_spark
-from ebbflow.testing.conformance.rules import check_all
-from ebbflow.testing.conformance.sink_rules import SINK_RULES
-from ebbflow.testing.conformance.sink_trial import SinkTrial
-from ebbflow.testing.conformance.source_rules import SOURCE_RULES
-from ebbflow.testing.conformance.source_trial import SourceTrial
-from ebbflow.testing.conformance.under_test import SinkUnderTest, SourceUnderTest
+from ebbflow.testing.conformance.rules import SinkUnderTest, SourceUnderTest, check_all
+from ebbflow.testing.conformance.sinks import SINK_RULES, SinkTrial
+from ebbflow.testing.conformance.sources import SOURCE_RULES, SourceTrial
 
 __all__ = [
     "SINK_RULES",

@@ -31,7 +31,7 @@ from ebbflow.nats.locate import open_link_to_pipeline
 from ebbflow.status.model import VertexStatus
 from ebbflow.status.run_report import Summary
 from ebbflow.testing.background_run import BackgroundRun, local_spark
-from ebbflow.testing.conformance.under_test import UnderTest
+from ebbflow.testing.conformance.rules import UnderTest
 from ebbflow.testing.conformance.user_code import text_of
 
 

@@ -1,0 +1,302 @@
+"""``ebbflow dlq replay``: what the user sees of a replay, and a letter in the user's editor.
+
+In the editor, keys and headers are on top, then an empty line, then the value as it is. The line
+break that ends the file is not part of it. Values that are not text are refused: a transform can
+change them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from ebbflow.cli.dlq_letters import (
+    ChosenLetters,
+    console,
+    letters_text,
+    stayed_lines,
+    text_or_hex,
+)
+from ebbflow.cli.options import ExitCode
+from ebbflow.cli.tables import cut
+from ebbflow.deadletters.filters import own_headers
+from ebbflow.deadletters.replay import STEP
+from ebbflow.deadletters.transforms import LetterEdit, decide
+from ebbflow.domain.errors import EbbflowError
+from ebbflow.engine.dead_letter import Letter
+from ebbflow.status.terminal import one_line
+from ebbflow.usercode.targets import resolve
+
+if TYPE_CHECKING:
+    from ebbflow.deadletters import Choice, DeadLetters, ReplayResult, StoredLetter, Transform
+
+_SAMPLES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayCommand:
+    """The options of a replay."""
+
+    pipeline: str
+    function: str | None
+    edit: bool
+    rate: float | None
+    dry_run: bool
+    as_json: bool
+
+    def run(self, letters: DeadLetters, chosen: ChosenLetters) -> ReplayResult | None:
+        """Replays and says what it has come to; ``None`` if the user has edited nothing."""
+        if self.edit and self.function:
+            raise typer.BadParameter(
+                "a letter is edited, or given to a function.", param_hint="--edit"
+            )
+        choice, total = self._choose(letters, chosen)
+        transform = self._edit(letters, choice) if self.edit else self._resolve()
+        if self.edit and transform is None:
+            typer.echo("Nothing was changed, so nothing was sent.")
+            return None
+        self._announce(choice, total)
+        samples = Samples(transform) if self.dry_run and transform and not self.as_json else None
+        with self._progress(total) as progress:
+            result = self._replay(letters, choice, samples or transform, progress)
+        for line in samples.lines() if samples else ():
+            typer.echo(line)
+        self._echo(result)
+        return result
+
+    def _choose(self, letters: DeadLetters, chosen: ChosenLetters) -> tuple[Choice, int | None]:
+        if chosen.which:
+            numbers = chosen.find_numbers(letters)
+            return numbers, len(numbers)
+        # The last number bounds the replay: what dies again is no part of it when it is resumed.
+        filter = replace(chosen.filter, up_to=letters.last_number(chosen.filter))
+        counts = letters.counts()
+        total = counts.get(filter.vertex, 0) if filter.vertex else sum(counts.values())
+        return filter, total if chosen.filter.is_everything else None
+
+    def _announce(self, choice: Choice, total: int | None) -> None:
+        """Says how to resume a long replay: whoever is killed has no chance to say it."""
+        if self.dry_run or self.as_json or total is None or total <= STEP:
+            return
+        typer.echo(
+            f"replaying {letters_text(total)}; if it is interrupted, {_resume(choice)}", err=True
+        )
+
+    def _resolve(self) -> Transform | None:
+        return resolve(self.function, Path.cwd()) if self.function else None
+
+    def _edit(self, letters: DeadLetters, choice: Choice) -> Transform | None:
+        numbers = choice if isinstance(choice, list) else []
+        if len(numbers) != 1:
+            raise typer.BadParameter("name one letter by its number or id.", param_hint="--edit")
+        (stored,) = letters.get(*numbers)
+        return edit_letter(stored, self.pipeline)
+
+    def _replay(
+        self,
+        letters: DeadLetters,
+        choice: Choice,
+        transform: Transform | None,
+        progress: Callable[[ReplayResult], None],
+    ) -> ReplayResult:
+        latest: list[ReplayResult] = []
+
+        def note(result: ReplayResult) -> None:
+            latest[:] = [result]
+            progress(result)
+
+        try:
+            return letters.replay(
+                choice, transform=transform, rate=self.rate, dry_run=self.dry_run, progress=note
+            )
+        except KeyboardInterrupt:
+            sent = latest[0].sent if latest else 0
+            typer.echo(
+                f"\nInterrupted: {letters_text(sent)} sent back; {_resume(choice)}", err=True
+            )
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+    @contextmanager
+    def _progress(self, total: int | None) -> Iterator[Callable[[ReplayResult], None]]:
+        if not sys.stderr.isatty() or self.as_json:
+            yield lambda result: None
+            return
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        columns = (
+            TextColumn("replaying"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=console(err=True), transient=True) as bar:
+            task = bar.add_task("", total=total)
+            yield lambda result: bar.update(
+                task, completed=result.sent + result.purged + result.kept
+            )
+
+    def _echo(self, result: ReplayResult) -> None:
+        if self.as_json:
+            typer.echo(json.dumps(result.to_json() | {"dry_run": self.dry_run}))
+            return
+        would = self.dry_run
+        typer.echo(f"{letters_text(result.sent)} {'would be sent back' if would else 'sent back'}")
+        if result.purged:
+            verb = "would be deleted" if would else "deleted"
+            typer.echo(f"{letters_text(result.purged)} {verb}, as the function says")
+        if result.kept:
+            verb = "would stay" if would else "stayed"
+            typer.echo(f"{letters_text(result.kept)} {verb}:", err=True)
+            for line in stayed_lines(result):
+                typer.echo(line, err=True)
+
+
+def _resume(choice: Any) -> str:
+    end = getattr(choice, "up_to", None)
+    bound = f" with --up-to {end}" if end is not None else ""
+    return f"go on with the same command{bound}: what was sent does not go twice."
+
+
+class Samples:
+    """A transform that keeps the first letters it has changed, for the user to look at."""
+
+    def __init__(self, transform: Transform) -> None:
+        self._transform = transform
+        self._changes: list[tuple[Letter, Letter]] = []
+
+    def __call__(self, letter: Letter) -> Any:
+        """Calls the transform."""
+        result = self._transform(letter)
+        if len(self._changes) < _SAMPLES:
+            changed = decide(letter, lambda _: result)
+            if isinstance(changed, Letter) and changed != letter:
+                self._changes.append((letter, changed))
+        return result
+
+    def lines(self) -> Iterator[str]:
+        """Yields what became of the first letters."""
+        width = console().width - 4
+        for before, after in self._changes:
+            yield f"{one_line(before.id)}:"
+            for sign, letter in (("-", before), ("+", after)):
+                yield f"  {sign} {cut(one_line(_brief(letter)), width)}"
+
+
+def _brief(letter: Letter) -> str:
+    facts = [text_or_hex(letter.value[:200])]
+    if letter.keys:
+        facts.append(f"keys {letter.keys}")
+    return "  ".join(facts)
+
+
+# --- in the editor ------------------------------------------------------------------------------
+
+
+def edit_letter(stored: StoredLetter, pipeline: str) -> LetterEdit | None:
+    """Returns what the user has made of a letter; ``None`` if it was left as it is.
+
+    ``EbbflowError`` if there is no editor, it fails, or what it leaves cannot be read. Then the
+    text is kept in a file, which the error names.
+    """
+    before = write_letter(stored, pipeline)
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", suffix=".letter", prefix="ebbflow-", delete=False
+    ) as file:
+        file.write(before)
+    path = Path(file.name)
+    _call_editor(path)
+    after = path.read_text("utf-8")
+    if after == before:
+        path.unlink()
+        return None
+    try:
+        edit = read_edit(after)
+    except ValueError as error:
+        raise EbbflowError(f"{error} Nothing was sent; what you wrote is in {path}.") from error
+    path.unlink()
+    return edit
+
+
+def _call_editor(path: Path) -> None:
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    try:
+        code = subprocess.call([*shlex.split(editor), str(path)])
+    except OSError as error:
+        path.unlink()
+        raise EbbflowError(
+            f"The editor {editor!r} cannot be started: {error.strerror}. "
+            "Name another one in the variable EDITOR."
+        ) from error
+    if code:
+        raise EbbflowError(
+            f"The editor {editor!r} ended with code {code}. Nothing was sent; the letter is in "
+            f"{path}."
+        )
+
+
+def write_letter(stored: StoredLetter, pipeline: str) -> str:
+    """Returns the letter as the user gets it; ``EbbflowError`` if its value is no text."""
+    letter = stored.letter
+    try:
+        value = letter.value.decode()
+    except UnicodeDecodeError as error:
+        raise EbbflowError(
+            f"The value of dead letter {stored.number} is no text. "
+            "Change it with a function: --map module:function."
+        ) from error
+    lines = [
+        f"# Dead letter {stored.number} of {pipeline}: {one_line(letter.id)} at {letter.vertex}.",
+        f"# {one_line(letter.error or letter.reason)}",
+        "# Change what you like, save and close; leave it as it is to send nothing.",
+        f"keys: {json.dumps(letter.keys, ensure_ascii=False)}",
+        f"headers: {json.dumps(own_headers(stored), ensure_ascii=False)}",
+        "",
+        value,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def read_edit(text: str) -> LetterEdit:
+    """Returns the edit that a text describes; ``ValueError`` says which line is wrong."""
+    head, empty, value = text.partition("\n\n")
+    if not empty:
+        raise ValueError("There is no empty line between the headers and the value.")
+    facts: dict[str, Any] = {}
+    for number, line in enumerate(head.split("\n"), 1):
+        if line.startswith("#"):
+            continue
+        name, colon, json_text = line.partition(":")
+        if not colon or name not in ("keys", "headers"):
+            raise ValueError(f"Line {number} is neither 'keys:' nor 'headers:'.")
+        facts[name] = _read_fact(name, json_text, number)
+    return LetterEdit(value.removesuffix("\n").encode(), facts.get("keys"), facts.get("headers"))
+
+
+def _read_fact(name: str, text: str, line: int) -> Any:
+    try:
+        fact = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"Line {line}, {name}, is no JSON: {error}.") from error
+    texts = fact.values() if isinstance(fact, dict) and name == "headers" else fact
+    right = isinstance(fact, list if name == "keys" else dict)
+    if not right or not all(isinstance(one, str) for one in texts):
+        shape = '["one", "two"]' if name == "keys" else '{"name": "value"}'
+        raise ValueError(f"Line {line}: write {name} as {shape}.")
+    return fact

@@ -1,0 +1,319 @@
+"""What commands share: exit codes, options, how options are read, and what a shell completes.
+
+An option is declared once, here if several commands have it. ``expand_options`` gives a command a
+group of options that a dataclass declares.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from enum import IntEnum
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, get_type_hints
+
+import typer
+from typer.core import TyperCommand
+
+from ebbflow.domain.durations import milliseconds
+
+if TYPE_CHECKING:
+    from ebbflow.spec.lint import SpecFile
+
+T = TypeVar("T")
+
+DEFAULT_STATE = Path(".ebbflow")
+
+_COMPLETED_WITHIN = 1.0
+_ADDRESS = re.compile(r"(?:https?://)?(?:\[[0-9a-fA-F:]+\]|[\w.-]*):\d{1,5}|\d{1,5}")
+_STAND_ALONE = ("--ui", "--metrics")
+
+
+class ExitCode(IntEnum):
+    """The exit code of a command, for scripts."""
+
+    OK = 0
+    SPEC = 1
+    USAGE = 2
+    NOT_READY = 3
+    TIMEOUT = 4
+    ENGINE_LOST = 5
+    DEAD_LETTERS = 6
+    INTERRUPTED = 130
+
+
+EXIT_CODES = {
+    ExitCode.OK: "drained, or stopped on request",
+    ExitCode.SPEC: "the pipeline has problems; they are printed as by lint",
+    ExitCode.USAGE: "wrong usage of the command",
+    ExitCode.NOT_READY: "this machine is not ready, or something failed; the text says what to do",
+    ExitCode.TIMEOUT: "--drain did not finish within --timeout",
+    ExitCode.ENGINE_LOST: "Spark's JVM kept dying; the next run goes on where this one ended",
+    ExitCode.DEAD_LETTERS: "there were more dead letters than --max-dead-letters allows",
+    ExitCode.INTERRUPTED: "interrupted before the run began",
+}
+"""Every exit code with its meaning."""
+
+# The mark keeps the lines from being joined to a paragraph.
+EXIT_CODE_HELP = "\b\nExit codes:\n" + "\n".join(
+    f"{code:5}  {meaning}" for code, meaning in EXIT_CODES.items()
+)
+
+
+# --- what a shell completes ---------------------------------------------------------------------
+#
+# A shell waits while it asks, so nothing is started for it. The folder of the embedded server says
+# which streams there are, whether it runs or not; a server of the user's is asked for a second.
+# Whatever fails, there is nothing to complete.
+
+
+def complete_pipelines(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Returns the pipelines that have run where the command looks."""
+    from ebbflow.streams.names import list_pipelines
+
+    return [name for name in list_pipelines(_find_streams(ctx)) if name.startswith(incomplete)]
+
+
+def complete_vertices(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Returns the vertices of the pipeline that the command line names."""
+    from ebbflow.streams.names import Names
+
+    partitions = Names(str(ctx.params.get("pipeline"))).partitions_in(_find_streams(ctx))
+    return sorted({vertex for vertex, _ in partitions if vertex.startswith(incomplete)})
+
+
+def complete_specs(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Returns the pipelines that have run, and the YAML files of a folder."""
+    folder = Path(incomplete).parent
+    files = [path for path in folder.glob("*") if path.suffix in (".yaml", ".yml")]
+    fitting = sorted(str(path) for path in files if str(path).startswith(incomplete))
+    return [*complete_pipelines(ctx, incomplete), *fitting]
+
+
+def _find_streams(ctx: typer.Context) -> list[str]:
+    """Returns the names of streams; none if they cannot be read."""
+    server = ctx.params.get("nats") or os.environ.get("EBBFLOW_NATS_URL")
+    try:
+        if server:
+            return _ask_server(str(server))
+        return list(_look_in_folder(Path(ctx.params.get("state") or ".ebbflow")))
+    except Exception:  # a shell that completes must not show an error
+        return []
+
+
+def _look_in_folder(state: Path) -> Iterator[str]:
+    for streams in (state / "nats" / "jetstream").glob("*/streams"):
+        yield from (entry.name for entry in streams.iterdir())
+
+
+def _ask_server(url: str) -> list[str]:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from ebbflow.nats import api
+    from ebbflow.nats.locate import find_own_server, open_link
+    from ebbflow.streams.names import PREFIX
+
+    def ask() -> list[str]:
+        server = find_own_server(url)
+        assert server is not None
+        with open_link(server) as link:
+            return link.run(api.list_streams(link.client, PREFIX), timeout=_COMPLETED_WITHIN)
+
+    pool = ThreadPoolExecutor(1)
+    try:
+        return pool.submit(ask).result(_COMPLETED_WITHIN)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+# --- options that several commands have ---------------------------------------------------------
+
+StateOption = Annotated[
+    Path,
+    typer.Option("--state", metavar="DIR", help="Folder of the embedded NATS server's data."),
+]
+NatsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--nats",
+        metavar="URL",
+        help="Use your own NATS server at this URL instead of the embedded one.",
+        envvar="EBBFLOW_NATS_URL",
+        show_default=False,
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
+PipelineArgument = Annotated[
+    str,
+    typer.Argument(
+        help="Name of the pipeline.", show_default=False, autocompletion=complete_pipelines
+    ),
+]
+VertexArgument = Annotated[
+    str,
+    typer.Argument(
+        help="Vertex of the pipeline.", show_default=False, autocompletion=complete_vertices
+    ),
+]
+OptionalVertex = Annotated[
+    str | None,
+    typer.Argument(
+        help="Only this vertex; all of them by default.",
+        show_default=False,
+        autocompletion=complete_vertices,
+    ),
+]
+SpecArgument = Annotated[
+    Path, typer.Argument(help="YAML file of the pipeline.", show_default=False)
+]
+SpecOrName = Annotated[
+    str,
+    typer.Argument(
+        metavar="PIPELINE",
+        help="YAML file of the pipeline, or the name of one that has run.",
+        show_default=False,
+        autocompletion=complete_specs,
+    ),
+]
+NameOption = Annotated[
+    str | None,
+    typer.Option(
+        "--name", metavar="NAME", help="Which pipeline to use when the file holds several."
+    ),
+]
+BindOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--bind",
+        metavar="FILE",
+        help="Read what images are bound to from this file; "
+        "bindings.yaml next to the pipeline by default.",
+        show_default=False,
+    ),
+]
+ContainersOption = Annotated[
+    Literal["docker"] | None,
+    typer.Option(
+        "--containers", help="Run unbound images in containers of this kind.", show_default=False
+    ),
+]
+SecretsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--secrets",
+        metavar="DIR",
+        help="Read Kubernetes Secrets and ConfigMaps from this folder, as NAME/KEY or NAME.KEY.",
+        envvar="EBBFLOW_SECRETS",
+        show_default=False,
+    ),
+]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", help="Write to this file.", show_default=False),
+]
+UiOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ui",
+        metavar="[[https://]HOST:PORT]",
+        help="Show the run in a web page; on 127.0.0.1:8321 or a free port by default. "
+        "Beyond this machine it needs a token, from EBBFLOW_UI_TOKEN or made up at a terminal.",
+        show_default=False,
+    ),
+]
+MetricsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics",
+        metavar="[HOST:PORT]",
+        help="Serve /metrics for Prometheus, /health and /ready; on 127.0.0.1:8322 or a free port "
+        "by default. The page of --ui has them too.",
+        show_default=False,
+    ),
+]
+
+
+# --- reading options ----------------------------------------------------------------------------
+
+
+def parse_seconds(text: str, option: str) -> float:
+    """Returns the seconds of a time that the user has typed for an option."""
+    try:
+        value = milliseconds(text) / 1000
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}.", param_hint=option) from error
+    if not value:
+        raise typer.BadParameter("must be longer than 0.", param_hint=option)
+    return value
+
+
+def read_listening(value: str | None) -> bool | str:
+    """Returns what an option means: ``False`` if it is missing, ``True`` if it stands alone."""
+    return False if value is None else value or True
+
+
+class ListeningCommand(TyperCommand):
+    """A command whose ``--ui`` and ``--metrics`` may stand alone: ``run --ui spec.yaml``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Reads the arguments that the user has typed."""
+        return super().parse_args(ctx, [*complete_addresses(args)])
+
+
+def complete_addresses(args: Sequence[str]) -> Iterator[str]:
+    """Yields the arguments, with an empty value for an option that has no address behind it."""
+    for position, arg in enumerate(args):
+        follower = args[position + 1] if position + 1 < len(args) else ""
+        stands_alone = arg in _STAND_ALONE and _ADDRESS.fullmatch(follower) is None
+        yield f"{arg}=" if stands_alone else arg
+
+
+def echo_notes(file: SpecFile) -> None:
+    """Prints to standard error what the file says that changes nothing here."""
+    for note in file.notes:
+        typer.echo(f"{file.path}: {note}", err=True)
+
+
+def expand_options(command: Callable[..., T]) -> Callable[..., T]:
+    """Returns the command with an option for each field of parameters that are dataclasses.
+
+    The fields declare the options as parameters do, also those of dataclasses inside.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    own = inspect.signature(command).parameters
+    parameters = [
+        option
+        for name, parameter in own.items()
+        for option in _expand(name, hints[name], parameter.default)
+    ]
+
+    @wraps(command)
+    def call(**values: Any) -> T:
+        return command(**{name: _collect(name, hints[name], values) for name in own})
+
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return call
+
+
+def _expand(name: str, hint: Any, default: Any) -> Iterator[inspect.Parameter]:
+    """Yields a parameter, or in the place of a dataclass those of its fields."""
+    if not is_dataclass(hint):
+        kind = inspect.Parameter.KEYWORD_ONLY  # whose order is free
+        yield inspect.Parameter(name, kind, default=default, annotation=hint)
+        return
+    hints = get_type_hints(hint, include_extras=True)
+    for field in fields(hint):
+        yield from _expand(field.name, hints[field.name], field.default)
+
+
+def _collect(name: str, hint: Any, values: dict[str, Any]) -> Any:
+    """Returns the value of a parameter: what was typed, or a dataclass made of its options."""
+    if not is_dataclass(hint):
+        return values[name]
+    hints, group = get_type_hints(hint, include_extras=True), cast("Callable[..., Any]", hint)
+    return group(**{f.name: _collect(f.name, hints[f.name], values) for f in fields(hint)})

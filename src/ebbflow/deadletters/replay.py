@@ -1,0 +1,357 @@
+"""A replay: dead letters are read in the order of their numbers and sent back, step by step.
+
+Each step is complete in itself: letters are decided about, sent, deleted. A replay that was
+interrupted is resumed by doing it again: what was sent is gone by then, and what an interrupted
+step has left is tidied up first. How that is exact: see ``chain``.
+
+Messages with the same keys go to the same partition, as an ordered vertex wants it, and those
+without keys are spread by their ids. Within a partition they keep the order of the letters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+import pyarrow as pa
+from typing_extensions import override
+
+from ebbflow.deadletters.chain import Chain, ReplayParcel
+from ebbflow.deadletters.filters import StoredLetter
+from ebbflow.deadletters.transforms import Stays, Transform, decide
+from ebbflow.engine import frames
+from ebbflow.engine.dead_letter import Letter
+from ebbflow.engine.publications import partition_of
+from ebbflow.streams.names import Names
+from ebbflow.streams.replays import PackedFrame, ReplayTarget
+
+STEP = 1_000
+"""The most letters that are sent in one go."""
+_A_SECOND = 4
+"""So many steps a second are made at least when there is a rate, unless that is lower."""
+
+
+_UNREAD = (
+    "a source could not read this, so there is no message to send back; correct the row, or the "
+    "schema, and have the source read it again"
+)
+_CUT = (
+    "the value was cut because it was too large to be kept whole; send the original message to the "
+    "source again"
+)
+# What a frame of one message takes besides its bytes, generously, with the story of its deaths.
+_FRAME = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class LetterBatch:
+    """Letters that were read together. ``end`` is the last number that was looked at.
+
+    ``missing`` are numbers that were asked for and have no letter.
+    """
+
+    letters: Sequence[StoredLetter]
+    end: int
+    missing: Sequence[int] = ()
+
+
+class Reading(Protocol):
+    """The letters that are to be replayed, as they are there now."""
+
+    def read(self, after: int, most: int) -> LetterBatch | None:
+        """Returns the next ones behind a number; ``None`` when there are no more."""
+
+    def renew(self) -> None:
+        """Has everything read as it is from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sendable:
+    """A letter as it goes back, and where to. ``story`` are headers that say how it died."""
+
+    number: int
+    letter: Letter
+    story: dict[str, str]
+    target: ReplayTarget
+
+
+class Packing(Protocol):
+    """The way back to the vertices."""
+
+    def explain_refusal(self, letter: Letter) -> str | None:
+        """Returns why a letter cannot be sent back, whatever becomes of its value."""
+
+    def choose(self, letter: Letter) -> ReplayTarget:
+        """Returns the partition that a letter goes to: always the same one."""
+
+    def pack(self, letters: Sequence[Sendable]) -> dict[ReplayTarget, ReplayParcel]:
+        """Returns the letters as parcels, in their order within each."""
+
+    def renew(self) -> None:
+        """Looks anew which partitions there are."""
+
+    def explain_size(self, letter: Letter) -> str | None:
+        """Returns why a letter is too large to be sent back."""
+
+
+@dataclass(slots=True)
+class ReplayResult:
+    """What a replay has come to: letters sent back, letters deleted, and letters that stayed.
+
+    ``stayed`` has the reasons with the numbers of the letters. After a dry run it is what a replay
+    would have come to.
+    """
+
+    sent: int = 0
+    purged: int = 0
+    stayed: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def kept(self) -> int:
+        """The number of letters that stayed."""
+        return sum(map(len, self.stayed.values()))
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns it for programs."""
+        stayed = [{"why": why, "numbers": numbers} for why, numbers in self.stayed.items()]
+        return {"sent": self.sent, "purged": self.purged, "stayed": stayed}
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What is to become of the letters of one step."""
+
+    sendable: list[Sendable]
+    dropped: list[int]
+    stays: list[tuple[int, str]]
+
+
+class Replay:
+    """One replay. ``vertices`` are those that the letters are likely to be of.
+
+    ``whole`` says that it reads every letter of each vertex that it reads from.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        reading: Reading,
+        packing: Packing,
+        vertices: Collection[str],
+        delete: Callable[[Sequence[int]], object],
+        transform: Transform | None = None,
+        rate: float | None = None,
+        whole: bool = False,
+        progress: Callable[[ReplayResult], None] = lambda result: None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._chain = chain
+        self._reading = reading
+        self._packing = packing
+        self._vertices = vertices
+        self._delete = delete
+        self._transform = transform
+        self._rate = rate
+        self._whole = whole
+        self._progress = progress
+        self._clock = clock
+        self._sleep = sleep
+        self._unswept: set[str] = set()
+        self.result = ReplayResult()
+
+    def run(self) -> ReplayResult:
+        """Sends back all that can be; returns when everything is confirmed by the server."""
+        self._chain.claim(self._vertices)
+        self._reading.renew()
+        began, after = self._clock(), -1
+        while batch := self._reading.read(after, self._most):
+            step = self._decide(batch)
+            self._keep_pace(began, len(step.sendable))
+            if self._carry_out(step):
+                self._note_kept(step, batch)
+                after = batch.end
+                self._tell()
+            else:
+                # Another replay sent some of these. Only what is read from now on may be sent.
+                self._packing.renew()
+                self._reading.renew()
+        self._chain.release()
+        return self.result
+
+    def _tell(self) -> None:
+        try:
+            self._progress(self.result)
+        except BaseException:  # somebody wants it to end here, where nothing is half done
+            self._chain.release()
+            raise
+
+    def rehearse(self) -> ReplayResult:
+        """Does everything but send and delete; returns what ``run`` would come to."""
+        sent, after = self._chain.find_sent(self._vertices), -1
+        while batch := self._reading.read(after, STEP):
+            left = [entry for entry in batch.letters if entry.number not in sent]
+            step = self._decide(replace(batch, letters=left))
+            self.result.sent += len(step.sendable)
+            self.result.purged += len(step.dropped)
+            self._note_kept(step, batch)
+            after = batch.end
+            self._progress(self.result)
+        return self.result
+
+    @property
+    def _most(self) -> int:
+        return STEP if self._rate is None else min(STEP, max(1, int(self._rate / _A_SECOND)))
+
+    def _decide(self, batch: LetterBatch) -> _Step:
+        step = _Step([], [], [])
+        now = datetime.now(UTC)
+        for entry in batch.letters:
+            why = self._packing.explain_refusal(entry.letter)
+            fate = Stays(why) if why else decide(entry.letter, self._transform)
+            if isinstance(fate, Letter) and (why := self._packing.explain_size(fate)):
+                fate = Stays(why)
+            if isinstance(fate, Stays):
+                step.stays.append((entry.number, fate.why))
+                self._unswept.add(entry.letter.vertex)
+            elif isinstance(fate, str):
+                step.dropped.append(entry.number)
+            else:
+                story = entry.letter.headers_for_replay(entry.number, now)
+                target = self._packing.choose(entry.letter)
+                step.sendable.append(Sendable(entry.number, fate, story, target))
+        return step
+
+    def _keep_pace(self, began: float, more: int) -> None:
+        if self._rate is None:
+            return
+        due = began + (self.result.sent + more) / self._rate
+        self._sleep(max(0.0, due - self._clock()))
+
+    def _carry_out(self, step: _Step) -> bool:
+        """Returns ``False`` if letters are left that have to be read anew."""
+        parcels = self._packing.pack(step.sendable)
+        sent = self._chain.send(parcels, self._find_swept(step.sendable))
+        self.result.sent += len(sent)
+        if len(sent) < len(step.sendable):
+            return False
+        if step.dropped:
+            self._delete(step.dropped)
+            self.result.purged += len(step.dropped)
+        return True
+
+    def _find_swept(self, letters: Iterable[Sendable]) -> dict[str, int]:
+        """Returns up to which number a vertex has no letter but those that are sent or dropped."""
+        if not self._whole:
+            return {}
+        last = {entry.letter.vertex: entry.number for entry in letters}
+        return {vertex: end for vertex, end in last.items() if vertex not in self._unswept}
+
+    def _note_kept(self, step: _Step, batch: LetterBatch) -> None:
+        for number, why in step.stays:
+            self.result.stayed[why].append(number)
+        for number in batch.missing:
+            self.result.stayed["there is no such dead letter, or no more"].append(number)
+
+
+# --- the way back to a vertex -------------------------------------------------------------------
+
+
+class LetterPacking(Packing):
+    """Knows the partitions of a pipeline, as its streams show them."""
+
+    def __init__(
+        self, names: Names, list_streams: Callable[[], Collection[str]], largest: int
+    ) -> None:
+        self._names = names
+        self._list_streams = list_streams
+        self._largest = largest
+        self.renew()
+
+    @override
+    def renew(self) -> None:
+        self._streams = self._list_streams()
+        self._partitions: dict[str, Sequence[int]] = {}
+
+    def find_targets(self, vertex: str) -> list[ReplayTarget]:
+        """Returns all partitions of the vertex that exist."""
+        return [ReplayTarget(vertex, partition) for partition in self._find_partitions(vertex)]
+
+    @override
+    def explain_refusal(self, letter: Letter) -> str | None:
+        if letter.unread:
+            return _UNREAD
+        if letter.size is not None:
+            return _CUT
+        if not self._find_partitions(letter.vertex):
+            return (
+                f"the pipeline has no vertex {letter.vertex!r} any more; run a pipeline that has "
+                "it once, then replay"
+            )
+        return None
+
+    @override
+    def explain_size(self, letter: Letter) -> str | None:
+        if len(letter.value) + _FRAME < self._largest // 2:
+            return None
+        size = len(frames.encode(_to_rows([letter], [{}])))
+        if size + _FRAME <= self._largest:
+            return None
+        return f"as a message it takes {size:,} bytes; the server takes {self._largest:,}"
+
+    @override
+    def pack(self, letters: Sequence[Sendable]) -> dict[ReplayTarget, ReplayParcel]:
+        by_target: dict[ReplayTarget, list[Sendable]] = defaultdict(list)
+        for sendable in letters:
+            by_target[sendable.target].append(sendable)
+        return {target: _pack(sendables) for target, sendables in by_target.items()}
+
+    def choose(self, letter: Letter) -> ReplayTarget:
+        """Returns the partition by what the letter says, not by what a transform has made of it."""
+        partitions = self._find_partitions(letter.vertex)
+        if len(partitions) == 1:
+            place = 0
+        elif letter.keys:
+            place = partition_of(letter.keys, len(partitions))
+        else:
+            digest = hashlib.blake2b(letter.id.encode(), digest_size=8).digest()
+            place = int.from_bytes(digest) % len(partitions)
+        return ReplayTarget(letter.vertex, partitions[place])
+
+    def _find_partitions(self, vertex: str) -> Sequence[int]:
+        if vertex not in self._partitions:
+            known = self._names.partitions_in(self._streams)
+            self._partitions[vertex] = sorted(number for name, number in known if name == vertex)
+        return self._partitions[vertex]
+
+
+def _pack(sendables: Sequence[Sendable]) -> ReplayParcel:
+    rows = _to_rows([one.letter for one in sendables], [one.story for one in sendables])
+    packed = [PackedFrame(frame.num_rows, frames.encode(frame)) for frame in frames.split(rows)]
+    return ReplayParcel(packed, tuple(sendable.number for sendable in sendables))
+
+
+def _to_rows(letters: Sequence[Letter], stories: Sequence[Mapping[str, str]]) -> pa.RecordBatch:
+    """Returns messages as on their first delivery: of their failures only the history is kept."""
+    headers = [
+        [*{**letter.headers, **story}.items()]
+        for letter, story in zip(letters, stories, strict=True)
+    ]
+    columns = {
+        "id": [letter.id for letter in letters],
+        "keys": [letter.keys for letter in letters],
+        "value": [letter.value for letter in letters],
+        "event_time": [letter.event_time for letter in letters],
+        "headers": headers,
+        "metadata": [
+            [(group, [*entries.items()]) for group, entries in letter.metadata.items()]
+            for letter in letters
+        ],
+        "first_seen": [letter.first_seen for letter in letters],
+    }
+    return frames.batch_of(columns, len(letters))

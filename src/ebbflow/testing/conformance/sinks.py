@@ -1,0 +1,308 @@
+"""A sink tried out: two runs of a pipeline that writes to it, and all that has landed.
+
+In the first run all is well, then the target refuses some messages, then it is down for a while.
+The run is stopped while messages are on their way, and the second goes on from there. Stages are
+gone through in order, each once, when a rule asks for them. The trial judges nothing; the rules do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, Self
+from unittest import SkipTest
+
+from ebbflow.builders import Pipeline
+from ebbflow.domain.outcome import Counts
+from ebbflow.testing.background_run import until, until_none
+from ebbflow.testing.conformance import samples
+from ebbflow.testing.conformance.rules import (
+    Rule,
+    RuleBroken,
+    Sample,
+    SinkUnderTest,
+    expect_none,
+    rule,
+)
+from ebbflow.testing.conformance.samples import name_of
+from ebbflow.testing.conformance.trial import STARTED_WITHIN, TrialRuns
+from ebbflow.testing.conformance.user_code import pass_slowly, text_of
+from ebbflow.testing.memory import MemorySource
+
+_DOWN_FOR = 4.0
+# What fails is tried again for about ten seconds, so that a target can be down for a while.
+_AGAIN = {"interval": "200ms", "factor": 1, "steps": 50}
+
+
+class SinkStage(IntEnum):
+    """The stages of a trial, in their order."""
+
+    FLOW = 1
+    ODD = 2
+    REFUSED = 3
+    DOWN = 4
+    RESTARTED = 5
+    ENDED = 6
+
+
+class SinkTrial(TrialRuns[SinkUnderTest]):
+    """A sink, tried out as far as its rules have asked for. Ends with its context.
+
+    ``patience`` is how many seconds a stage waits for messages while none lands.
+    """
+
+    def __init__(self, under_test: SinkUnderTest, state: Path, patience: float = 30.0) -> None:
+        super().__init__(under_test, state, patience)
+        self.landed_though_refused: list[str] = []
+        self.held_up: list[str] = []
+        self._put = 0
+        self._counted = Counts()
+
+    def __enter__(self) -> Self:
+        self._source = self.enter(MemorySource())
+        return super().__enter__()
+
+    def stages(self) -> Sequence[Callable[[], None]]:
+        """Returns the work of each stage."""
+        return (
+            self._let_flow,
+            self._give_odd,
+            self._refuse_some,
+            self._take_down,
+            self._restart,
+            self._end,
+        )
+
+    def heard(self, line: str) -> None:
+        """Passes on a line that the run has printed."""
+        self.under_test.heard(line)
+
+    def release(self) -> None:
+        """Lets the target take everything, so that the pipeline can stop."""
+        self.under_test.refuse(())
+        self.under_test.come_up()
+
+    def pipeline(self) -> Pipeline:
+        """Returns the pipeline from the suite's source to the sink."""
+        sink = self.under_test.sink()
+        code = None if isinstance(sink, Mapping) else sink
+        mode = {"mode": self.under_test.mode}
+        kinds: dict[str, Any] = dict(sink) if isinstance(sink, Mapping) else mode
+        return (
+            Pipeline(self.name)
+            .source("in", self._source.code, transformer=pass_slowly)
+            .sink("out", code, retry=_AGAIN, on_failure="drop", on_error=_AGAIN, **kinds)
+        )
+
+    # --- what has landed ------------------------------------------------------------------------
+
+    def landed(self) -> dict[str, list[Sample]] | None:
+        """Returns what has landed, by the names of the messages; ``None`` if nobody can know."""
+        if (samples := self.under_test.landed()) is None:
+            return None
+        by_name: dict[str, list[Sample]] = {}
+        for sample in samples:
+            by_name.setdefault(text_of(sample.value), []).append(sample)
+        return by_name
+
+    def times_landed(self, group: Iterable[Sample]) -> dict[str, int]:
+        """Returns how often each message of a group has landed; as counted where nobody can see."""
+        landed = self.landed()
+        if landed is None:
+            missing = self._put - self.counts.done
+            return {name_of(sample): int(number >= missing) for number, sample in enumerate(group)}
+        counts = Counter({name: len(copies) for name, copies in landed.items()})
+        return {name_of(sample): counts[name_of(sample)] for sample in group}
+
+    @property
+    def counts(self) -> Counts:
+        """The counts of the sink's vertex in all runs."""
+        view = self.view("out")
+        return self._counted + view.counts if view else self._counted
+
+    # --- the stages -----------------------------------------------------------------------------
+
+    def _let_flow(self) -> None:
+        """Gives some messages before the pipeline is there, and the others while it runs."""
+        self._give(samples.LANDING[:100])
+        self.start(self.pipeline())
+        self._give(samples.LANDING[100:])
+        self._wait_for(samples.LANDING, STARTED_WITHIN)
+
+    def _give_odd(self) -> None:
+        """Gives odd values, keys and headers."""
+        if self.waives("odd_input_lands_unchanged_or_is_refused"):
+            return
+        odd = samples.odd(self.under_test)
+        self._give(odd)
+        names = {name_of(sample) for sample in odd}
+        until(lambda: not self._unaccounted(names), self.patience, every=0.2)
+
+    def _unaccounted(self, names: set[str]) -> set[str]:
+        landed = self.landed()
+        missing = names - (names if landed is None else landed.keys())
+        return missing - self.letters().keys() if missing else missing
+
+    def _refuse_some(self) -> None:
+        """Has the target refuse some messages, and accept them later."""
+        if not self.under_test.can_refuse:
+            return
+        self.under_test.refuse([sample.value for sample in samples.REFUSED])
+        self._give([*samples.REFUSED, *samples.ACCEPTED])
+        self._wait_for(samples.ACCEPTED)
+        self.held_up = self._not_landed(samples.ACCEPTED)
+        refused = {name_of(sample) for sample in samples.REFUSED}
+        self.landed_though_refused = sorted(refused - {*self._not_landed(samples.REFUSED)})
+        self.under_test.refuse(())
+        until(lambda: not self._unaccounted(refused), self.patience, every=0.2)
+
+    def _take_down(self) -> None:
+        """Takes the target down for a while."""
+        if not self.under_test.can_go_down:
+            return
+        self.under_test.go_down()
+        taken, before = self._taken, self.counts
+        self._give(samples.DOWN)
+        until(lambda: self._taken >= taken + len(samples.DOWN), self.patience)
+        until(lambda: self.counts != before, _DOWN_FOR)
+        self.under_test.come_up()
+        self._wait_for(samples.DOWN)
+
+    def _restart(self) -> None:
+        """Stops the pipeline while messages are on their way, and starts it again."""
+        self._give(samples.STOPPED)
+        until(lambda: any(self.times_landed(samples.STOPPED).values()), self.patience, every=0.01)
+        self.stop()
+        self.start(self.pipeline())
+        self._wait_for(samples.STOPPED, STARTED_WITHIN)
+
+    def _end(self) -> None:
+        """Stops the pipeline for good."""
+        self.stop()
+
+    def stop(self) -> None:
+        """Stops the pipeline, and keeps its counts."""
+        super().stop()
+        if self.summary is not None:
+            self._counted = self.summary.totals["out"]
+
+    @property
+    def _taken(self) -> int:
+        """The number of messages that the source has forwarded to the sink in this run."""
+        view = self.view("in")
+        return view.counts.done if view else 0
+
+    # --- giving and waiting ---------------------------------------------------------------------
+
+    def _give(self, group: Sequence[Sample]) -> None:
+        self._put += len(group)
+        self._source.put(*group)
+
+    def _not_landed(self, group: Iterable[Sample]) -> list[str]:
+        return [name for name, times in self.times_landed(group).items() if not times]
+
+    def _wait_for(self, group: Sequence[Sample], first: float = 0.0) -> None:
+        until_none(lambda: len(self._not_landed(group)), self.patience, first)
+
+
+# --- rules --------------------------------------------------------------------------------------
+
+SINK_RULES: list[Rule[SinkTrial]] = []
+
+
+def _expect_landed(trial: SinkTrial, group: Sequence[Sample], once: bool) -> None:
+    times = trial.times_landed(group)
+    expect_none([name for name, n in times.items() if not n], group, "messages have not landed")
+    if once:
+        twice = [f"{name} ({n} times)" for name, n in times.items() if n > 1]
+        expect_none(twice, group, "messages have landed more than once")
+
+
+@rule(SinkStage.FLOW, SINK_RULES)
+def every_message_lands_once(trial: SinkTrial) -> None:
+    """Without faults every message lands in the target, and only once."""
+    _expect_landed(trial, samples.LANDING, once=True)
+
+
+@rule(SinkStage.ODD, SINK_RULES)
+def odd_input_lands_unchanged_or_is_refused(trial: SinkTrial) -> None:
+    """Odd values land bit by bit as they were, or are dead letters; none is lost."""
+    odd = [
+        sample for sample in samples.odd(trial.under_test) if not (sample.keys or sample.headers)
+    ]
+    landed = trial.landed()
+    if landed is None:
+        raise SkipTest("nobody can know what has landed")
+    letters = trial.letters()
+    lost = [name for name in map(name_of, odd) if name not in landed and name not in letters]
+    expect_none(lost, odd, "odd values have neither landed as they were nor become dead letters")
+
+
+@rule(SinkStage.ODD, SINK_RULES)
+def keys_and_headers_land_unchanged(trial: SinkTrial) -> None:
+    """Keys and headers land as they were, as far as the sink keeps them."""
+    odd = [sample for sample in samples.odd(trial.under_test) if sample.keys or sample.headers]
+    landed = trial.landed()
+    if not odd or landed is None:
+        raise SkipTest("the sink keeps neither keys nor headers")
+    letters = trial.letters()
+    changed = [
+        f"{sample.keys or dict(sample.headers)} became {landed.get(name_of(sample), 'nothing')}"
+        for sample in odd
+        if name_of(sample) not in letters and not _landed_whole(sample, landed)
+    ]
+    expect_none(changed, odd, "messages have landed with other keys or headers")
+
+
+def _landed_whole(sample: Sample, landed: dict[str, list[Sample]]) -> bool:
+    return any(
+        (not sample.keys or tuple(copy.keys) == sample.keys)
+        and sample.headers.items() <= dict(copy.headers).items()
+        for copy in landed.get(name_of(sample), ())
+    )
+
+
+@rule(SinkStage.REFUSED, SINK_RULES)
+def a_refused_message_holds_up_nobody(trial: SinkTrial) -> None:
+    """When the target refuses some messages, the sink says so for these, and writes the others."""
+    if not trial.under_test.can_refuse:
+        raise SkipTest("the target cannot be made to refuse messages")
+    expect_none(trial.held_up, samples.ACCEPTED, "messages have not landed beside refused ones")
+    if trial.landed_though_refused:
+        raise RuleBroken(f"refuse() did not work for {trial.landed_though_refused}")
+
+
+@rule(SinkStage.REFUSED, SINK_RULES)
+def a_refused_message_is_not_taken_for_written(trial: SinkTrial) -> None:
+    """A message that the target refused lands later, or is a dead letter that says why."""
+    if not trial.under_test.can_refuse:
+        raise SkipTest("the target cannot be made to refuse messages")
+    letters = trial.letters()
+    lost = [
+        name
+        for name, times in trial.times_landed(samples.REFUSED).items()
+        if not times and not any(letter.error for letter in letters.get(name, ()))
+    ]
+    expect_none(lost, samples.REFUSED, "refused messages are neither written nor dead letters")
+
+
+@rule(SinkStage.DOWN, SINK_RULES)
+def a_target_that_was_down_gets_everything(trial: SinkTrial) -> None:
+    """Messages that come while the target is down land when it is up again."""
+    if not trial.under_test.can_go_down:
+        raise SkipTest("the target cannot be made to go down")
+    _expect_landed(trial, samples.DOWN, once=not trial.under_test.writes_twice)
+
+
+@rule(SinkStage.RESTARTED, SINK_RULES)
+def a_stop_in_the_middle_loses_nothing(trial: SinkTrial) -> None:
+    """Messages that are on their way when the pipeline stops land when it runs again."""
+    _expect_landed(trial, samples.STOPPED, once=not trial.under_test.writes_twice)
+
+
+@rule(SinkStage.ENDED, SINK_RULES)
+def nothing_is_left_behind(trial: SinkTrial) -> None:
+    """After a stop there is no process, thread, listening socket or connection left."""
+    expect_none(trial.left, trial.left, "things are still there")
