@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.nats.outside import until
 from tests.processes import is_running
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[1]
 LEAVING = {

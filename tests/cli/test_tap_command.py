@@ -15,6 +15,7 @@ from ebbflow.operations.tapping import tap
 from ebbflow.runtime.journal import SystemClock
 from ebbflow.runtime.taps import Taps, ask_tap, pack_rows
 from tests.engine.sample_rows import some, verdict_on
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -102,10 +103,7 @@ def test_tasks_show_what_passes_only_while_somebody_taps(link, standing):
     taps.show(verdict)
     assert [row["id"] for row in _gather(passing, 2)] == ["a", "b"]
     link.flush()
-    deadline = time.monotonic() + 20
-    while taps._taps and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not taps._taps, "the tap was ended"
+    until(lambda: not taps._taps)
     link.run(words.unsubscribe())
 
 

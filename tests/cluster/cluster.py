@@ -17,8 +17,8 @@ from ebbflow.nats.link import Link
 from ebbflow.nats.login import Login
 from ebbflow.streams import streams
 from examples.cluster.nodes import Node, Nodes, Ports
-from tests.nats.outside import until
 from tests.processes import frozen
+from tests.waiting import until
 
 # What a password may hold and a configuration or a URL may trip over.
 LOGIN = Login(user="tester", password="0$a b@c/d")

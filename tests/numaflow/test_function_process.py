@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from ebbflow.domain.errors import SetupError, Unavailable
 from ebbflow.numaflow import launcher, socket_folder
 from ebbflow.numaflow.function import FunctionPlan, FunctionProcess
 from ebbflow.numaflow.launcher import PLACE
+from tests.waiting import until
 
 MAP = """
 from pynumaflow.mapper import Datum, MapServer, Message, Messages
@@ -66,10 +66,7 @@ def started(*command: str, **options: object) -> Iterator[FunctionProcess]:
 
 
 def wait_until_gone(pids: set[int]) -> None:
-    deadline = time.monotonic() + 60
-    while alive := {pid for pid in pids if is_running(pid)}:
-        assert time.monotonic() < deadline, f"still running: {alive}"
-        time.sleep(0.02)
+    until(lambda: not any(map(is_running, pids)), 60)
 
 
 def is_running(pid: int) -> bool:

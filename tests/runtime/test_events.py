@@ -12,7 +12,7 @@ from ebbflow.nats.publish import Tally
 from ebbflow.runtime.events import Events
 from ebbflow.runtime.task_listener import TaskListener
 from ebbflow.usercode.printing import Printed
-from tests.nats.outside import until
+from tests.waiting import until
 
 
 @pytest.fixture
