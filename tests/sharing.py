@@ -5,8 +5,8 @@ query of Spark's SQL costs about ten seconds of processor time in each worker, a
 for work continue to cost. So files that need one of them are handed out as one.
 
 A session of Spark costs as much, and its first runs are slow until the JVM has compiled its code.
-Too many files need one to give them all to one worker, so half of the workers take these files
-first. The others take the rest first and start a session only when nothing else is left.
+Too many files need one to give them all to one worker, so two thirds of the workers take these
+files first. The others take the rest first and start a session only when nothing else is left.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class SharedServers(LoadFileScheduling):
         return shared_by(nodeid.split("::", 1)[0])
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        first = self.nodes.index(node) < (len(self.nodes) + 1) // 2
-        wanted = next_for(list(self.workqueue), prefers_spark=first)
+        prefers_spark = self.nodes.index(node) < workers_with_spark(len(self.nodes))
+        wanted = next_for(list(self.workqueue), prefers_spark=prefers_spark)
         self.workqueue.move_to_end(wanted, last=False)
         super()._assign_work_unit(node)
 
@@ -70,6 +70,11 @@ def shared_by(file: str) -> str:
     if file.startswith(_SQL):
         return "sql"
     return file
+
+
+def workers_with_spark(workers: int) -> int:
+    """Returns two thirds of the workers, rounded up: they can help the others without a new JVM."""
+    return (2 * workers + 2) // 3
 
 
 def next_for(waiting: Sequence[str], *, prefers_spark: bool) -> str:

@@ -25,12 +25,6 @@ from tests.processes import frozen
 from tests.waiting import until
 
 
-@pytest.fixture(scope="module")
-def link(tmp_path_factory):
-    with start_embedded(tmp_path_factory.mktemp("nats")) as server, open_link(server) as link:
-        yield link
-
-
 def frames_of(source):
     stream, subject = source.names.buffer("in", 0), source.names.buffer_subject("in", 0)
     return source.link.run(read_subject(source.link.client, stream, subject))

@@ -35,12 +35,6 @@ from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
-def link(tmp_path_factory):
-    with start_embedded(tmp_path_factory.mktemp("nats")) as server, open_link(server) as link:
-        yield link
-
-
-@pytest.fixture(scope="module")
 def shared(link, tmp_path_factory):
     """A pipeline whose listener stays, because one of its vertices does."""
     folder = tmp_path_factory.mktemp("shared")

@@ -12,19 +12,12 @@ import pytest
 
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.secrets import Secret
-from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.web.endpoint import Endpoint
 from tests.connectors.http.posting import in_background
 from tests.connectors.serving.asking import asking
 from tests.waiting import until
 
 UUID_7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
-
-
-@pytest.fixture(scope="module")
-def link(tmp_path_factory):
-    with start_embedded(tmp_path_factory.mktemp("nats")) as server, open_link(server) as link:
-        yield link
 
 
 @pytest.fixture(scope="module")
