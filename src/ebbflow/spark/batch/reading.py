@@ -15,7 +15,7 @@ import pyarrow as pa
 from ebbflow.domain.errors import EbbflowError
 from ebbflow.engine import frames
 from ebbflow.engine.position import Mark
-from ebbflow.engine.publications import FROM, WATERMARK
+from ebbflow.engine.publications import FROM, MOVED_FROM, WATERMARK
 from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.publish import MSG_ID
 from ebbflow.nats.stored import StoredMessage, StreamSnapshot, read_one, read_page
@@ -41,7 +41,7 @@ _FACTS = {
     "__rows": "int",
     "__from": "string",
     "__watermark": "string",
-    "__msg_id": "string",
+    "__mark": "string",
 }
 SCHEMA = ", ".join(f"{name} {kind}" for name, kind in (COLUMNS | _FACTS).items())
 """What is read: beside the message its place, and on the last row of a frame facts about it."""
@@ -56,7 +56,7 @@ class FrameRange:
     """The rows of one stream behind ``after``, up to ``until``.
 
     Redelivered rows are only some of their stream's messages; of a buffer every one is read, but
-    for the ``copies``, by sequence, of frames that were read before.
+    for the ``copies``, by kind and sequence, of frames that were read before.
     """
 
     kind: int
@@ -64,7 +64,7 @@ class FrameRange:
     subject: str
     after: Mark
     until: Mark
-    copies: frozenset[int] = frozenset()
+    copies: frozenset[tuple[int, int]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def read_frames(link: Link, reading: FrameRange) -> Iterator[Frame]:
     """The frames of a reading, in order; ``EbbflowError`` if some are not there."""
     skip = reading.after.row
     for message in _whole_frames(link, reading):
-        if message.seq not in reading.copies:
+        if (reading.kind, message.seq) not in reading.copies:
             rows = frames.decode(message.payload)
             yield Frame(reading.kind, skip, message, rows.slice(skip))
         skip = 0
@@ -153,7 +153,8 @@ def _columns(frame: Frame) -> pa.RecordBatch:
     headers = frame.message.headers
     columns["__from"] = _on_last_row(headers.get(FROM), count, pa.string())
     columns["__watermark"] = _on_last_row(headers.get(WATERMARK), count, pa.string())
-    columns["__msg_id"] = _on_last_row(headers.get(MSG_ID), count, pa.string())
+    mark = headers.get(MSG_ID if frame.kind == FRESH else MOVED_FROM)
+    columns["__mark"] = _on_last_row(mark, count, pa.string())
     return pa.RecordBatch.from_pydict(columns)
 
 

@@ -122,7 +122,8 @@ class _Frame:
 class Window:
     """The rows of one partition between two spans. ``len`` is their number.
 
-    ``copies`` are the frames, by sequence, that were read before; their rows are not among them.
+    ``copies`` are the frames, by kind and sequence, that were read before; their rows are not among
+    them.
     """
 
     def __init__(self, spark: SparkSession, plan: VertexPlan, partition: int, start: Span) -> None:
@@ -133,7 +134,7 @@ class Window:
         self._base: DataFrame | None = None
         self._frames: list[_Frame] = []
         self._ends: list[int] = []
-        self.copies: frozenset[int] = frozenset()
+        self.copies: frozenset[tuple[int, int]] = frozenset()
 
     def open(self, end: Span, size: int) -> None:
         """Reads up to ``end``, which is about ``size`` bytes."""
@@ -144,23 +145,23 @@ class Window:
         read = partial(read_on_worker, plan=self._plan, readings=parts)
         numbers = self._spark.range(0, len(parts), 1, len(parts))
         self._base = numbers.mapInArrow(read, SCHEMA).persist()
-        facts = ("__place", "__rows", "__from", "__watermark", "__msg_id")
+        facts = ("__place", "__rows", "__from", "__watermark", "__mark")
         rows = self._base.where("__rows IS NOT NULL").select(*facts).collect()
         self._leave_out_copies([_frame(row) for row in sorted(rows, key=lambda row: row[0])])
         self._ends = list(accumulate(frame.rows for frame in self._frames))
 
     def _leave_out_copies(self, frames: list[_Frame]) -> None:
-        known, copies = self.start.known, set()
+        known, copies = self.start.known, set[tuple[int, int]]()
         for frame in frames:
             if frame.stamp is None:
                 continue
             if not frame.first and is_copy(known, frame.stamp):
-                copies.add(frame.seq)
+                copies.add((frame.kind, frame.seq))
             else:
                 known = with_frame(known, frame.stamp)
         self.end = replace(self.end, known=known)
         self.copies = frozenset(copies)
-        self._frames = [f for f in frames if f.kind != FRESH or f.seq not in copies]
+        self._frames = [f for f in frames if (f.kind, f.seq) not in copies]
 
     @property
     def _tasks(self) -> int:
@@ -176,7 +177,7 @@ class Window:
             return self._base.where("false")
         first, last = self._place(low), self._place(high - 1)
         within = f"__place BETWEEN {first} AND {last}"
-        copies = sorted(place_of(FRESH, seq, 0) for seq in self.copies)
+        copies = sorted(place_of(kind, seq, 0) for kind, seq in self.copies)
         copies = [place for place in copies if first <= place <= last]
         # One condition however many there are: Spark looks them up in a set.
         listed = ", ".join(str(frame_of(place)) for place in copies)
@@ -235,7 +236,7 @@ def _key(frame: _Frame) -> tuple[int, int]:
 def _frame(row: Row) -> _Frame:
     kind, seq, last = place_parts(row[0])
     watermark = datetime.fromisoformat(row[3]) if row[3] else None
-    stamp = Stamp.of(row[2], row[4]) if kind == FRESH else None
+    stamp = Stamp.of(row[2], row[4]) if kind == FRESH else Stamp.of_moved(row[4])
     return _Frame(kind, seq, last + 1 - row[1], row[1], (row[2], watermark), stamp)
 
 
@@ -244,7 +245,7 @@ def frame_ranges(
     partition: int,
     start: Span,
     end: Span,
-    copies: frozenset[int] = frozenset(),
+    copies: frozenset[tuple[int, int]] = frozenset(),
 ) -> list[FrameRange]:
     """Returns the ranges of frames that hold the rows between two spans, in their order."""
     names, vertex = Names(plan.pipeline), plan.vertex
@@ -254,6 +255,7 @@ def frame_ranges(
         names.due_subject(vertex, partition),
         start.redelivery,
         end.redelivery,
+        copies,
     )
     fresh = FrameRange(
         FRESH,
