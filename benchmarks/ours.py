@@ -25,9 +25,10 @@ from ebbflow.runtime.plan import MonoPlan, Role, SinksPlan, UserMap, VertexPlan
 from ebbflow.runtime.planning import make_plans
 from ebbflow.runtime.provision import provision
 from ebbflow.spark.supervisor import Supervisor
-from ebbflow.streams import streams
+from ebbflow.streams import catalogue
 from ebbflow.streams.names import Names
-from ebbflow.streams.positions import read_all
+from ebbflow.streams.positions import read_positions
+from ebbflow.streams.provision import ensure
 from ebbflow.usercode.monovertex import Bypass
 
 if TYPE_CHECKING:
@@ -71,9 +72,7 @@ def lay_out(ground: Ground, plans: Sequence[VertexPlan], *ends: str) -> None:
     ground.fresh()
     ground.link.run(provision(ground.link, plans))
     for end in ends:
-        ground.link.run(
-            streams.ensure(ground.link.client, streams.buffer_config(NAMES, end, 0, _BUFFER))
-        )
+        ground.link.run(ensure(ground.link.client, catalogue.buffer_config(NAMES, end, 0, _BUFFER)))
 
 
 def planned(ground: Ground, builder: Builder) -> list[VertexPlan]:
@@ -104,7 +103,7 @@ def _nobody(_line: str) -> None:
 
 def counts(ground: Ground, name: str) -> Counts:
     """Returns the counts of a vertex so far."""
-    return _counted(ground.link.run(read_all(ground.link, NAMES)), name)
+    return _counted(ground.link.run(read_positions(ground.link.client, NAMES)), name)
 
 
 def _counted(found: Positions, name: str) -> Counts:
@@ -119,7 +118,7 @@ def worked(ground: Ground, plans: Sequence[VertexPlan], messages: int) -> Watche
     first, last = plans[0].vertex, plans[-1].vertex
 
     def done() -> int:
-        found = ground.link.run(read_all(ground.link, NAMES))
+        found = ground.link.run(read_positions(ground.link.client, NAMES))
         return _counted(found, last).done or min(1, _counted(found, first).done)
 
     with running(ground, plans):

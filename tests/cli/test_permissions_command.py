@@ -12,8 +12,8 @@ from typer.testing import CliRunner, Result
 
 from ebbflow.cli.main import app
 from ebbflow.connectors.registry import SOURCES as KNOWN
-from ebbflow.nats.address import Addresses
 from ebbflow.nats.embedded import find_binary
+from ebbflow.nats.login import Addresses
 from ebbflow.runtime.planning import make_plans
 from ebbflow.runtime.source_process.client import SourcePlan
 from ebbflow.spec.lint import load
@@ -161,7 +161,7 @@ def test_what_a_run_will_make_is_known_from_the_spec_alone(vertex: str, tmp_path
     )
     pipeline = load(spec)
     for plan in make_plans(pipeline, Addresses.of("nats://localhost"), 0, None):
-        streams = pipeline.vertex(plan.vertex).streams
+        streams = pipeline.streams_of(plan.vertex)
         assert plan.streams == streams
         assert streams.returns == isinstance(plan.source, SourcePlan)
         assert (streams.has_buffer and plan.is_source) == isinstance(plan.source, FeedPlan)

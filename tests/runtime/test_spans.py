@@ -11,7 +11,7 @@ from ebbflow.engine import frames
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.trace_context import SCOPES, find_contexts
 from ebbflow.engine.verdict import Rules, Verdict
-from ebbflow.nats.address import Addresses
+from ebbflow.nats.login import Addresses
 from ebbflow.runtime.plan import Forward, VertexPlan
 from ebbflow.runtime.spans import (
     CHUNKS_A_SECOND,

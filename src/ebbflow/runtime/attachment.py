@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from ebbflow.nats.address import Addresses
+from ebbflow.nats.login import Addresses
 
 
 class Attachment(Protocol):

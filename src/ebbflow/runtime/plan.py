@@ -16,7 +16,7 @@ from ebbflow.engine.outage import DEFAULT_LIMIT, DEFAULT_ON_UNAVAILABLE, Breaker
 from ebbflow.engine.retry import RetryStrategy
 from ebbflow.engine.routing import Edge
 from ebbflow.engine.system_errors import LISTED, SystemErrors
-from ebbflow.nats.address import Addresses
+from ebbflow.nats.login import Addresses
 from ebbflow.nats.publish import BUFFER, PublishRetry
 from ebbflow.runtime.source_process.client import SourcePlan
 from ebbflow.streams.feed import FeedPlan
@@ -201,6 +201,7 @@ class VertexPlan:
             self.remembers,
             self.batched,
             self.serves,
+            self.buffer_frames,
         )
 
     @property

@@ -15,7 +15,7 @@ from ebbflow.connectors.generator.source import GeneratorPlan
 from ebbflow.connectors.plans import WHOLE_CHUNK, Pulled
 from ebbflow.engine.retry import RetryStrategy
 from ebbflow.engine.routing import Edge
-from ebbflow.nats.address import Addresses
+from ebbflow.nats.login import Addresses
 from ebbflow.nats.publish import BUFFER, PublishRetry
 from ebbflow.numaflow.pynumaflow.adapters import mode_of
 from ebbflow.runtime.handlers import resolve_code

@@ -9,10 +9,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ebbflow.connectors.http.request import Envelope
+from ebbflow.connectors.listening.posts import Envelope
 from ebbflow.connectors.serving.answers import AnswerSource, BucketAnswers
 from ebbflow.connectors.serving.book import RequestBook
-from ebbflow.connectors.serving.served_request import ServedRequest
+from ebbflow.connectors.serving.store import ServedRequest
 from ebbflow.domain.outcome import Counts
 from ebbflow.engine import frames
 from ebbflow.engine.answers import answer_headers, answer_key
@@ -21,13 +21,14 @@ from ebbflow.engine.trail import SentTo, TrailRow, publish_trail
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import publish
 from ebbflow.nats.stored import read_subject
-from ebbflow.streams import streams
-from ebbflow.streams.answers import AnswerBucket, bucket_config
-from ebbflow.streams.carry_out import address
+from ebbflow.streams import catalogue, provision
+from ebbflow.streams.answers import AnswerBucket
+from ebbflow.streams.catalogue import bucket_config
 from ebbflow.streams.feed import Spot, StorePlan
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import PositionStore
-from ebbflow.web.refusal import Refusal
+from ebbflow.streams.publish_settlement import address
+from ebbflow.web.exchange import Refusal
 
 TTL = 60_000
 _numbers = count()
@@ -58,13 +59,13 @@ class Desk:
             names.pipeline, "in", 1, 1024, link, None, print, folder, False, store=store
         )
         for config in (
-            streams.positions_config(names, answers=self.bucket),
-            streams.dead_letter_config(names),
-            streams.buffer_config(names, "in", 0, 100),
-            streams.trail_config(names, TTL),
+            catalogue.positions_config(names, answers=self.bucket),
+            catalogue.dead_letter_config(names),
+            catalogue.buffer_config(names, "in", 0, 100),
+            catalogue.trail_config(names, TTL),
             bucket_config(self.bucket, TTL),
         ):
-            self.run(streams.ensure(link.client, config))
+            self.run(provision.ensure(link.client, config))
 
     def run(self, work: Coroutine[Any, Any, Any], timeout: float = 20) -> Any:
         """Runs it on the link's loop."""

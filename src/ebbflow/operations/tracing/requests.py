@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from ebbflow.connectors.serving.open_request import OpenRequest
-from ebbflow.connectors.serving.records import RequestRecords
-from ebbflow.connectors.serving.recovery import read_life, read_waiting
-from ebbflow.connectors.serving.served_request import ServedRequest
+from ebbflow.connectors.serving.requests import OpenRequest
+from ebbflow.connectors.serving.store import RequestRecords, ServedRequest, read_life, read_waiting
 from ebbflow.engine.completion import RequestStep
 from ebbflow.engine.trail import TrailRow
 from ebbflow.nats.link import Link
 from ebbflow.operations.tracing.way import TraceStep
-from ebbflow.streams.answer_place import find_bucket
+from ebbflow.streams.answers import TrailFrame, find_bucket, read_trail_after
 from ebbflow.streams.names import Names
-from ebbflow.streams.trail import TrailFrame, read_trail_behind
 
 
 async def find_request(
@@ -38,7 +35,7 @@ async def find_request(
         partitions = sum(names.buffer(vertex, number) in streams for number in range(len(streams)))
         waiting = await read_waiting(link, names, vertex, partitions)
         way = OpenWay(vertex, request, waiting.get(request))
-        async for frames in read_trail_behind(link.client, names, checkpoint.begin):
+        async for frames in read_trail_after(link.client, names, checkpoint.begin):
             way.take(frames)
         if (known := way.describe()) is not None:
             return known

@@ -40,9 +40,8 @@ from ebbflow.runtime.operators import Operators, set_environment
 from ebbflow.runtime.plan import SinksPlan, VertexPlan
 from ebbflow.spark.batch.query_rows import record_query_rows
 from ebbflow.spark.batch.reading import FrameRange, read_frames
-from ebbflow.streams.carry_out import publish_all
 from ebbflow.streams.names import Names
-from ebbflow.streams.replayed import without_stored
+from ebbflow.streams.publish_settlement import publish_settlement, without_stored
 from ebbflow.usercode.sinks import run_fallback
 
 SCHEMA = "settled string"
@@ -180,10 +179,12 @@ class _Settling:
         client, names, repeated = self._link.client, self._names, self._decided.repeated
         settlement = self._link.run(without_stored(client, names, settlement, repeated))
         discarded = self._link.run(
-            publish_all(client, names, settlement, self._plan.publish, self._tally)
+            publish_settlement(client, names, settlement, self._plan.publish, self._tally)
         )
         if (amended := settlement.without_lost(discarded)) is not None:
-            self._link.run(publish_all(client, names, amended, self._plan.publish, self._tally))
+            self._link.run(
+                publish_settlement(client, names, amended, self._plan.publish, self._tally)
+            )
         return settlement.counts_without(discarded)
 
 

@@ -1,0 +1,114 @@
+"""The trail on a real server: published by settling, read and followed from a sequence on."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+
+from ebbflow.domain.durations import Backoff
+from ebbflow.domain.errors import EbbflowError
+from ebbflow.engine.publications import Chunk, Place
+from ebbflow.engine.settlement import Settlement, settle
+from ebbflow.engine.verdict import Rules, Verdict
+from ebbflow.nats import api
+from ebbflow.nats.follow import Follower
+from ebbflow.streams import catalogue
+from ebbflow.streams.answers import TrailFrame, follow_trail, read_trail_after
+from ebbflow.streams.publish_settlement import publish_settlement
+from tests.engine.sample_rows import some
+
+
+@pytest.fixture
+def tell(link, names, ensure):
+    """Settle a chunk of rows at a vertex, as often as one likes."""
+    ensure(catalogue.trail_config(names, 60_000))
+
+    def settlement(vertex: str, *ids: str) -> Settlement:
+        verdict = Verdict(some(*ids), Rules(vertex, Backoff(interval=1, steps=1), 10**6))
+        place = Place(vertex, 0, [], 10**6, trail=True)
+        return settle(Chunk(f"k:{vertex}", verdict.rows), verdict, place, datetime.now(UTC))
+
+    def publish(vertex: str, *ids: str) -> None:
+        link.run(publish_settlement(link.client, names, settlement(vertex, *ids)), timeout=10)
+
+    return publish
+
+
+def read(link, names, after: int = 0, vertex: str = "*") -> list[tuple[int, str, list[str]]]:
+    async def gather() -> list[TrailFrame]:
+        batches = read_trail_after(link.client, names, after, vertex)
+        return [frame async for batch in batches for frame in batch]
+
+    return facts(link.run(gather(), timeout=10))
+
+
+def facts(trail: list[TrailFrame]) -> list[tuple[int, str, list[str]]]:
+    return [(frame.seq, frame.vertex, [row.id for row in frame.rows]) for frame in trail]
+
+
+def test_what_was_told_is_read_from_a_sequence_on_and_a_replay_adds_nothing(link, names, tell):
+    assert read(link, names) == []
+    tell("in", "a", "b")
+    tell("in", "a", "b")
+    tell("out", "a")
+    assert read(link, names) == [(1, "in", ["a", "b"]), (2, "out", ["a"])]
+    assert read(link, names, after=1) == [(2, "out", ["a"])]
+    assert read(link, names, vertex="in") == [(1, "in", ["a", "b"])]
+    assert read(link, names, after=2) == []
+
+
+def test_many_frames_are_read_in_order(link, names, tell):
+    frame = b'EBBT\x01\x00[["r","m",1,1,"done",null,null,null,0,[]]]'
+
+    async def publish() -> None:
+        for _ in range(2_300):
+            await link.client.publish(names.trail_subject("v"), frame)
+
+    link.run(publish(), timeout=20)
+    tell("v", "last")  # confirmed behind all others
+    assert [seq for seq, _, _ in read(link, names, after=100)] == list(range(101, 2_302))
+
+
+def test_a_follower_hands_on_what_was_there_and_then_what_comes(link, names, tell):
+    taken: list[TrailFrame] = []
+    failures: list[EbbflowError] = []
+    come = asyncio.Event()
+
+    def take(batch: list[TrailFrame]) -> None:
+        taken.extend(batch)
+        come.set()
+
+    async def follow() -> Follower:
+        follower = await follow_trail(link.client, names, 1, take, failures.append)
+        await follower.catch_up()
+        return follower
+
+    async def wait() -> None:
+        come.clear()
+        while len(taken) < 3:
+            await come.wait()
+            come.clear()
+
+    for number in range(3):
+        tell("in", f"m{number}")
+    follower = link.run(follow(), timeout=10)
+    assert facts(taken) == [(2, "in", ["m1"]), (3, "in", ["m2"])]
+    tell("out", "m1")
+    link.run(wait(), timeout=10)
+    assert facts(taken[2:]) == [(4, "out", ["m1"])]
+    assert follower.seen == 4
+    link.run(follower.close())
+    assert failures == []
+
+
+def test_to_catch_up_with_a_trail_that_has_become_too_old_takes_no_time(link, names, tell):
+    async def follow() -> None:
+        await api.call(link.client, f"STREAM.PURGE.{names.trail}")
+        follower = await follow_trail(link.client, names, 0, lambda _: None, lambda _: None)
+        await follower.catch_up()
+        await follower.close()
+
+    tell("in", "a")
+    link.run(follow(), timeout=5)
