@@ -22,7 +22,7 @@ from tests.nats.fixtures import authority, ensure, link, names
 from tests.nats.outside import outside
 from tests.numaflow.functions import fixture as functions
 from tests.numaflow.functions.fixture import function_in
-from tests.sharing import SharedServers
+from tests.sharing import SharedServers, import_own_share_first
 from tests.spark.runs import another_journal, journal, run, server_letters, store
 from tests.thorough import register_profiles
 
@@ -74,6 +74,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SharedServers:
     """Hand out files that need the same server together."""
     return SharedServers(config, log)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Have each worker compile its part of the tests."""
+    if hasattr(session.config, "workerinput"):
+        import_own_share_first(session.config)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+
+from tests.waiting import until
 
 
 def family_of(pid: int) -> list[psutil.Process]:
@@ -38,10 +39,7 @@ def frozen(pid: int) -> Iterator[None]:
     """Halts a process, as a machine that swaps does; it is silent once all its threads stand."""
     os.kill(pid, signal.SIGSTOP)
     try:
-        deadline = time.monotonic() + 30
-        while not all(") T " in state for state in _thread_states(pid)):
-            assert time.monotonic() < deadline, "it does not stop"
-            time.sleep(0.01)
+        until(lambda: all(") T " in state for state in _thread_states(pid)))
         yield
     finally:
         with contextlib.suppress(ProcessLookupError):

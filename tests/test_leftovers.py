@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.nats.outside import until
 from tests.processes import is_running
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[1]
 LEAVING = {
@@ -83,7 +83,7 @@ def pytest_in(folder: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*command, str(folder)],
         cwd=folder,
-        env=environment | {"PYTHONPATH": str(ROOT)},
+        env=environment | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

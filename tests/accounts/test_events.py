@@ -12,7 +12,7 @@ from ebbflow.nats.embedded import EmbeddedServer, StateFolder
 from ebbflow.nats.locate import open_link
 from ebbflow.nats.publish import Tally
 from ebbflow.usercode.printing import Printed
-from tests.nats.outside import until
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from ebbflow.operations.sending import Sender, SentMessage
 from ebbflow.operations.tapping import tap
 from ebbflow.runtime.control import obey
 from tests.engine.sample_rows import account_of, some, verdict_on
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -100,10 +101,7 @@ def test_tasks_show_what_passes_only_while_somebody_taps(link, standing):
     taps.see(account_of(verdict))
     assert [row["id"] for row in _gather(passing, 2)] == ["a", "b"]
     link.flush()
-    deadline = time.monotonic() + 20
-    while taps._taps and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not taps._taps, "the tap was ended"
+    until(lambda: not taps._taps)
     link.run(words.unsubscribe())
 
 

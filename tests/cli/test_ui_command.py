@@ -7,6 +7,9 @@ import subprocess
 import sys
 import urllib.request
 
+from typer.testing import CliRunner
+
+from ebbflow.cli.main import app
 from ebbflow.nats.locate import open_link, start_embedded
 from tests.deadletters.written import Written
 
@@ -27,10 +30,9 @@ def test_it_prints_its_address_shows_what_is_there_and_ends_with_a_signal(tmp_pa
 
 
 def test_a_folder_without_pipelines_is_told(tmp_path):
-    command = [sys.executable, "-m", "ebbflow", "ui", "--state", str(tmp_path / "none")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 3
-    assert done.stderr == (
+    result = CliRunner().invoke(app, ["ui", "--state", str(tmp_path / "none")])
+    assert result.exit_code == 3
+    assert result.stderr == (
         f"ebbflow: There is no state folder {tmp_path / 'none'}: no pipeline has run here. "
         "Change to the folder it was run in, or name its state with --state DIR.\n"
     )

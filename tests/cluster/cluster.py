@@ -16,8 +16,8 @@ from ebbflow.nats.link import Link
 from ebbflow.nats.login import Addresses, Login
 from ebbflow.streams import provision
 from examples.cluster.nodes import Node, Nodes, Ports
-from tests.nats.outside import until
 from tests.processes import frozen
+from tests.waiting import until
 
 # What a password may hold and a configuration or a URL may trip over.
 LOGIN = Login(user="tester", password="0$a b@c/d")

@@ -11,7 +11,8 @@ from typing import Any
 from ebbflow.domain.errors import PublishError
 from ebbflow.nats.stored import read_subject
 from ebbflow.publishing import Publisher
-from tests.cluster.cluster import Cluster, until
+from tests.cluster.cluster import Cluster
+from tests.waiting import until
 
 EVERY = 0.01
 

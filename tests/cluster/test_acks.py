@@ -14,7 +14,7 @@ from ebbflow.nats import api
 from ebbflow.nats.bulk import publish_all
 from ebbflow.nats.publish import PublishRetry
 from ebbflow.nats.wire import Publishes
-from tests.nats.outside import until
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,8 @@ from ebbflow.domain.errors import NoStreamResponse, PublishError, PublishTimeout
 from ebbflow.nats.stored import read_subject
 from ebbflow.publishing import Outgoing, Publisher
 from ebbflow.streams import catalogue
-from tests.cluster.cluster import until
 from tests.cluster.steady import EVERY, Steady
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 

@@ -14,7 +14,7 @@ from ebbflow.nats import api
 from ebbflow.nats.publish import BUFFER, publish
 from ebbflow.streams import catalogue
 from ebbflow.streams.reader import FrameReader
-from tests.cluster.cluster import until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 

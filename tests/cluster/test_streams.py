@@ -7,7 +7,7 @@ import pytest
 from ebbflow.domain.errors import JetStreamUnavailable, SetupError
 from ebbflow.nats import api
 from ebbflow.streams import catalogue, provision
-from tests.cluster.cluster import until
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 

@@ -21,8 +21,9 @@ from ebbflow.testing import (
     SourceUnderTest,
 )
 from tests.conformance.waiving import RULES_FLOODED_WHEN_ASKED, blocked_when_asked
-from tests.nats.outside import Outside, until
+from tests.nats.outside import Outside
 from tests.nats.securing import reload
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 

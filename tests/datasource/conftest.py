@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -16,6 +15,7 @@ from ebbflow.nats.link import Link
 from ebbflow.nats.locate import NATS_URL
 from ebbflow.nats.login import Addresses
 from tests.nats.securing import address
+from tests.waiting import until
 
 _numbers = count()
 
@@ -105,10 +105,8 @@ class Stream:
 
     def is_left_alone(self) -> bool:
         """Whether all consumers go; who deletes one does not wait for it."""
-        deadline = time.monotonic() + 10
-        while self.consumers and time.monotonic() < deadline:
-            time.sleep(0.02)
-        return self.consumers == 0
+        until(lambda: not self.consumers)
+        return True
 
     def stored(self) -> list[tuple[str, bytes, dict[str, str]]]:
         """Subject, data and headers of all messages, one by one from the server itself."""

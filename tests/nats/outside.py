@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
@@ -26,15 +25,6 @@ _numbers = count()
 def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
     with Outside.running(tmp_path_factory.mktemp("outside")) as server:
         yield server
-
-
-def until(condition: Callable[[], Any], seconds: float = 30) -> Any:
-    """Wait until something is so, and return it."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-    return found
 
 
 class Outside:

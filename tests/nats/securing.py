@@ -23,6 +23,7 @@ import trustme
 
 from ebbflow.nats.embedded import find_binary
 from ebbflow.nats.login import Addresses
+from tests.waiting import until
 
 
 def address(server: Addresses) -> str:
@@ -65,10 +66,7 @@ def reload(folder: Path, config: str) -> None:
     times = log.read_text().count("Reloaded server configuration")
     _written(folder, config)
     os.kill(int((folder / "nats.pid").read_text()), signal.SIGHUP)
-    deadline = time.monotonic() + 10
-    while log.read_text().count("Reloaded server configuration") == times:
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.01)
+    until(lambda: log.read_text().count("Reloaded server configuration") > times)
 
 
 def _pick_port() -> int:

@@ -7,7 +7,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from ebbflow.streams.names import Names
 from ebbflow.streams.positions import PositionStore
 from ebbflow.streams.reader import FrameReader
 from tests.nats.securing import nats_server, reload
+from tests.waiting import until
 
 NAMES = Names("p")
 STEP = "Give it the permissions that are printed by: ebbflow permissions SPEC"
@@ -87,15 +88,8 @@ def at_once(error: type[Exception], text: str) -> Iterator[None]:
     began = time.monotonic()
     with pytest.raises(error) as caught:
         yield
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10, "it waited for an answer"
     assert str(caught.value).startswith(text), str(caught.value)
-
-
-def waits_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 # --- publishing ---------------------------------------------------------------------------------
@@ -103,7 +97,7 @@ def waits_for(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.guarantee("denied-subjects-are-named")
 def test_publishing_to_a_denied_subject_is_refused_for_good(server):
-    text = "orders.no: refused by the server after 1 attempt in 0.0"
+    text = "orders.no: refused by the server after 1 attempt in "
     with server.denying(publish=["orders.no"]), server.publisher(ack_wait=30) as publisher:
         with at_once(PermanentPublishError, text) as caught:
             publisher.publish("orders.no", b"", retry_attempts=-1)
@@ -239,7 +233,7 @@ def test_a_reader_that_may_not_ask_for_messages_says_so(server):
     with server.denying(publish=[call]), open_link(server.me) as link:
         wake = threading.Event()
         following = reader(link, wake)
-        assert wake.wait(1)
+        assert wake.wait(20)
         with at_once(AccessError, server.told("publish", call).partition("*")[0]):
             following.take(1)
         following.close()
@@ -252,10 +246,10 @@ def test_a_reader_that_may_not_purge_says_so(server):
         link.run(publish(link.client, NAMES.buffer_subject("v", 0), frame, retry=BUFFER))
         wake = threading.Event()
         following = reader(link, wake)
-        waits_for(lambda: bool(following.take(10)))
+        until(lambda: following.take(10))
         wake.clear()
         following.forget(Mark(1))
-        assert wake.wait(1)
+        assert wake.wait(20)
         with at_once(AccessError, server.told("publish", call)):
             following.take(10)
         following.close()
@@ -265,7 +259,7 @@ def test_a_reader_that_may_not_purge_says_so(server):
 
 
 def test_a_permission_that_is_taken_away_is_named_and_one_that_is_given_is_used(server):
-    with server.denying(), server.publisher(ack_wait=10) as publisher:
+    with server.denying(), server.publisher(ack_wait=30) as publisher:
         assert publisher.publish("orders.x", b"").seq == 1
         reload(server.folder, server.config(publish=["orders.x"]))
         with at_once(PermanentPublishError, "orders.x: refused by the server"):
@@ -279,7 +273,7 @@ def test_a_worker_whose_inbox_was_taken_away_connects_anew_when_it_has_it_again(
         link = worker_link(server.me)
         link.run(api.list_streams(link.client, ""))
         reload(server.folder, server.config(subscribe=["_INBOX.>"]))
-        waits_for(lambda: link.client.denied is not None)
+        until(lambda: link.client.denied is not None)
         with pytest.raises(AccessError, match="subscribe to _INBOX"):
             link.run(api.list_streams(link.client, ""))
         reload(server.folder, server.config())
@@ -294,7 +288,7 @@ def test_a_link_whose_login_was_taken_away_says_so(server):
     with server.denying(), open_link(server.me) as link:
         link.check()
         reload(server.folder, server.config().replace('"me"', '"you"'))
-        waits_for(lambda: link.client.ended is not None)
+        until(lambda: link.client.ended is not None)
         with pytest.raises(SetupError) as told:
             link.check()
         assert re.fullmatch(

@@ -17,8 +17,8 @@ from ebbflow.nats.login import Addresses
 from ebbflow.nats.publish import BUFFER, Tally, publish
 from ebbflow.streams import catalogue, provision
 from ebbflow.streams.names import Names
-from tests.nats.outside import until
 from tests.nats.securing import nats_server
+from tests.waiting import until
 
 NAMES = Names("test")
 MIB = 1024 * 1024

@@ -27,6 +27,7 @@ from ebbflow.nats.link import Link, check_version
 from ebbflow.nats.locate import find_own_server, open_link, start_embedded
 from ebbflow.nats.login import Addresses, Login
 from ebbflow.streams import provision
+from tests.waiting import until
 
 
 def test_it_listens_on_loopback_only_and_its_password_is_its_owners_alone(tmp_path):
@@ -65,9 +66,7 @@ def test_what_was_stored_is_there_after_the_server_was_killed(tmp_path):
             link.run(provision.ensure(link.client, config))
             first = server.pid
             os.kill(first, signal.SIGKILL)
-            deadline = time.monotonic() + 10
-            while server.pid == first and time.monotonic() < deadline:
-                time.sleep(0.02)
+            until(lambda: server.pid != first)
             assert link.run(api.read_state(link.client, "kept")).messages == 0
         assert server.restarts == 1
     finally:
@@ -119,10 +118,8 @@ def test_a_server_that_was_restarted_ends_with_its_owner_as_well(tmp_path):
         firsts = set(parent.children())
         (server,) = [one for one in firsts if one.name() == "nats-server"]
         server.kill()
-        deadline = time.monotonic() + 20
-        while len(family := set(parent.children()) - firsts) < 2:  # it, and who watches it
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: len(set(parent.children()) - firsts) >= 2)  # it, and who watches it
+        family = set(parent.children()) - firsts
         owner.kill()
 
     assert psutil.wait_procs(family, timeout=20)[1] == []

@@ -37,7 +37,7 @@ def test_nobody_listening_is_an_error_after_the_attempts_are_used_up(link, names
         send(link, names.buffer_subject("nobody", 0), retry=PublishRetry(wait=0.1, attempts=2))
 
     assert failed.value.attempts == 3
-    assert 0.2 <= time.monotonic() - began < 5
+    assert 0.2 <= time.monotonic() - began < 20
 
 
 def test_the_deadline_ends_endless_attempts(link, names):
@@ -46,7 +46,7 @@ def test_the_deadline_ends_endless_attempts(link, names):
     with pytest.raises(PublishTimeout):
         send(link, names.buffer_subject("nobody", 0), retry=retry)
 
-    assert 0.4 <= time.monotonic() - began < 5
+    assert 0.4 <= time.monotonic() - began < 20
 
 
 def test_a_full_buffer_is_told_apart_or_waited_for(link, names, ensure):

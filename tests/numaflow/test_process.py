@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from ebbflow.numaflow import launcher, server_info
 from ebbflow.numaflow.launcher import PLACE
 from ebbflow.numaflow.process import FunctionPlan, FunctionProcess, check_docker, docker_run
 from ebbflow.spec.lint import load
+from tests.waiting import until
 
 MAP = """
 from pynumaflow.mapper import Datum, MapServer, Message, Messages
@@ -70,10 +70,7 @@ def started(*command: str, **options: object) -> Iterator[FunctionProcess]:
 
 
 def wait_until_gone(pids: set[int]) -> None:
-    deadline = time.monotonic() + 60
-    while alive := {pid for pid in pids if is_running(pid)}:
-        assert time.monotonic() < deadline, f"still running: {alive}"
-        time.sleep(0.02)
+    until(lambda: not any(map(is_running, pids)), 60)
 
 
 def is_running(pid: int) -> bool:

@@ -26,6 +26,7 @@ from ebbflow.publishing import Ack, AsyncPublisher, Outgoing, Publisher
 from ebbflow.streams import provision
 from tests.nats.securing import address
 from tests.processes import frozen
+from tests.waiting import until
 
 PATIENT = {"retry_attempts": -1, "retry_wait": 0.05, "ack_wait": 30}
 
@@ -62,13 +63,6 @@ def fragile(tmp_path):
     yield fragile
     fragile.process.stop()
     folder.release()
-
-
-def until(condition):
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_message_sent_again_to_a_server_that_hung_is_stored_once(fragile):

@@ -16,6 +16,7 @@ from ebbflow.nats.pull import LightConsumer, PullConsumer
 from ebbflow.nats.stored import read_one
 from ebbflow.streams import catalogue
 from ebbflow.streams.reader import FrameReader
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -262,8 +263,7 @@ def test_frames_that_were_read_before_are_passed_over(writer, knowing):
 def test_a_frame_that_is_read_in_part_is_no_copy_of_itself(writer, knowing):
     reader = knowing()
     writer.write(1, "a", "b", "c")
-    while not (first := reader.take(2)):
-        time.sleep(0.01)
+    first = until(lambda: reader.take(2))
     assert ids(first) == ["a", "b"]
     assert reader.known == NOTHING
 

@@ -11,6 +11,7 @@ from ebbflow.engine import frames
 from ebbflow.ui.letters import LetterReaders
 from tests.ui.asking import Answer, Asking, asking
 from tests.ui.shown import Shown
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -128,11 +129,8 @@ def test_many_go_back_as_a_job_that_is_asked_for_and_can_be_stopped(
 
 
 def ask_until_done(page: Asking, job: str) -> Answer:
-    deadline = time.monotonic() + 20
-    while not (answer := page.get(job)).json["done"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return answer
+    until(lambda: page.get(job).json["done"])
+    return page.get(job)
 
 
 def test_letters_are_exported_as_lines(page: Asking, shown: Shown):

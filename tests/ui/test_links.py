@@ -7,7 +7,7 @@ from ebbflow.nats.embedded import StateFolder
 from ebbflow.nats.link import Link
 from ebbflow.nats.locate import start_embedded
 from ebbflow.ui.links import FolderLink
-from tests.connectors.http.posting import wait_for
+from tests.waiting import until
 
 
 def is_connected(page: FolderLink) -> bool:
@@ -28,10 +28,10 @@ def test_a_run_gets_the_folder_that_a_page_has_and_the_page_goes_along(tmp_path)
         own = page.get()
         assert page.get() is own
         with start_embedded(tmp_path) as server:
-            wait_for(lambda: is_connected(page))
+            until(lambda: is_connected(page))
             link = page.get()
             assert (link is not own, str(link.server)) == (True, str(server))
-        wait_for(lambda: is_connected(page))
+        until(lambda: is_connected(page))
         again = page.get()
         assert again is not link
         # Others use the server that the page runs, as they use that of a run.

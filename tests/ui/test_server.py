@@ -7,7 +7,6 @@ import io
 import json
 import socket
 import threading
-import time
 from contextlib import ExitStack
 from itertools import islice
 
@@ -18,9 +17,9 @@ from ebbflow.status.model import Concern
 from ebbflow.ui import pipelines
 from ebbflow.ui.server import UiAddress, open_socket, parse_address
 from ebbflow.web.server import make_certificate
-from tests.connectors.http.posting import wait_for
 from tests.ui.asking import Answer, Asking, asking
 from tests.ui.shown import Shown
+from tests.waiting import until
 
 _FORM = "application/x-www-form-urlencoded"
 
@@ -97,7 +96,7 @@ def test_a_browser_that_stops_reading_is_let_go_and_holds_up_nobody(
                 # A busy machine may be too slow for a state of this size now and then.
                 states = (event for event in events if event[0] == "status")
                 assert len(list(islice(states, 4))) == 4
-            wait_for(lambda: is_closed(stuck))
+            until(lambda: is_closed(stuck))
 
 
 def is_closed(client: socket.socket) -> bool:
@@ -155,11 +154,8 @@ def test_probes_turn_red_with_a_vertex_and_metrics_are_there(link, shown: Shown)
 
 def ask_until(page: Asking, path: str, status: int) -> Answer:
     """Ask until the answer has this status: states are read a moment late."""
-    deadline = time.monotonic() + 10
-    while (answer := page.get(path)).status != status and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert answer.status == status
-    return answer
+    until(lambda: page.get(path).status == status)
+    return page.get(path)
 
 
 @pytest.mark.guarantee("pages-are-kept-to-those-who-may")

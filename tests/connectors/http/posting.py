@@ -8,8 +8,7 @@ import re
 import secrets
 import ssl
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,11 +141,3 @@ def in_background(call, *arguments) -> tuple[threading.Thread, list[Any]]:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     return thread, results
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 10) -> None:
-    """Return when the condition holds; fail if it does not in time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)

@@ -18,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from ebbflow.nats.locate import open_link, start_embedded
 from tests.connectors.http.posting import NDJSON, posting
 
 CASES = int(os.environ.get("EBBFLOW_CASES", "150"))
@@ -36,13 +35,8 @@ VALUES = [
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("nats")
-    with (
-        start_embedded(folder) as server,
-        open_link(server) as link,
-        posting(link, folder, read_timeout=0.5) as source,
-    ):
+def source(link, tmp_path_factory):
+    with posting(link, tmp_path_factory.mktemp("source"), read_timeout=0.5) as source:
         yield source
 
 
@@ -135,7 +129,7 @@ ENDS = ["wait", "half-close", "close", "reset"]
 def sent(source, chance, kind, end):
     """What comes back when something is sent in pieces, and the connection is then ended."""
     data = kind(chance)
-    with socket.create_connection(("127.0.0.1", source.port), timeout=20) as client:
+    with socket.create_connection(("127.0.0.1", source.port), timeout=60) as client:
         try:
             for piece in pieces(chance, data):
                 client.sendall(piece)

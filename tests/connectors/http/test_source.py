@@ -28,14 +28,9 @@ from ebbflow.domain.errors import SetupError
 from ebbflow.domain.secrets import Secret
 from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.web.server import Certificate, Endpoint, make_certificate
-from tests.connectors.http.posting import LOOPBACK, NDJSON, asked, in_background, posting, wait_for
+from tests.connectors.http.posting import LOOPBACK, NDJSON, asked, in_background, posting
 from tests.ports import free_port
-
-
-@pytest.fixture(scope="module")
-def link(tmp_path_factory):
-    with start_embedded(tmp_path_factory.mktemp("nats")) as server, open_link(server) as link:
-        yield link
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -356,7 +351,7 @@ def test_more_than_may_be_on_its_way_is_refused(link, tmp_path):
     with posting(link, tmp_path, in_flight=2) as source, contextlib.ExitStack() as stack:
         for _ in range(2):
             stack.enter_context(contextlib.closing(begun(source, b"half")))
-        wait_for(lambda: source.post(b"x").status == 429)
+        until(lambda: source.post(b"x").status == 429)
         answer = source.post(b"x")
 
         assert (answer.reason, answer.headers["retry-after"]) == (
@@ -364,7 +359,7 @@ def test_more_than_may_be_on_its_way_is_refused(link, tmp_path):
             "1",
         )
         stack.close()
-        wait_for(lambda: source.post(b"x").status == 200)
+        until(lambda: source.post(b"x").status == 200)
 
 
 def begun(source, part, length=1_000):
@@ -668,7 +663,7 @@ def test_a_stop_finishes_what_is_on_its_way_and_refuses_the_rest(link, tmp_path)
         idle = source.connect()
         assert asked(idle, "POST", source.path, b"1").status == 200
         stopping, _ = in_background(source.feed.stop)
-        wait_for(lambda: source.feed.failure is not None)
+        until(lambda: source.feed.failure is not None)
         refused = asked(idle, "POST", source.path, b"2")
         health = source.ask("GET", "/health")
         waiting.sendall(b"x")
@@ -687,7 +682,7 @@ def test_a_stop_does_not_wait_for_ever_for_a_slow_client(link, tmp_path, monkeyp
     monkeypatch.setattr("ebbflow.connectors.http.source._GRACE", 0.2)
     with posting(link, tmp_path) as source:
         slow = begun(source, b"half")
-        wait_for(lambda: source.feed._admission._inside == 1)
+        until(lambda: source.feed._admission._inside == 1)
         source.feed.stop()
 
         assert not everything(slow).startswith(b"HTTP/1.1 200")
@@ -701,11 +696,11 @@ def test_without_nats_it_refuses_and_goes_on_when_nats_is_back(tmp_path):
         with posting(link, tmp_path) as source:
             assert source.ask("GET", "/health").body == {"status": "ok"}
             first.pop_all().close()
-            wait_for(lambda: source.feed.failure is not None)
+            until(lambda: source.feed.failure is not None)
             answer = source.post(b"x", x_numaflow_id="a")
             health = source.ask("GET", "/health")
             with start_embedded(tmp_path / "nats", port=port_of(server)) as server:
-                wait_for(lambda: source.post(b"x", x_numaflow_id="a").status == 200)
+                until(lambda: source.post(b"x", x_numaflow_id="a").status == 200)
                 with open_link(server) as source.link:
                     assert source.values() == [b"x"]
 
@@ -739,9 +734,9 @@ def test_posts_in_flight_when_nats_dies_are_not_answered_with_200(tmp_path):
                         assert answer.status == 503
 
             threads = [in_background(post_on, name) for name in "abcd"]
-            wait_for(lambda: len(taken) > 200)
+            until(lambda: len(taken) > 200)
             first.pop_all().close()
-            wait_for(lambda: source.feed.failure is not None)
+            until(lambda: source.feed.failure is not None)
             stop.set()
             for thread, results in threads:
                 thread.join(20)

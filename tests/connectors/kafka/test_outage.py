@@ -11,7 +11,7 @@ from ebbflow.connectors.kafka.sink import KafkaSink
 from ebbflow.connectors.kafka.source import KafkaSource
 from ebbflow.domain.message import Status
 from tests.connectors.kafka.test_sink import rows_of, write
-from tests.connectors.kafka.test_source import offsets, take, until
+from tests.connectors.kafka.test_source import offsets, read_until, take
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,7 @@ def test_an_outage_is_sat_out_and_nothing_is_lost_or_doubled(kafka):
     patient, hasty = sink_with(kafka, topic, 30_000), sink_with(kafka, topic, 1_000)
     write(patient, b"before")
     source.ack(offsets(take(source, 1)))
-    until(lambda: source.exhausted, source)
+    read_until(lambda: source.exhausted, source)
 
     kafka.kill()
     response = hasty(rows_of(b"too early"))[0]

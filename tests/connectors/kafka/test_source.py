@@ -17,6 +17,7 @@ from ebbflow.domain.errors import SetupError
 from ebbflow.domain.secrets import Secret
 from ebbflow.domain.source import SourceMessage
 from tests.connectors.kafka.broker import PASSWORD, USER, free_ports
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -58,13 +59,16 @@ def take(source, count, within=20.0):
     return messages
 
 
-def until(condition, *sources, within=20.0):
-    """Read on, in case something is told, until it is so."""
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, "it does not come to that"
-        for source in sources:
-            assert source.read(100, 0.05).num_rows == 0
+def read_until(condition, *sources):
+    """Read until the condition holds: a source learns of changes while it is read."""
+
+    def holds():
+        if not (found := condition()):
+            for source in sources:
+                assert source.read(100, 0.05).num_rows == 0
+        return found
+
+    until(holds)
 
 
 def offsets(messages):
@@ -132,10 +136,10 @@ def test_only_what_is_before_the_first_unsettled_message_is_committed(kafka, gro
     messages = take(source, 100)
 
     source.ack(offsets(messages[:10] + messages[11:]))
-    until(lambda: kafka.lag(group, topic) == {0: 90}, source)
+    read_until(lambda: kafka.lag(group, topic) == {0: 90}, source)
     assert not source.exhausted
     source.ack(offsets(messages[10:11]))
-    until(lambda: kafka.lag(group, topic) == {0: 0} and source.exhausted, source)
+    read_until(lambda: kafka.lag(group, topic) == {0: 0} and source.exhausted, source)
 
 
 @pytest.mark.guarantee("kafka-skips-no-record")
@@ -168,7 +172,7 @@ def test_transactions_leave_no_lag(kafka, group, opened):
     source = opened(topic)
     source.ack(offsets(take(source, 1)))
 
-    until(lambda: kafka.lag(group, topic) == {0: 0}, source)  # and nothing more comes
+    read_until(lambda: kafka.lag(group, topic) == {0: 0}, source)  # and nothing more comes
     assert kafka.ends(topic) == {0: 4}
 
 
@@ -180,12 +184,12 @@ def test_it_is_exhausted_when_the_ends_are_reached_and_not_before(kafka, opened)
     assert not source.exhausted
     messages = take(source, 2)
     source.ack(offsets(messages))
-    until(lambda: source.exhausted, source)
+    read_until(lambda: source.exhausted, source)
     kafka.fill(topic, [b"3"])
     messages = take(source, 1)
     assert not source.exhausted
     source.ack(offsets(messages))
-    until(lambda: source.exhausted, source)
+    read_until(lambda: source.exhausted, source)
 
 
 def test_pending_is_how_far_it_is_behind(kafka, opened):
@@ -204,7 +208,7 @@ def test_a_start_at_the_end_is_kept_though_nothing_was_read_yet(kafka, group, op
     monkeypatch.setattr(Member, "_commit", lambda self: None)
     settings = {"auto.offset.reset": "latest"}
     first = opened(topic, **settings)
-    until(lambda: kafka.lag(group, topic) == {0: 0}, first)
+    read_until(lambda: kafka.lag(group, topic) == {0: 0}, first)
     first.close()
 
     kafka.fill(topic, [b"new"])
@@ -224,11 +228,13 @@ def test_partitions_come_and_go_and_nothing_is_skipped(kafka, group, opened):
     source.ack(offsets(settled))
 
     with another_member(kafka, group, topic) as other:
-        until(lambda: other.poll(0.05) and len(other.assignment()) == 2, source)
+        read_until(lambda: other.poll(0.05) and len(other.assignment()) == 2, source)
         assert len(source.partitions()) == 2
         source.ack(offsets(first))  # of partitions that it no longer has, too
         theirs = [partition.partition for partition in other.assignment()]
-        until(lambda: all(kafka.lag(group, topic)[p] == 0 for p in source.partitions()), source)
+        read_until(
+            lambda: all(kafka.lag(group, topic)[p] == 0 for p in source.partitions()), source
+        )
         assert all(kafka.lag(group, topic)[p] > 0 for p in theirs)
 
     left = sum(kafka.lag(group, topic).values())
@@ -236,7 +242,7 @@ def test_partitions_come_and_go_and_nothing_is_skipped(kafka, group, opened):
     assert {m.partition for m in again} == set(theirs)
     assert {m.offset for m in first if m.partition in theirs} >= set(offsets(again))
     source.ack(offsets(again))
-    until(lambda: set(kafka.lag(group, topic).values()) == {0}, source)
+    read_until(lambda: set(kafka.lag(group, topic).values()) == {0}, source)
 
 
 def test_a_member_that_is_full_does_not_hold_up_the_group(kafka, group, opened):
@@ -261,18 +267,18 @@ def test_a_member_that_is_full_does_not_hold_up_the_group(kafka, group, opened):
 def test_a_member_is_not_exhausted_while_another_has_something_left(kafka, opened):
     topic = kafka.topic(2)
     sources = [opened(topic), opened(topic)]
-    until(lambda: all(len(source.partitions()) == 1 for source in sources), *sources)
+    read_until(lambda: all(len(source.partitions()) == 1 for source in sources), *sources)
     for partition in range(2):
         kafka.fill(topic, [b"x"] * 50, partition=partition)
     messages = [take(source, 50) for source in sources]
 
     sources[0].ack(offsets(messages[0]))
     looked_twice = time.monotonic() + 2.5
-    until(lambda: time.monotonic() > looked_twice, sources[0])
+    read_until(lambda: time.monotonic() > looked_twice, sources[0])
     assert not sources[0].exhausted
 
     sources[1].ack(offsets(messages[1]))
-    until(lambda: all(source.exhausted for source in sources), *sources)
+    read_until(lambda: all(source.exhausted for source in sources), *sources)
 
 
 def test_members_beyond_the_number_of_partitions_are_exhausted(kafka, opened):
@@ -297,7 +303,7 @@ def test_the_newer_group_protocol_works_as_well(kafka, group, opened):
     kafka.fill(topic, (b"%d" % n for n in range(50)))
     source = opened(topic, **{"group.protocol": "consumer"})
     source.ack(offsets(take(source, 50)))
-    until(lambda: source.exhausted, source)
+    read_until(lambda: source.exhausted, source)
     source.close()
     assert kafka.lag(group, topic) == {0: 0, 1: 0}
 
@@ -316,11 +322,11 @@ def test_a_topic_that_is_not_there_is_named(kafka, opened):
 def test_a_topic_that_is_deleted_fails_the_vertex_until_it_is_there_again(kafka, opened):
     topic = kafka.topic()
     source = opened(topic, **{"topic.metadata.refresh.interval.ms": "500"})
-    until(lambda: source.exhausted, source)
+    read_until(lambda: source.exhausted, source)
     kafka.delete(topic)
 
     with pytest.raises(SetupError, match="does not go on: UNKNOWN_TOPIC_OR_PART: Subscribed topic"):
-        until(lambda: False, source)
+        read_until(lambda: False, source)
     kafka.topic(name=topic)
     kafka.fill(topic, [b"new"])
     assert [message.value for message in take(source, 1)] == [b"new"]

@@ -20,14 +20,9 @@ from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.nats.stored import read_subject
 from ebbflow.streams import catalogue, provision
 from ebbflow.streams.feed import Buffers
-from tests.connectors.http.posting import NDJSON, asked, in_background, posting, wait_for
+from tests.connectors.http.posting import NDJSON, asked, in_background, posting
 from tests.processes import frozen
-
-
-@pytest.fixture(scope="module")
-def link(tmp_path_factory):
-    with start_embedded(tmp_path_factory.mktemp("nats")) as server, open_link(server) as link:
-        yield link
+from tests.waiting import until
 
 
 def frames_of(source):
@@ -108,7 +103,7 @@ def test_a_buffer_that_is_full_refuses_all_posts_of_a_frame_and_takes_them_later
             refused = list(pool.map(lambda name: source.post(b"x", x_numaflow_id=name), ids))
             assert {answer.status for answer in refused} == {429}
             source.purge()
-            wait_for(lambda: source.post(b"x", x_numaflow_id="m0").status == 200)
+            until(lambda: source.post(b"x", x_numaflow_id="m0").status == 200)
 
         assert [row["id"] for row in source.rows()] == ["m0"]
 
@@ -167,7 +162,7 @@ def test_a_post_that_was_left_in_doubt_is_stored_once_when_it_is_sent_again(tmp_
             ids = [f"m{n}" for n in range(10)]
             doubtful = list(pool.map(lambda name: source.post(b"x", x_numaflow_id=name), ids))
             again = source.post(b"x", x_numaflow_id="m3")
-        wait_for(lambda: source.post(b"x", x_numaflow_id="m3").status == 200)
+        until(lambda: source.post(b"x", x_numaflow_id="m3").status == 200)
         for name in ids:
             assert source.post(b"x", x_numaflow_id=name).status == 200
 
@@ -188,7 +183,7 @@ def test_a_post_whose_id_could_not_be_written_down_is_not_stored_again(link, tmp
         assert {answer.status for answer in answers} == {503}
         link.run(provision.ensure(link.client, catalogue.seen_config(source.names)))
         for n in range(4):
-            wait_for(lambda name=f"m{n}": source.post(b"x", x_numaflow_id=name).status == 200)
+            until(lambda name=f"m{n}": source.post(b"x", x_numaflow_id=name).status == 200)
 
         assert sorted(row["id"] for row in source.rows()) == [f"m{n}" for n in range(4)]
 
@@ -202,7 +197,7 @@ def test_posts_in_doubt_hold_their_room_until_their_fate_is_known(tmp_path):
         with halted(tmp_path / "state"):
             doubtful = [source.post(b"x", x_numaflow_id=f"m{n}").status for n in range(3)]
             refused = source.post(b"x")
-        wait_for(lambda: source.post(b"x", x_numaflow_id="m4").status == 200)
+        until(lambda: source.post(b"x", x_numaflow_id="m4").status == 200)
 
         assert (doubtful, refused.status) == ([503, 503, 503], 429)
         assert refused.reason == "too many requests are on their way"
@@ -271,5 +266,5 @@ def test_a_client_that_is_gone_does_not_keep_its_room(link, tmp_path):
         for n in range(20):
             with socket.create_connection(("127.0.0.1", source.port)) as client:
                 client.sendall(request(f"m{n}", b"x" * 10)[: -5 if n % 2 else None])
-        wait_for(lambda: source.feed._admission._inside == 0)
-        wait_for(lambda: source.post(b"x").status == 200)
+        until(lambda: source.feed._admission._inside == 0)
+        until(lambda: source.post(b"x").status == 200)

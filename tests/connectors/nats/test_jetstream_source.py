@@ -20,8 +20,9 @@ from ebbflow.nats.link import Link
 from ebbflow.nats.login import Addresses
 from ebbflow.nats.publish import publish
 from ebbflow.publishing import Publisher
-from tests.nats.outside import Outside, Stream, until
+from tests.nats.outside import Outside, Stream
 from tests.nats.securing import Authority, Nkey, nats_server, reload
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ import pytest
 
 from ebbflow import Message, Nack, Pipeline
 from ebbflow.status.run_report import Silent
-from tests.nats.outside import Outside, Stream, until
+from tests.nats.outside import Outside, Stream
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]
 

@@ -22,8 +22,9 @@ from ebbflow.engine import frames
 from ebbflow.engine.position import LINEAGE
 from ebbflow.nats.login import Addresses
 from ebbflow.usercode.columns import COLUMNS
-from tests.nats.outside import Outside, Stream, until
+from tests.nats.outside import Outside, Stream
 from tests.nats.securing import nats_server
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -16,8 +16,9 @@ from ebbflow.nats.login import Addresses
 from ebbflow.nats.stored import read_subject
 from ebbflow.streams import catalogue
 from ebbflow.streams.feed import Spot
-from tests.nats.outside import Outside, until
+from tests.nats.outside import Outside
 from tests.nats.securing import nats_server
+from tests.waiting import until
 
 
 class Place:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import count
@@ -167,14 +166,6 @@ def make_envelope(id: str | None) -> Envelope:
     return Envelope(
         [*named, (b"content-length", b"1"), (b"x-own", b"1")], now=1_800_000_000_000_000
     )
-
-
-def until(condition: Callable[[], Any], seconds: float = 10) -> None:
-    """Returns when it holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.005)
 
 
 def payloads(request: ServedRequest | None) -> Sequence[bytes]:

@@ -11,7 +11,8 @@ from ebbflow.connectors.serving import requests
 from ebbflow.engine.answers import Answer, own_answers
 from ebbflow.engine.position import Mark
 from ebbflow.nats import api
-from tests.connectors.serving.desk import Desk, at, make_envelope, payloads, row, until
+from tests.connectors.serving.desk import Desk, at, make_envelope, payloads, row
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -7,18 +7,12 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 
-from ebbflow.nats.locate import open_link, start_embedded
 from tests.connectors.serving.asking import asking
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("nats")
-    with (
-        start_embedded(folder) as server,
-        open_link(server) as link,
-        asking(link, folder, request_timeout=0.1) as asked,
-    ):
+def server(link, tmp_path_factory):
+    with asking(link, tmp_path_factory.mktemp("server"), request_timeout=0.1) as asked:
         yield asked
 
 

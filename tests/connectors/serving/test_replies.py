@@ -12,18 +12,12 @@ import pytest
 
 from ebbflow.domain.errors import SetupError
 from ebbflow.domain.secrets import Secret
-from ebbflow.nats.locate import open_link, start_embedded
 from ebbflow.web.server import Endpoint
-from tests.connectors.http.posting import in_background, wait_for
+from tests.connectors.http.posting import in_background
 from tests.connectors.serving.asking import asking
+from tests.waiting import until
 
 UUID_7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
-
-
-@pytest.fixture(scope="module")
-def link(tmp_path_factory):
-    with start_embedded(tmp_path_factory.mktemp("nats")) as server, open_link(server) as link:
-        yield link
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +135,7 @@ def test_no_room_is_429_and_says_when_to_come_again(server):
 def test_more_callers_than_may_wait_get_429(link, tmp_path):
     with asking(link, tmp_path, in_flight=1) as server:
         thread, answers = in_background(server.post, "sync", b"wait")
-        wait_for(lambda: server.book.open_calls)
+        until(lambda: server.book.open_calls)
         refused = server.post("sync", b"x")
         assert (refused.status, refused.headers["Retry-After"]) == (429, "1")
         (request,) = server.book.kept
@@ -398,7 +392,7 @@ def test_answers_to_requests_sent_at_once_stand_in_their_order_behind_a_stream(s
     with socket.create_connection(("127.0.0.1", server.port)) as client:
         client.sendall(request("sse", "wait", "p1") + request("sse", "a", "p2"))
         client.sendall(request("sync", "b", "p3"))
-        wait_for(lambda: "p3" in server.book.kept)
+        until(lambda: "p3" in server.book.kept)
         server.on_loop(server.book.end, "p1")
         text = b""
         while not text.endswith(b"\r\n\r\nb"):
@@ -415,11 +409,11 @@ def test_answers_to_requests_sent_at_once_stand_in_their_order_behind_a_stream(s
 def test_nobody_waits_for_a_client_that_has_gone(server, path):
     connection = server.connect()
     connection.request("POST", f"/v1/process/{path}", b"wait", {"X-Numaflow-Id": f"gone-{path}"})
-    wait_for(lambda: server.book.open_calls == 1)
+    until(lambda: server.book.open_calls == 1)
     connection.sock.shutdown(socket.SHUT_RDWR)
     connection.close()
 
-    wait_for(lambda: server.book.open_calls == 0)
+    until(lambda: server.book.open_calls == 0)
     assert server.get(f"fetch?id=gone-{path}").json == {"status": "in-progress"}
 
 
@@ -435,14 +429,14 @@ def test_a_slow_reader_holds_up_its_own_stream_only_and_one_that_stops_is_let_go
             b"POST /v1/process/sse HTTP/1.1\r\nHost: localhost\r\nX-Numaflow-Id: slow\r\n"
             b"Content-Length: 4\r\n\r\nwait"
         )
-        wait_for(lambda: server.book.open_calls)
+        until(lambda: server.book.open_calls)
         for _ in range(200):
             server.on_loop(server.book.add, "slow", b"x" * 100_000)
         assert server.post("sync", b"y").body == b"y"
         connections = list(server.feed._listeners.ports[0].server.connections)
         held = max(connection._transport.get_write_buffer_size() for connection in connections)
         assert 0 < held < 1_000_000
-        wait_for(lambda: not server.book.open_calls)
+        until(lambda: not server.book.open_calls)
         client.close()
 
 
@@ -457,8 +451,8 @@ def test_a_connection_that_is_to_be_closed_does_not_wait_for_a_client_that_never
         client.connect(("127.0.0.1", server.port))
         head = b"POST /v1/process/sync HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
         client.sendall(head + b"Content-Length: 10000000\r\n\r\n" + b"x" * 10_000_000)
-        wait_for(lambda: any(connection._transport.is_closing() for connection in connections))
-        wait_for(lambda: not connections)
+        until(lambda: any(connection._transport.is_closing() for connection in connections))
+        until(lambda: not connections)
         client.close()
 
 
@@ -640,7 +634,7 @@ def test_at_the_end_callers_that_still_wait_hear_it(link, tmp_path, monkeypatch)
         thread, answers = in_background(
             lambda: server.post("sync", b"wait", X_Numaflow_Id="waiting")
         )
-        wait_for(lambda: server.book.open_calls)
+        until(lambda: server.book.open_calls)
     thread.join()
     assert (answers[0].status, answers[0].json["id"]) == (503, "waiting")
     assert answers[0].json["message"] == ("the run is stopping; fetch the results when it goes on")

@@ -16,7 +16,8 @@ from ebbflow.streams import catalogue, provision
 from ebbflow.web.server import Endpoint
 from tests.connectors.http.posting import in_background, posting
 from tests.connectors.serving.asking import started
-from tests.connectors.serving.desk import Desk, until
+from tests.connectors.serving.desk import Desk
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from ebbflow.spark.run import run_pipeline
 from ebbflow.status.run_report import Silent, Summary
 from tests.connectors.user_code.queue import Queue, QueueFile, RedeliveringQueue
 from tests.spark.runs import Failures, Journal
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spark")]
 
@@ -282,10 +283,7 @@ def test_one_process_serves_all_epochs_and_ends_with_the_run(run, queue, store, 
     assert Counter(map(int, journal.read())) == dict.fromkeys(range(400), 1)
     (pid,) = opened.read_text().split()
     assert closed.exists()
-    deadline = time.monotonic() + 10
-    while is_running(pid):
-        assert time.monotonic() < deadline, "the source's process is still there"
-        time.sleep(0.05)
+    until(lambda: not is_running(pid))
 
 
 def test_what_raises_in_a_source_is_told_and_tried_again(run, queue, store, journal, tmp_path):
