@@ -15,7 +15,7 @@ from typer.main import get_command
 from ebbflow import MonoVertex, Pipeline
 from ebbflow.cli.main import app
 from ebbflow.domain.outcome import Counts
-from ebbflow.runtime.run_options import RunOptionNames, RunOptions
+from ebbflow.runtime.run import RunOptionNames, RunOptions
 from ebbflow.spec.lint import lint
 from ebbflow.status.run_report import Summary, Watcher
 from tests.docs.pages import BLOCKS, PAGES, ROOT, Block, Page, commands

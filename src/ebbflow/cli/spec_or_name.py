@@ -10,7 +10,7 @@ import typer
 from ebbflow.cli.completion import complete_pipelines
 
 if TYPE_CHECKING:
-    from ebbflow.runtime.stored_spec import StoredSpec
+    from ebbflow.runtime.run import StoredSpec
 
 
 def _complete(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -46,7 +46,7 @@ def read_pipeline(
     if is_file(target):
         return _read_file(Path(target), name, defaults)
     from ebbflow.nats.locate import open_link_to_pipeline
-    from ebbflow.runtime.stored_spec import read_spec
+    from ebbflow.runtime.run import read_spec
     from ebbflow.streams.names import Names
 
     if defaults:
@@ -59,7 +59,7 @@ def read_pipeline(
 
 
 def _read_file(file: Path, name: str | None, defaults: bool) -> StoredSpec:
-    from ebbflow.runtime.stored_spec import StoredSpec
+    from ebbflow.runtime.run import StoredSpec
     from ebbflow.spec.echo import to_document
     from ebbflow.spec.lint import load
     from ebbflow.spec.outline import outline

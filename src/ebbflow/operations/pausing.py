@@ -17,8 +17,7 @@ from ebbflow.engine.position import Position
 from ebbflow.nats.link import Link
 from ebbflow.runtime import turn
 from ebbflow.runtime.pause_watch import tell_pauses
-from ebbflow.runtime.run_lock import find_run
-from ebbflow.runtime.stored_spec import read_spec
+from ebbflow.runtime.run import find_run, read_spec
 from ebbflow.streams.names import Names
 from ebbflow.streams.pauses import change_pauses, read_pauses
 from ebbflow.streams.positions import read_all

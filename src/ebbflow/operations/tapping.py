@@ -30,7 +30,7 @@ from ebbflow.nats.behind import read_behind
 from ebbflow.nats.follow import Follower
 from ebbflow.nats.link import Link
 from ebbflow.nats.pull import Deliveries
-from ebbflow.runtime.stored_spec import read_spec
+from ebbflow.runtime.run import read_spec
 from ebbflow.runtime.taps import ask_tap, end_tap
 from ebbflow.spec.graph.shape import ShapeVertex
 from ebbflow.streams.names import Names

@@ -29,14 +29,11 @@ from ebbflow.nats.disk import Unconfirmed
 from ebbflow.nats.embedded import FolderWitness
 from ebbflow.nats.locate import find_own_server, open_link_for_run
 from ebbflow.runtime import provision
-from ebbflow.runtime.attachment import Attachment
 from ebbflow.runtime.feeds import Feeds
 from ebbflow.runtime.handlers import close_run
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.planning import make_plans
-from ebbflow.runtime.run_lock import hold_run_lock
-from ebbflow.runtime.run_options import RunOptionNames, RunOptions
-from ebbflow.runtime.stored_spec import store_spec
+from ebbflow.runtime.run import Attachment, RunOptionNames, RunOptions, hold_run_lock, store_spec
 from ebbflow.runtime.task_listener import TaskListener
 from ebbflow.runtime.trace_export import MISSING, asks_for_traces, is_installed
 from ebbflow.runtime.turn import STOP, turn

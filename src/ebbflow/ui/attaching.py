@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from ebbflow.nats.address import Addresses
-from ebbflow.runtime.attachment import Attachment
+from ebbflow.runtime.run import Attachment
 from ebbflow.ui.address import METRICS_PORT, PAGE_PORT, PageAddress, parse_address
 from ebbflow.ui.links import ServerLink
 from ebbflow.ui.server import open_page

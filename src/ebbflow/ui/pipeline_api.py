@@ -10,7 +10,7 @@ from ebbflow.domain.errors import EbbflowError, SetupError
 from ebbflow.nats.link import Link
 from ebbflow.operations.pausing import PauseReport, pause, resume
 from ebbflow.operations.tracing import trace_on_link
-from ebbflow.runtime.stored_spec import StoredSpec, read_spec
+from ebbflow.runtime.run import StoredSpec, read_spec
 from ebbflow.spec.echo import document_to_yaml
 from ebbflow.spec.graph.layout import lay_out
 from ebbflow.streams.logs import LogPage, read_logs

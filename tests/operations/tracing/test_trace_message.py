@@ -13,8 +13,7 @@ from ebbflow.nats import api
 from ebbflow.operations.tracing import MessageTrace, trace_on_link
 from ebbflow.operations.tracing.places import Search
 from ebbflow.operations.tracing.way import Family
-from ebbflow.spark.audit.files import TableFiles
-from ebbflow.spark.audit.rows import BatchRows, write_files
+from ebbflow.spark.audit.files import BatchRows, TableFiles, write_files
 from ebbflow.status.model import WorkInHand
 from tests.streams.audited import Audited
 

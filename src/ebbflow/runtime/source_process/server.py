@@ -23,16 +23,16 @@ import threading
 import time
 from pathlib import Path
 
-from ebbflow.runtime.source_process.line import Line
 from ebbflow.runtime.source_process.protocol import (
-    Answer,
     End,
     Failed,
+    FromSource,
     Greet,
+    Line,
     Order,
-    Request,
     Resume,
     Settle,
+    ToSource,
 )
 from ebbflow.runtime.source_process.reading import SourceReading
 from ebbflow.usercode.printing import Printed, redirected
@@ -109,7 +109,7 @@ class _Conversation:
         pause, self._pause = self._pause, 0.0
         return pause * 1000
 
-    def _hear(self, request: Request) -> None:
+    def _hear(self, request: ToSource) -> None:
         self._may_read = True
         match request:
             case Greet():
@@ -129,7 +129,7 @@ class _Conversation:
         if not given and time.monotonic() - began < _MIN_READ:
             self._pause = _MIN_READ  # a source that does not wait must not keep us spinning
 
-    def _answer(self, answer: Answer | None) -> bool:
+    def _answer(self, answer: FromSource | None) -> bool:
         """Says it, if there is something to say; returns whether there was."""
         if isinstance(answer, Failed):
             self._may_read = False

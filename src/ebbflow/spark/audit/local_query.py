@@ -25,8 +25,7 @@ import pyarrow.parquet as pq
 from ebbflow.engine.audit import PLAIN_TABLE, TIME
 from ebbflow.spark.audit.dialect import refusal, translate
 from ebbflow.spark.audit.files import DAY, WAITING, day_of
-from ebbflow.spark.audit.reading import ParquetFiles
-from ebbflow.spark.audit.results import AuditResult
+from ebbflow.spark.audit.reading import AuditResult, ParquetFiles
 
 _NEVER: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": False,

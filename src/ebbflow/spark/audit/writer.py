@@ -21,8 +21,7 @@ from pyspark import InheritableThread
 
 from ebbflow.connectors.spark.errors import hush
 from ebbflow.domain.durations import Backoff
-from ebbflow.spark.audit.files import BatchSpan
-from ebbflow.spark.audit.rows import BatchRows
+from ebbflow.spark.audit.files import BatchRows, BatchSpan
 from ebbflow.spark.audit.tables import AuditTable, open_table
 from ebbflow.status.model import Concern
 from ebbflow.streams.audit import AuditStream

@@ -41,12 +41,9 @@ from ebbflow.runtime.handlers import lasting, patience_of
 from ebbflow.runtime.pause_watch import PauseWatch
 from ebbflow.runtime.plan import SinksPlan, SqlMap, VertexPlan
 from ebbflow.runtime.turn import resumes
-from ebbflow.spark.batch.calls import BatchCalls
-from ebbflow.spark.batch.query import Query
+from ebbflow.spark.batch.query import BatchCalls, BatchWork, Query, Write
 from ebbflow.spark.batch.settling import SCHEMA, Decided, Settled, settle_on_worker
 from ebbflow.spark.batch.window import Pending, Window, frame_ranges
-from ebbflow.spark.batch.work import BatchWork
-from ebbflow.spark.batch.write import Write
 from ebbflow.streams.names import Names
 from ebbflow.streams.positions import PositionStore
 
