@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
+from ebbflow.connectors.generator.source import GeneratorPlan
 from ebbflow.domain.durations import DEFAULT_ON_ERROR
 from ebbflow.engine import frames
 from ebbflow.engine.frames import Rows
 from ebbflow.engine.trace_context import SCOPES, find_contexts
 from ebbflow.engine.verdict import Rules, Verdict
 from ebbflow.nats.address import Addresses
-from ebbflow.runtime.plan import Forward, VertexPlan
+from ebbflow.runtime.plan import CallLimits, Forward, Policy, RunFacts, VertexPlan
 from ebbflow.runtime.spans import (
     CHUNKS_A_SECOND,
     MESSAGES_A_SECOND,
@@ -20,6 +21,7 @@ from ebbflow.runtime.spans import (
     TaskSpans,
     current_ids,
 )
+from ebbflow.streams.names import VertexStreams
 
 pytest.importorskip("opentelemetry.sdk")
 
@@ -40,9 +42,14 @@ class Recording:
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         addresses = Addresses.__new__(Addresses)
         plan = VertexPlan(
-            "orders", "in", 1, Forward(), (), DEFAULT_ON_ERROR, 500, 500, 1, addresses, 1_000_000,
-            is_source=is_source,
-        )  # fmt: skip
+            RunFacts("orders", addresses, 1_000_000),
+            VertexStreams("in", 1, has_buffer=not is_source),
+            Forward(),
+            CallLimits(500, 500),
+            Policy(DEFAULT_ON_ERROR),
+            1,
+            source=GeneratorPlan(rate=None) if is_source else None,
+        )
         self.task = TaskSpans(plan, 0, provider.get_tracer("test"))
 
     def follow(self, count: int, parent: str | None = None) -> Rows:

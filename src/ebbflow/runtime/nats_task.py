@@ -56,13 +56,13 @@ class NatsJournal:
         self._names = Names(plan.pipeline)
         self._tally = tally
         self._store = PositionStore(
-            link.client, self._names, plan.vertex, partition, plan.publish, tally
+            link.client, self._names, plan.vertex, partition, plan.run.publish, tally
         )
         self.ledger: Ledger | None = None
 
     async def claim(self) -> Position:
         """Takes the partition over: from now on the task that had it can write no more."""
-        return await self._store.claim(self._plan.run)
+        return await self._store.claim(self._plan.run.id)
 
     async def write(self, position: Position) -> None:
         """Replaces the record; ``Fenced`` when another task has claimed the partition."""
@@ -84,7 +84,7 @@ class NatsJournal:
 
     async def publish(self, settlement: Settlement) -> Collection[Publication]:
         """Stores the publications, stage after stage; returns those that a full buffer discards."""
-        client, retry = self._link.client, self._plan.publish
+        client, retry = self._link.client, self._plan.run.publish
         return await publish_all(client, self._names, settlement, retry, self._tally)
 
     def submit(self, step: Coroutine[Any, Any, T]) -> InFlight[T]:
@@ -98,7 +98,7 @@ class VertexTask:
     def __init__(self, plan: VertexPlan, partition: int, seconds: float) -> None:
         self._plan = plan
         self._partition = partition
-        self._link = worker_link(plan.server)
+        self._link = worker_link(plan.run.server)
         self._names = Names(plan.pipeline)
         self._clock = SystemClock()
         self._turn = Turn(seconds, self._clock)
@@ -136,11 +136,11 @@ class VertexTask:
 
     def _parts(self, code: VertexCode) -> TaskParts:
         plan = self._plan
-        patience = patience_of(plan.whose, "code", plan.on_unavailable)
+        patience = patience_of(plan.whose, "code", plan.policy.on_unavailable)
         return TaskParts(
             journal=self._journal,
             open_intake=self._open_intake,
-            gate=Gate(code, patience, breaker_of(plan.whose, plan.breaker)),
+            gate=Gate(code, patience, breaker_of(plan.whose, plan.policy.breaker)),
             size=lasting(plan.whose, ("pace", self._partition), lambda: Pace(plan.call_rows)),
             rules=self._rules,
             events=self.events,
@@ -166,10 +166,10 @@ def place_of(plan: VertexPlan, partition: int) -> Place:
         plan.vertex,
         partition,
         plan.edges,
-        plan.max_payload,
-        plan.bucket,
-        plan.trail,
-        plan.audit is not None,
+        plan.run.max_payload,
+        plan.run.bucket,
+        plan.run.trail,
+        plan.run.audit is not None,
     )
 
 
@@ -177,12 +177,12 @@ def _rules(plan: VertexPlan, partition: int) -> DecisionRules:
     place = place_of(plan, partition)
     # An ordered vertex must not pass on what a held row may still have to come before.
     emits = bool(plan.edges) and not plan.ordered
-    return DecisionRules(place, plan.on_error, plan.largest_output, emits, _times(plan))
+    return DecisionRules(place, plan.policy.on_error, plan.largest_output, emits, _times(plan))
 
 
 def _interval(plan: VertexPlan) -> float:
     """Returns how long the rows of a trickle are gathered."""
-    if plan.serves:
+    if plan.streams.serves:
         return AT_REQUESTS
     return AT_SOURCE if plan.is_source else AT_BUFFER
 
@@ -207,7 +207,7 @@ def open_ledger(plan: VertexPlan, partition: int, link: Link) -> Ledger | None:
     if not isinstance(plan.source, SourcePlan):
         return None
     names = Names(plan.pipeline)
-    ledger = Ledger(link, names, plan.vertex, partition, plan.partitions, plan.publish)
+    ledger = Ledger(link, names, plan.vertex, partition, plan.partitions, plan.run.publish)
     link.run(ledger.load())
     return ledger
 
@@ -227,8 +227,8 @@ def open_inlet(
         return GeneratorInlet(source, vertex, partition, plan.partitions, done.inlet)
     if isinstance(source, SourcePlan):
         assert ledger is not None
-        patience = patience_of(plan.whose, f"source {partition}", plan.on_unavailable)
-        source = replace(source, systems=plan.systems)
+        patience = patience_of(plan.whose, f"source {partition}", plan.policy.on_unavailable)
+        source = replace(source, systems=plan.policy.systems)
         return PulledInlet(source, vertex, partition, done.inlet, ledger, wake, events, patience)
     buffer, subject = names.buffer(vertex, partition), names.buffer_subject(vertex, partition)
     return FrameReader(link, buffer, subject, done.inlet, wake, done.known)

@@ -58,13 +58,13 @@ def set_environment(plan: VertexPlan, partition: int) -> None:
     The worker keeps them for its task. Those of containers come and go with their functions.
     """
     os.environ |= {
-        "NUMAFLOW_NAMESPACE": plan.namespace,
+        "NUMAFLOW_NAMESPACE": plan.run.namespace,
         "NUMAFLOW_POD": f"{plan.pipeline}-{plan.vertex}-{partition}",
         "NUMAFLOW_REPLICA": str(partition),
         "NUMAFLOW_PIPELINE_NAME": plan.pipeline,
         "NUMAFLOW_VERTEX_NAME": plan.vertex,
-        LINEAGE: plan.lineage,
-        LOG_LEVEL: plan.log_level,
+        LINEAGE: plan.run.lineage,
+        LOG_LEVEL: plan.run.log_level,
     }
     if isinstance(plan.role, MonoPlan):
         os.environ["NUMAFLOW_MONO_VERTEX_NAME"] = plan.vertex
@@ -106,13 +106,13 @@ class UserCode:
         operator = Operators(plan, self._emit).operator()
         if self._isolate:
             operator = self._in_children = PoisonIsolation(operator, self._child, self._emit)
-        fed = plan.is_source and plan.has_buffer
+        fed = plan.is_source and plan.streams.has_buffer
         return set_aside_dead(operator) if fed else operator
 
     def _child(self) -> Child:
         plan = self._plan
         fresh, close = partial(_fresh_operator, plan), partial(close_handlers, plan.whose)
-        return Child(fresh, close, partial(_outage_of, plan), plan.call_timeout)
+        return Child(fresh, close, partial(_outage_of, plan), plan.calls.timeout)
 
     def __call__(self, verdict: Verdict) -> None:
         """Decides about a chunk."""
@@ -181,7 +181,7 @@ class Operators:
 
     def _handler(self, role: str, code: Code, env: Variables = ()) -> Handler:
         plan = self._plan
-        return handler_for(plan.whose, role, code, plan.search, plan.systems, env)
+        return handler_for(plan.whose, role, code, plan.run.search, plan.policy.systems, env)
 
     def _map(self, role: UserMap, name: str) -> Operator:
         handler = self._handler(name, role.code, role.env)
@@ -189,16 +189,16 @@ class Operators:
 
     def _caller(self, role: UserMap, handler: Handler) -> Operator:
         """Returns the way to call a map in its mode."""
-        size = self._plan.batch_size
+        size = self._plan.calls.batch_size
         match role.mode:
             case "unary":
-                return partial(run_map, handler, concurrency=self._plan.concurrency)
+                return partial(run_map, handler, concurrency=self._plan.calls.concurrency)
             case "stream":
                 return partial(run_stream, handler)
             case "batch":
                 return partial(run_batch_map, handler, batch_size=size)
             case "columnar" | "pandas":
-                pandas, rows = role.mode == "pandas", self._plan.rows_of(role)
+                pandas, rows = role.mode == "pandas", self._plan.calls.rows_of(role)
                 return partial(run_columnar, handler, batch_size=rows, pandas=pandas)
             case never:
                 assert_never(never)
@@ -217,17 +217,17 @@ class Operators:
 
     def _call_size(self, role: SinkPlan) -> int:
         if isinstance(role, UserSink) and role.mode != "batch":
-            return self._plan.rows_of(role)
-        return self._plan.batch_size
+            return self._plan.calls.rows_of(role)
+        return self._plan.calls.batch_size
 
     def _sink(self, role: SinkPlan, name: str) -> Operator:
         match role:
             case UserSink(code, mode):
                 handler = self._handler(name, code, role.env)
                 if mode == "batch":
-                    call = partial(run_sink, handler, batch_size=self._plan.batch_size)
+                    call = partial(run_sink, handler, batch_size=self._plan.calls.batch_size)
                 else:
-                    rows, pandas = self._plan.rows_of(role), mode == "pandas"
+                    rows, pandas = self._plan.calls.rows_of(role), mode == "pandas"
                     call = partial(run_columnar_sink, handler, batch_size=rows, pandas=pandas)
                 return _in_its_environment(handler, call)
             case LogSink():

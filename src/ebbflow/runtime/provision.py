@@ -45,7 +45,7 @@ async def provision(link: Link, plans: Sequence[VertexPlan], replicas: int = 1) 
     """Makes every stream exist as the plans want it."""
     names = Names(plans[0].pipeline)
     await _refuse_leftovers(link, plans, names)
-    bucket, own_store = plans[0].bucket, any(plan.has_own_store for plan in plans)
+    bucket, own_store = plans[0].run.bucket, any(plan.has_own_store for plan in plans)
     configs = [
         streams.positions_config(names, replicas, bucket, own_store),
         streams.dead_letter_config(names, replicas),
@@ -53,21 +53,21 @@ async def provision(link: Link, plans: Sequence[VertexPlan], replicas: int = 1) 
         streams.status_config(names, replicas),
     ]
     if bucket is not None:
-        configs.append(bucket_config(bucket, plans[0].bucket_ttl, replicas))
-    if any(plan.returns for plan in plans):
+        configs.append(bucket_config(bucket, plans[0].run.bucket_ttl, replicas))
+    if any(plan.streams.returns for plan in plans):
         configs.append(streams.ledger_config(names, replicas))
-    if any(plan.remembers for plan in plans):
+    if any(plan.streams.remembers for plan in plans):
         configs.append(streams.seen_config(names, replicas))
-    if plans[0].trail:
-        ttl = plans[0].bucket_ttl or streams.TRAIL_TTL
+    if plans[0].run.trail:
+        ttl = plans[0].run.bucket_ttl or streams.TRAIL_TTL
         configs.append(streams.trail_config(names, ttl, replicas))
-    if (table := plans[0].audit) is not None:
+    if (table := plans[0].run.audit) is not None:
         configs.append(streams.audit_config(names, table, replicas))
     for plan in plans:
         for partition in range(plan.partitions):
             vertex, frames = plan.vertex, plan.buffer_frames
             configs.append(streams.redelivery_config(names, vertex, partition, replicas))
-            if plan.has_buffer:
+            if plan.streams.has_buffer:
                 configs.append(streams.buffer_config(names, vertex, partition, frames, replicas))
     for config in configs:
         await streams.ensure(link.client, config)
@@ -182,9 +182,9 @@ async def drained(link: Link, plans: Sequence[VertexPlan]) -> bool:
     """
     positions = await read_all(link, Names(plans[0].pipeline))
     for plan in plans:
-        if plan.is_source and not plan.has_buffer and not plan.paused:
+        if plan.is_source and not plan.streams.has_buffer and not plan.paused:
             ends = [positions.get((plan.vertex, p)) for p in range(plan.partitions)]
-            if not all(end is not None and _exhausted(end, plan.run) for end in ends):
+            if not all(end is not None and _exhausted(end, plan.run.id) for end in ends):
                 return False
     first = await snapshot(link, plans)
     if any(state is None or state.messages for state in first.values()):

@@ -72,9 +72,9 @@ class SpanBudget:
 
 def open_spans(plan: VertexPlan, partition: int) -> TaskSpans | None:
     """Returns who records the traces of a task; nobody unless the plan says so."""
-    if not plan.traces:
+    if not plan.run.traces:
         return None
-    return TaskSpans(plan, partition, open_tracer(plan.pipeline, plan.traces))
+    return TaskSpans(plan, partition, open_tracer(plan.pipeline, plan.run.traces))
 
 
 class TaskSpans:

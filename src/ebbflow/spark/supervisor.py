@@ -114,7 +114,7 @@ class VertexSupervisor:
     def _run_epoch(self, isolate: bool) -> None:
         plan = self.plan
         seconds = _CLOSING if self._stopping.is_set() else next(self._lengths)
-        if plan.batched:
+        if plan.streams.batched:
             run_batches(self._spark, plan, self.epoch, seconds, self._stopping)
         else:
             reports = self._epochs.run(self.epoch, seconds, isolate)

@@ -63,13 +63,13 @@ def writing_audit(
     ``SetupError`` if the table can never be written. A context that ends by an exception leaves the
     rest to the next one: Spark has died.
     """
-    if audit is None or plan.audit is None:
+    if audit is None or plan.run.audit is None:
         yield
         return
-    options = tuple(json.loads(plan.audit)["options"].items())
+    options = tuple(json.loads(plan.run.audit)["options"].items())
     table = open_table(spark, replace(audit.read_format("the audit table"), options=options))
     table.check()
-    stream = AuditStream(link, Names(plan.pipeline), plan.lineage)
+    stream = AuditStream(link, Names(plan.pipeline), plan.run.lineage)
     times = AuditTimes(lambda: slots.epoch_seconds, audit.interval / 1000, audit.lasts)
     writer = AuditWriter(spark, table, stream, link, plan, times, tell)
     observer.beside = writer.list_concerns
@@ -116,7 +116,7 @@ class AuditWriter:
         self._table = table
         self._stream = stream
         self._link = link
-        self._rows_of = (plan.server, plan.pipeline)
+        self._rows_of = (plan.run.server, plan.pipeline)
         self._times = times
         self._tell = tell
         self._stopping = threading.Event()

@@ -121,7 +121,7 @@ class Query:
         self._largest = plan.largest
         self._sql = plan.role.query if isinstance(plan.role, SqlMap) else None
         self._code = plan.role.code if isinstance(plan.role, DataFrameMap) else None
-        self._search = plan.search
+        self._search = plan.run.search
         self._function: Callable[[DataFrame], Any] | None = None
         self._kept: list[DataFrame] = []
         self._filled: list[DataFrame] = []
@@ -270,7 +270,7 @@ class Write:
         assert isinstance(plan.role.primary, SparkSink)
         self._spark = spark
         self._vertex = plan.vertex
-        self._most = plan.batch_size
+        self._most = plan.calls.batch_size
         self._settings = plan.role.primary.settings
 
     def check(self) -> None:

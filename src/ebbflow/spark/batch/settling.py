@@ -132,7 +132,7 @@ class _Settling:
         self._partition = partition
         self._decided = decided
         self._names = Names(plan.pipeline)
-        self._link = worker_link(plan.server)
+        self._link = worker_link(plan.run.server)
         self._tally = Tally()
 
     def run(self, result: pa.Table | None) -> Settled:
@@ -145,7 +145,7 @@ class _Settling:
             record_query_rows(verdict, result, decided.key, decided.traced)
             for index, why in decided.blamed.items():
                 verdict.record_error(index, SparkError(why.kind, why.text))
-        breaker = decided.breaker or Breaker(plan.breaker)
+        breaker = decided.breaker or Breaker(plan.policy.breaker)
         breaker.check(verdict)
         place = place_of(plan, self._partition)
         chunk = Chunk(decided.key, rows, decided.number)
@@ -164,7 +164,7 @@ class _Settling:
     def _rules(self) -> Rules:
         plan = self._plan
         falls_back = isinstance(plan.role, SinksPlan) and plan.role.fallback is not None
-        return Rules(plan.vertex, plan.on_error, plan.largest, has_fallback=falls_back)
+        return Rules(plan.vertex, plan.policy.on_error, plan.largest, has_fallback=falls_back)
 
     def _sink(self, verdict: Verdict, role: SinksPlan) -> None:
         """Fails what was not written as after a FAILURE, or, without a strategy, as if raised."""
@@ -193,10 +193,10 @@ class _Settling:
         client, names, repeated = self._link.client, self._names, self._decided.repeated
         settlement = self._link.run(without_stored(client, names, settlement, repeated))
         discarded = self._link.run(
-            publish_all(client, names, settlement, self._plan.publish, self._tally)
+            publish_all(client, names, settlement, self._plan.run.publish, self._tally)
         )
         if (amended := settlement.without_lost(discarded)) is not None:
-            self._link.run(publish_all(client, names, amended, self._plan.publish, self._tally))
+            self._link.run(publish_all(client, names, amended, self._plan.run.publish, self._tally))
         return settlement.counts_without(discarded)
 
 

@@ -67,7 +67,7 @@ def check_batches(spark: SparkSession, plans: Sequence[VertexPlan]) -> None:
     hush()
     with leaving_active(spark):
         for plan in plans:
-            if plan.batched:
+            if plan.streams.batched:
                 _work(clone_session(spark, _SETTINGS), plan).check()
 
 
@@ -92,7 +92,7 @@ def run_batches(
         title = f"{plan.vertex}, epoch {epoch}{part}"
         context.setJobGroup(_group(plan), title, interruptOnCancel=True)
         try:
-            with closing(Link(plan.server)) as link:
+            with closing(Link(plan.run.server)) as link:
                 session = clone_session(spark, _SETTINGS)
                 BatchPartition(session, plan, partition, link, over, stopping).run()
         except BaseException as error:
@@ -161,17 +161,19 @@ class BatchPartition:
         names = Names(plan.pipeline)
         self._tally = Tally()
         self._store = PositionStore(
-            link.client, names, plan.vertex, partition, plan.publish, self._tally
+            link.client, names, plan.vertex, partition, plan.run.publish, self._tally
         )
         self._pending = Pending(link, names, plan.vertex, partition)
         self._events = Events(link, names, plan.vertex, partition, self._tally)
         self._work = _work(spark, plan)
         name = f"{_group(plan)}/{partition}/{id(self)}"
-        limit, tell = plan.call_timeout, self._events.in_call
+        limit, tell = plan.calls.timeout, self._events.in_call
         self._calls = BatchCalls(spark.sparkContext, name, limit, tell)
-        self._breaker = lasting(plan.whose, ("breaker", partition), lambda: Breaker(plan.breaker))
+        self._breaker = lasting(
+            plan.whose, ("breaker", partition), lambda: Breaker(plan.policy.breaker)
+        )
         self._resumed = False
-        self._patience = patience_of(plan.whose, "batch", plan.on_unavailable)
+        self._patience = patience_of(plan.whose, "batch", plan.policy.on_unavailable)
         self._paused = False
         self._pauses = PauseWatch(names, plan.vertex, self._pause)
 
@@ -248,10 +250,11 @@ class BatchPartition:
         pending = self._pending.look(self._position.done)
         if pending is None:
             return False
+        most = self._plan.calls.batch_size
         with self._window(pending.end, pending.size) as window:
             done = 0
             while done < len(window) and not self._is_closed():
-                done = self._batch(window, done, min(done + self._plan.batch_size, len(window)))
+                done = self._batch(window, done, min(done + most, len(window)))
             if not len(window):  # all that came is scheduled for later, or was read before
                 self._record(self._position.settled(window.span(0), Counts()))
         return True
@@ -336,7 +339,7 @@ class BatchPartition:
     def _settle(self, window: Window, low: int, isolated: Isolated) -> None:
         plan, start, end = self._plan, self._position.done, window.span(isolated.end)
         count = isolated.end - low
-        silent = isinstance(plan.role, SinksPlan) and plan.audit is None
+        silent = isinstance(plan.role, SinksPlan) and plan.run.audit is None
         if silent and not isolated.blamed:
             counts = Counts(read=count, written=count, done=count)  # nothing is to be published
             self._breaker.note_answered(count)

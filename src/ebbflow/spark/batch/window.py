@@ -391,7 +391,7 @@ def read_on_worker(
     numbers: Iterator[pa.RecordBatch], plan: VertexPlan, readings: Sequence[FrameRange]
 ) -> Iterator[pa.RecordBatch]:
     """Called by Spark with the numbers of the readings that this task has to do."""
-    link = worker_link(plan.server)
+    link = worker_link(plan.run.server)
     for batch in numbers:
         for number in batch.column(0).to_pylist():
             for frame in read_frames(link, readings[number]):
