@@ -21,12 +21,10 @@ from ebbflow.engine.publications import Place, Publication
 from ebbflow.engine.settlement import Settlement
 from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.publish import Tally
-from ebbflow.runtime.chunk_size import Pace
 from ebbflow.runtime.deciding import DecisionRules, Times, no_times, source_times
 from ebbflow.runtime.events import Events
 from ebbflow.runtime.gate import Gate, VertexCode
 from ebbflow.runtime.gathering import AT_BUFFER, AT_REQUESTS, AT_SOURCE
-from ebbflow.runtime.handlers import breaker_of, lasting, patience_of
 from ebbflow.runtime.intake import Intake, OrderedIntake
 from ebbflow.runtime.journal import InFlight, Report, SystemClock
 from ebbflow.runtime.pause_watch import PauseWatch
@@ -34,9 +32,10 @@ from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.source_process.client import SourcePlan
 from ebbflow.runtime.source_process.inlet import PulledInlet
 from ebbflow.runtime.spans import open_spans
-from ebbflow.runtime.taps import Tap, Taps
+from ebbflow.runtime.taps import Taps
 from ebbflow.runtime.task import ChunkLoop, TaskParts
 from ebbflow.runtime.turn import STOP, Turn, resumes, turn_of
+from ebbflow.runtime.worker import WORKER
 from ebbflow.streams.carry_out import publish_all
 from ebbflow.streams.ledger import Ledger
 from ebbflow.streams.names import Names
@@ -106,7 +105,8 @@ class VertexTask:
         self._journal = NatsJournal(plan, partition, self._link, tally)
         self.events = Events(self._link, self._names, plan.vertex, partition, tally)
         self._rules = _rules(plan, partition)
-        known = lasting(plan.whose, ("taps", partition), dict[str, Tap])
+        self._resident = WORKER.vertex(plan.whose)
+        known = self._resident.taps(partition)
         self._taps = Taps(self._link, self._names, self._rules.place, self._clock, known)
         self._pauses = PauseWatch(self._names, plan.vertex, self._turn.pause)
 
@@ -135,13 +135,13 @@ class VertexTask:
             self._taps.hear(word)
 
     def _parts(self, code: VertexCode) -> TaskParts:
-        plan = self._plan
-        patience = patience_of(plan.whose, "code", plan.policy.on_unavailable)
+        plan, resident = self._plan, self._resident
+        patience = resident.patience("code", plan.policy.on_unavailable)
         return TaskParts(
             journal=self._journal,
             open_intake=self._open_intake,
-            gate=Gate(code, patience, breaker_of(plan.whose, plan.policy.breaker)),
-            size=lasting(plan.whose, ("pace", self._partition), lambda: Pace(plan.call_rows)),
+            gate=Gate(code, patience, resident.breaker(plan.policy.breaker)),
+            size=resident.pace(self._partition, plan.call_rows),
             rules=self._rules,
             events=self.events,
             clock=self._clock,
@@ -227,7 +227,8 @@ def open_inlet(
         return GeneratorInlet(source, vertex, partition, plan.partitions, done.inlet)
     if isinstance(source, SourcePlan):
         assert ledger is not None
-        patience = patience_of(plan.whose, f"source {partition}", plan.policy.on_unavailable)
+        resident = WORKER.vertex(plan.whose)
+        patience = resident.patience(f"source {partition}", plan.policy.on_unavailable)
         source = replace(source, systems=plan.policy.systems)
         return PulledInlet(source, vertex, partition, done.inlet, ledger, wake, events, patience)
     buffer, subject = names.buffer(vertex, partition), names.buffer_subject(vertex, partition)

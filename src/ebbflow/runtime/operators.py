@@ -25,7 +25,6 @@ from ebbflow.engine.dead_letter import set_aside_dead
 from ebbflow.engine.position import LINEAGE
 from ebbflow.engine.retry import call_with_retries
 from ebbflow.engine.verdict import Operator, Verdict
-from ebbflow.runtime.handlers import close_handlers, forget_handlers, handler_for, handlers_of
 from ebbflow.runtime.plan import (
     DataFrameMap,
     Forward,
@@ -35,6 +34,7 @@ from ebbflow.runtime.plan import (
     UserMap,
     VertexPlan,
 )
+from ebbflow.runtime.worker import WORKER
 from ebbflow.usercode.call_watch import RUNNING
 from ebbflow.usercode.calling import (
     Handler,
@@ -88,7 +88,7 @@ class UserCode:
 
         A handler that met with an outage is closed and opened anew.
         """
-        for handler in handlers_of(self._plan.whose):
+        for handler in WORKER.vertex(self._plan.whose).handlers:
             if handler.blame.outage is not None:
                 handler.renew()
         if self._in_children is not None and self._in_children.outage is not None:
@@ -111,7 +111,7 @@ class UserCode:
 
     def _child(self) -> Child:
         plan = self._plan
-        fresh, close = partial(_fresh_operator, plan), partial(close_handlers, plan.whose)
+        fresh, close = partial(_fresh_operator, plan), partial(WORKER.close_vertex, plan.whose)
         return Child(fresh, close, partial(_outage_of, plan), plan.calls.timeout)
 
     def __call__(self, verdict: Verdict) -> None:
@@ -127,13 +127,13 @@ class UserCode:
 
 
 def _outage_of(plan: VertexPlan) -> Outage | None:
-    outages = (handler.blame.outage for handler in handlers_of(plan.whose))
+    outages = (handler.blame.outage for handler in WORKER.vertex(plan.whose).handlers)
     return next((outage for outage in outages if outage is not None), None)
 
 
 def _fresh_operator(plan: VertexPlan, emit: Emit) -> Operator:
     """Makes the operator anew for a child process, which must not use its parent's handlers."""
-    forget_handlers()
+    WORKER.forget_handlers()
     return Operators(plan, emit).operator()
 
 
@@ -180,8 +180,8 @@ class Operators:
                 assert_never(never)
 
     def _handler(self, role: str, code: Code, env: Variables = ()) -> Handler:
-        plan = self._plan
-        return handler_for(plan.whose, role, code, plan.run.search, plan.policy.systems, env)
+        plan, resident = self._plan, WORKER.vertex(self._plan.whose)
+        return resident.handler(role, code, plan.run.search, plan.policy.systems, env)
 
     def _map(self, role: UserMap, name: str) -> Operator:
         handler = self._handler(name, role.code, role.env)

@@ -18,7 +18,6 @@ from ebbflow.engine.routing import Edge
 from ebbflow.nats.address import Addresses
 from ebbflow.nats.publish import BUFFER, PublishRetry
 from ebbflow.numaflow.pynumaflow.adapters import mode_of
-from ebbflow.runtime.handlers import resolve_code
 from ebbflow.runtime.plan import (
     CallLimits,
     DataFrameMap,
@@ -34,6 +33,7 @@ from ebbflow.runtime.plan import (
 )
 from ebbflow.runtime.source_process.client import COLUMNS_LIMIT, SourcePlan
 from ebbflow.runtime.trace_export import read_trace_variables
+from ebbflow.runtime.worker import resolve_code
 from ebbflow.streams.feed import FeedPlan, StorePlan
 from ebbflow.usercode.monovertex import Bypass
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
 
-from ebbflow.runtime.handlers import close_other_runs, close_run
 from ebbflow.runtime.journal import Report
 from ebbflow.runtime.nats_task import VertexTask
 from ebbflow.runtime.operators import UserCode, set_environment
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.trace_export import flush_spans
+from ebbflow.runtime.worker import WORKER
 from ebbflow.usercode.call_watch import watch_calls
 from ebbflow.usercode.poison import end_worker_on_base_exception
 
@@ -69,7 +69,7 @@ def run_partition(
     plan: VertexPlan, partition: int, seconds: float, isolate: bool = False
 ) -> Report:
     """Runs one task on a worker; user code stays open unless this was the last epoch."""
-    close_other_runs(plan.run.id)
+    WORKER.close_other_runs(plan.run.id)
     set_environment(plan, partition)
     task = VertexTask(plan, partition, seconds)
     code = UserCode(plan, task.events.log, isolate)
@@ -80,7 +80,7 @@ def run_partition(
         finally:
             code.close()
     if report.ended == "stop":
-        close_run(plan.run.id)
+        WORKER.close_run(plan.run.id)
         if plan.run.traces:
             flush_spans()
     return report

@@ -30,13 +30,13 @@ from ebbflow.nats.embedded import FolderWitness
 from ebbflow.nats.locate import find_own_server, open_link_for_run
 from ebbflow.runtime import provision
 from ebbflow.runtime.feeds import Feeds
-from ebbflow.runtime.handlers import close_run
 from ebbflow.runtime.plan import VertexPlan
 from ebbflow.runtime.planning import make_plans
 from ebbflow.runtime.run import Attachment, RunOptionNames, RunOptions, hold_run_lock, store_spec
 from ebbflow.runtime.task_listener import TaskListener
 from ebbflow.runtime.trace_export import MISSING, asks_for_traces, is_installed
 from ebbflow.runtime.turn import STOP, turn
+from ebbflow.runtime.worker import WORKER
 from ebbflow.spark.audit.writer import writing_audit
 from ebbflow.spark.engine import Engine, Engines
 from ebbflow.spark.slots import TURN, Slots
@@ -153,7 +153,7 @@ class Run:
                 self._witness = FolderWitness(options.state)
             stack.enter_context(hold_run_lock(self._link, self._names))
             plans = self._plans()
-            stack.callback(close_run, plans[0].run.id)
+            stack.callback(WORKER.close_run, plans[0].run.id)
             self._observer = Observer(self._link, plans, self._listener, self._spec.kind)
             self._observer.begin()
             for attachment in self._beside:

@@ -36,8 +36,8 @@ from ebbflow.connectors.spark.errors import trouble
 from ebbflow.connectors.spark.session import find_format
 from ebbflow.domain.errors import CallTimeout, ContractViolation, MessageTooLarge, SetupError
 from ebbflow.engine.isolation import Trouble
-from ebbflow.runtime.handlers import resolve_code
 from ebbflow.runtime.plan import DataFrameMap, SinksPlan, SqlMap, VertexPlan
+from ebbflow.runtime.worker import resolve_code
 from ebbflow.spark.batch.settling import null_value
 from ebbflow.spark.batch.window import COLUMNS
 

@@ -44,11 +44,11 @@ from ebbflow.engine.verdict import Rules, Verdict
 from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.publish import Tally
 from ebbflow.runtime.events import Events
-from ebbflow.runtime.handlers import close_handlers
 from ebbflow.runtime.measures import dump_raised
 from ebbflow.runtime.nats_task import place_of
 from ebbflow.runtime.operators import Operators, set_environment
 from ebbflow.runtime.plan import SinksPlan, VertexPlan
+from ebbflow.runtime.worker import WORKER
 from ebbflow.spark.batch.window import FrameRange, read_frames
 from ebbflow.streams.carry_out import publish_all
 from ebbflow.streams.names import Names
@@ -187,7 +187,7 @@ class _Settling:
                 run_fallback(verdict, Operators(plan, events.log).sinks(role), time.sleep)
         finally:
             # Whichever worker settles the next batch, nothing is left open in this one.
-            close_handlers(plan.whose)
+            WORKER.close_vertex(plan.whose)
 
     def _publish(self, settlement: Settlement) -> Counts:
         client, names, repeated = self._link.client, self._names, self._decided.repeated

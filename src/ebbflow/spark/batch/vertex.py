@@ -31,16 +31,15 @@ from ebbflow.engine.blame import Outage
 from ebbflow.engine.causes import RaisedErrors
 from ebbflow.engine.inlet import Watermark
 from ebbflow.engine.isolation import Isolated, Trouble, isolate
-from ebbflow.engine.outage import Breaker
 from ebbflow.engine.position import Position, Span, chunk_key
 from ebbflow.engine.publications import ChunkNumber
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import Tally
 from ebbflow.runtime.events import Events
-from ebbflow.runtime.handlers import lasting, patience_of
 from ebbflow.runtime.pause_watch import PauseWatch
 from ebbflow.runtime.plan import SinksPlan, SqlMap, VertexPlan
 from ebbflow.runtime.turn import resumes
+from ebbflow.runtime.worker import WORKER
 from ebbflow.spark.batch.query import BatchCalls, BatchWork, Query, Write
 from ebbflow.spark.batch.settling import SCHEMA, Decided, Settled, settle_on_worker
 from ebbflow.spark.batch.window import Pending, Window, frame_ranges
@@ -169,11 +168,10 @@ class BatchPartition:
         name = f"{_group(plan)}/{partition}/{id(self)}"
         limit, tell = plan.calls.timeout, self._events.in_call
         self._calls = BatchCalls(spark.sparkContext, name, limit, tell)
-        self._breaker = lasting(
-            plan.whose, ("breaker", partition), lambda: Breaker(plan.policy.breaker)
-        )
+        resident = WORKER.vertex(plan.whose)
+        self._breaker = resident.breaker(plan.policy.breaker, partition)
         self._resumed = False
-        self._patience = patience_of(plan.whose, "batch", plan.policy.on_unavailable)
+        self._patience = resident.patience("batch", plan.policy.on_unavailable)
         self._paused = False
         self._pauses = PauseWatch(names, plan.vertex, self._pause)
 
