@@ -45,14 +45,12 @@ from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.publish import Tally
 from ebbflow.runtime.events import Events
 from ebbflow.runtime.measures import dump_raised
-from ebbflow.runtime.nats_task import place_of
+from ebbflow.runtime.nats_task import NatsJournal, place_of
 from ebbflow.runtime.operators import Operators, set_environment
 from ebbflow.runtime.plan import SinksPlan, VertexPlan
 from ebbflow.runtime.worker import WORKER
 from ebbflow.spark.batch.window import FrameRange, read_frames
-from ebbflow.streams.carry_out import publish_all
 from ebbflow.streams.names import Names
-from ebbflow.streams.replayed import without_stored
 from ebbflow.usercode.columns import QUERY_TYPES, record_columns
 from ebbflow.usercode.sinks import run_fallback
 
@@ -134,6 +132,7 @@ class _Settling:
         self._names = Names(plan.pipeline)
         self._link = worker_link(plan.run.server)
         self._tally = Tally()
+        self._journal = NatsJournal(plan, partition, self._link, self._tally)
 
     def run(self, result: pa.Table | None) -> Settled:
         plan, decided = self._plan, self._decided
@@ -151,7 +150,7 @@ class _Settling:
         chunk = Chunk(decided.key, rows, decided.number)
         settlement = settle_or_refuse(chunk, verdict, place, datetime.now(UTC), decided.watermark)
         errors = [dump_raised(raised) for raised in verdict.decisions.raised]
-        counts = self._publish(settlement)
+        counts = self._link.run(self._publish(settlement))
         return Settled(
             counts,
             settlement.reasons,
@@ -189,15 +188,13 @@ class _Settling:
             # Whichever worker settles the next batch, nothing is left open in this one.
             WORKER.close_vertex(plan.whose)
 
-    def _publish(self, settlement: Settlement) -> Counts:
-        client, names, repeated = self._link.client, self._names, self._decided.repeated
-        settlement = self._link.run(without_stored(client, names, settlement, repeated))
-        discarded = self._link.run(
-            publish_all(client, names, settlement, self._plan.run.publish, self._tally)
-        )
-        if (amended := settlement.without_lost(discarded)) is not None:
-            self._link.run(publish_all(client, names, amended, self._plan.run.publish, self._tally))
-        return settlement.counts_without(discarded)
+    async def _publish(self, settlement: Settlement) -> Counts:
+        """Stores what an earlier attempt has not stored, in the order of every chunk."""
+        missing = await self._journal.without_stored(settlement, self._decided.repeated)
+        discarded = await self._journal.publish(missing)
+        if (amended := missing.without_lost(discarded)) is not None:
+            await self._journal.publish(amended)
+        return missing.counts_without(discarded)
 
 
 def _rows(link: Link, readings: tuple[FrameRange, ...]) -> pa.RecordBatch:

@@ -36,6 +36,7 @@ from ebbflow.engine.publications import ChunkNumber
 from ebbflow.nats.link import Link
 from ebbflow.nats.publish import Tally
 from ebbflow.runtime.events import Events
+from ebbflow.runtime.nats_task import NatsJournal
 from ebbflow.runtime.pause_watch import PauseWatch
 from ebbflow.runtime.plan import SinksPlan, SqlMap, VertexPlan
 from ebbflow.runtime.turn import resumes
@@ -44,7 +45,6 @@ from ebbflow.spark.batch.query import BatchCalls, BatchWork, Query, Write
 from ebbflow.spark.batch.settling import SCHEMA, Decided, Settled, settle_on_worker
 from ebbflow.spark.batch.window import Pending, Window, frame_ranges
 from ebbflow.streams.names import Names
-from ebbflow.streams.positions import PositionStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -159,9 +159,7 @@ class BatchPartition:
         self._stopping = stopping
         names = Names(plan.pipeline)
         self._tally = Tally()
-        self._store = PositionStore(
-            link.client, names, plan.vertex, partition, plan.run.publish, self._tally
-        )
+        self._journal = NatsJournal(plan, partition, link, self._tally)
         self._pending = Pending(link, names, plan.vertex, partition)
         self._events = Events(link, names, plan.vertex, partition, self._tally)
         self._work = _work(spark, plan)
@@ -196,7 +194,7 @@ class BatchPartition:
         self._paused = paused
 
     def _run(self) -> None:
-        self._position: Position = self._link.run(self._store.claim())
+        self._position: Position = self._link.run(self._journal.claim())
         self._watermark = Watermark(self._plan.feeders, self._position.watermark)
         self._breaker.tripped = self._position.halted
         try:
@@ -365,7 +363,7 @@ class BatchPartition:
         # same batch again, and what it publishes has the same ids.
         if self._position.intent != end or not self._position.replays:
             self._position = self._position.intending(end)
-            self._link.run(self._store.write(self._position))
+            self._link.run(self._journal.write(self._position))
 
     def _publish(self, decided: Decided) -> Counts:
         """Lets a worker publish the results of the batch; returns when all is confirmed."""
@@ -396,7 +394,7 @@ class BatchPartition:
     def _record(self, position: Position) -> None:
         # The position is stored before the server may delete frames: the other way round, a crash
         # in between would lose them.
-        self._link.run(self._store.write(position))
+        self._link.run(self._journal.write(position))
         self._position = position
         self._pending.forget(position.done)
 
