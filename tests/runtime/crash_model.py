@@ -22,7 +22,15 @@ from ebbflow.domain.errors import MessageTooLarge
 from ebbflow.domain.outcome import FellBack, Served
 from ebbflow.engine.inlet import Inlet
 from ebbflow.engine.outage import BreakerLimit
-from ebbflow.engine.position import Mark, Position, Span
+from ebbflow.engine.position import (
+    Mark,
+    Position,
+    Span,
+    Stamp,
+    is_copy,
+    known_of_moved,
+    with_frame,
+)
 from ebbflow.engine.publications import Place, Publication, Stage
 from ebbflow.engine.retry import RetryStrategy
 from ebbflow.engine.routing import Edge
@@ -180,6 +188,59 @@ class Reader(Inlet):
     def forget(self, done: Mark) -> None:
         """What is deleted must be recorded as done: nobody else has it."""
         assert done <= self._recorded(), "deleted, and not recorded as done"
+
+
+class DueReader(Reader):
+    """Reads redeliveries, and passes over those that the server has moved twice."""
+
+    def __init__(
+        self,
+        stream: list[pa.RecordBatch],
+        parked_on: list[str | None],
+        done: Span,
+        random: Random,
+        recorded: Callable[[], Mark],
+    ) -> None:
+        super().__init__(stream, done.redelivery, random, recorded)
+        self._parked_on = parked_on
+        self.known = self._known_before = known_of_moved(done.known)
+
+    def _pass_copies(self) -> None:
+        while self.rows_left and not self.mark.row:
+            stamp = Stamp.of_moved(self._parked_on[self.mark.seq])
+            if stamp is None or not is_copy(self.known, stamp):
+                return
+            self.passed = self.mark if self.passed is None else self.passed
+            self.mark = Mark(self.mark.seq + 1)
+
+    def _left(self, end: Mark) -> int:
+        self._pass_copies()
+        return super()._left(end)
+
+    def _cut(self, limit: int, most: int) -> list[pa.RecordBatch]:
+        taken: list[pa.RecordBatch] = []
+        while limit > 0 and len(taken) < most:
+            self._pass_copies()
+            seq, self._known_before = self.mark.seq, self.known
+            pieces = super()._cut(limit, 1)
+            if not pieces:
+                break
+            self.passed = None
+            stamp = Stamp.of_moved(self._parked_on[seq])
+            if self.mark.seq > seq and stamp is not None:
+                self.known = with_frame(self.known, stamp)
+            taken += pieces
+            limit -= pieces[0].num_rows
+        return taken
+
+    def give_back(self, piece: pa.RecordBatch, used: int) -> None:
+        super().give_back(piece, used)
+        self.known = self._known_before
+
+    def forget(self, done: Mark) -> None:
+        super().forget(done)
+        if done == self.mark:
+            self.passed = None
 
 
 class ModelClock:

@@ -37,6 +37,7 @@ from tests.runtime.crash_model import (
     RETRIES,
     Chances,
     Crash,
+    DueReader,
     MemoryJournal,
     ModelClock,
     Reader,
@@ -171,8 +172,12 @@ class ModelTask:
 
     def _open(self, done: Span) -> Intake:
         server, random = self.server, self.chances.random
-        self.redeliveries = Reader(
-            server.due, done.redelivery, random, lambda: server.position.done.redelivery
+        self.redeliveries = DueReader(
+            server.due,
+            server.parked_on,
+            done,
+            random,
+            lambda: server.position.done.redelivery,
         )
         self.inlet = self.open_inlet(done)
         self.read = self.intake(self.inlet, self.redeliveries)

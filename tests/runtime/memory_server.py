@@ -28,6 +28,10 @@ class Server:
     followers: dict[tuple[str, int], Follower] = field(default_factory=dict)
     due: list[pa.RecordBatch] = field(default_factory=list)
     due_ids: list[str] = field(default_factory=list)
+    parked_on: list[str | None] = field(default_factory=list)
+    """Where each of those that are due was parked, if it was."""
+    moved_twice: int = 0
+    """The rows of frames that it has moved once more."""
     waiting: list[tuple[int, bytes, str]] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     letters: list[str] = field(default_factory=list)
@@ -75,7 +79,7 @@ class Server:
             told = ToldFrame(len(self.audit) + 1, "v", 0, stamp)
             self.audit.append((told, publication.payload))
         elif publication.due is None:
-            self._came_due(publication.payload, publication.msg_id)
+            self._came_due(publication.payload, publication.msg_id, None)
         else:
             self.waiting.append((publication.due, publication.payload, publication.msg_id))
 
@@ -94,9 +98,20 @@ class Server:
                 there = not row.answers or row.request in self.answers
         return there and all((output.to, output.id) in self._stored for output in row.sent)
 
-    def _came_due(self, payload: bytes, msg_id: str) -> None:
+    def _came_due(self, payload: bytes, msg_id: str, parked_on: str | None) -> None:
         self.due.append(frames.decode(payload))
         self.due_ids.append(msg_id)
+        self.parked_on.append(parked_on)
+
+    def move_again(self, chance: Random) -> None:
+        """It died after it had moved a frame, and before it deleted the one that was parked."""
+        moved = [place for place, subject in enumerate(self.parked_on) if subject is not None]
+        if moved:
+            place = chance.choice(moved[-4:])
+            self.due.append(self.due[place])
+            self.moved_twice += self.due[place].num_rows
+            self.due_ids.append(self.due_ids[place])
+            self.parked_on.append(self.parked_on[place])
 
     def happen(self) -> None:
         """Whatever else goes on beside the task."""
@@ -104,6 +119,8 @@ class Server:
             return
         if self.chance.random() < 0.2:
             self.forget_ids()
+        if self.chance.random() < 0.1:
+            self.move_again(self.chance)
         for follower in self.followers.values():
             follower.happen(self.chance)
 
@@ -127,7 +144,7 @@ class Server:
         self.now += ms
         for due, payload, msg_id in sorted(self.waiting):
             if due <= self.now:
-                self._came_due(payload, msg_id)
+                self._came_due(payload, msg_id, f"v.later.{frames.fingerprint([msg_id])}")
         self.waiting = [one for one in self.waiting if one[0] > self.now]
 
     def write(self, position: Position, revision: int) -> int:

@@ -26,8 +26,8 @@ def window() -> Window:
     window = Window(None, None, 0, Span())  # type: ignore[arg-type]
     window._base = Filtered()  # type: ignore[assignment]
     frames = [_Frame(FRESH, seq, 0, ROWS, ("in.0", None), None) for seq in range(1, FRAMES + 1)]
-    window.copies = frozenset(range(3, FRAMES + 1, 3))
-    window._frames = [frame for frame in frames if frame.seq not in window.copies]
+    window.copies = frozenset((FRESH, seq) for seq in range(3, FRAMES + 1, 3))
+    window._frames = [f for f in frames if (f.kind, f.seq) not in window.copies]
     window._ends = [ROWS * (number + 1) for number in range(len(window._frames))]
     return window
 
@@ -37,7 +37,7 @@ def test_one_condition_leaves_out_all_copies_however_many(window: Window):
     listed = condition.partition("NOT IN (")[2].rstrip(")").split(", ")
     # The last copy lies behind the last row.
     assert [int(frame) for frame in listed] == [
-        place_number(FRESH, seq, 0) >> 20 for seq in sorted(window.copies)[:-1]
+        place_number(FRESH, seq, 0) >> 20 for _, seq in sorted(window.copies)[:-1]
     ]
     (condition,) = window.rows(0, 2 * ROWS).conditions  # type: ignore[attr-defined]
     assert "NOT IN" not in condition, "no copy lies between its rows"

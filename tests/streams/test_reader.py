@@ -8,11 +8,12 @@ import time
 import pytest
 
 from ebbflow.engine import frames
-from ebbflow.engine.position import NOTHING, Mark
+from ebbflow.engine.position import NOTHING, Known, Mark, known_of_moved
 from ebbflow.engine.publications import FROM
 from ebbflow.nats import api, follow
 from ebbflow.nats.publish import BUFFER, publish
 from ebbflow.nats.pull import LightConsumer, PullConsumer
+from ebbflow.nats.stored import read_one
 from ebbflow.streams import streams
 from ebbflow.streams.reader import FrameReader
 
@@ -292,3 +293,34 @@ def test_the_rest_of_a_frame_is_told_with_its_own_origin(link, names, ensure, re
 
     assert rest == ["b", "a", "b"]
     assert origins == ["in.0", "in.1"]
+
+
+def test_a_redelivery_that_the_server_has_moved_twice_is_read_once(link, names, ensure):
+    ensure(streams.redelivery_config(names, "v", 0))
+    stream, due = names.redelivery("v", 0), names.due_subject("v", 0)
+
+    def move(*parked: str) -> None:
+        """Parks frames and waits until the server has moved them; the same one may come again."""
+        for token in parked:
+            batch = frames.batch_of({"id": [token], "value": [b"x"]}, 1)
+            schedule = {"Nats-Schedule": "@at 2020-01-01T00:00:00Z", "Nats-Schedule-Target": due}
+            subject = names.later_subject("v", 0, token)
+            parking = publish(link.client, subject, frames.encode(batch), schedule, retry=BUFFER)
+            parked_at = link.run(parking).seq
+            while link.run(read_one(link.client, stream, seq=parked_at + 1)) is None:
+                time.sleep(0.01)
+
+    def start(mark: Mark, known: Known) -> FrameReader:
+        return FrameReader(link, stream, due, mark, threading.Event(), known)
+
+    move("a", "b", "b", "c")
+    first = start(Mark(), NOTHING)
+    assert take(first, 3) == ["a", "b", "c"]
+    assert first.mark == Mark(8), "each was parked before it was moved"
+    first.close()
+    move("c", "d", "d")
+    second = start(first.mark, known_of_moved(first.known))
+    assert take(second, 1) == ["d"]
+    assert take(second, 1, seconds=1) == []
+    assert (second.mark, second.passed) == (Mark(14), Mark(12)), "it moves behind copies"
+    second.close()

@@ -24,6 +24,12 @@ from ebbflow.domain.outcome import Counts
 MOST = 256
 """So many frames of a chunk are known; of a larger one the last so many."""
 
+MOVED = "due"
+"""The writer of redeliveries that were parked: the server, which moves them when they are due."""
+
+MOST_MOVED = 64
+"""So many of those are known: a server that dies moves the frames again that it moved last."""
+
 _LENGTH = 16
 _MARK = r"(\d+)(?:\.(\d+))?"
 # As ``chunk_key`` and the publication of an output have made it.
@@ -50,6 +56,15 @@ class Stamp:
             return None
         begins = tuple(int(number or 0) for number in parts.groups()[3:7])
         return cls(writer, parts[1], begins, parts[8][:_LENGTH])
+
+    @classmethod
+    def of_moved(cls, parked_on: str | None) -> Stamp | None:
+        """Returns the stamp of a redelivery by the subject that it was parked on, if it was.
+
+        A server that dies between moving a frame and deleting it where it was parked moves it again
+        when it is back. The subject is made of the frame's id, which the server leaves out.
+        """
+        return cls(MOVED, "", (), parked_on.rpartition(".")[2][:_LENGTH]) if parked_on else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +100,13 @@ def with_frame(known: Known, stamp: Stamp) -> Known:
     last = known.get(stamp.writer)
     if last is None or (last.lineage, last.begins) != (stamp.lineage, stamp.begins):
         last = LastChunk(stamp.lineage, stamp.begins)
-    rows = (*last.rows, stamp.rows)[-MOST:]
+    rows = (*last.rows, stamp.rows)[-(MOST_MOVED if stamp.writer == MOVED else MOST) :]
     return {**known, stamp.writer: LastChunk(last.lineage, last.begins, rows)}
+
+
+def known_of_moved(known: Known) -> Known:
+    """Returns what is known of redeliveries that the server moved."""
+    return {MOVED: known[MOVED]} if MOVED in known else NOTHING
 
 
 def dump_known(known: Known) -> dict[str, list[Any]]:

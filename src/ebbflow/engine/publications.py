@@ -39,6 +39,8 @@ from ebbflow.engine.routing import Edge, route
 from ebbflow.engine.verdict import Verdict
 
 FROM = "Ebbflow-From"
+MOVED_FROM = "Nats-Scheduler"
+"""The header in which the server names the subject that a due frame was parked on."""
 WATERMARK = "Ebbflow-Watermark"
 ROWS = "Ebbflow-Rows"
 """The header that says how many rows a frame holds, for those who only count them."""

@@ -169,7 +169,8 @@ class Intake:
     @property
     def end(self) -> Span:
         """Behind the last rows that were taken."""
-        return Span(self.inlet.mark, self.redeliveries.mark, self.inlet.known)
+        known = {**self.inlet.known, **self.redeliveries.known}
+        return Span(self.inlet.mark, self.redeliveries.mark, known)
 
     def take_again(self, intent: Span) -> Taken | None:
         """Returns exactly the rows up to ``intent``; ``None`` if all come again from a source."""

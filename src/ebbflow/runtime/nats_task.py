@@ -16,7 +16,7 @@ from nats.aio.msg import Msg
 
 from ebbflow.connectors.generator.source import GeneratorInlet, GeneratorPlan
 from ebbflow.engine.inlet import Inlet
-from ebbflow.engine.position import Mark, Position, Span
+from ebbflow.engine.position import Mark, Position, Span, known_of_moved
 from ebbflow.engine.publications import Place, Publication
 from ebbflow.engine.settlement import Settlement
 from ebbflow.nats.link import Link, worker_link
@@ -153,7 +153,7 @@ class VertexTask:
 
     def _open_intake(self, done: Span) -> Intake:
         plan, partition, link, wake = self._plan, self._partition, self._link, self._turn.wake
-        redeliveries = open_redeliveries(plan, partition, link, done.redelivery, wake)
+        redeliveries = open_redeliveries(plan, partition, link, done, wake)
         ledger = self._journal.ledger = open_ledger(plan, partition, link)
         inlet = open_inlet(plan, partition, link, done, wake, ledger, self.events)
         kind = OrderedIntake if plan.ordered else Intake
@@ -194,12 +194,13 @@ def _times(plan: VertexPlan) -> Times:
 
 
 def open_redeliveries(
-    plan: VertexPlan, partition: int, link: Link, start: Mark, wake: threading.Event
+    plan: VertexPlan, partition: int, link: Link, done: Span, wake: threading.Event
 ) -> Inlet:
-    """Opens the stream of rows that come back to the vertex itself."""
-    names = Names(plan.pipeline)
+    """Opens the stream of rows that come back to the vertex itself, behind ``done``."""
+    names, known = Names(plan.pipeline), known_of_moved(done.known)
     stream = names.redelivery(plan.vertex, partition)
-    return FrameReader(link, stream, names.due_subject(plan.vertex, partition), start, wake)
+    subject = names.due_subject(plan.vertex, partition)
+    return FrameReader(link, stream, subject, done.redelivery, wake, known)
 
 
 def open_ledger(plan: VertexPlan, partition: int, link: Link) -> Ledger | None:

@@ -282,8 +282,8 @@ class Settling:
     def is_recorded(self, exhausted: bool, halted: str | None, paused: bool = False) -> bool:
         """Whether ``record`` would have nothing to write."""
         position = replace(self.position, exhausted=exhausted, halted=halted, paused=paused)
-        only_copies = self._intake.inlet.passed == position.done.inlet
-        return self._unrecorded is None and not only_copies and position == self.position
+        is_behind_copies = self._without_copies(position) != position
+        return self._unrecorded is None and not is_behind_copies and position == self.position
 
     async def _write_down(self, position: Position, before: ChunkEnd | None) -> None:
         # In this order, as in ``_carry_out``: what is told before the record is never counted.
@@ -291,13 +291,21 @@ class Settling:
         await self._tell_source(before)
 
     def _without_copies(self, position: Position) -> Position:
-        """Moves the position behind the copies at its end, if there is nothing else there."""
-        if self._intake.inlet.passed != position.done.inlet:
-            return position
-        # The redeliveries stay where they are: of those nothing has been passed over, and rows
-        # that were taken and not settled would be lost.
-        end = replace(self._intake.end, redelivery=position.done.redelivery)
-        return position.settled(end, Counts(), held=position.held)
+        """Moves the position behind the copies at its end, if there is nothing else there.
+
+        Only of the stream that has them: of the other one, rows that were taken and not settled
+        would be lost. What is known stays as it is, since a copy adds nothing to it.
+        """
+        end, inlet, redeliveries = position.done, self._intake.inlet, self._intake.redeliveries
+        if inlet.passed == end.inlet:
+            end = replace(end, inlet=inlet.mark)
+        if redeliveries.passed == end.redelivery:
+            end = replace(end, redelivery=redeliveries.mark)
+        return (
+            position
+            if end == position.done
+            else position.settled(end, Counts(), held=position.held)
+        )
 
     def _forget(self, position: Position, at_once: bool = False) -> None:
         """Has the streams deleted up to what is recorded as done."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from ebbflow.engine.causes import CauseCounter
 from ebbflow.engine.position import Mark, Position
-from ebbflow.engine.publications import REASONS, ROWS
+from ebbflow.engine.publications import MOVED_FROM, REASONS, ROWS
 from ebbflow.nats import api
 from ebbflow.nats.behind import read_behind
 from ebbflow.nats.client import SecuredClient
@@ -28,7 +28,7 @@ from ebbflow.streams.names import Names, VertexStreams
 MOST = 2_000
 """The most frames of one stream whose headers are read at a time."""
 
-_SCHEDULE, _AT, _MOVED_FROM = "Nats-Schedule", "@at ", "Nats-Scheduler"
+_SCHEDULE, _AT = "Nats-Schedule", "@at "
 _RECHECK_EVERY = 10.0
 _SHOWN = 5
 _FULL = 0.95
@@ -218,7 +218,7 @@ def _read_frame(subject: str, stored: float, headers: dict[str, str]) -> _SeenFr
     if schedule.startswith(_AT):
         due = datetime.fromisoformat(schedule.removeprefix(_AT)).timestamp()
     reasons = tuple((text, count) for text, count in json.loads(headers.get(REASONS, "[]")))
-    moved_from = headers.get(_MOVED_FROM, "")
+    moved_from = headers.get(MOVED_FROM, "")
     return _SeenFrame(int(headers.get(ROWS, "1")), due, reasons, subject, moved_from, stored)
 
 

@@ -2,7 +2,8 @@
 
 ``FrameReader`` follows one subject of a stream. Frames come exactly once and in order, whatever is
 lost on the way, and nothing is acknowledged: the position alone says what is done. A buffer may
-hold a frame twice, after its writer was replaced; the reader passes over the second one.
+hold a frame twice, after its writer was replaced, and the redeliveries too, after their server died
+while it moved one that was due; the reader passes over the second one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ebbflow.domain.errors import AccessError, EbbflowError
 from ebbflow.engine import frames
 from ebbflow.engine.inlet import Inlet, Origin
 from ebbflow.engine.position import NOTHING, Known, Mark, Stamp, is_copy, with_frame
-from ebbflow.engine.publications import FROM, WATERMARK
+from ebbflow.engine.publications import FROM, MOVED_FROM, WATERMARK
 from ebbflow.nats import api
 from ebbflow.nats.follow import MOST_MESSAGES, Follower
 from ebbflow.nats.link import Link
@@ -58,7 +59,7 @@ class FrameReader(Inlet):
         self._link = link
         self._wake = wake
         self.origins: list[Origin] = []
-        self._queue: deque[tuple[int, memoryview, Origin, str | None]] = deque()
+        self._queue: deque[tuple[int, memoryview, Origin, Stamp | None]] = deque()
         self._head: tuple[int, pa.RecordBatch] | None = None
         self._head_origin: Origin = (None, None)
         self._stamp: Stamp | None = None
@@ -84,7 +85,7 @@ class FrameReader(Inlet):
         for row, seq in enumerate(deliveries.seqs):
             headers = parcel.headers(row) or {}
             origin = _read_origin(headers)
-            self._queue.append((seq, parcel.view(row), origin, headers.get(MSG_ID)))
+            self._queue.append((seq, parcel.view(row), origin, _read_stamp(headers)))
         self._wake.set()
 
     def _fail(self, error: EbbflowError) -> None:
@@ -123,9 +124,9 @@ class FrameReader(Inlet):
 
     def _load_head(self) -> bool:
         while self._head is None and self._queue:
-            seq, payload, origin, msg_id = self._queue.popleft()
+            seq, payload, origin, stamp = self._queue.popleft()
             self._ask_now_and_then()
-            self._stamp = Stamp.of(origin[0], msg_id) if self._drops_copies else None
+            self._stamp = stamp if self._drops_copies else None
             # A frame of which some rows are done is no copy: they were its own. To pass over it
             # would lose the rest of its rows.
             if self._stamp and not self.mark.row and is_copy(self.known, self._stamp):
@@ -224,6 +225,12 @@ class FrameReader(Inlet):
     def close(self, for_good: bool = False) -> None:
         """Stops following; the consumer is deleted, or forgotten by the server after a while."""
         self._link.run(self._follower.close(), timeout=10)
+
+
+def _read_stamp(headers: Mapping[str, str]) -> Stamp | None:
+    return Stamp.of_moved(headers.get(MOVED_FROM)) or Stamp.of(
+        headers.get(FROM), headers.get(MSG_ID)
+    )
 
 
 def _read_origin(headers: Mapping[str, str]) -> Origin:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ebbflow.engine.position import Mark
-from ebbflow.engine.publications import Publication, Stage
+from ebbflow.engine.publications import MOVED_FROM, Publication, Stage
 from ebbflow.engine.settlement import Settlement
 from ebbflow.nats.behind import read_behind
 from ebbflow.nats.client import SecuredClient
@@ -21,9 +21,6 @@ from ebbflow.nats.publish import MSG_ID
 from ebbflow.nats.stored import read_page, take_snapshot
 from ebbflow.streams.carry_out import address
 from ebbflow.streams.names import Names
-
-# The server leaves the id out when a schedule comes due, but names the subject it waited on.
-_SCHEDULER = "Nats-Scheduler"
 
 
 async def without_stored(
@@ -75,7 +72,7 @@ async def _find_stored_redeliveries(
     stream = names.redelivery(again[0].target, again[0].partition)
     marks: set[str] = set()
     for headers in await _read_headers_after(client, stream, done):
-        marks |= {headers.get(MSG_ID, ""), headers.get(_SCHEDULER, "")}
+        marks |= {headers.get(MSG_ID, ""), headers.get(MOVED_FROM, "")}
     return {p.msg_id for p in again if not marks.isdisjoint((p.msg_id, address(names, p)[0]))}
 
 

@@ -26,7 +26,7 @@ from ebbflow.domain.errors import EbbflowError
 from ebbflow.engine import frames
 from ebbflow.engine.inlet import Origin
 from ebbflow.engine.position import Mark, Span, Stamp, is_copy, with_frame
-from ebbflow.engine.publications import FROM, WATERMARK
+from ebbflow.engine.publications import FROM, MOVED_FROM, WATERMARK
 from ebbflow.nats import api
 from ebbflow.nats.link import Link, worker_link
 from ebbflow.nats.publish import MSG_ID
@@ -55,7 +55,7 @@ _FACTS = {
     "__rows": "int",
     "__from": "string",
     "__watermark": "string",
-    "__msg_id": "string",
+    "__mark": "string",
 }
 SCHEMA = ", ".join(f"{name} {kind}" for name, kind in (COLUMNS | _FACTS).items())
 """What is read: beside the message its place, and on the last row of a frame facts about it."""
@@ -142,7 +142,8 @@ class _Frame:
 class Window:
     """The rows of one partition between two spans. ``len`` is their number.
 
-    ``copies`` are the frames, by sequence, that were read before; their rows are not among them.
+    ``copies`` are the frames, by kind and sequence, that were read before; their rows are not among
+    them.
     """
 
     def __init__(self, spark: SparkSession, plan: VertexPlan, partition: int, start: Span) -> None:
@@ -153,7 +154,7 @@ class Window:
         self._base: DataFrame | None = None
         self._frames: list[_Frame] = []
         self._ends: list[int] = []
-        self.copies: frozenset[int] = frozenset()
+        self.copies: frozenset[tuple[int, int]] = frozenset()
 
     def open(self, end: Span, size: int) -> None:
         """Reads up to ``end``, which is about ``size`` bytes."""
@@ -164,23 +165,23 @@ class Window:
         read = partial(read_on_worker, plan=self._plan, readings=parts)
         numbers = self._spark.range(0, len(parts), 1, len(parts))
         self._base = numbers.mapInArrow(read, SCHEMA).persist()
-        facts = ("__place", "__rows", "__from", "__watermark", "__msg_id")
+        facts = ("__place", "__rows", "__from", "__watermark", "__mark")
         rows = self._base.where("__rows IS NOT NULL").select(*facts).collect()
         self._leave_out_copies([_frame(row) for row in sorted(rows, key=lambda row: row[0])])
         self._ends = list(accumulate(frame.rows for frame in self._frames))
 
     def _leave_out_copies(self, frames: list[_Frame]) -> None:
-        known, copies = self.start.known, set()
+        known, copies = self.start.known, set[tuple[int, int]]()
         for frame in frames:
             if frame.stamp is None:
                 continue
             if not frame.first and is_copy(known, frame.stamp):
-                copies.add(frame.seq)
+                copies.add((frame.kind, frame.seq))
             else:
                 known = with_frame(known, frame.stamp)
         self.end = replace(self.end, known=known)
         self.copies = frozenset(copies)
-        self._frames = [f for f in frames if f.kind != FRESH or f.seq not in copies]
+        self._frames = [f for f in frames if (f.kind, f.seq) not in copies]
 
     @property
     def _tasks(self) -> int:
@@ -196,7 +197,7 @@ class Window:
             return self._base.where("false")
         first, last = self._place(low), self._place(high - 1)
         within = f"__place BETWEEN {first} AND {last}"
-        copies = sorted(place_number(FRESH, seq, 0) for seq in self.copies)
+        copies = sorted(place_number(kind, seq, 0) for kind, seq in self.copies)
         copies = [place for place in copies if first <= place <= last]
         # One condition however many there are: Spark looks them up in a set.
         listed = ", ".join(str(frame_of(place)) for place in copies)
@@ -255,7 +256,7 @@ def _key(frame: _Frame) -> tuple[int, int]:
 def _frame(row: Row) -> _Frame:
     kind, seq, last = place_parts(row[0])
     watermark = datetime.fromisoformat(row[3]) if row[3] else None
-    stamp = Stamp.of(row[2], row[4]) if kind == FRESH else None
+    stamp = Stamp.of(row[2], row[4]) if kind == FRESH else Stamp.of_moved(row[4])
     return _Frame(kind, seq, last + 1 - row[1], row[1], (row[2], watermark), stamp)
 
 
@@ -264,7 +265,7 @@ def frame_ranges(
     partition: int,
     start: Span,
     end: Span,
-    copies: frozenset[int] = frozenset(),
+    copies: frozenset[tuple[int, int]] = frozenset(),
 ) -> list[FrameRange]:
     """Returns the ranges of frames that hold the rows between two spans, in their order."""
     names, vertex = Names(plan.pipeline), plan.vertex
@@ -274,6 +275,7 @@ def frame_ranges(
         names.due_subject(vertex, partition),
         start.redelivery,
         end.redelivery,
+        copies,
     )
     fresh = FrameRange(
         FRESH,
@@ -312,7 +314,7 @@ class FrameRange:
     """The rows of one stream behind ``after``, up to ``until``.
 
     Redelivered rows are only some of their stream's messages; of a buffer every one is read, but
-    for the ``copies``, by sequence, of frames that were read before.
+    for the ``copies``, by kind and sequence, of frames that were read before.
     """
 
     kind: int
@@ -320,7 +322,7 @@ class FrameRange:
     subject: str
     after: Mark
     until: Mark
-    copies: frozenset[int] = frozenset()
+    copies: frozenset[tuple[int, int]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +355,7 @@ def read_frames(link: Link, reading: FrameRange) -> Iterator[Frame]:
     """The frames of a reading, in order; ``EbbflowError`` if some are not there."""
     skip = reading.after.row
     for message in _whole_frames(link, reading):
-        if message.seq not in reading.copies:
+        if (reading.kind, message.seq) not in reading.copies:
             rows = frames.decode(message.payload)
             yield Frame(reading.kind, skip, message, rows.slice(skip))
         skip = 0
@@ -409,7 +411,8 @@ def _to_columns(frame: Frame) -> pa.RecordBatch:
     headers = frame.message.headers
     columns["__from"] = _on_last_row(headers.get(FROM), count, pa.string())
     columns["__watermark"] = _on_last_row(headers.get(WATERMARK), count, pa.string())
-    columns["__msg_id"] = _on_last_row(headers.get(MSG_ID), count, pa.string())
+    mark = headers.get(MSG_ID if frame.kind == FRESH else MOVED_FROM)
+    columns["__mark"] = _on_last_row(mark, count, pa.string())
     return pa.RecordBatch.from_pydict(columns)
 
 
