@@ -204,7 +204,7 @@ class Operators:
                 assert_never(never)
 
     def sinks(self, role: SinksPlan) -> Sinks:
-        """Returns a sink and those beside it."""
+        """Returns a sink, its fallback and its on-success sink."""
         return Sinks(
             primary=self._sink(role.primary, "sink"),
             fallback=self._sink(role.fallback, "fallback") if role.fallback else None,

@@ -31,7 +31,7 @@ More than others get: a call costs the same for any number of rows.
 """
 
 _TABLES = ("columnar", "pandas")
-# Room in a JetStream message for the facts of a dead letter beside the value.
+# Room in a JetStream message for the facts of a dead letter next to the value.
 _RESERVED = 64 * 1024
 
 
@@ -51,9 +51,10 @@ class UserMap:
 
 @dataclass(frozen=True, slots=True)
 class SinksPlan:
-    """A sink and those beside it. ``store`` is the user's own, ``serves`` if there is any.
+    """A sink, its fallback and its on-success sink.
 
-    ``store_env`` are the variables of the store's container.
+    ``store`` is the user's own, ``serves`` if there is any. ``store_env`` are the variables of its
+    container.
     """
 
     primary: SinkPlan

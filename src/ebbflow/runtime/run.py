@@ -121,7 +121,7 @@ class RunOptions:
 
 
 class Attachment(Protocol):
-    """Opens something beside a run; the run's thread enters and leaves it.
+    """Opens something next to a run; the run's thread enters and leaves it.
 
     It gets the server and the name of the pipeline, and reads what it needs over a connection of
     its own: it has no way to hold up the run. ``tell`` shows a line to whoever watches the run. It

@@ -177,7 +177,7 @@ class Run:
         return Summary(self._spec.name, ended, seconds, vertices, totals, publishing, status)
 
     def _attach(self, stack: ExitStack, attachment: Attachment) -> None:
-        """Opens something beside the run, for as long as the server is there."""
+        """Opens something next to the run, for as long as the server is there."""
         opened = attachment(self._link.server, self._spec.name, self._watcher.stage)
         for name, address in stack.enter_context(opened).items():
             self._observer.link_to(name, address)

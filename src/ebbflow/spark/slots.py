@@ -1,4 +1,4 @@
-"""Slots: how many tasks Spark can run side by side, counted for as long as a run goes on.
+"""Slots: how many tasks Spark can run side by side, counted for as long as a run lasts.
 
 Every task holds a slot for an epoch. Where there are fewer slots than tasks, vertices take turns:
 epochs are short, and those that are running already are told to end early. A cluster gains and

@@ -2,7 +2,7 @@
 
 A vertex whose epoch fails is started again after a wait that doubles from half a second to thirty
 seconds, while the others go on; why it failed is kept to be shown. Its messages are safe meanwhile:
-what it had in hand is replayed from its position.
+what it had in flight is replayed from its position.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class PulledInlet(Inlet):
 
     @property
     def waiting(self) -> Waiting | None:
-        """The system behind the source, if that is away."""
+        """The system behind the source, if that is unavailable."""
         return self._patience.waiting
 
     def take(self, limit: int) -> list[pa.RecordBatch]:
@@ -122,7 +122,7 @@ class PulledInlet(Inlet):
         return taken
 
     def take_until(self, end: Mark) -> list[pa.RecordBatch]:
-        """Returns nothing: the source gives again what was in hand."""
+        """Returns nothing: the source gives again what was in flight."""
         self.mark = max(self.mark, end)
         return []
 

@@ -95,7 +95,7 @@ class SourceReading:
             return Failed(what, text, traceback.format_exc(), self._outage(error, text))
 
     def _outage(self, error: BaseException, what: str) -> Outage | None:
-        """Returns what is away, if the error says so; the source is then closed."""
+        """Returns what is unavailable, if the error says so; the source is then closed."""
         if not self._order.systems.means_away(error):
             return None
         self.close()
@@ -165,7 +165,7 @@ class SourceReading:
         return self._rows_of(columns_of(messages))
 
     def _read_once(self, waiting: int, timeout: float) -> Any:
-        """Calls the source when so many messages are to be given beside those in hand."""
+        """Calls the source when so many messages are to be given next to those in flight."""
         most = self._order.columns_limit if self._gives_columns else self._order.limit
         room = WINDOW - len(self._in_flight) - waiting
         given = self._call("read", None, min(most, room), timeout)

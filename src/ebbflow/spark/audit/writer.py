@@ -1,4 +1,4 @@
-"""The writer of the audit table: a thread of the driver that writes batches while the run goes on.
+"""The writer of the audit table: a thread of the driver that writes batches while the run lasts.
 
 It writes at the end of each epoch where batches are merged later, else after each ``interval``;
 earlier when much waits, and a last time when the tasks have ended. What it cannot write stays in
@@ -142,7 +142,7 @@ class AuditWriter:
         self._tell(f"{self.problem} The next run writes what waits.")
 
     def stop(self) -> None:
-        """Ends without writing, where Spark is gone; the next one goes on."""
+        """Ends without writing, where Spark is gone; the next one continues."""
         self._stopping.set()
 
     def list_concerns(self) -> tuple[Concern, ...]:

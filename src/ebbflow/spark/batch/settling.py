@@ -64,7 +64,7 @@ class Decided:
     """A batch whose messages are decided about. ``key`` is a name that only this batch has.
 
     ``number`` is its place among the batches. ``blamed`` are those that failed, by their number.
-    The result of a query comes beside this, if it has any rows; ``traced`` if they name the
+    The result of a query comes with this, if it has any rows; ``traced`` if they name the
     messages they come from. ``repeated`` is how far redeliveries are read, if the batch was begun
     before. ``breaker`` has counted the dead letters of earlier batches.
     """

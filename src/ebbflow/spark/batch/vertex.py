@@ -174,7 +174,7 @@ class BatchPartition:
         self._pauses = PauseWatch(names, plan.vertex, self._pause)
 
     def run(self) -> None:
-        """Works until the epoch is over; what is in hand then is settled first."""
+        """Works until the epoch is over; what is in flight then is settled first."""
         subject = Names(self._plan.pipeline).control_subject
         # Heard before the record of pauses is read: a word that comes meanwhile is not missed.
         words = self._link.run(self._link.client.subscribe(subject, cb=self._on_control))

@@ -58,7 +58,7 @@ _FACTS = {
     "__mark": "string",
 }
 SCHEMA = ", ".join(f"{name} {kind}" for name, kind in (COLUMNS | _FACTS).items())
-"""What is read: beside the message its place, and on the last row of a frame facts about it."""
+"""What is read: next to the message its place, and on the last row of a frame facts about it."""
 FRAME_OF_PLACE = f"shiftright(__place, {_ROW_BITS})"
 """What ``frame_of`` says of a place, in Spark SQL."""
 _MOST_FRAMES = 1_000
